@@ -1,0 +1,87 @@
+"""The errors of umem.
+
+::
+
+    UmemError
+    +-- OutOfMemoryError        also MemoryError; on CUDA also CuPy's OutOfMemoryError
+    |   +-- LimitError          the limit that was asked for, not the device, is reached
+    +-- DeviceNotFoundError     also RuntimeError: no CUDA device, and no virtual one is open
+    +-- DeviceError             also RuntimeError: the device cannot do what was asked
+    +-- UnknownGpuError         also KeyError
+    +-- SizeError               also ValueError: not a size, or out of range
+    +-- HintError               also ValueError: advice or preset that cannot be given
+    +-- StateError              also RuntimeError: enable twice, disable without enable, ...
+    +-- SpanError               also ValueError: a span freed twice, or never handed out
+    +-- TraceError              also ValueError: a trace that cannot be read or replayed
+    +-- DataError               also ValueError: a data file that is not what it should be
+    +-- UnsupportedError        also NotImplementedError: outside what the virtual GPU follows
+    +-- CompatError             also ImportError: Chainer cannot be made to run here
+    +-- MissingDependencyError  also ImportError: names the extra to install
+
+Whatever is raised, the state is as before the call: nothing half-installed, nothing leaked.
+"""
+
+from __future__ import annotations
+
+
+class UmemError(Exception):
+    """Root of every error that umem raises on purpose."""
+
+
+class OutOfMemoryError(UmemError, MemoryError):
+    """An allocation does not fit; nothing was allocated."""
+
+
+class LimitError(OutOfMemoryError):
+    """An allocation would pass the limit that the user set; nothing was allocated."""
+
+
+class DeviceNotFoundError(UmemError, RuntimeError):
+    """There is no CUDA device, and no virtual GPU is open."""
+
+
+class DeviceError(UmemError, RuntimeError):
+    """The device is there and cannot do what was asked."""
+
+
+class UnknownGpuError(UmemError, KeyError):
+    """No GPU of that name is in the table; the message offers the nearest names."""
+
+    def __str__(self) -> str:  # KeyError would print the repr of its argument
+        return str(self.args[0]) if self.args else ""
+
+
+class SizeError(UmemError, ValueError):
+    """A size that is no size, or is out of range."""
+
+
+class HintError(UmemError, ValueError):
+    """Advice, a preset or a prefetch that cannot be given; no hint was given."""
+
+
+class StateError(UmemError, RuntimeError):
+    """The call does not fit what is on now; what is on stays on."""
+
+
+class SpanError(UmemError, ValueError):
+    """A span that was freed before, or that this pool never handed out."""
+
+
+class TraceError(UmemError, ValueError):
+    """A trace that cannot be read, or does not hold together."""
+
+
+class DataError(UmemError, ValueError):
+    """A data file that is not what it should be; the message names file and array."""
+
+
+class UnsupportedError(UmemError, NotImplementedError):
+    """An operation that the virtual GPU does not follow; nothing was computed."""
+
+
+class CompatError(UmemError, ImportError):
+    """Chainer cannot be made to run with what is installed; Chainer was not imported."""
+
+
+class MissingDependencyError(UmemError, ImportError):
+    """An optional package is missing; the message names the extra that brings it."""

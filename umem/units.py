@@ -1,0 +1,101 @@
+"""Sizes and times, to and from text.
+
+Bytes are ints everywhere in umem; KiB, MiB and GiB (powers of 1024) appear only in what a
+person reads or types.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from typing import SupportsIndex
+
+from umem.errors import SizeError
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+TIB = 1 << 40
+
+_FACTORS = {
+    "": 1, "B": 1,
+    "K": KIB, "KIB": KIB, "M": MIB, "MIB": MIB, "G": GIB, "GIB": GIB, "T": TIB, "TIB": TIB,
+    "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(size: str | SupportsIndex, name: str = "size") -> int:
+    """Read a size: an int, or text such as ``"1.5GiB"``, ``"256MiB"``, ``"24G"`` or ``"8GB"``.
+
+    ``KiB``, ``MiB``, ``GiB`` and the bare letters are powers of 1024, ``kB``, ``MB`` and ``GB``
+    powers of 1000.
+
+    Args:
+        size: the size, above zero.
+        name: what the caller calls it; it starts the error message.
+
+    Raises:
+        SizeError: it is not a size, or is zero or negative.
+
+    >>> parse_bytes("1.5GiB")
+    1610612736
+    """
+    if isinstance(size, str):
+        value = _parse_text(size, name)
+    else:
+        try:
+            if isinstance(size, bool):
+                raise TypeError
+            value = operator.index(size)
+        except TypeError:
+            raise SizeError(
+                f'{name} must be bytes as an int, or text such as "1.5GiB"; got {size!r}'
+            ) from None
+    if value <= 0:
+        raise SizeError(f"{name} must be above zero; got {size!r}")
+    return value
+
+
+def _parse_text(text: str, name: str) -> int:
+    match = _SIZE.fullmatch(text)
+    factor = _FACTORS.get(match[2].upper()) if match else None
+    if match is None or factor is None:
+        raise SizeError(f'{name} must be a size such as "256MiB" or "1.5GiB"; got {text!r}')
+    return round(float(match[1]) * factor)
+
+
+def format_bytes(nbytes: int | float | None) -> str:
+    """A size for a person; None is "unknown".
+
+    >>> format_bytes(1610612736), format_bytes(512)
+    ('1.5 GiB', '512 B')
+    """
+    if nbytes is None:
+        return "unknown"
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(nbytes) >= factor:
+            return f"{nbytes / factor:.1f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """A time for a person; None is "unknown".
+
+    >>> format_seconds(0.0123), format_seconds(7300)
+    ('12.3 ms', '2 h 1 min')
+    """
+    if seconds is None:
+        return "unknown"
+    if not math.isfinite(seconds):
+        return str(seconds)
+    if seconds == 0:
+        return "0 s"
+    for unit, factor in (("us", 1e-6), ("ms", 1e-3)):
+        if seconds < 999.95 * factor:
+            return f"{seconds / factor:.1f} {unit}"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
