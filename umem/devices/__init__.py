@@ -1,0 +1,1 @@
+"""Devices: a real GPU through CuPy, and the model of one."""

@@ -1,0 +1,170 @@
+"""What a device can do.
+
+Two implementations share this interface and one contract test: ``cuda`` (a real GPU through
+CuPy) and ``virtual`` (the model of one). Public functions check arguments and word the errors;
+a device only does the work.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+Mode = Literal["unmanaged", "managed", "hybrid"]
+Advice = Literal["read_mostly", "preferred_location", "accessed_by"]
+Place = int | Literal["cpu"]
+"""A GPU's ordinal, or the host."""
+
+MODES: tuple[Mode, ...] = ("unmanaged", "managed", "hybrid")
+ADVICE: tuple[Advice, ...] = ("read_mostly", "preferred_location", "accessed_by")
+BLOCK_BYTES = 2 << 20
+"""The unit in which the driver moves managed memory (uvm_va_block.h of NVIDIA's open driver)."""
+
+
+class Span(NamedTuple):
+    """A range of the device's address space."""
+
+    address: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Where allocations come from.
+
+    ``limit_bytes`` bounds what the mode's pool may reserve; under ``hybrid`` it bounds the
+    unmanaged part. ``prefetch`` makes memory resident as it is handed out. ``spill`` says where
+    hybrid's spilled memory lives: ``"host"`` (read over the bus) or ``"migrate"``.
+    """
+
+    mode: Mode
+    limit_bytes: int | None = None
+    prefetch: bool = False
+    spill: Literal["host", "migrate"] = "host"
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where managed memory is advised to be, and where it is.
+
+    ``resident_bytes`` (in VRAM) is None where the device cannot tell. A range whose parts
+    differ reports None for what they differ in.
+    """
+
+    managed: bool
+    preferred: Place | None = None
+    accessed_by: tuple[Place, ...] = ()
+    last_prefetch: Place | None = None
+    read_mostly: bool = False
+    resident_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Bytes that a device's pools have reserved from the driver, now and at most."""
+
+    reserved_bytes: int
+    peak_bytes: int
+    managed_bytes: int
+    resident_bytes: int | None
+    paging: str
+
+
+Restore = Callable[[], None]
+
+
+class Device(ABC):
+    """A place for arrays, with modes of allocation and hints.
+
+    Thread-safety: ``install(everywhere=False)`` concerns the calling thread only; the rest may
+    be called from any thread.
+    """
+
+    kind: ClassVar[Literal["cuda", "virtual"]]
+    name: str
+    ordinal: int
+
+    @property
+    def simulated(self) -> bool:
+        """Whether residency and time are a model's."""
+        return self.kind == "virtual"
+
+    @property
+    @abstractmethod
+    def vram_bytes(self) -> int:
+        """Bytes of VRAM."""
+
+    @property
+    @abstractmethod
+    def xp(self) -> Any:
+        """The array module whose arrays live on this device."""
+
+    @abstractmethod
+    def why_not(self, mode: Mode) -> str | None:
+        """Why this device cannot serve ``mode``, or None when it can."""
+
+    @abstractmethod
+    def install(self, policy: Policy, *, everywhere: bool) -> Restore:
+        """Serve allocations by ``policy``, in this thread or process-wide.
+
+        Returns what restores exactly the state before, to be called once.
+        """
+
+    @abstractmethod
+    def usage(self) -> Usage:
+        """What is reserved now, and at most."""
+
+    @abstractmethod
+    def prefetch(self, array: Any, to: Place, stream: Any) -> int:
+        """Move a managed array's bytes; returns how many, 0 if the array is not managed."""
+
+    @abstractmethod
+    def advise(self, array: Any, advice: Advice, place: Place | None, *, unset: bool) -> int:
+        """Give or take back advice on a managed array's bytes; returns how many, or 0."""
+
+    @abstractmethod
+    def location(self, array: Any) -> Location:
+        """What is known of where an array's bytes are."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until everything that was asked for has happened."""
+
+
+def byte_ranges(
+    address: int, shape: Iterable[int], strides: Iterable[int], itemsize: int, page: int = 4096
+) -> list[Span]:
+    """The address ranges that a strided array covers, in ascending order.
+
+    Exact for any strides, negative and zero included, except that gaps smaller than ``page``
+    are covered too: the driver works in pages, so hints round to them anyway.
+
+    >>> byte_ranges(0, (2, 4), (8192, 4), 4)
+    [Span(address=0, nbytes=16), Span(address=8192, nbytes=16)]
+    """
+    dims = sorted((abs(st), n, st) for n, st in zip(shape, strides, strict=True) if n != 1)
+    if any(n == 0 for _, n, _ in dims):
+        return []
+    address += sum((n - 1) * st for _, n, st in dims if st < 0)
+    extent, outer = itemsize, []
+    for step, count, _ in dims:
+        if not outer and step - extent < page:
+            extent += (count - 1) * step
+        elif step:
+            outer.append((step, count))
+    starts = np.array([address], dtype=np.int64)
+    for step, count in outer:
+        starts = np.add.outer(starts, np.arange(count, dtype=np.int64) * step).ravel()
+    starts.sort()
+    return _merge(starts, extent, page)
+
+
+def _merge(starts: Any, extent: int, page: int) -> list[Span]:
+    gaps = np.flatnonzero(np.diff(starts) - extent >= page)
+    first = starts[np.concatenate(([0], gaps + 1))]
+    last = starts[np.concatenate((gaps, [len(starts) - 1]))]
+    return [Span(int(a), int(b) + extent - int(a)) for a, b in zip(first, last, strict=True)]
