@@ -1,0 +1,228 @@
+"""A caching pool that behaves as CuPy's: best fit, split, merge, and give back only when asked.
+
+Source for the behaviour: CuPy's cupy/cuda/memory.pyx (SingleDeviceMemoryPool), versions 13 and 14.
+Differs: one stream; of chunks of the same size the one freed last is taken.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from typing import Protocol
+
+from umem.devices.base import Span
+from umem.errors import OutOfMemoryError, SpanError
+
+UNIT_BYTES = 512
+
+
+class Source(Protocol):
+    """What a pool grows from."""
+
+    def reserve(self, nbytes: int) -> int:
+        """An address with ``nbytes`` behind it, or OutOfMemoryError."""
+
+    def give_back(self, address: int, nbytes: int) -> None:
+        """Take back what `reserve` handed out."""
+
+
+class _Chunk:
+    """A piece of a reservation, in use or free; neighbours in address order."""
+
+    __slots__ = ("address", "after", "before", "free", "nbytes")
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.address, self.nbytes = address, nbytes
+        self.before: _Chunk | None = None
+        self.after: _Chunk | None = None
+        self.free = False
+
+
+class Pool:
+    """Hands out spans in units of 512 bytes from what ``source`` reserves.
+
+    Not thread-safe: its device holds the lock. Cost: a few microseconds an allocation.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._sizes: list[int] = []
+        self._free: dict[int, dict[_Chunk, None]] = {}
+        self._used: dict[int, _Chunk] = {}
+        self.used_bytes = 0
+        self.reserved_bytes = 0
+
+    def malloc(self, nbytes: int) -> Span:
+        """A span of at least ``nbytes``, rounded up to 512.
+
+        Raises:
+            OutOfMemoryError: the source has no room, even after the pool gave back every free
+                reservation. Nothing else has changed.
+        """
+        nbytes = -(-max(nbytes, 1) // UNIT_BYTES) * UNIT_BYTES
+        chunk = self._take(nbytes) or self._reserve(nbytes)
+        chunk.free = False
+        self._used[chunk.address] = chunk
+        self.used_bytes += nbytes
+        return Span(chunk.address, nbytes)
+
+    def free(self, span: Span) -> None:
+        """Take back a span.
+
+        Raises:
+            SpanError: it was freed before, or never handed out; the pool is unchanged.
+        """
+        chunk = self._used.get(span.address)
+        if chunk is None or chunk.nbytes != span.nbytes:
+            raise SpanError(
+                f"the span at {span.address:#x} of {span.nbytes} bytes was freed before, or is "
+                "not from this pool"
+            )
+        del self._used[span.address]
+        self.used_bytes -= span.nbytes
+        chunk = self._merge(chunk.before, chunk) if _is_free(chunk.before) else chunk
+        chunk = self._merge(chunk, chunk.after) if _is_free(chunk.after) else chunk
+        self._put(chunk)
+
+    def free_all_blocks(self) -> int:
+        """Give every reservation without a used part back; returns the bytes."""
+        whole = [
+            chunk
+            for chunks in self._free.values()
+            for chunk in chunks
+            if chunk.before is None and chunk.after is None
+        ]
+        for chunk in whole:
+            self._unlist(chunk)
+            self.reserved_bytes -= chunk.nbytes
+            self._source.give_back(chunk.address, chunk.nbytes)
+        return sum(chunk.nbytes for chunk in whole)
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _reserve(self, nbytes: int) -> _Chunk:
+        try:
+            address = self._source.reserve(nbytes)
+        except OutOfMemoryError:
+            if not self.free_all_blocks():
+                raise
+            address = self._source.reserve(nbytes)
+        self.reserved_bytes += nbytes
+        return _Chunk(address, nbytes)
+
+    def _take(self, nbytes: int) -> _Chunk | None:
+        index = bisect_left(self._sizes, nbytes)
+        if index == len(self._sizes):
+            return None
+        chunk = next(reversed(self._free[self._sizes[index]]))
+        self._unlist(chunk)
+        if chunk.nbytes > nbytes:
+            self._put(self._split(chunk, nbytes))
+        return chunk
+
+    def _split(self, chunk: _Chunk, nbytes: int) -> _Chunk:
+        rest = _Chunk(chunk.address + nbytes, chunk.nbytes - nbytes)
+        rest.before, rest.after = chunk, chunk.after
+        if chunk.after is not None:
+            chunk.after.before = rest
+        chunk.after, chunk.nbytes = rest, nbytes
+        return rest
+
+    def _merge(self, low: _Chunk | None, high: _Chunk | None) -> _Chunk:
+        assert low is not None and high is not None
+        for chunk in (low, high):
+            if chunk.free:
+                self._unlist(chunk)
+        low.nbytes += high.nbytes
+        low.after = high.after
+        if high.after is not None:
+            high.after.before = low
+        return low
+
+    def _put(self, chunk: _Chunk) -> None:
+        chunk.free = True
+        if chunk.nbytes not in self._free:
+            self._free[chunk.nbytes] = {}
+            insort(self._sizes, chunk.nbytes)
+        self._free[chunk.nbytes][chunk] = None
+
+    def _unlist(self, chunk: _Chunk) -> None:
+        chunk.free = False
+        chunks = self._free[chunk.nbytes]
+        del chunks[chunk]
+        if not chunks:
+            del self._free[chunk.nbytes]
+            del self._sizes[bisect_left(self._sizes, chunk.nbytes)]
+
+
+def _is_free(chunk: _Chunk | None) -> bool:
+    return chunk is not None and chunk.free
+
+
+Growth = Callable[[int], None]
+
+
+class AddressSpace:
+    """The driver's address space, in blocks of 2 MiB.
+
+    Requests below half a block share blocks, as the driver's own suballocation does; larger ones
+    get blocks of their own. Not modelled: the driver's fragmentation.
+    """
+
+    SMALL_BYTES = 1 << 20
+
+    def __init__(self, block_bytes: int, on_growth: Growth) -> None:
+        self._block_bytes = block_bytes
+        self._on_growth = on_growth
+        self._next_block = 0
+        self._holes: dict[int, list[int]] = {}
+        self._shared: dict[int, int] = {}
+        self._open_block = -1
+        self._open_bytes = 0
+
+    def blocks_needed(self, nbytes: int) -> int:
+        """How many blocks `reserve` would take that nothing else uses."""
+        if nbytes >= self.SMALL_BYTES:
+            return -(-nbytes // self._block_bytes)
+        return 0 if self._fits_open(nbytes) else 1
+
+    def reserve(self, nbytes: int) -> int:
+        """An address range of ``nbytes``; address 0 is never handed out."""
+        if nbytes >= self.SMALL_BYTES:
+            return self._blocks(-(-nbytes // self._block_bytes)) * self._block_bytes
+        if not self._fits_open(nbytes):
+            self._open_block, self._open_bytes = self._blocks(1), 0
+            self._shared[self._open_block] = 0
+        address = self._open_block * self._block_bytes + self._open_bytes
+        self._open_bytes += nbytes
+        self._shared[self._open_block] += 1
+        return address
+
+    def give_back(self, address: int, nbytes: int) -> tuple[int, int]:
+        """Take a range back; returns the blocks ``(start, stop)`` that nothing uses any more."""
+        block = address // self._block_bytes
+        if nbytes >= self.SMALL_BYTES:
+            count = -(-nbytes // self._block_bytes)
+        else:
+            self._shared[block] -= 1
+            if self._shared[block]:
+                return block, block
+            del self._shared[block]
+            if block == self._open_block:
+                self._open_block = -1
+            count = 1
+        self._holes.setdefault(count, []).append(block)
+        return block, block + count
+
+    def _fits_open(self, nbytes: int) -> bool:
+        return self._open_block >= 0 and self._open_bytes + nbytes <= self._block_bytes
+
+    def _blocks(self, count: int) -> int:
+        holes = self._holes.get(count)
+        if holes:
+            return holes.pop()
+        self._next_block = max(self._next_block, 1)
+        block = self._next_block
+        self._next_block += count
+        self._on_growth(self._next_block)
+        return block

@@ -1,0 +1,157 @@
+"""GPUs and cost constants, each with its source.
+
+VRAM, bandwidth and peak rates are datasheet figures. The host link is a *planning value*: what
+large pinned copies reach over that bus, not the bus's raw rate.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+
+from umem.errors import UnknownGpuError
+from umem.units import GIB
+
+GB = 10**9
+PCIE3 = "planning value for PCIe 3.0 x16"
+PCIE4 = "planning value for PCIe 4.0 x16"
+PCIE5 = "planning value for PCIe 5.0 x16"
+
+
+@dataclass(frozen=True)
+class GpuSpec:
+    """What the model needs to know of a GPU.
+
+    ``usable_bytes`` is what programs can have of ``vram_bytes``; where no figure is published it
+    is 95% of it. Bandwidths are bytes a second, rates operations a second; ``host_in`` is host
+    to GPU. ``host_in`` is None where GPU and host share their memory.
+    """
+
+    name: str
+    title: str
+    vram_bytes: int
+    usable_bytes: int
+    memory_bandwidth: float
+    fp32_rate: float
+    fp16_rate: float | None
+    host_in_bandwidth: float | None
+    host_out_bandwidth: float | None
+    source: str
+    link_source: str
+
+    def with_vram(self, vram_bytes: int) -> GpuSpec:
+        """The same GPU with exactly ``vram_bytes`` usable."""
+        return replace(self, vram_bytes=vram_bytes, usable_bytes=vram_bytes)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the driver's work costs, in seconds a 2 MiB block. Host work: the same for every GPU.
+
+    Sources: NVIDIA's driver serves faults on one host thread (uvm_gpu_replayable_faults.c);
+    Allen and Ge, SC 2021, measured batches on a Titan V; public measurements on P100 and RTX 5090
+    (docs/virtual-gpu.md lists them, bench/validate_um.py holds the model against them).
+    """
+
+    fault_stream: float = 200e-6
+    fault_strided: float = 20e-6
+    fault_random: float = 300e-6
+    prefetch: float = 10e-6
+    populate_fault: float = 137e-6
+    populate_prefetch: float = 15e-6
+    launch: float = 10e-6
+    compute_efficiency: float = 0.6
+    memory_efficiency: float = 0.8
+    remote_efficiency: float = 0.9
+    remote_line_bytes: int = 128
+    """What one scattered access moves over the bus (about 60 M accesses/s on PCIe 5)."""
+    remote_scattered: float = 60e6 * 128 / 55e9
+    """Scattered over coalesced rate of reads over the bus."""
+
+
+COSTS = Costs()
+
+
+def _gpu(
+    name: str,
+    title: str,
+    vram_gib: float,
+    memory_gb: float,
+    fp32_tera: float,
+    fp16_tera: float | None,
+    link_gb: float | tuple[float, float] | None,
+    source: str,
+    link_source: str,
+    usable_gib: float | None = None,
+) -> GpuSpec:
+    into, out = link_gb if isinstance(link_gb, tuple) else (link_gb, link_gb)
+    return GpuSpec(
+        name=name,
+        title=title,
+        vram_bytes=round(vram_gib * GIB),
+        usable_bytes=round((usable_gib or 0.95 * vram_gib) * GIB),
+        memory_bandwidth=memory_gb * GB,
+        fp32_rate=fp32_tera * 1e12,
+        fp16_rate=None if fp16_tera is None else fp16_tera * 1e12,
+        host_in_bandwidth=None if into is None else into * GB,
+        host_out_bandwidth=None if out is None else out * GB,
+        source=source,
+        link_source=link_source,
+    )
+
+
+_ROWS = (
+    _gpu("p100-16gb", "Tesla P100 16 GB", 16, 732, 9.3, 19, 11.4,
+         "NVIDIA Tesla P100 PCIe datasheet",
+         "measured pinned copy, P100 on PCIe 3.0 (11.4 GB/s)"),
+    _gpu("v100-16gb", "Tesla V100 16 GB", 16, 900, 15.7, 125, 12,
+         "NVIDIA V100 datasheet (SXM2)", PCIE3),
+    _gpu("v100-32gb", "Tesla V100 32 GB", 32, 900, 15.7, 125, 12,
+         "NVIDIA V100 datasheet (SXM2)", PCIE3),
+    _gpu("t4", "T4", 16, 320, 8.1, 65, 12, "NVIDIA T4 datasheet", PCIE3),
+    _gpu("rtx-2080-ti", "GeForce RTX 2080 Ti", 11, 616, 13.4, 54, 12,
+         "NVIDIA Turing architecture whitepaper", PCIE3),
+    _gpu("rtx-3090", "GeForce RTX 3090", 24, 936, 35.6, 71, 25,
+         "NVIDIA Ampere GA102 architecture whitepaper", PCIE4),
+    _gpu("rtx-4090", "GeForce RTX 4090", 24, 1008, 82.6, 165, 25,
+         "NVIDIA Ada architecture whitepaper", PCIE4),
+    _gpu("rtx-5090", "GeForce RTX 5090", 32, 1792, 105, 210, 55,
+         "NVIDIA RTX Blackwell architecture whitepaper", PCIE5, 31.36),
+    _gpu("l4", "L4", 24, 300, 30.3, 121, 25, "NVIDIA L4 datasheet", PCIE4),
+    _gpu("l40s", "L40S", 48, 864, 91.6, 362, 25, "NVIDIA L40S datasheet", PCIE4),
+    _gpu("a100-40gb", "A100 40 GB", 40, 1555, 19.5, 312, 25, "NVIDIA A100 datasheet", PCIE4),
+    _gpu("a100-80gb", "A100 80 GB", 80, 2039, 19.5, 312, 25, "NVIDIA A100 datasheet", PCIE4),
+    _gpu("h100-pcie", "H100 PCIe", 80, 2039, 51, 756, 55, "NVIDIA H100 datasheet (2022)", PCIE5),
+    _gpu("h100-sxm", "H100 SXM", 80, 3352, 67, 989, 55, "NVIDIA H100 datasheet", PCIE5),
+    _gpu("h200", "H200 SXM", 141, 4800, 67, 989, 55, "NVIDIA H200 datasheet", PCIE5),
+    _gpu("gh200-96gb", "GH200 96 GB", 96, 4000, 67, 989, (375, 297),
+         "NVIDIA GH200 datasheet", "measured copies over NVLink-C2C (375 in, 297 out)"),
+    _gpu("gh200-144gb", "GH200 144 GB", 144, 4900, 67, 989, (375, 297),
+         "NVIDIA GH200 datasheet", "measured copies over NVLink-C2C (375 in, 297 out)"),
+    _gpu("b200", "B200", 180, 8000, 75, 2250, 55, "NVIDIA HGX B200 datasheet", PCIE5),
+    _gpu("jetson-orin-64gb", "Jetson AGX Orin 64 GB", 64, 205, 5.3, None, None,
+         "NVIDIA Jetson AGX Orin series datasheet", "none: GPU and CPU share the memory"),
+)  # fmt: skip
+
+GPUS: dict[str, GpuSpec] = {spec.name: spec for spec in _ROWS}
+
+
+def gpu_spec(name: str | GpuSpec) -> GpuSpec:
+    """The GPU of that name; case, spaces and underscores do not matter.
+
+    Raises:
+        UnknownGpuError: no such GPU; the message offers the nearest names.
+    """
+    if isinstance(name, GpuSpec):
+        return name
+    if not isinstance(name, str):
+        raise UnknownGpuError(f"a GPU is named by text such as 'v100-16gb'; got {name!r}")
+    key = "-".join(name.lower().replace("_", " ").replace("-", " ").split())
+    if key in GPUS:
+        return GPUS[key]
+    begins = [known for known in GPUS if key and known.startswith(key)]
+    if len(begins) == 1:
+        return GPUS[begins[0]]
+    near = begins or difflib.get_close_matches(key, GPUS, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(GPUS)}"
+    raise UnknownGpuError(f"no GPU named {name!r}; {hint}")

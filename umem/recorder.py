@@ -1,0 +1,305 @@
+"""Turns a running step into events.
+
+A `Recorder` knows arrays by their root (the end of the ``.base`` chain), so that views are not
+counted twice, and by weak reference, so that lifetimes are real. *Sources* tell it what runs: the
+virtual GPU's array functions, and Chainer's functions once ``umem.chainer`` is imported.
+
+Thread-safety: a recorder sees the thread that entered it. Arrays may die in any thread; their
+deaths are queued and become events before the next event of the recording thread.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import tracemalloc
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from umem.errors import OutOfMemoryError, StateError
+from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
+
+Measure = Literal["time", "workspace"]
+
+
+class Source(Protocol):
+    """Something that can be instrumented while recorders are active."""
+
+    def start(self) -> None:
+        """Instrument; called when the first recorder of any thread is entered."""
+
+    def stop(self) -> None:
+        """Restore exactly what was there; called when the last recorder is left."""
+
+
+class _Ref(weakref.ref[Any]):
+    """A weak reference to a root array that knows its tensor."""
+
+    __slots__ = ("access", "key")
+    key: int
+    access: Access
+
+
+class _Local(threading.local):
+    recorders: tuple[Recorder, ...] = ()
+    nested_seconds = 0.0
+
+
+_local = _Local()
+_sources: list[Source] = []
+_started_count = 0
+_lock = threading.RLock()
+
+
+def active() -> tuple[Recorder, ...]:
+    """The recorders that follow the calling thread, outermost first."""
+    return _local.recorders
+
+
+def add_source(source: Source) -> None:
+    """Instrument ``source`` whenever a recorder is active, from now on."""
+    with _lock:
+        _sources.append(source)
+        if _started_count:
+            source.start()
+
+
+def root_of(array: Any) -> Any:
+    """The array at the end of the ``.base`` chain: the one whose death frees the memory."""
+    kinds = (np.ndarray, type(array))
+    base = getattr(array, "base", None)
+    while base is not None:
+        if isinstance(base, kinds):  # as_strided puts an object of its own in between
+            array = base
+        base = getattr(base, "base", None)
+    return array
+
+
+class Recorder:
+    """Events of the calling thread's operations, kept as a trace and sent to a listener.
+
+    Use it as a context manager; ``umem.record()`` makes one. With ``measure="workspace"`` it is
+    a calibration pass: tracemalloc measures what each operation needs only while it runs, and no
+    times are kept, because tracemalloc slows everything down.
+
+    Cost: bench/overhead.py measures it; nothing when no recorder is active.
+    """
+
+    def __init__(
+        self,
+        listener: Callable[[Event], None] | None = None,
+        *,
+        keep: bool = True,
+        measure: Measure = "time",
+    ) -> None:
+        self.measure = measure
+        self.backend = "numpy"
+        self._listener = listener
+        self._events: list[Event] | None = [] if keep else None
+        self._known: dict[int, _Ref] = {}
+        self._dead: deque[_Ref] = deque()
+        self._count = 0
+        self._owns_tracemalloc = False
+        self._entered = False
+
+    # -- context ---------------------------------------------------------------------------
+
+    def __enter__(self) -> Recorder:
+        global _started_count
+        if self._entered:
+            raise StateError("this recorder was used before; make a new one for each recording")
+        self._entered = True
+        if self.measure == "workspace" and not tracemalloc.is_tracing():
+            tracemalloc.start(1)
+            self._owns_tracemalloc = True
+        with _lock:
+            if _started_count == 0:
+                for source in _sources:
+                    source.start()
+            _started_count += 1
+        _local.recorders += (self,)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        global _started_count
+        _local.recorders = tuple(r for r in _local.recorders if r is not self)
+        with _lock:
+            _started_count -= 1
+            if _started_count == 0:
+                for source in reversed(_sources):
+                    source.stop()
+        if self._owns_tracemalloc:
+            tracemalloc.stop()
+        self.flush()
+        self._known.clear()
+
+    @property
+    def trace(self) -> Trace:
+        """What was recorded so far."""
+        if self._events is None:
+            raise StateError("this recorder keeps no events: it only feeds a virtual GPU")
+        return Trace(self._events, self.backend)
+
+    # -- what sources call -----------------------------------------------------------------
+
+    def known(self, array: Any) -> Access | None:
+        """The access to an array that is followed, None for one never seen."""
+        ref = self._known.get(id(array))
+        if ref is not None and ref() is array:
+            return ref.access
+        root = root_of(array)
+        if root is array:
+            return None
+        ref = self._known.get(id(root))
+        if ref is None or ref() is not root:
+            return None
+        return _part(array, root, ref.access)
+
+    def access(
+        self, array: Any, kind: str, label: str, *, uploaded: bool = False
+    ) -> Access:
+        """The access to an array; one that was never seen is allocated first.
+
+        Raises:
+            OutOfMemoryError: the listener has no room, even after the garbage was collected;
+                the array stays unknown.
+        """
+        found = self.known(array)
+        if found is None:
+            root = root_of(array)
+            self._allocate(root, kind, label, uploaded)
+            found = self.known(array)
+            assert found is not None
+        return found
+
+    def op(self, op: Op) -> None:
+        """An operation has run; its accesses come from `access`."""
+        self._emit(op)
+
+    def mark(self, label: str) -> None:
+        """Name this place of the trace."""
+        self._emit(Mark(label))
+
+    def hint(self, hint: Hint) -> None:
+        """A hint was given; its accesses come from `access`."""
+        self._emit(hint)
+
+    def flush(self) -> None:
+        """Turn the deaths of arrays so far into events."""
+        while self._dead:
+            ref = self._dead.popleft()
+            if self._known.get(ref.key) is ref:
+                del self._known[ref.key]
+                self._send(Free(ref.access.tensor))
+
+    def adopt(self, arrays: Iterable[tuple[Any, str, str]]) -> None:
+        """Follow arrays (array, kind, label) that exist already, as if uploaded from the host."""
+        for array, kind, label in arrays:
+            self.access(array, kind, label, uploaded=True)
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _allocate(self, root: Any, kind: str, label: str, uploaded: bool) -> None:
+        self.flush()
+        nbytes = int(root.nbytes)
+        alloc = Alloc(self._count, nbytes, kind, label, uploaded)
+        try:
+            self._send(alloc)
+        except OutOfMemoryError:
+            gc.collect()
+            self.flush()
+            self._send(alloc)
+        self._count += 1
+        ref = _Ref(root, self._dead.append)
+        ref.key = id(root)
+        ref.access = Access(alloc.tensor, 0, nbytes)
+        self._known[ref.key] = ref
+
+    def _emit(self, event: Event) -> None:
+        if self._dead:
+            self.flush()
+        self._send(event)
+
+    def _send(self, event: Event) -> None:
+        if self._listener is not None:
+            self._listener(event)
+        if self._events is not None:
+            self._events.append(event)
+
+
+def _part(array: Any, root: Any, whole: Access) -> Access:
+    """The byte range of a view; the whole root when the view covers as many bytes."""
+    if array.nbytes >= root.nbytes:
+        return whole
+    low = _address(array) - _address(root)
+    high = low + (array.itemsize if array.size else 0)
+    for count, step in zip(array.shape, array.strides, strict=True):
+        if count > 1 and step < 0:
+            low += (count - 1) * step
+        elif count > 1:
+            high += (count - 1) * step
+    return Access(whole.tensor, max(low, 0), max(0, min(high, root.nbytes)))
+
+
+def _address(array: Any) -> int:
+    data = getattr(array, "data", None)
+    pointer = getattr(data, "ptr", None)  # CuPy
+    return int(array.__array_interface__["data"][0] if pointer is None else pointer)
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Run a block that no recorder sees: the library's own arithmetic."""
+    before, _local.recorders = _local.recorders, ()
+    try:
+        yield
+    finally:
+        _local.recorders = before
+
+
+class Measured:
+    """One operation being measured: its own seconds, without those of operations inside it.
+
+    ``workspace_bytes`` is the traced peak above what was there before and the arrays that the
+    operation made; None when time is measured instead.
+    """
+
+    __slots__ = ("_base", "_outer", "_start", "_traced", "seconds")
+
+    def __init__(self, recorders: Sequence[Recorder]) -> None:
+        self._traced = any(recorder.measure == "workspace" for recorder in recorders)
+        self._outer = _local.nested_seconds
+        _local.nested_seconds = 0.0
+        self._base = 0
+        self.seconds: float | None = None
+        if self._traced:
+            tracemalloc.reset_peak()
+            self._base = tracemalloc.get_traced_memory()[0]
+        self._start = time.perf_counter()
+
+    def stop(self) -> None:
+        """The operation has returned; what follows is recording."""
+        own = time.perf_counter() - self._start - _local.nested_seconds
+        self.seconds = None if self._traced else max(own, 0.0)
+
+    def workspace_bytes(self, made_bytes: int) -> int | None:
+        """Workspace of an operation that left ``made_bytes`` of new arrays behind."""
+        if not self._traced:
+            return None
+        return max(0, tracemalloc.get_traced_memory()[1] - self._base - made_bytes)
+
+    def close(self) -> None:
+        """Hand the time of this operation and of its recording to the enclosing one."""
+        _local.nested_seconds = self._outer + time.perf_counter() - self._start
