@@ -1,0 +1,102 @@
+"""Mends for CuPy without a device, without cuDNN, and with today's CUDA headers."""
+
+from umem.compat.shim import Replacement, Shim
+
+_UPGRADE = "https://docs.cupy.dev/en/stable/upgrade.html"
+_WHILE_SUPPORTED = "Chainer 7.8 is no longer supported here"
+_FLOAT16_HEADER = ", preamble='#include <cupy/float16.cuh>',\n"
+
+SHIMS = (
+    Shim(
+        name="cuda-available",
+        module="chainer.backends.cuda",
+        versions="any",
+        symptom="cuda.available is True without a GPU; to_gpu then fails",
+        link="https://docs.cupy.dev/en/stable/install.html",
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement(
+                "    import cupy\n    from cupy import cuda  # NOQA\n",
+                "    import cupy; from umem.compat import support as _umem\n"
+                "    from cupy import cuda  # NOQA\n",
+            ),
+            Replacement(
+                "    available = True\nexcept Exception as e:\n",
+                "    available = _umem.require_device(cupy)\nexcept Exception as e:\n",
+            ),
+        ),
+    ),
+    Shim(
+        name="cudnn-warning",
+        module="chainer.backends.cuda",
+        versions="cupy>=14.0",
+        symptom="'Please reinstall CuPy after you install cudnn', which cannot help",
+        link=_UPGRADE,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement(
+                "    if (not cudnn_enabled and\n            not _cudnn_disabled_by_user and\n",
+                "    if (_cupy_major < 14 and not cudnn_enabled and\n"
+                "            not _cudnn_disabled_by_user and\n",
+            ),
+        ),
+    ),
+    Shim(
+        name="gather-scatter",
+        module="chainer.training.updaters.multiprocess_parallel_updater",
+        versions="any",
+        symptom="MultiprocessParallelUpdater: identifier 'float16' is undefined",
+        link=_UPGRADE,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement(
+                "        '_memcpy_gather',\n", "        '_memcpy_gather'" + _FLOAT16_HEADER
+            ),
+            Replacement(
+                "        '_memcpy_scatter',\n", "        '_memcpy_scatter'" + _FLOAT16_HEADER
+            ),
+        ),
+    ),
+    Shim(
+        name="resize-float16",
+        module="chainer.functions.array.resize_images",
+        versions="any",
+        symptom="bilinear resize_images in float16: no atomicAdd matches (GPU, backward)",
+        link=_UPGRADE,
+        until=_WHILE_SUPPORTED,
+        replacements=tuple(
+            Replacement(f"u{u}], w{k} * gy);", f"u{u}], (T)(w{k} * gy));")
+            for k, u in enumerate((0, 1, 0, 1))
+        ),
+    ),
+    Shim(
+        name="hierarchical-softmax-float16",
+        module="chainer.links.loss.hierarchical_softmax",
+        versions="any",
+        symptom="BinaryHierarchicalSoftmax in float16: no atomicAdd matches (GPU, backward)",
+        link=_UPGRADE,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement(
+                "atomicAdd(&gx[x_ind], g * w[w_ind]);", "atomicAdd(&gx[x_ind], (T)(g * w[w_ind]));"
+            ),
+            Replacement(
+                "atomicAdd(&gw[w_ind], g * x[x_ind]);", "atomicAdd(&gw[w_ind], (T)(g * x[x_ind]));"
+            ),
+        ),
+    ),
+    Shim(
+        name="negative-sampling-float16",
+        module="chainer.functions.loss.negative_sampling",
+        versions="any",
+        symptom="negative_sampling in float16: no atomicAdd matches (GPU, backward)",
+        link=_UPGRADE,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement(
+                "atomicAdd(&gW[k * c + j], gi * x[(i / m) * c + j]);",
+                "atomicAdd(&gW[k * c + j], (T)(gi * x[(i / m) * c + j]));",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,88 @@
+"""Mends without which Chainer, or its testing package, does not import at all."""
+
+from umem.compat.shim import Replacement, Shim
+
+_PKG_RESOURCES = "https://setuptools.pypa.io/en/stable/pkg_resources.html"
+_NUMPY_2 = "https://numpy.org/doc/stable/numpy_2_0_migration_guide.html"
+_WHILE_SUPPORTED = "Chainer 7.8 is no longer supported here"
+
+SHIMS = (
+    Shim(
+        name="sctypes",
+        module="chainer.functions.array.as_strided",
+        versions="numpy>=2.0",
+        symptom="AttributeError: `np.sctypes` was removed",
+        link=_NUMPY_2,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement(
+                "for t in np.sctypes['int']}",
+                "for t in (np.int8, np.int16, np.int32, np.int64)}",
+            ),
+            Replacement("gy.dtype not in np.sctypes['float']", "gy.dtype.kind != 'f'"),
+        ),
+    ),
+    Shim(
+        name="environment-check",
+        module="chainer._environment_check",
+        versions="any",
+        symptom="No module named 'numpy.distutils' or 'pkg_resources'",
+        link="https://numpy.org/doc/stable/reference/distutils_status_migration.html",
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement("import numpy.distutils.system_info\nimport pkg_resources\n", "\n\n"),
+            # What they check: the BLAS of NumPy on macOS, and CuPy 7 or iDeep 2 beside Chainer.
+            Replacement(
+                "    _check_osx_numpy_backend()\n    _check_optional_dependencies()\n", "\n\n"
+            ),
+        ),
+    ),
+    Shim(
+        name="testing-requirements",
+        module="chainer.testing.helper",
+        versions="any",
+        symptom="No module named 'pkg_resources'",
+        link=_PKG_RESOURCES,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement("import pkg_resources\n", "from umem.compat import support as _umem\n"),
+            Replacement(
+                "    ws = pkg_resources.WorkingSet()\n"
+                "    try:\n"
+                "        ws.require(*requirements)\n"
+                "        skip = False\n"
+                "    except pkg_resources.ResolutionError:\n"
+                "        skip = True\n",
+                "    skip = not _umem.requirements_met(requirements)\n\n\n\n\n\n",
+            ),
+            Replacement(
+                "    ws = pkg_resources.WorkingSet()\n"
+                "    try:\n"
+                "        ws.require(*requirements)\n"
+                "        skip = True\n"
+                "    except pkg_resources.ResolutionError:\n"
+                "        skip = False\n",
+                "    skip = _umem.requirements_met(requirements)\n\n\n\n\n\n",
+            ),
+        ),
+    ),
+    Shim(
+        name="doctest-requirements",
+        module="chainer.testing.doctest_helper",
+        versions="any",
+        symptom="No module named 'pkg_resources'",
+        link=_PKG_RESOURCES,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement("import pkg_resources\n", "from umem.compat import support as _umem\n"),
+            Replacement(
+                "    ws = pkg_resources.WorkingSet()\n"
+                "    try:\n"
+                "        ws.require(*requirements)\n"
+                "    except pkg_resources.ResolutionError:\n"
+                "        return False\n",
+                "    if not _umem.requirements_met(requirements):\n        return False\n\n\n\n",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,101 @@
+"""Mends for names and signatures that NumPy removed, changed or will remove."""
+
+from umem.compat.shim import Replacement, Shim
+
+_NUMPY_2 = "https://numpy.org/doc/stable/numpy_2_0_migration_guide.html"
+_NUMPY_1_24 = "https://numpy.org/doc/stable/release/1.24.0-notes.html"
+_NUMPY_2_0_NOTES = "https://numpy.org/doc/stable/release/2.0.0-notes.html"
+_NUMPY_2_5_NOTES = "https://numpy.org/doc/stable/release/2.5.0-notes.html"
+_WHILE_SUPPORTED = "Chainer 7.8 is no longer supported here"
+
+SHIMS = (
+    Shim(
+        name="np-float",
+        module="chainer.functions.array.resize_images",
+        versions="numpy>=1.24",
+        symptom="AttributeError: module 'numpy' has no attribute 'float'",
+        link=_NUMPY_1_24,
+        until=_WHILE_SUPPORTED,
+        replacements=(Replacement("dtype=numpy.float)", "dtype=numpy.float64)", count=6),),
+    ),
+    Shim(
+        name="meshgrid-tuple",
+        module="chainer.distributions.categorical",
+        versions="numpy>=2.0",
+        symptom="TypeError in Categorical.log_prob: can only concatenate tuple to tuple",
+        link=_NUMPY_2_0_NOTES,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement(
+                "self.log_p[mg + [x.data.astype(numpy.int32)]]",
+                "self.log_p[tuple(mg) + (x.data.astype(numpy.int32),)]",
+            ),
+            Replacement(
+                "self.log_p[mg + [x.astype(numpy.int32)]]",
+                "self.log_p[tuple(mg) + (x.astype(numpy.int32),)]",
+            ),
+        ),
+    ),
+    Shim(
+        name="ndarray-device",
+        module="chainer.variable",
+        versions="numpy>=2.0",
+        symptom="debug_print and PrintHook show 'cpu' instead of 'CPU'",
+        link=_NUMPY_2_0_NOTES,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement(
+                "device = getattr(array, 'device', 'CPU')",
+                "device = ('CPU' if isinstance(array, numpy.ndarray)"
+                " else getattr(array, 'device', 'CPU'))",
+            ),
+        ),
+    ),
+    Shim(
+        name="maximum-out",
+        module="chainer.dataset.convert",
+        versions="any",
+        symptom="DeprecationWarning: out given by position (NumPy 2.5), later an error",
+        link=_NUMPY_2_5_NOTES,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement(
+                "numpy.maximum(shape, array.shape, shape)",
+                "numpy.maximum(shape, array.shape, out=shape)",
+            ),
+        ),
+    ),
+    Shim(
+        name="fix-is-trunc",
+        module="chainer.functions.math.fix",
+        versions="any",
+        symptom="DeprecationWarning: numpy.fix (NumPy 2.5), later an error",
+        link=_NUMPY_2_5_NOTES,
+        until=_WHILE_SUPPORTED,
+        replacements=(Replacement("xp.fix(x)", "xp.trunc(x)"),),
+    ),
+    Shim(
+        name="set-shape",
+        module="chainer.links.activation.maxout",
+        versions="any",
+        symptom="DeprecationWarning: setting the shape of an array (NumPy 2.5)",
+        link=_NUMPY_2_5_NOTES,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement(
+                "                array.shape = (out_size, pool_size, in_size)\n"
+                "                initialW_orig(array)\n"
+                "                array.shape = (linear_out_size, in_size)\n",
+                "                initialW_orig(array.reshape(\n"
+                "                    out_size, pool_size, in_size))\n"
+                "\n",
+            ),
+            Replacement(
+                "                array.shape = (out_size, pool_size)\n"
+                "                initial_bias_orig(array)\n"
+                "                array.shape = linear_out_size,\n",
+                "                initial_bias_orig(array.reshape(out_size, pool_size))\n\n\n",
+            ),
+        ),
+    ),
+)

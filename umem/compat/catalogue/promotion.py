@@ -1,0 +1,111 @@
+"""Mends for NEP 50: since NumPy 2 the dtype of an array wins over a Python number.
+
+Where NumPy 1 widened quietly, NumPy 2 stays narrow, or refuses integers that do not fit.
+"""
+
+from umem.compat.shim import Replacement, Shim
+
+_NEP_50 = "https://numpy.org/neps/nep-0050-scalar-promotion.html"
+_WHILE_SUPPORTED = "Chainer 7.8 is no longer supported here"
+_SIX = Replacement("import six\n", "import six; from umem.compat import support as _umem\n")
+
+SHIMS = (
+    Shim(
+        name="summary-float64",
+        module="chainer.reporter",
+        versions="any",
+        symptom="LogReport and Evaluator sum losses in float16/32: wrong means, nan",
+        link=_NEP_50,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            _SIX,
+            Replacement(
+                "            self._x += weight * value\n"
+                "            self._x2 += weight * value * value\n",
+                "            value, weight = _umem.as_float64(value), _umem.as_float64(weight);"
+                " self._x += weight * value\n"
+                "            self._x2 += weight * value * value\n",
+            ),
+            Replacement(
+                "            var = self._x2 / n - mean * mean\n            std = xp.sqrt(var)\n",
+                "            var = self._x2 / n - mean * mean\n"
+                "            std = xp.sqrt(xp.maximum(var, 0))\n",
+            ),
+        ),
+    ),
+    Shim(
+        name="pad-sequence",
+        module="chainer.functions.array.pad_sequence",
+        versions="numpy>=2.0",
+        symptom="OverflowError for a padding such as -1 in uint8",
+        link=_NEP_50,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            _SIX,
+            Replacement(
+                "y[i, l:] = self.padding", "y[i, l:] = _umem.as_dtype(self.padding, y.dtype)"
+            ),
+            Replacement(
+                "(ptrs, lengths, self.padding, base,",
+                "(ptrs, lengths, _umem.as_dtype(self.padding, y.dtype), base,",
+            ),
+        ),
+    ),
+    Shim(
+        name="concat-padding",
+        module="chainer.dataset.convert",
+        versions="numpy>=2.0",
+        symptom="OverflowError in concat_examples(padding=-1) for unsigned arrays",
+        link=_NEP_50,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            _SIX,
+            Replacement(
+                "device.xp.full(shape, padding, dtype=arrays[0].dtype)",
+                "device.xp.full(shape, _umem.as_dtype(padding, arrays[0].dtype),"
+                " dtype=arrays[0].dtype)",
+            ),
+        ),
+    ),
+    Shim(
+        name="integer-constants",
+        module="chainer.functions.math.basic_math",
+        versions="numpy>=2.0",
+        symptom="OverflowError for x - 1 where x is unsigned",
+        link=_NEP_50,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            _SIX,
+            Replacement(
+                "    return x.dtype.type(value)\n",
+                "    return x.dtype.type(_umem.as_dtype(value, x.dtype))\n",
+            ),
+        ),
+    ),
+    Shim(
+        name="divide-by-scalar",
+        module="chainer.functions.math.basic_math",
+        versions="numpy>=2.0",
+        symptom="x / np.float16(3) multiplies by a reciprocal rounded to float16",
+        link=_NEP_50,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement("MulConstant(1. / rhs)", "MulConstant(1. / _umem.as_float64(rhs))"),
+        ),
+    ),
+    Shim(
+        name="force-type",
+        module="chainer.utils",
+        versions="numpy>=2.0",
+        symptom="OverflowError in force_type for integers outside the dtype",
+        link=_NEP_50,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            _SIX,
+            Replacement(
+                "        return dtype.type(value)\n",
+                "        return dtype.type(_umem.as_dtype(value, dtype))\n",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,77 @@
+"""The functions that mended modules of Chainer call.
+
+They know no Chainer. Arrays are NumPy's, CuPy's or anything that has ``dtype`` and ``astype``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from umem.compat.requirement import holds
+
+
+def as_dtype(value: Any, dtype: Any) -> Any:
+    """Return a Python integer as a scalar of an integer ``dtype``, wrapped round as C does.
+
+    NumPy 2 refuses ``uint8(-1)``, which Chainer uses for padding and constants. Everything that
+    is no Python integer, or goes to a dtype that is no integer, is returned as it came.
+    """
+    dtype = np.dtype(dtype)
+    if isinstance(value, int) and dtype.kind in "iu":
+        return np.asarray(value).astype(dtype)[()]
+    return value
+
+
+def as_float64(value: Any) -> Any:
+    """Return a scalar or zero-dimensional array in at least float64, on the device it is on.
+
+    A CuPy array stays a CuPy array and nothing waits for the device. Python numbers, and values
+    that are no numbers, are returned as they came.
+    """
+    dtype = getattr(value, "dtype", None)
+    if getattr(dtype, "kind", "") not in tuple("biufc"):
+        return value
+    wide = np.result_type(dtype, np.float64)
+    return value if dtype == wide else value.astype(wide)
+
+
+def require_device(module: Any) -> bool:
+    """Return True where CUDA has a device.
+
+    Raises:
+        RuntimeError: there is none; Chainer then takes CUDA as unavailable and quotes the text.
+    """
+    from umem.compat.cuda_devices import count
+
+    if count(module) == 0:
+        raise RuntimeError("CuPy is installed, but there is no CUDA device.")
+    return True
+
+
+def onnx_types() -> Any:
+    """Return a mapping from NumPy dtypes to ONNX tensor types, as ``onnx.mapping`` had it."""
+    helper = importlib.import_module("onnx.helper")
+
+    class TensorTypes:
+        def __getitem__(self, dtype: Any) -> int:
+            return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+    return TensorTypes()
+
+
+def requirements_met(requirements: tuple[str, ...]) -> bool:
+    """Tell whether all of the requirements are met by what is installed."""
+    return all(holds(requirement) for requirement in requirements)
+
+
+def h5_value(dataset: Any) -> Any:
+    """Return what an HDF5 dataset holds; text as ``str``, as h5py 2 gave it."""
+    h5py = importlib.import_module("h5py")
+
+    info = h5py.check_string_dtype(dataset.dtype)
+    if info is not None and info.length is None:
+        return np.asarray(dataset.asstr()[()])
+    return np.asarray(dataset)
