@@ -1,0 +1,231 @@
+"""Graph convolution: a fixed sparse matrix times a dense one, and the layers around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import numpy as np
+from chainer.backends import cuda
+from chainer.utils import type_check
+
+from umem.errors import DeviceError, MissingDependencyError
+
+
+@dataclass(frozen=True, eq=False)
+class Adjacency:
+    """A sparse matrix that stays as it is while a model trains, and its transpose.
+
+    The transpose, which the gradient multiplies by, is kept as a CSR matrix of its own, because
+    only a product with the matrix as it lies needs no atomics. If the two are equal, as for
+    `umem.graphs.normalised_adjacency` of an undirected graph, they are the same object: 8 bytes
+    an entry, otherwise 16. Making the transpose costs about one pass over the entries.
+
+    Args:
+        matrix: CSR (rows, columns) of floats, of scipy.sparse or cupyx.scipy.sparse.
+        transpose: made from `matrix` if not given.
+
+    Raises:
+        TypeError: `matrix` is not a CSR matrix of float32 or float64.
+    """
+
+    matrix: Any
+    transpose: Any = None
+
+    def __post_init__(self) -> None:
+        if getattr(self.matrix, "format", None) != "csr" or self.matrix.dtype.char not in "fd":
+            raise TypeError(
+                "an Adjacency needs a CSR matrix of float32 or float64, such as "
+                f"umem.graphs.normalised_adjacency returns; got {_describe(self.matrix)}"
+            )
+        if self.transpose is None:
+            object.__setattr__(self, "transpose", _transpose(self.matrix))
+
+    @property
+    def transposed(self) -> Adjacency:
+        """This with matrix and transpose exchanged; nothing is copied."""
+        return Adjacency(self.transpose, self.matrix)
+
+    def to_device(self, device: Any) -> Adjacency:
+        """This on another device, given as Chainer's `to_device` takes it; self is unchanged."""
+        matrix = _send(self.matrix, chainer.get_device(device))
+        if self.transpose is self.matrix:
+            return Adjacency(matrix, matrix)
+        return Adjacency(matrix, _send(self.transpose, chainer.get_device(device)))
+
+    def to_cpu(self) -> Adjacency:
+        """This on the CPU; self is unchanged."""
+        return self.to_device("@numpy")
+
+    def to_gpu(self, device: int = 0) -> Adjacency:
+        """This on a GPU, given by its ordinal; self is unchanged."""
+        return self.to_device(f"@cupy:{device}")
+
+
+def _describe(matrix: Any) -> str:
+    dtype, layout = getattr(matrix, "dtype", None), getattr(matrix, "format", None)
+    words = (layout, type(matrix).__name__, f"of {dtype}" if dtype is not None else None)
+    return " ".join(word for word in words if word)
+
+
+def _transpose(matrix: Any) -> Any:
+    """The transpose as CSR: `matrix` itself if they are equal."""
+    transpose = matrix.T.tocsr()
+    pairs = ((getattr(matrix, n), getattr(transpose, n)) for n in ("indptr", "indices", "data"))
+    if matrix.shape == transpose.shape and all(bool((a == b).all()) for a, b in pairs):
+        return matrix
+    return transpose
+
+
+def _send(matrix: Any, device: Any) -> Any:
+    data, indices, indptr = map(device.send, (matrix.data, matrix.indices, matrix.indptr))
+    return _sparse_module(data).csr_matrix((data, indices, indptr), shape=matrix.shape)
+
+
+def _sparse_module(array: Any) -> Any:
+    """scipy.sparse or cupyx.scipy.sparse, whichever goes with the array."""
+    try:
+        if cuda.get_array_module(array) is np:
+            import scipy.sparse as sparse
+        else:
+            import cupyx.scipy.sparse as sparse
+    except ImportError:
+        raise MissingDependencyError(
+            'sparse matrices need scipy, which is not installed; pip install "umem[chainer]"'
+        ) from None
+    return sparse
+
+
+class SparseMatMul(chainer.FunctionNode):
+    """A fixed sparse matrix times a dense variable; see `sparse_matmul`.
+
+    Attributes:
+        matrix: the sparse matrix, on the device of the input.
+    """
+
+    def __init__(self, adjacency: Adjacency) -> None:
+        self._adjacency = adjacency
+        self.matrix = adjacency.matrix
+
+    def check_type_forward(self, in_types: Any) -> None:
+        type_check._argname(in_types, ("x",))
+        (x,) = in_types
+        type_check.expect(x.dtype.kind == "f", x.ndim == 2, x.shape[0] == self.matrix.shape[1])
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any]:
+        (x,) = inputs
+        self._check_device(x)
+        # Neither scipy.sparse nor cuSPARSE through CuPy multiplies by float16.
+        operand = x.astype(np.float32) if x.dtype == np.float16 else x
+        return ((self.matrix @ operand).astype(x.dtype, copy=False),)
+
+    def _check_device(self, x: Any) -> None:
+        here, there = (cuda.get_array_module(a).__name__ for a in (x, self.matrix.data))
+        if here != there:
+            raise DeviceError(
+                f"sparse_matmul: the adjacency is a {there} matrix and x is a {here} array; bring "
+                "both to one device with adjacency.to_device(device) and device.send(x)"
+            )
+
+    def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        gradient: tuple[Any, ...] = SparseMatMul(self._adjacency.transposed).apply(grad_outputs)
+        return gradient
+
+
+def sparse_matmul(adjacency: Adjacency, x: Any) -> Any:
+    """`adjacency` times x, differentiable with respect to x any number of times.
+
+    The product is scipy.sparse's for NumPy arrays and cuSPARSE's (cupyx.scipy.sparse) for CuPy
+    arrays. float16 is computed in float32. Nothing is kept for the backward pass but the matrix.
+
+    Cost: 2 * entries * columns floating-point operations. Workspace: none for a C-ordered float32
+    or float64 x with NumPy; with CuPy a column-ordered copy of x, and the result is
+    column-ordered too. A float16 x is copied to float32, and so is the result. The matrix is
+    copied where it and x have different precision.
+
+    On one machine NumPy gives the same bits every time. With CuPy no kernel of umem or Chainer
+    adds atomically, and cuSPARSE is never asked for a transposed product (whose bits, its
+    documentation says, can differ between runs); its default algorithm for the product itself is
+    not documented to repeat its bits either.
+
+    Args:
+        adjacency: (rows, columns), on the device of x.
+        x: variable or array of floats, (columns, features).
+
+    Returns:
+        chainer.Variable: (rows, features), of x's dtype.
+
+    Raises:
+        chainer.utils.type_check.InvalidType: x has another shape, or is not of floats.
+        DeviceError: the matrix and x are on different devices.
+    """
+    return SparseMatMul(adjacency).apply((x,))[0]
+
+
+class GraphConvolution(chainer.Link):
+    """One layer A X W' + b, with W (out_size, in_size) and b (out_size,).
+
+    Multiplies by W first where that makes the sparse product narrower (out_size < in_size), and
+    by the adjacency first otherwise. W starts as Glorot and Bengio's uniform, b as zero.
+
+    Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR
+    2017, equation 2; with a bias, and without the nonlinearity.
+    """
+
+    def __init__(self, in_size: int, out_size: int) -> None:
+        super().__init__()
+        with self.init_scope():
+            uniform = chainer.initializers.GlorotUniform()
+            self.W = chainer.Parameter(uniform, (out_size, in_size))
+            self.b = chainer.Parameter(0, (out_size,))
+
+    def forward(self, adjacency: Adjacency, x: Any) -> Any:
+        """(N, in_size) to (N, out_size)."""
+        out_size, in_size = self.W.shape
+        if out_size < in_size:
+            return sparse_matmul(adjacency, F.linear(x, self.W)) + self.b
+        return F.linear(sparse_matmul(adjacency, x), self.W, self.b)
+
+
+class GCN(chainer.ChainList):
+    """Graph convolutions with ReLU between them: from features to one score a class.
+
+    Args:
+        in_size: features of a node.
+        hidden: width of every layer but the last.
+        classes: width of the last layer.
+        layers: graph convolutions, from 1.
+        dropout: share of the hidden values that training drops before each layer but the first.
+
+    >>> import umem.chainer
+    >>> from umem.chainer.gcn import GCN, Adjacency
+    >>> from umem.graphs import karate_club, normalised_adjacency
+    >>> graph = karate_club()
+    >>> adjacency = Adjacency(normalised_adjacency(graph))
+    >>> GCN(34, hidden=8, classes=2, layers=2)(adjacency, graph.features).shape
+    (34, 2)
+    """
+
+    def __init__(
+        self, in_size: int, hidden: int, classes: int, layers: int = 3, dropout: float = 0.0
+    ) -> None:
+        if layers < 1:
+            raise ValueError(f"GCN: layers must be 1 or more; got {layers}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"GCN: dropout must be from 0 to below 1; got {dropout}")
+        sizes = [in_size, *[hidden] * (layers - 1), classes]
+        super().__init__(*map(GraphConvolution, sizes[:-1], sizes[1:]))
+        self.dropout = dropout
+
+    def forward(self, adjacency: Adjacency, x: Any) -> Any:
+        """(N, in_size) to (N, classes)."""
+        first, *others = self
+        h = first(adjacency, x)
+        for layer in others:
+            h = F.relu(h)
+            if self.dropout:  # at ratio 0 Chainer would still make a mask
+                h = F.dropout(h, self.dropout)
+            h = layer(adjacency, h)
+        return h
