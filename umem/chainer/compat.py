@@ -5,6 +5,6 @@ imported. To put the layer in place without importing Chainer, use :mod:`umem.co
 the same functions.
 """
 
-from umem.compat import install, is_installed
+from umem.compat import Row, check, install, install_pth, is_installed, remove_pth
 
-__all__ = ["install", "is_installed"]
+__all__ = ["Row", "check", "install", "install_pth", "is_installed", "remove_pth"]

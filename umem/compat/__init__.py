@@ -5,5 +5,7 @@ This package imports neither NumPy nor Chainer by itself, so that a start-up hoo
 """
 
 from umem.compat.finder import install, is_installed
+from umem.compat.pth import install_pth, remove_pth
+from umem.compat.status import Row, check
 
-__all__ = ["install", "is_installed"]
+__all__ = ["Row", "check", "install", "install_pth", "is_installed", "remove_pth"]

@@ -20,6 +20,8 @@ from umem.compat.requirement import holds
 from umem.compat.shim import Shim
 from umem.errors import CompatError, MissingDependencyError
 
+NOT_INSTALLED = 'Chainer is not installed. Install it with: pip install "umem[chainer]"'
+
 
 class ShimLoader(SourceFileLoader):
     """Loads one module of Chainer with its mends applied."""
@@ -141,9 +143,7 @@ def install() -> None:
         return
     package = installation.find_package()
     if package is None:
-        raise MissingDependencyError(
-            'Chainer is not installed. Install it with: pip install "umem[chainer]"'
-        )
+        raise MissingDependencyError(NOT_INSTALLED)
     installation.require_supported(str(package / "__init__.py"))
     arm()
 

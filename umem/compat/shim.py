@@ -46,16 +46,21 @@ class Shim:
     until: str
     replacements: tuple[Replacement, ...]
 
+    def check(self, source: str, version: str) -> None:
+        """Raise CompatError where a text does not occur in ``source`` as often as stated."""
+        for item in self.replacements:
+            found = source.count(item.old)
+            if found != item.count:
+                raise CompatError(self._mismatch(item, found, version))
+
     def apply(self, source: str, version: str) -> str:
         """Return ``source`` with every replacement made.
 
         Raises:
             CompatError: a text does not occur as often as stated; nothing was replaced.
         """
+        self.check(source, version)
         for item in self.replacements:
-            found = source.count(item.old)
-            if found != item.count:
-                raise CompatError(self._mismatch(item, found, version))
             source = source.replace(item.old, item.new)
         return source
 

@@ -30,7 +30,7 @@ SHIMS = (
         name="cudnn-warning",
         module="chainer.backends.cuda",
         versions="cupy>=14.0",
-        symptom="'Please reinstall CuPy after you install cudnn', which cannot help",
+        symptom="advice to reinstall CuPy for cuDNN, which cannot help",
         link=_UPGRADE,
         until=_WHILE_SUPPORTED,
         replacements=(
@@ -45,7 +45,7 @@ SHIMS = (
         name="gather-scatter",
         module="chainer.training.updaters.multiprocess_parallel_updater",
         versions="any",
-        symptom="MultiprocessParallelUpdater: identifier 'float16' is undefined",
+        symptom="parallel updater on GPUs: 'float16' is undefined",
         link=_UPGRADE,
         until=_WHILE_SUPPORTED,
         replacements=(
@@ -61,7 +61,7 @@ SHIMS = (
         name="resize-float16",
         module="chainer.functions.array.resize_images",
         versions="any",
-        symptom="bilinear resize_images in float16: no atomicAdd matches (GPU, backward)",
+        symptom="resize_images backward does not compile in float16",
         link=_UPGRADE,
         until=_WHILE_SUPPORTED,
         replacements=tuple(
@@ -70,10 +70,10 @@ SHIMS = (
         ),
     ),
     Shim(
-        name="hierarchical-softmax-float16",
+        name="hierarchical-float16",
         module="chainer.links.loss.hierarchical_softmax",
         versions="any",
-        symptom="BinaryHierarchicalSoftmax in float16: no atomicAdd matches (GPU, backward)",
+        symptom="hierarchical softmax backward does not compile in float16",
         link=_UPGRADE,
         until=_WHILE_SUPPORTED,
         replacements=(
@@ -86,10 +86,10 @@ SHIMS = (
         ),
     ),
     Shim(
-        name="negative-sampling-float16",
+        name="sampling-float16",
         module="chainer.functions.loss.negative_sampling",
         versions="any",
-        symptom="negative_sampling in float16: no atomicAdd matches (GPU, backward)",
+        symptom="negative_sampling backward does not compile in float16",
         link=_UPGRADE,
         until=_WHILE_SUPPORTED,
         replacements=(

@@ -3,7 +3,7 @@
 from umem.compat.shim import Replacement, Shim
 
 _WHILE_SUPPORTED = "Chainer 7.8 is no longer supported here"
-_ONNX_SYMPTOM = "onnx_chainer says that ONNX is not installed: `onnx.mapping` was removed"
+_ONNX_SYMPTOM = "onnx_chainer: 'ONNX is not installed' (onnx.mapping is gone)"
 _ONNX_LINK = "https://github.com/onnx/onnx/releases/tag/v1.13.0"
 _ONNX_TYPES = Replacement(
     "from onnx.mapping import NP_TYPE_TO_TENSOR_TYPE\n",
@@ -15,7 +15,7 @@ SHIMS = (
         name="sparse-float16",
         module="chainer.functions.math.sparse_matmul",
         versions="any",
-        symptom="ValueError: scipy.sparse does not support dtype float16",
+        symptom="sparse_matmul in float16: SciPy refuses",
         link="https://docs.scipy.org/doc/scipy/reference/sparse.html",
         until=_WHILE_SUPPORTED,
         replacements=(
@@ -51,7 +51,7 @@ SHIMS = (
         name="caffe-descriptors",
         module="chainer.links.caffe.protobuf3.caffe_pb2",
         versions="protobuf>=4.0",
-        symptom="TypeError: descriptors cannot be created directly (CaffeFunction)",
+        symptom="CaffeFunction: descriptors cannot be created directly",
         link="https://protobuf.dev/news/2022-05-06/",
         until=_WHILE_SUPPORTED,
         replacements=(
@@ -90,7 +90,7 @@ SHIMS = (
         name="set-daemon",
         module="chainer.iterators.multiprocess_iterator",
         versions="any",
-        symptom="DeprecationWarning: setDaemon (Python 3.10), later an error",
+        symptom="warns from Python 3.10: setDaemon",
         link="https://docs.python.org/3/whatsnew/3.10.html#deprecated",
         until=_WHILE_SUPPORTED,
         replacements=(Replacement("thread.setDaemon(True)", "thread.daemon = True"),),
@@ -107,6 +107,31 @@ SHIMS = (
                 "    from onnx.mapping import NP_TYPE_TO_TENSOR_TYPE\n",
                 "    from umem.compat import support; "
                 "NP_TYPE_TO_TENSOR_TYPE = support.onnx_types()\n",
+            ),
+        ),
+    ),
+    Shim(
+        name="onnx-advice",
+        module="onnx_chainer.export",
+        versions="any",
+        symptom="without ONNX: advice to install onnx<1.7",
+        link=_ONNX_LINK,
+        until=_WHILE_SUPPORTED,
+        replacements=(Replacement("pip install \\'onnx<1.7.0\\'", "pip install onnx"),),
+    ),
+    Shim(
+        name="onnx-constants",
+        module="onnx_chainer.context",
+        versions="onnx>=1.13",
+        symptom=_ONNX_SYMPTOM,
+        link=_ONNX_LINK,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            # Constants keep the raw bytes that ONNX gave them, which means the same.
+            Replacement(
+                "    field_name = onnx.mapping.STORAGE_TENSOR_TYPE_TO_FIELD.get(\n"
+                "        tensor.data_type, None)\n",
+                "    field_name = None\n\n",
             ),
         ),
     ),

@@ -14,7 +14,7 @@ SHIMS = (
         name="summary-float64",
         module="chainer.reporter",
         versions="any",
-        symptom="LogReport and Evaluator sum losses in float16/32: wrong means, nan",
+        symptom="reports sum losses in float16/32: wrong means, nan",
         link=_NEP_50,
         until=_WHILE_SUPPORTED,
         replacements=(
@@ -37,7 +37,7 @@ SHIMS = (
         name="pad-sequence",
         module="chainer.functions.array.pad_sequence",
         versions="numpy>=2.0",
-        symptom="OverflowError for a padding such as -1 in uint8",
+        symptom="OverflowError: pad_sequence(padding=-1) in uint8",
         link=_NEP_50,
         until=_WHILE_SUPPORTED,
         replacements=(
@@ -55,7 +55,7 @@ SHIMS = (
         name="concat-padding",
         module="chainer.dataset.convert",
         versions="numpy>=2.0",
-        symptom="OverflowError in concat_examples(padding=-1) for unsigned arrays",
+        symptom="OverflowError: concat_examples(padding=-1)",
         link=_NEP_50,
         until=_WHILE_SUPPORTED,
         replacements=(
@@ -71,7 +71,7 @@ SHIMS = (
         name="integer-constants",
         module="chainer.functions.math.basic_math",
         versions="numpy>=2.0",
-        symptom="OverflowError for x - 1 where x is unsigned",
+        symptom="OverflowError: x - 1 where x is unsigned",
         link=_NEP_50,
         until=_WHILE_SUPPORTED,
         replacements=(
@@ -86,7 +86,7 @@ SHIMS = (
         name="divide-by-scalar",
         module="chainer.functions.math.basic_math",
         versions="numpy>=2.0",
-        symptom="x / np.float16(3) multiplies by a reciprocal rounded to float16",
+        symptom="x / np.float16(3) is rounded to float16",
         link=_NEP_50,
         until=_WHILE_SUPPORTED,
         replacements=(
@@ -97,7 +97,7 @@ SHIMS = (
         name="force-type",
         module="chainer.utils",
         versions="numpy>=2.0",
-        symptom="OverflowError in force_type for integers outside the dtype",
+        symptom="OverflowError: force_type, as in x ** n",
         link=_NEP_50,
         until=_WHILE_SUPPORTED,
         replacements=(

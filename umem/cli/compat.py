@@ -1,0 +1,106 @@
+"""``umem compat``: what the Chainer compatibility layer mends here, and its start-up file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from umem.compat import Row, check, install_pth, remove_pth
+from umem.compat.installation import find_package, package_version
+from umem.compat.pth import installed_pth
+from umem.compat.requirement import installed_version
+from umem.compat.status import import_mended
+from umem.errors import UmemError
+
+
+@click.command("compat")
+@click.option("--check", "action", flag_value="check", default="check", help="Show every mend.")
+@click.option("--install", "action", flag_value="install", help="Mend in every Python process.")
+@click.option("--remove", "action", flag_value="remove", help="Undo --install.")
+@click.option("--json", "as_json", is_flag=True, help="With --check: JSON on standard output.")
+def command(action: str, as_json: bool) -> None:
+    """Show what makes Chainer 7.8 run on today's NumPy, Python and CuPy.
+
+    `import umem.chainer` puts the layer in place for one program. --install writes a start-up
+    file into site-packages, so that scripts that never heard of umem get it too, and worker
+    processes with them.
+    """
+    try:
+        _ACTIONS[action](as_json)
+    except UmemError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _check(as_json: bool) -> None:
+    failed = import_mended(check())
+    rows = check()
+    if as_json:
+        click.echo(json.dumps(_report(rows, failed), indent=2))
+    else:
+        _print(rows, failed, Console())
+    if any(row.error for row in rows):
+        raise SystemExit(1)
+
+
+def _install(_: bool) -> None:
+    path = install_pth()
+    click.echo(f"Wrote {path}\nEvery `import chainer` of this Python is mended from now on.")
+    click.echo("Undo it with: umem compat --remove")
+
+
+def _remove(_: bool) -> None:
+    path = remove_pth()
+    click.echo("Nothing to remove." if path is None else f"Removed {path}")
+
+
+_ACTIONS = {"check": _check, "install": _install, "remove": _remove}
+
+
+def _versions() -> dict[str, str | None]:
+    package = find_package()
+    names = ("python", "numpy", "scipy", "cupy")
+    found: dict[str, str | None] = {name: installed_version(name) for name in names}
+    return {"chainer": package_version(package) if package else None, **found}
+
+
+def _report(rows: Sequence[Row], failed: dict[str, str]) -> dict[str, Any]:
+    path = installed_pth()
+    return {
+        "versions": _versions(),
+        "pth": None if path is None else str(path),
+        "mends": [{**asdict(row), "state": row.state} for row in rows],
+        "failed_imports": failed,
+    }
+
+
+def _print(rows: Sequence[Row], failed: dict[str, str], console: Console) -> None:
+    console.print(", ".join(f"{name} {v}" for name, v in _versions().items() if v), soft_wrap=True)
+    console.print(table(rows))
+    for module, error in failed.items():
+        console.print(f"{module} does not import: {error}", markup=False)
+    for row in rows:
+        if row.error is not None:
+            console.print(row.error, markup=False)
+    path = installed_pth()
+    console.print(f"Start-up file: {path or 'none (umem compat --install)'}", soft_wrap=True)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Return the table of mends, for 80 columns or more."""
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    result.add_column("mend", no_wrap=True)
+    result.add_column("for", no_wrap=True)
+    result.add_column("without it", overflow="fold")
+    result.add_column("here", no_wrap=True)
+    for row in rows:
+        cells = (row.name, row.versions, row.symptom, row.state)
+        result.add_row(*(Text(cell) for cell in cells))
+    return result
