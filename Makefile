@@ -25,8 +25,10 @@ test: setup-test
 	@.venv/bin/python -m pytest $(ARGS)
 
 check: setup-test
-	@.venv/bin/python -m ruff check .
-	.venv/bin/python -m mypy --strict umem
+	@failed=0
+	.venv/bin/python -m ruff check . || failed=1
+	.venv/bin/python -m mypy --strict umem || failed=1
+	exit $$failed
 
 clean:
 	@[ ! -e .venv/made-by-make ] || rm -rf .venv
