@@ -1,6 +1,42 @@
-"""umem: CuPy and Chainer programs that use more memory than the GPU has."""
+"""umem: CuPy and Chainer programs that use more memory than the GPU has.
+
+``import umem.chainer`` for what concerns Chainer. docs/design.md has the whole picture.
+"""
 
 from umem.errors import DeviceNotFoundError, OutOfMemoryError, UmemError
+from umem.hints import advise, location, prefetch, preset
+from umem.memory import (
+    disable,
+    enable,
+    hybrid,
+    managed,
+    status,
+    unmanaged,
+    virtual_gpu,
+)
+from umem.recorder import record
+from umem.replaying import Replay, replay
+from umem.trace import Trace
 
-__all__ = ["DeviceNotFoundError", "OutOfMemoryError", "UmemError", "__version__"]
+__all__ = [
+    "DeviceNotFoundError",
+    "OutOfMemoryError",
+    "Replay",
+    "Trace",
+    "UmemError",
+    "__version__",
+    "advise",
+    "disable",
+    "enable",
+    "hybrid",
+    "location",
+    "managed",
+    "prefetch",
+    "preset",
+    "record",
+    "replay",
+    "status",
+    "unmanaged",
+    "virtual_gpu",
+]
 __version__ = "0.1.0"

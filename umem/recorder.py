@@ -50,6 +50,7 @@ class _Ref(weakref.ref[Any]):
 class _Local(threading.local):
     recorders: tuple[Recorder, ...] = ()
     nested_seconds = 0.0
+    depth = 0
 
 
 _local = _Local()
@@ -63,12 +64,31 @@ def active() -> tuple[Recorder, ...]:
     return _local.recorders
 
 
+def inside() -> bool:
+    """Whether the calling thread is inside an operation that is being measured."""
+    return _local.depth > 0
+
+
 def add_source(source: Source) -> None:
     """Instrument ``source`` whenever a recorder is active, from now on."""
     with _lock:
         _sources.append(source)
         if _started_count:
             source.start()
+
+
+def record(*, measure: Measure = "time") -> Recorder:
+    """Record the operations of a block: ``with umem.record() as recorder: step()``.
+
+    Args:
+        measure: ``"time"``; or ``"workspace"``, a calibration pass of its own whose measured
+            workspace `Trace.with_workspace` adds to a trace of the same step.
+
+    The trace is at ``recorder.trace``, during the block and after it.
+    """
+    if measure not in ("time", "workspace"):
+        raise StateError(f"measure is 'time' or 'workspace'; got {measure!r}")
+    return Recorder(measure=measure)
 
 
 def root_of(array: Any) -> Any:
@@ -214,6 +234,8 @@ class Recorder:
     def _allocate(self, root: Any, kind: str, label: str, uploaded: bool) -> None:
         self.flush()
         nbytes = int(root.nbytes)
+        if type(root).__module__.partition(".")[0] == "cupy":
+            self.backend = "cupy"
         alloc = Alloc(self._count, nbytes, kind, label, uploaded)
         try:
             self._send(alloc)
@@ -243,7 +265,7 @@ def _part(array: Any, root: Any, whole: Access) -> Access:
     """The byte range of a view; the whole root when the view covers as many bytes."""
     if array.nbytes >= root.nbytes:
         return whole
-    low = _address(array) - _address(root)
+    low = address_of(array) - address_of(root)
     high = low + (array.itemsize if array.size else 0)
     for count, step in zip(array.shape, array.strides, strict=True):
         if count > 1 and step < 0:
@@ -253,7 +275,7 @@ def _part(array: Any, root: Any, whole: Access) -> Access:
     return Access(whole.tensor, max(low, 0), max(0, min(high, root.nbytes)))
 
 
-def _address(array: Any) -> int:
+def address_of(array: Any) -> int:
     data = getattr(array, "data", None)
     pointer = getattr(data, "ptr", None)  # CuPy
     return int(array.__array_interface__["data"][0] if pointer is None else pointer)
@@ -282,6 +304,7 @@ class Measured:
         self._traced = any(recorder.measure == "workspace" for recorder in recorders)
         self._outer = _local.nested_seconds
         _local.nested_seconds = 0.0
+        _local.depth += 1
         self._base = 0
         self.seconds: float | None = None
         if self._traced:
@@ -302,4 +325,5 @@ class Measured:
 
     def close(self) -> None:
         """Hand the time of this operation and of its recording to the enclosing one."""
+        _local.depth -= 1
         _local.nested_seconds = self._outer + time.perf_counter() - self._start

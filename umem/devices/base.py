@@ -150,7 +150,8 @@ def byte_ranges(
     if any(n == 0 for _, n, _ in dims):
         return []
     address += sum((n - 1) * st for _, n, st in dims if st < 0)
-    extent, outer = itemsize, []
+    extent = itemsize
+    outer: list[tuple[int, int]] = []
     for step, count, _ in dims:
         if not outer and step - extent < page:
             extent += (count - 1) * step

@@ -7,7 +7,6 @@ Differs: one stream; of chunks of the same size the one freed last is taken.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
 from typing import Protocol
 
 from umem.devices.base import Span
@@ -159,70 +158,10 @@ def _is_free(chunk: _Chunk | None) -> bool:
     return chunk is not None and chunk.free
 
 
-Growth = Callable[[int], None]
+class UncachedPool(Pool):
+    """No caching: every span is reserved and given back on its own."""
 
-
-class AddressSpace:
-    """The driver's address space, in blocks of 2 MiB.
-
-    Requests below half a block share blocks, as the driver's own suballocation does; larger ones
-    get blocks of their own. Not modelled: the driver's fragmentation.
-    """
-
-    SMALL_BYTES = 1 << 20
-
-    def __init__(self, block_bytes: int, on_growth: Growth) -> None:
-        self._block_bytes = block_bytes
-        self._on_growth = on_growth
-        self._next_block = 0
-        self._holes: dict[int, list[int]] = {}
-        self._shared: dict[int, int] = {}
-        self._open_block = -1
-        self._open_bytes = 0
-
-    def blocks_needed(self, nbytes: int) -> int:
-        """How many blocks `reserve` would take that nothing else uses."""
-        if nbytes >= self.SMALL_BYTES:
-            return -(-nbytes // self._block_bytes)
-        return 0 if self._fits_open(nbytes) else 1
-
-    def reserve(self, nbytes: int) -> int:
-        """An address range of ``nbytes``; address 0 is never handed out."""
-        if nbytes >= self.SMALL_BYTES:
-            return self._blocks(-(-nbytes // self._block_bytes)) * self._block_bytes
-        if not self._fits_open(nbytes):
-            self._open_block, self._open_bytes = self._blocks(1), 0
-            self._shared[self._open_block] = 0
-        address = self._open_block * self._block_bytes + self._open_bytes
-        self._open_bytes += nbytes
-        self._shared[self._open_block] += 1
-        return address
-
-    def give_back(self, address: int, nbytes: int) -> tuple[int, int]:
-        """Take a range back; returns the blocks ``(start, stop)`` that nothing uses any more."""
-        block = address // self._block_bytes
-        if nbytes >= self.SMALL_BYTES:
-            count = -(-nbytes // self._block_bytes)
-        else:
-            self._shared[block] -= 1
-            if self._shared[block]:
-                return block, block
-            del self._shared[block]
-            if block == self._open_block:
-                self._open_block = -1
-            count = 1
-        self._holes.setdefault(count, []).append(block)
-        return block, block + count
-
-    def _fits_open(self, nbytes: int) -> bool:
-        return self._open_block >= 0 and self._open_bytes + nbytes <= self._block_bytes
-
-    def _blocks(self, count: int) -> int:
-        holes = self._holes.get(count)
-        if holes:
-            return holes.pop()
-        self._next_block = max(self._next_block, 1)
-        block = self._next_block
-        self._next_block += count
-        self._on_growth(self._next_block)
-        return block
+    def free(self, span: Span) -> None:
+        """Take back a span and give its memory back at once; see `Pool.free`."""
+        super().free(span)
+        self.free_all_blocks()

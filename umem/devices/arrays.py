@@ -1,0 +1,314 @@
+"""NumPy arrays that a virtual GPU follows: what ``memory.xp`` is when there is no real one.
+
+It has creation functions, every ufunc with its reductions, copies and slicing, under the names
+that CuPy gives them; anything else is an `UnsupportedError`. Inside a Chainer function the arrays
+behave as NumPy's, because there the function as a whole is followed.
+
+Models: allocation, reads and writes of each operation, by the byte range of views.
+Does not model: ``np.asarray(a)``, which gives the host a view without a copy (CuPy refuses it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from umem.errors import UnsupportedError
+from umem.recorder import Measured, Recorder, active, inside
+from umem.trace import Access, Op
+
+_METHODS = {
+    "T", "all", "any", "astype", "base", "copy", "ctypes", "data", "dtype", "fill", "flags",
+    "get", "imag", "item", "itemsize", "max", "mean", "min", "nbytes", "ndim", "prod", "ravel",
+    "real", "reshape", "shape", "size", "squeeze", "strides", "sum", "swapaxes", "tolist",
+    "transpose", "view",
+}  # fmt: skip
+_CONSTANTS = {"pi", "e", "inf", "nan", "newaxis", "dtype", "ndarray"}
+
+
+class _UnsupportedName(UnsupportedError, AttributeError):
+    """So that ``hasattr`` works."""
+
+
+class FollowedArray(np.ndarray[Any, Any]):
+    """A NumPy array whose operations become events; made by the functions of this module."""
+
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **kwargs: Any
+    ) -> Any:
+        plain = [_plain(value) for value in inputs]
+        if out:
+            kwargs["out"] = tuple(_plain(value) for value in out)
+        call = getattr(ufunc, method)
+        if inside() or not active():
+            return call(*plain, **kwargs)
+        _refuse_strangers(inputs)
+
+        def run() -> Any:
+            return call(*plain, **kwargs)
+
+        flops = _matmul_flops(plain) if ufunc is np.matmul else None
+        result = _record(_name(ufunc, method), run, inputs, out, flops)
+        if method == "at":
+            return None
+        return out[0] if out and len(out) == 1 else result
+
+    def __array_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Any, kwargs: Any
+    ) -> Any:
+        if inside() or not active():
+            return func(*_plain_nested(args), **kwargs)
+        raise _unsupported(f"numpy.{func.__name__}")
+
+    def __getitem__(self, key: Any) -> Any:
+        if inside() or not active():
+            return _plain(self)[key]
+        return super().__getitem__(_basic(key))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if inside() or not active():
+            _plain(self)[key] = _plain(value)
+            return
+        target = super().__getitem__(_basic(key))
+        _refuse_strangers((value,))
+
+        def run() -> None:
+            _plain(target)[...] = _plain(value)
+
+        _record("setitem", run, (value,), (target,))
+
+    def copy(self, order: Any = "C") -> Any:
+        """A copy of its own memory."""
+        return _record("copy", lambda: _plain(self).copy(order), (self,), ())
+
+    def astype(self, dtype: Any, copy: bool = True) -> Any:  # type: ignore[override]
+        """A copy of another type; the array itself where nothing changes and ``copy`` is false."""
+        if not copy and np.dtype(dtype) == self.dtype:
+            return self
+        return _record("astype", lambda: _plain(self).astype(dtype), (self,), ())
+
+    def fill(self, value: Any) -> None:
+        """Set every element."""
+        self[...] = value
+
+    def get(self) -> np.ndarray[Any, Any]:
+        """A copy in host memory, as CuPy's method of that name."""
+        for recorder in active():
+            reads = _access_all(recorder, (self,))
+            recorder.op(Op("get", "array", reads, (), 0, self.nbytes))
+        copy: np.ndarray[Any, Any] = _plain(self).copy()
+        return copy
+
+    def __repr__(self) -> str:
+        return f"followed {_plain(self)!r}"
+
+    def __str__(self) -> str:
+        return str(_plain(self))
+
+    def __reduce__(self) -> Any:
+        return _plain(self).__reduce__()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _REFUSED and active() and not inside():
+            raise _unsupported(f"ndarray.{name}")
+        return super().__getattribute__(name)
+
+
+_REFUSED = {name for name in dir(np.ndarray) if not name.startswith("_")} - _METHODS
+
+
+def empty(shape: Any, dtype: Any = float, order: Any = "C") -> Any:
+    """An array without contents; nothing is touched."""
+    return _follow(np.empty(shape, dtype, order), "empty")
+
+
+def zeros(shape: Any, dtype: Any = float, order: Any = "C") -> Any:
+    """An array of zeros."""
+    return _record("zeros", lambda: np.zeros(shape, dtype, order), (), ())
+
+
+def ones(shape: Any, dtype: Any = float, order: Any = "C") -> Any:
+    """An array of ones."""
+    return _record("ones", lambda: np.ones(shape, dtype, order), (), ())
+
+
+def full(shape: Any, fill_value: Any, dtype: Any = None, order: Any = "C") -> Any:
+    """An array of one value."""
+    return _record("full", lambda: np.full(shape, fill_value, dtype, order), (), ())
+
+
+def arange(*args: Any, **kwargs: Any) -> Any:
+    """Evenly spaced values, made on the device."""
+    return _record("arange", lambda: np.arange(*args, **kwargs), (), ())
+
+
+def empty_like(a: Any, dtype: Any = None) -> Any:
+    """As `empty`, in the shape and type of ``a``."""
+    return empty(a.shape, dtype or a.dtype)
+
+
+def zeros_like(a: Any, dtype: Any = None) -> Any:
+    """As `zeros`, in the shape and type of ``a``."""
+    return zeros(a.shape, dtype or a.dtype)
+
+
+def ones_like(a: Any, dtype: Any = None) -> Any:
+    """As `ones`, in the shape and type of ``a``."""
+    return ones(a.shape, dtype or a.dtype)
+
+
+def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Any:
+    """As `full`, in the shape and type of ``a``."""
+    return full(a.shape, fill_value, dtype or a.dtype)
+
+
+def array(obj: Any, dtype: Any = None, copy: bool = True) -> Any:
+    """A copy on the device: uploaded from the host, or copied on the device."""
+    if isinstance(obj, FollowedArray):
+        return obj.astype(dtype or obj.dtype, copy=copy)
+    return _follow(np.array(obj, dtype), "array", uploaded=True)
+
+
+def asarray(a: Any, dtype: Any = None) -> Any:
+    """The array itself where it is on the device already, otherwise an uploaded copy."""
+    return array(a, dtype, copy=False)
+
+
+def ascontiguousarray(a: Any, dtype: Any = None) -> Any:
+    """The array itself where it is C-contiguous, otherwise a copy that is."""
+    if a.flags.c_contiguous and dtype in (None, a.dtype):
+        return asarray(a)
+    return a.astype(dtype or a.dtype)
+
+
+def copy(a: Any) -> Any:
+    """A copy of its own memory."""
+    return a.copy()
+
+
+def copyto(dst: Any, src: Any) -> None:
+    """Copy ``src`` into ``dst``."""
+    dst[...] = src
+
+
+def asnumpy(a: Any) -> np.ndarray[Any, Any]:
+    """A copy in host memory."""
+    return a.get() if isinstance(a, FollowedArray) else np.asarray(a)
+
+
+def __getattr__(name: str) -> Any:
+    found = getattr(np, name, None)
+    dtype = isinstance(found, type) and issubclass(found, np.generic)
+    if isinstance(found, np.ufunc) or dtype or (name in _CONSTANTS and found is not None):
+        return found
+    if name == "newaxis":
+        return None
+    raise _unsupported(f"xp.{name}")
+
+
+def _unsupported(what: str) -> _UnsupportedName:
+    return _UnsupportedName(
+        f"{what} is not followed by the virtual GPU: its arrays have creation functions, ufuncs, "
+        "copies and slicing. Use Chainer functions, or a real GPU."
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value.view(np.ndarray) if isinstance(value, FollowedArray) else value
+
+
+def _plain_nested(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain_nested(item) for item in value)
+    return _plain(value)
+
+
+def _basic(key: Any) -> Any:
+    """A key that gives a view: integers alone get an ellipsis, as CuPy gives 0-d arrays."""
+    keys = key if isinstance(key, tuple) else (key,)
+    for item in keys:
+        basic = item is None or item is Ellipsis or isinstance(item, slice)
+        if not basic and (isinstance(item, bool) or not hasattr(item, "__index__")):
+            raise _unsupported(f"indexing with {type(item).__name__}")
+    return keys if Ellipsis in keys else (*keys, Ellipsis)
+
+
+def _refuse_strangers(values: Iterable[Any]) -> None:
+    for value in values:
+        if isinstance(value, FollowedArray) or not isinstance(value, np.ndarray) or not value.ndim:
+            continue
+        if any(recorder.known(value) is None for recorder in active()):
+            raise UnsupportedError(
+                "a NumPy array meets an array of the virtual GPU; CuPy refuses that too: bring it "
+                "over with memory.xp.asarray"
+            )
+
+
+def _name(ufunc: np.ufunc, method: str) -> str:
+    return ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+
+
+def _matmul_flops(operands: list[Any]) -> int:
+    left, right = (np.asarray(value) for value in operands[:2])
+    columns = right.shape[-1] if right.ndim > 1 else 1
+    return 2 * left.size * columns
+
+
+def _follow(data: Any, label: str, *, uploaded: bool = False) -> Any:
+    followed = np.asarray(data).view(FollowedArray)
+    for recorder in active():
+        recorder.access(followed, "array", label, uploaded=uploaded)
+    return followed
+
+
+def _record(
+    name: str,
+    run: Callable[[], Any],
+    reads: Iterable[Any],
+    out: Iterable[Any],
+    flops: int | None = None,
+) -> Any:
+    """Run one operation, follow what it made and tell the recorders."""
+    recorders = active()
+    if not recorders or inside():
+        return run()
+    measured = Measured(recorders)
+    try:
+        made = run()
+        measured.stop()
+        results = tuple(out)
+        if not results:
+            made = _wrap(made)
+            results = made if isinstance(made, tuple) else (made,)
+        new = sum(r.nbytes for r in results) if not out else 0
+        workspace = measured.workspace_bytes(new)
+        for recorder in recorders:
+            read = _access_all(recorder, reads)
+            written = tuple(recorder.access(r, "array", name) for r in results)
+            traffic = sum(a.stop - a.start for a in (*read, *written))
+            work = max((r.size for r in (*results, *_arrays(reads))), default=0)
+            recorder.op(
+                Op(name, "array", read, written, work if flops is None else flops, traffic,
+                   "stream", measured.seconds, workspace)
+            )  # fmt: skip
+        return made
+    finally:
+        measured.close()
+
+
+def _wrap(made: Any) -> Any:
+    if isinstance(made, tuple):
+        return tuple(_wrap(item) for item in made)
+    return np.asarray(made).view(FollowedArray)
+
+
+def _arrays(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, np.ndarray)]
+
+
+def _access_all(recorder: Recorder, values: Iterable[Any]) -> tuple[Access, ...]:
+    return tuple(
+        recorder.access(value, "input", "array", uploaded=True) for value in _arrays(values)
+    )

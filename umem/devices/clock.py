@@ -1,0 +1,111 @@
+"""Simulated time: what operations and the movement of blocks cost.
+
+Three clocks run beside each other: the host, which launches; the GPU, which runs operations in
+order; and the host link, which carries one thing at a time because eviction happens inside the
+fault (half duplex). The step is over when the last of host and GPU is.
+
+Models: launch time, roofline time of an operation, fault, populate, prefetch and eviction costs,
+reads over the bus, prefetches on a stream of their own, pinned copies.
+Does not model: kernels that run side by side, clocks that throttle, copies that overlap with
+compute other than prefetches.
+"""
+
+from __future__ import annotations
+
+from umem.devices.base import BLOCK_BYTES
+from umem.devices.residency import Moves
+from umem.devices.specs import Costs, GpuSpec
+
+
+class Clock:
+    """The simulated seconds of one GPU."""
+
+    def __init__(self, spec: GpuSpec, costs: Costs) -> None:
+        self._spec, self._costs = spec, costs
+        self.host_seconds = 0.0
+        self.device_seconds = 0.0
+        self.link_seconds = 0.0
+        self.compute_seconds = 0.0
+        self.stall_seconds = 0.0
+        self._block_in = _seconds(BLOCK_BYTES, spec.host_in_bandwidth)
+        self._block_out = _seconds(BLOCK_BYTES, spec.host_out_bandwidth)
+
+    @property
+    def seconds(self) -> float:
+        """When everything that was asked for so far is done."""
+        return max(self.host_seconds, self.device_seconds)
+
+    def launch(self, host_seconds: float | None) -> None:
+        """The host needs this long to issue the next operation; None is a plain launch."""
+        self.host_seconds += self._costs.launch if host_seconds is None else host_seconds
+
+    def run(
+        self, flops: int, traffic_bytes: int, remote_seconds: float, moves: Moves, pattern: str,
+        ready_seconds: float,
+    ) -> None:  # fmt: skip
+        """The GPU runs one operation, with the faults it takes on the way.
+
+        ``ready_seconds`` is when the last prefetch it must wait for is done.
+        """
+        start = max(self.device_seconds, self.host_seconds, ready_seconds)
+        compute = max(
+            flops / (self._costs.compute_efficiency * self._spec.fp32_rate),
+            traffic_bytes / (self._costs.memory_efficiency * self._spec.memory_bandwidth),
+        )
+        stall = remote_seconds + self._fault_seconds(moves, pattern)
+        if stall:
+            start = max(start, self.link_seconds)
+        self.compute_seconds += compute
+        self.stall_seconds += stall
+        self.device_seconds = start + compute + stall
+        if stall:
+            self.link_seconds = self.device_seconds
+
+    def move(self, moves: Moves, nbytes: int = 0, *, overlap: bool = False) -> float:
+        """A prefetch, or an upload of ``nbytes`` from pinned host memory, as a job of its own.
+
+        Returns when it is done. With ``overlap`` it runs on a stream of its own.
+        """
+        cost = self._prefetch_seconds(moves) + _seconds(nbytes, self._spec.host_in_bandwidth)
+        start = max(self.link_seconds, self.host_seconds)
+        if overlap:
+            self.link_seconds = start + cost
+            return self.link_seconds
+        self.link_seconds = self.device_seconds = max(start, self.device_seconds) + cost
+        self.stall_seconds += cost
+        return self.device_seconds
+
+    def remote_seconds(self, read_bytes: float, written_bytes: float, pattern: str) -> float:
+        """Time of reading and writing host memory over the bus, without migration."""
+        efficiency = self._costs.remote_efficiency
+        if pattern == "random":
+            efficiency = self._costs.remote_scattered
+        return _seconds(read_bytes / efficiency, self._spec.host_in_bandwidth) + _seconds(
+            written_bytes / efficiency, self._spec.host_out_bandwidth
+        )
+
+    def _fault_seconds(self, moves: Moves, pattern: str) -> float:
+        costs = self._costs
+        fault = costs.fault_stream
+        if pattern == "strided":
+            fault = costs.fault_strided
+        elif pattern == "random" and moves.migrated_out:
+            fault = costs.fault_random
+        return (
+            moves.migrated_in * (self._block_in + fault)
+            + moves.populated * costs.populate_fault
+            + moves.migrated_out * self._block_out
+        )
+
+    def _prefetch_seconds(self, moves: Moves) -> float:
+        costs = self._costs
+        return (
+            moves.migrated_in * (self._block_in + costs.prefetch)
+            + moves.populated * costs.populate_prefetch
+            + moves.migrated_out * self._block_out
+            + moves.prefetched_out * (self._block_out + costs.prefetch)
+        )
+
+
+def _seconds(nbytes: float, bandwidth: float | None) -> float:
+    return 0.0 if not bandwidth else nbytes / bandwidth

@@ -1,0 +1,243 @@
+"""What the driver hands out on a virtual GPU: address space, pinned VRAM, managed memory.
+
+Models: blocks of 2 MiB; requests below half a block share blocks, as the driver's own
+suballocation does; ``cudaMalloc`` takes VRAM for good and pushes managed blocks out.
+Does not model: the driver's fragmentation, the VRAM that a CUDA context takes for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from umem.devices.base import BLOCK_BYTES, Policy, Span
+from umem.devices.pool import Pool, UncachedPool
+from umem.devices.residency import ACCESSED_BY_GPU, PREFER_HOST, Moves, Residency
+from umem.errors import LimitError, OutOfMemoryError, SizeError
+from umem.units import format_bytes
+
+SMALL_BYTES = BLOCK_BYTES // 2
+
+
+class BlockNumbers:
+    """Hands out runs of block numbers; number 0 never, so that no address is null."""
+
+    def __init__(self, on_growth: Callable[[int], None]) -> None:
+        self._on_growth = on_growth
+        self._next = 1
+        self._holes: dict[int, list[int]] = {}
+
+    def take(self, count: int) -> int:
+        """The first number of a run of ``count``."""
+        holes = self._holes.get(count)
+        if holes:
+            return holes.pop()
+        first, self._next = self._next, self._next + count
+        self._on_growth(self._next)
+        return first
+
+    def give_back(self, first: int, count: int) -> None:
+        """Take a run back, to be handed out to the next that wants as many."""
+        self._holes.setdefault(count, []).append(first)
+
+
+class _AddressSpace:
+    """Ranges of one kind of memory; small ones share a block."""
+
+    def __init__(self, numbers: BlockNumbers) -> None:
+        self._numbers = numbers
+        self._shared: dict[int, int] = {}
+        self._open_block = -1
+        self._open_bytes = 0
+
+    def blocks_needed(self, nbytes: int) -> int:
+        """How many new blocks `reserve` would take."""
+        if nbytes >= SMALL_BYTES:
+            return -(-nbytes // BLOCK_BYTES)
+        return 0 if self._fits_open(nbytes) else 1
+
+    def reserve(self, nbytes: int) -> int:
+        """The address of a range of ``nbytes``."""
+        if nbytes >= SMALL_BYTES:
+            return self._numbers.take(-(-nbytes // BLOCK_BYTES)) * BLOCK_BYTES
+        if not self._fits_open(nbytes):
+            self._open_block, self._open_bytes = self._numbers.take(1), 0
+            self._shared[self._open_block] = 0
+        address = self._open_block * BLOCK_BYTES + self._open_bytes
+        self._open_bytes += nbytes
+        self._shared[self._open_block] += 1
+        return address
+
+    def give_back(self, address: int, nbytes: int) -> tuple[int, int]:
+        """Take a range back; returns the blocks ``(start, stop)`` that nothing uses any more."""
+        block, count = address // BLOCK_BYTES, 1
+        if nbytes >= SMALL_BYTES:
+            count = -(-nbytes // BLOCK_BYTES)
+        else:
+            self._shared[block] -= 1
+            if self._shared[block]:
+                return block, block
+            del self._shared[block]
+            if block == self._open_block:
+                self._open_block = -1
+        self._numbers.give_back(block, count)
+        return block, block + count
+
+    def _fits_open(self, nbytes: int) -> bool:
+        return self._open_block >= 0 and self._open_bytes + nbytes <= BLOCK_BYTES
+
+
+class _Pinned:
+    """``cudaMalloc``."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._space = _AddressSpace(driver.numbers)
+
+    def reserve(self, nbytes: int) -> int:
+        self._driver.pin(self._space.blocks_needed(nbytes))
+        return self._space.reserve(nbytes)
+
+    def give_back(self, address: int, nbytes: int) -> None:
+        start, stop = self._space.give_back(address, nbytes)
+        self._driver.unpin(stop - start)
+
+
+class _Managed:
+    """``cudaMallocManaged``, with advice that every range gets."""
+
+    def __init__(self, driver: Driver, advice: int = 0) -> None:
+        self._driver, self._advice = driver, advice
+        self._space = _AddressSpace(driver.numbers)
+
+    def reserve(self, nbytes: int) -> int:
+        address = self._space.reserve(nbytes)
+        if self._advice:
+            start, stop = covered(Span(address, nbytes))
+            self._driver.residency.advise(start, stop, self._advice, unset=False)
+        return address
+
+    def give_back(self, address: int, nbytes: int) -> None:
+        self._driver.released(*self._space.give_back(address, nbytes))
+
+
+class Driver:
+    """VRAM in blocks: some pinned, the rest a cache of managed memory, behind caching pools.
+
+    ``on_moves`` is told of the blocks that ``cudaMalloc`` pushes out and that are given back.
+    Not thread-safe: its device holds the lock.
+    """
+
+    def __init__(
+        self,
+        vram_bytes: int,
+        allocator: Literal["caching", "plain"],
+        on_moves: Callable[[Moves], None],
+    ) -> None:
+        self.block_count = vram_bytes // BLOCK_BYTES
+        self.pinned_count = 0
+        self.residency = Residency(self.block_count)
+        self.numbers = BlockNumbers(self.residency.grow)
+        self._on_moves = on_moves
+        make = Pool if allocator == "caching" else UncachedPool
+        self.unmanaged = make(_Pinned(self))
+        self.managed = make(_Managed(self))
+        self.spill_host = make(_Managed(self, PREFER_HOST | ACCESSED_BY_GPU))
+        self.spill_migrate = make(_Managed(self))
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What all pools hold."""
+        return self.unmanaged.reserved_bytes + self.managed_bytes
+
+    @property
+    def managed_bytes(self) -> int:
+        """What the pools of managed memory hold."""
+        pools = (self.managed, self.spill_host, self.spill_migrate)
+        return sum(pool.reserved_bytes for pool in pools)
+
+    @property
+    def resident_count(self) -> int:
+        """Blocks of VRAM in use."""
+        return self.pinned_count + self.residency.count
+
+    def malloc(self, nbytes: int, policy: Policy) -> tuple[Pool, Span]:
+        """A span for ``nbytes``, and the pool to free it to.
+
+        Raises:
+            OutOfMemoryError: no room in the mode; LimitError where the limit is the reason.
+        """
+        if policy.mode == "managed":
+            return self.managed, self._within(policy, self.managed, nbytes)
+        try:
+            return self.unmanaged, self._within(policy, self.unmanaged, nbytes)
+        except OutOfMemoryError:
+            if policy.mode == "unmanaged":
+                raise
+        spill = self.spill_host if policy.spill == "host" else self.spill_migrate
+        return spill, spill.malloc(nbytes)
+
+    def check_limit(self, policy: Policy) -> None:
+        """Make sure that a policy's limit is not below what its pool has in use.
+
+        Raises:
+            SizeError: it is, even after the pool gave back what it had free.
+        """
+        limit = policy.limit_bytes
+        pool = self.managed if policy.mode == "managed" else self.unmanaged
+        if limit is not None and pool.reserved_bytes > limit:
+            pool.free_all_blocks()
+        if limit is not None and pool.reserved_bytes > limit:
+            raise SizeError(
+                f"limit of {format_bytes(limit)} is below the "
+                f"{format_bytes(pool.reserved_bytes)} that {policy.mode} memory has in use"
+            )
+
+    def _within(self, policy: Policy, pool: Pool, nbytes: int) -> Span:
+        limit = policy.limit_bytes
+        span = pool.malloc(nbytes)
+        if limit is None or pool.reserved_bytes <= limit:
+            return span
+        pool.free(span)
+        pool.free_all_blocks()
+        if pool.reserved_bytes + nbytes <= limit:
+            return pool.malloc(nbytes)
+        raise LimitError(
+            f"needs {format_bytes(nbytes)} more; {format_bytes(pool.reserved_bytes)} of the limit "
+            f"of {format_bytes(limit)} reserved"
+        )
+
+    # -- what the pools' sources call ------------------------------------------------------
+
+    def pin(self, count: int) -> None:
+        """Take blocks of VRAM for good, pushing managed ones out."""
+        if self.pinned_count + count > self.block_count:
+            raise OutOfMemoryError(f"no {count} blocks of VRAM left")
+        self.pinned_count += count
+        self._on_moves(self.residency.shrink(self.block_count - self.pinned_count))
+
+    def unpin(self, count: int) -> None:
+        """Give blocks of VRAM back."""
+        self.pinned_count -= count
+        self.residency.capacity = self.block_count - self.pinned_count
+
+    def released(self, start: int, stop: int) -> None:
+        """Managed blocks were given back; their advice is gone."""
+        self._on_moves(self.residency.release(start, stop))
+
+
+def covered(span: Span) -> tuple[int, int]:
+    """The blocks ``(start, stop)`` that a span touches."""
+    return span.address // BLOCK_BYTES, -(-(span.address + span.nbytes) // BLOCK_BYTES)
+
+
+def half_covered(span: Span) -> tuple[int, int]:
+    """The blocks that a span covers at least half of."""
+    half = BLOCK_BYTES // 2
+    return (span.address + half) // BLOCK_BYTES, (span.address + span.nbytes + half) // BLOCK_BYTES
+
+
+def wholly_covered(span: Span) -> tuple[int, int]:
+    """The blocks that a span covers wholly."""
+    start = -(-span.address // BLOCK_BYTES)
+    return start, max(start, (span.address + span.nbytes) // BLOCK_BYTES)

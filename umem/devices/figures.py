@@ -1,0 +1,99 @@
+"""What a virtual GPU counts; all of it simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from umem.devices.base import BLOCK_BYTES
+from umem.devices.clock import Clock
+from umem.devices.residency import Moves
+
+SAMPLE_LIMIT = 20_000
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a virtual GPU has counted so far; all of it simulated.
+
+    ``peak_bytes`` is the most that tensors and workspace held at once, ``reserved_peak_bytes``
+    what the pools took for that, ``resident_peak_bytes`` the most VRAM in use. Migrated bytes
+    are whole blocks, ``remote_bytes`` what was read and written over the bus in place. A fault
+    is counted once for each block that it brought in or populated.
+    """
+
+    seconds: float
+    step_seconds: tuple[float, ...]
+    peak_bytes: int
+    reserved_peak_bytes: int
+    resident_peak_bytes: int
+    migrated_in_bytes: int
+    migrated_out_bytes: int
+    populated_bytes: int
+    remote_bytes: int
+    uploaded_bytes: int
+    fault_count: int
+    compute_seconds: float
+    stall_seconds: float
+
+
+class Sample(NamedTuple):
+    """A point of the timeline: when, and what tensors hold and VRAM has in use."""
+
+    seconds: float
+    allocated_bytes: int
+    resident_bytes: int
+
+
+@dataclass
+class Counters:
+    """The running totals behind `Figures`."""
+
+    moves: Moves = field(default_factory=Moves)
+    fault_count: int = 0
+    remote_bytes: int = 0
+    uploaded_bytes: int = 0
+    live_bytes: int = 0
+    peak_bytes: int = 0
+    reserved_peak_bytes: int = 0
+    resident_peak_count: int = 0
+    step_ends: list[float] = field(default_factory=list)
+    timeline: list[Sample] = field(default_factory=list)
+    _stride: int = 1
+    _skipped: int = 0
+
+    def hold(self, nbytes: int, extra: int = 0) -> None:
+        """Tensors hold ``nbytes`` more, and a workspace of ``extra`` for a moment."""
+        self.live_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes + extra)
+
+    def sample(self, seconds: float, resident_count: int) -> None:
+        """Add a point to the timeline, thinning it out when it grows too long."""
+        self.resident_peak_count = max(self.resident_peak_count, resident_count)
+        self._skipped += 1
+        if self._skipped < self._stride:
+            return
+        self._skipped = 0
+        self.timeline.append(Sample(seconds, self.live_bytes, resident_count * BLOCK_BYTES))
+        if len(self.timeline) >= SAMPLE_LIMIT:
+            del self.timeline[::2]
+            self._stride *= 2
+
+    def figures(self, clock: Clock) -> Figures:
+        """The totals as they stand."""
+        moves, ends = self.moves, self.step_ends
+        return Figures(
+            seconds=clock.seconds,
+            step_seconds=tuple(b - a for a, b in zip([0.0, *ends], ends, strict=False)),
+            peak_bytes=self.peak_bytes,
+            reserved_peak_bytes=self.reserved_peak_bytes,
+            resident_peak_bytes=self.resident_peak_count * BLOCK_BYTES,
+            migrated_in_bytes=moves.migrated_in * BLOCK_BYTES,
+            migrated_out_bytes=(moves.migrated_out + moves.prefetched_out) * BLOCK_BYTES,
+            populated_bytes=moves.populated * BLOCK_BYTES,
+            remote_bytes=self.remote_bytes,
+            uploaded_bytes=self.uploaded_bytes,
+            fault_count=self.fault_count,
+            compute_seconds=clock.compute_seconds,
+            stall_seconds=clock.stall_seconds,
+        )

@@ -1,0 +1,248 @@
+"""The model: follows events with pages and time.
+
+docs/virtual-gpu.md lists what it models and what it does not. Everything it counts is *simulated*.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from umem.devices.base import BLOCK_BYTES, Place, Policy, Span
+from umem.devices.clock import Clock
+from umem.devices.driver import Driver, covered, half_covered, wholly_covered
+from umem.devices.figures import Counters, Figures
+from umem.devices.pool import Pool
+from umem.devices.residency import ACCESSED_BY_GPU, PREFER_GPU, PREFER_HOST, READ_MOSTLY, Moves
+from umem.devices.specs import Costs, GpuSpec
+from umem.errors import HintError, LimitError, OutOfMemoryError, SizeError
+from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op
+from umem.units import format_bytes
+
+Allocator = Literal["caching", "plain"]
+
+
+@dataclass
+class Placed:
+    """A tensor, or a workspace, on the device; an empty one has no pool."""
+
+    pool: Pool | None
+    span: Span
+    nbytes: int
+
+    def part(self, low: int, high: int) -> Span:
+        """The span of bytes ``low`` to ``high``."""
+        return Span(self.span.address + low, high - low)
+
+
+class Model:
+    """Pages and time of one GPU; `on_event` feeds it.
+
+    Args:
+        spec: the GPU.
+        costs: the cost constants.
+        allocator: ``"caching"`` as CuPy's pool, or ``"plain"``: every allocation asks the driver.
+        backend: where the events come from. On ``"cupy"`` the host times of the operations are
+            used as they are; otherwise an operation costs the host one launch, because on NumPy
+            the measured time is the arithmetic's.
+        policy: how an allocation is to be served, asked at each.
+
+    Models: the caching pool, residency, the clocks. Does not model: contents.
+    """
+
+    def __init__(
+        self, spec: GpuSpec, costs: Costs, allocator: Allocator, backend: str,
+        policy: Callable[[], Policy],
+    ) -> None:  # fmt: skip
+        if spec.usable_bytes < BLOCK_BYTES:
+            raise SizeError(
+                f"vram must be at least one block of {format_bytes(BLOCK_BYTES)}; "
+                f"got {format_bytes(spec.usable_bytes)}"
+            )
+        self.spec = spec
+        self.lock = threading.RLock()
+        self.clock = Clock(spec, costs)
+        self.driver = Driver(spec.usable_bytes, allocator, self._on_moves)
+        self.tensors: dict[int, Placed] = {}
+        self.counters = Counters()
+        self.prefetched: dict[int, Place] = {}
+        self._policy = policy
+        self._uses_host_times = backend == "cupy"
+        self._pending: list[tuple[int, int, float]] = []
+
+    @property
+    def figures(self) -> Figures:
+        """What was counted so far (simulated)."""
+        return self.counters.figures(self.clock)
+
+    def on_event(self, event: Event) -> None:
+        """Follow one event.
+
+        Raises:
+            OutOfMemoryError: an allocation or a workspace does not fit; it was not made.
+        """
+        with self.lock:
+            if isinstance(event, Op):
+                self._on_op(event)
+            elif isinstance(event, Alloc):
+                self._on_alloc(event)
+            elif isinstance(event, Free):
+                self._on_free(event)
+            elif isinstance(event, Hint):
+                self._on_hint(event)
+            elif isinstance(event, Mark) and event.label == "step":
+                self.counters.step_ends.append(self.clock.seconds)
+            self.counters.sample(self.clock.seconds, self.driver.resident_count)
+
+    def _on_alloc(self, event: Alloc) -> None:
+        if event.nbytes == 0:
+            self.tensors[event.tensor] = Placed(None, Span(0, 0), 0)
+            return
+        tensor = self._malloc(event.nbytes, f"{event.label!r} {event.kind}")
+        self.tensors[event.tensor] = tensor
+        self.counters.hold(event.nbytes)
+        if event.uploaded:
+            self._upload(tensor)
+
+    def _upload(self, tensor: Placed) -> None:
+        moves = Moves()
+        if self.is_managed(tensor):
+            blocks = covered(tensor.part(0, tensor.nbytes))
+            moves = self.driver.residency.touch(*blocks, write=True)
+        self.counters.uploaded_bytes += tensor.nbytes
+        self.counters.moves.add(moves)
+        self.clock.launch(None)
+        self.clock.move(moves, tensor.nbytes)
+
+    def _on_free(self, event: Free) -> None:
+        tensor = self.tensors.pop(event.tensor)
+        self.counters.hold(-tensor.nbytes)
+        if tensor.pool is not None:
+            tensor.pool.free(tensor.span)
+
+    def _on_op(self, op: Op) -> None:
+        workspace = None
+        if op.workspace_bytes:
+            workspace = self._malloc(op.workspace_bytes, f"{op.name!r} workspace")
+            self.counters.hold(0, extra=op.workspace_bytes)
+        self.clock.launch(op.host_seconds if self._uses_host_times else None)
+        moves = Moves()
+        read_bytes, read_ready = self._touch_all(op.reads, False, moves)
+        written_bytes, write_ready = self._touch_all(op.writes, True, moves)
+        if workspace is not None and self.is_managed(workspace):
+            blocks = covered(workspace.part(0, workspace.nbytes))
+            moves.add(self.driver.residency.touch(*blocks, write=True))
+        self.counters.moves.add(moves)
+        self.counters.fault_count += moves.migrated_in + moves.populated
+        remote = self._remote_seconds(op, read_bytes, written_bytes)
+        ready = max(read_ready, write_ready)
+        self.clock.run(op.flops, op.traffic_bytes, remote, moves, op.pattern, ready)
+        if workspace is not None and workspace.pool is not None:
+            workspace.pool.free(workspace.span)
+
+    def _touch_all(
+        self, accesses: Iterable[Access], write: bool, moves: Moves
+    ) -> tuple[float, float]:
+        """Touch every access; returns the bytes that lie on the host, and when all is there."""
+        remote_bytes = ready = 0.0
+        for tensor_id, low, high in accesses:
+            tensor = self.tensors[tensor_id]
+            if high <= low or not self.is_managed(tensor):
+                continue
+            start, stop = covered(tensor.part(low, high))
+            if self._pending:
+                ready = max(ready, self._ready(start, stop))
+            found = self.driver.residency.touch(start, stop, write=write)
+            moves.add(found)
+            remote_bytes += (high - low) * found.remote / (stop - start)
+        return remote_bytes, ready
+
+    def _remote_seconds(self, op: Op, read_bytes: float, written_bytes: float) -> float:
+        if not read_bytes and not written_bytes:
+            return 0.0
+        self.counters.remote_bytes += round(read_bytes + written_bytes)
+        touched = sum(stop - start for _, start, stop in (*op.reads, *op.writes))
+        more = max(1.0, op.traffic_bytes / touched) if op.pattern == "random" else 1.0
+        return self.clock.remote_seconds(read_bytes * more, written_bytes, op.pattern)
+
+    def _ready(self, start: int, stop: int) -> float:
+        now = self.clock.device_seconds
+        self._pending = [job for job in self._pending if job[2] > now]
+        return max((job[2] for job in self._pending if job[0] < stop and job[1] > start), default=0)
+
+    def is_managed(self, tensor: Placed) -> bool:
+        """Whether a tensor's memory is managed."""
+        return tensor.pool is not None and tensor.pool is not self.driver.unmanaged
+
+    def _malloc(self, nbytes: int, what: str) -> Placed:
+        policy = self._policy()
+        try:
+            pool, span = self.driver.malloc(nbytes, policy)
+        except LimitError as error:
+            raise LimitError(
+                f"{what}: {error} (simulated {self.spec.title}). Raise the limit, or free what "
+                "is not needed."
+            ) from None
+        except OutOfMemoryError:
+            used = self.driver.pinned_count * BLOCK_BYTES
+            raise OutOfMemoryError(
+                f"needs {format_bytes(nbytes)} for {what}; {format_bytes(used)} of "
+                f"{format_bytes(self.spec.usable_bytes)} of VRAM in use (simulated {self.spec.title}). "
+                "Run the block under umem.managed() or umem.hybrid()."
+            ) from None
+        counters = self.counters
+        counters.reserved_peak_bytes = max(
+            counters.reserved_peak_bytes, self.driver.reserved_bytes
+        )
+        tensor = Placed(pool, span, nbytes)
+        if policy.prefetch and self.is_managed(tensor):
+            moves = self.driver.residency.prefetch(*covered(tensor.part(0, nbytes)))
+            counters.moves.add(moves)
+            self.clock.move(moves)
+        return tensor
+
+    def _on_moves(self, moves: Moves) -> None:
+        """cudaMalloc pushed managed blocks out, or blocks were given back."""
+        self.counters.moves.add(moves)
+        if moves.migrated_out:
+            self.clock.move(moves)
+
+    def _on_hint(self, hint: Hint) -> None:
+        self.clock.launch(None)
+        for tensor_id, low, high in hint.accesses:
+            tensor = self.tensors[tensor_id]
+            if high > low and self.is_managed(tensor):
+                self._hint_span(tensor.part(low, high), hint)
+
+    def _hint_span(self, span: Span, hint: Hint) -> None:
+        residency = self.driver.residency
+        if hint.action == "prefetch":
+            self._prefetch_blocks(*covered(span), hint)
+        elif hint.action == "discard":
+            self.counters.moves.add(residency.discard(*wholly_covered(span)))
+        else:
+            flag = _advice_flag(hint.action, hint.place)
+            residency.advise(*half_covered(span), flag, unset=hint.unset)
+
+    def _prefetch_blocks(self, start: int, stop: int, hint: Hint) -> None:
+        residency = self.driver.residency
+        to_host = hint.place == "cpu"
+        moves = (residency.prefetch_out if to_host else residency.prefetch)(start, stop)
+        self.counters.moves.add(moves)
+        done = self.clock.move(moves, overlap=hint.overlap)
+        place: Place = "cpu" if to_host else 0
+        self.prefetched.update(dict.fromkeys(range(start, stop), place))
+        if hint.overlap and not to_host:
+            self._pending.append((start, stop, done))
+
+
+def _advice_flag(action: str, place: Place | str | None) -> int:
+    if action == "read_mostly":
+        return READ_MOSTLY
+    if action == "preferred_location":
+        return PREFER_HOST if place == "cpu" else PREFER_GPU
+    if action == "accessed_by":
+        return 0 if place == "cpu" else ACCESSED_BY_GPU
+    raise HintError(f"unknown advice {action!r}")

@@ -1,0 +1,216 @@
+"""The virtual GPU: a model of pages and time that follows a run, or replays a trace.
+
+docs/virtual-gpu.md lists what it models and what it does not. Everything it reports is
+*simulated*; the arithmetic beside it is real and runs on NumPy.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, ClassVar, Literal
+
+from umem.devices.base import (
+    BLOCK_BYTES,
+    Advice,
+    Device,
+    Location,
+    Mode,
+    Place,
+    Policy,
+    Restore,
+    Usage,
+    byte_ranges,
+)
+from umem.devices.driver import covered, half_covered
+from umem.devices.figures import Figures, Sample
+from umem.devices.model import Allocator, Model
+from umem.devices.residency import ACCESSED_BY_GPU, PREFER_GPU, PREFER_HOST, READ_MOSTLY, Moves
+from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec
+from umem.errors import DeviceError, StateError
+from umem.recorder import Recorder, active, address_of, root_of
+from umem.trace import Access, Event, Hint
+
+
+class VirtualGPU(Device):
+    """The model of one GPU, fed with events.
+
+    Args:
+        gpu: a name of the table (`umem.devices.specs`), or a spec.
+        vram_bytes: usable VRAM instead of the table's figure.
+        costs: the cost constants.
+        allocator, backend: see `Model`.
+
+    Models: see docs/virtual-gpu.md. Does not model: contents.
+    Thread-safe. Cost: bench/residency.py (block touches a second), bench/overhead.py (live).
+    """
+
+    kind: ClassVar[Literal["cuda", "virtual"]] = "virtual"
+
+    def __init__(
+        self,
+        gpu: str | GpuSpec,
+        *,
+        vram_bytes: int | None = None,
+        costs: Costs = COSTS,
+        allocator: Allocator = "caching",
+        backend: str = "numpy",
+    ) -> None:
+        spec = gpu_spec(gpu)
+        spec = spec if vram_bytes is None else spec.with_vram(vram_bytes)
+        self.spec, self.name, self.ordinal = spec, spec.name, 0
+        self.model = Model(spec, costs, allocator, backend, lambda: self.policy)
+        self.recorder: Recorder | None = None
+        self._default = Policy("unmanaged")
+        self._local = threading.local()
+
+    # -- Device ----------------------------------------------------------------------------
+
+    @property
+    def vram_bytes(self) -> int:
+        """Usable VRAM."""
+        return self.spec.usable_bytes
+
+    @property
+    def xp(self) -> Any:
+        """Array functions whose NumPy arrays this GPU follows; see `umem.devices.arrays`."""
+        from umem.devices import arrays
+
+        return arrays
+
+    def why_not(self, mode: Mode) -> str | None:
+        """Managed memory needs a host link to move blocks over."""
+        if mode != "unmanaged" and self.spec.host_in_bandwidth is None:
+            return (
+                f"{self.spec.title} shares its memory with the CPU and has no concurrent managed "
+                "access: there is nothing to oversubscribe"
+            )
+        return None
+
+    def install(self, policy: Policy, *, everywhere: bool) -> Restore:
+        """Serve allocations by ``policy``; see `Device.install`.
+
+        Raises:
+            SizeError: the limit is below what the mode's pool has in use.
+        """
+        with self.model.lock:
+            self._flush()
+            self.model.driver.check_limit(policy)
+        before = self._default if everywhere else getattr(self._local, "policy", None)
+        self._set(policy, everywhere)
+        return lambda: self._set(before, everywhere)
+
+    def _set(self, policy: Policy | None, everywhere: bool) -> None:
+        if everywhere:
+            assert policy is not None
+            self._default = policy
+        else:
+            self._local.policy = policy
+
+    def usage(self) -> Usage:
+        """What the pools hold; resident bytes are known here, because they are simulated."""
+        with self.model.lock:
+            self._flush()
+            return Usage(
+                reserved_bytes=self.model.driver.reserved_bytes,
+                peak_bytes=self.model.counters.reserved_peak_bytes,
+                managed_bytes=self.model.driver.managed_bytes,
+                resident_bytes=self.model.driver.resident_count * BLOCK_BYTES,
+                paging=f"{self.model.counters.fault_count} faults (simulated)",
+            )
+
+    def prefetch(self, array: Any, to: Place, stream: Any) -> int:
+        """Move an array's blocks; any ``stream`` but None runs beside the operations."""
+        if to not in ("cpu", self.ordinal):
+            raise DeviceError(f"this virtual GPU is number {self.ordinal}; there is no GPU {to}")
+        return self._hint(array, Hint("prefetch", (), to, overlap=stream is not None))
+
+    def discard(self, array: Any) -> int:
+        """Forget an array's contents, so that evicting it costs nothing."""
+        return self._hint(array, Hint("discard", ()))
+
+    def advise(self, array: Any, advice: Advice, place: Place | None, *, unset: bool) -> int:
+        """Give or take back advice; it acts on the blocks of which the array covers half."""
+        return self._hint(array, Hint(advice, (), place, unset))
+
+    def location(self, array: Any) -> Location:
+        """Where an array's blocks are in the model."""
+        with self.model.lock:
+            found = None if self.recorder is None else self.recorder.known(array)
+            tensor = None if found is None else self.model.tensors[found.tensor]
+            if tensor is None or not self.model.is_managed(tensor):
+                return Location(managed=False)
+            whole = tensor.part(0, tensor.nbytes)
+            start, stop = covered(whole)
+            flags = set(self.model.driver.residency.advice[slice(*half_covered(whole))])
+            common = flags.pop() if len(flags) == 1 else 0
+            places = {self.model.prefetched.get(block) for block in range(start, stop)}
+            resident = self.model.driver.residency.resident.count(1, start, stop) * BLOCK_BYTES
+            return Location(
+                managed=True,
+                preferred="cpu" if common & PREFER_HOST else 0 if common & PREFER_GPU else None,
+                accessed_by=(0,) if common & ACCESSED_BY_GPU else (),
+                last_prefetch=places.pop() if len(places) == 1 else None,
+                read_mostly=bool(common & READ_MOSTLY),
+                resident_bytes=min(tensor.nbytes, resident),
+            )
+
+    def synchronize(self) -> None:
+        """The host waits for the GPU."""
+        self.model.clock.host_seconds = self.model.clock.seconds
+
+    # -- figures ---------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> Policy:
+        """How the calling thread's allocations are served."""
+        return getattr(self._local, "policy", None) or self._default
+
+    @property
+    def figures(self) -> Figures:
+        """What was counted so far (simulated)."""
+        with self.model.lock:
+            self._flush()
+            return self.model.figures
+
+    @property
+    def moves(self) -> Moves:
+        """Every block movement so far (simulated)."""
+        return self.model.counters.moves
+
+    def on_event(self, event: Event) -> None:
+        """Follow one event; see `Model.on_event`."""
+        self.model.on_event(event)
+
+    @property
+    def timeline(self) -> list[Sample]:
+        """Allocated and resident bytes over simulated time, thinned out to 20,000 points."""
+        return list(self.model.counters.timeline)
+
+    def _flush(self) -> None:
+        if self.recorder is not None:
+            self.recorder.flush()
+
+    # -- hints -----------------------------------------------------------------------------
+
+    def _hint(self, array: Any, hint: Hint) -> int:
+        if self.recorder is None or self.recorder not in active():
+            raise StateError("hints on a virtual GPU are given inside its umem.virtual_gpu block")
+        if type(array).__module__.partition(".")[0] == "cupy":
+            raise DeviceError("a CuPy array is not on this virtual GPU; use memory.xp's arrays")
+        nbytes = 0
+        for recorder in active():
+            parts = _parts(array, recorder.access(array, "input", "array", uploaded=True))
+            if recorder is self.recorder and self.model.is_managed(self.model.tensors[parts[0].tensor]):
+                nbytes = sum(part.stop - part.start for part in parts)
+            recorder.hint(hint._replace(accesses=parts))
+        return nbytes
+
+
+def _parts(array: Any, access: Access) -> tuple[Access, ...]:
+    """The exact byte ranges of an array within its tensor; an empty array has an empty one."""
+    root = root_of(array)
+    if root is array or array.nbytes == root.nbytes or array.size == 0:
+        return (access,)
+    offset = address_of(array) - address_of(root)
+    spans = byte_ranges(offset, array.shape, array.strides, array.itemsize)
+    return tuple(Access(access.tensor, span.address, span.address + span.nbytes) for span in spans)

@@ -1,0 +1,215 @@
+"""Hints: tell the driver where memory will be used.
+
+Every function takes an array, a Chainer Variable, Parameter, Link or Optimizer, or any nesting
+of them in dicts, lists and tuples; shared arrays count once. All return the bytes that the hint
+reached: memory that is not managed takes none, and counts 0.
+
+Advice belongs to addresses, not to arrays: on memory from a pool it stays when the pool hands the
+same addresses to the next array. Take it back with ``unset=True`` before the array dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from umem.devices.base import ADVICE, Advice, Device, Location, Place
+from umem.errors import HintError
+from umem.memory import current_device
+
+Preset = Literal["streaming", "random", "read_mostly", "optimizer_state"]
+
+PRESETS: dict[str, tuple[tuple[Advice, Literal["gpu", "cpu"] | None], ...]] = {
+    "streaming": (("preferred_location", "cpu"), ("accessed_by", "gpu")),
+    "random": (("preferred_location", "gpu"),),
+    "read_mostly": (("read_mostly", None),),
+    "optimizer_state": (("preferred_location", "cpu"), ("accessed_by", "gpu")),
+}
+"""What each preset advises. ``streaming`` and ``optimizer_state`` leave the data on the host and
+map it for the GPU: it is read once a step, so moving it would only push other data out."""
+
+
+def arrays_in(x: Any) -> Iterator[Any]:
+    """The arrays in ``x``, each once, in a stable order.
+
+    Raises:
+        HintError: something in it holds no arrays.
+    """
+    seen: set[int] = set()
+    for array in _walk(x):
+        if id(array) not in seen:
+            seen.add(id(array))
+            yield array
+
+
+def _walk(x: Any) -> Iterator[Any]:
+    if x is None:
+        return
+    if isinstance(x, np.ndarray) or hasattr(x, "__cuda_array_interface__"):
+        yield x
+    elif isinstance(x, Mapping):
+        for value in x.values():
+            yield from _walk(value)
+    elif isinstance(x, (list, tuple, set, frozenset)):
+        for value in x:
+            yield from _walk(value)
+    elif hasattr(x, "target") and hasattr(x, "new_epoch"):
+        yield from _walk_optimizer(x)
+    elif hasattr(x, "params") and hasattr(x, "namedparams"):
+        yield from _walk_link(x)
+    elif hasattr(x, "array") and hasattr(x, "grad"):
+        yield from (value for value in (x.array, x.grad) if value is not None)
+    elif hasattr(x, "indptr") and hasattr(x, "indices"):
+        yield from (x.data, x.indices, x.indptr)
+    else:
+        raise HintError(f"{type(x).__name__} holds no arrays that umem knows of")
+
+
+def _walk_link(link: Any) -> Iterator[Any]:
+    for param in link.params(include_uninit=False):
+        yield from _walk(param)
+    for part in link.links():
+        for name in getattr(part, "_persistent", ()):
+            value = getattr(part, name)
+            if isinstance(value, np.ndarray) or hasattr(value, "__cuda_array_interface__"):
+                yield value
+
+
+def _walk_optimizer(optimizer: Any) -> Iterator[Any]:
+    """The state of each parameter, which is what only the update reads."""
+    for param in optimizer.target.params(include_uninit=False):
+        state = getattr(param.update_rule, "state", None) or {}
+        for value in state.values():
+            if isinstance(value, np.ndarray) or hasattr(value, "__cuda_array_interface__"):
+                yield value
+
+
+def prefetch(
+    x: Any, to: Place | None = None, *, stream: Any = None, strict: bool = False
+) -> int:
+    """Move memory before it is used; returns the bytes that were asked for.
+
+    Args:
+        x: arrays, see the module.
+        to: a GPU's ordinal, ``"cpu"``, or None for the current GPU.
+        stream: where the move is queued, so that it overlaps with other work; None is the
+            current stream. On a virtual GPU any value but None is a stream of its own.
+        strict: raise where memory is not managed.
+
+    Asking for more than fits evicts what came first, without an error.
+
+    Raises:
+        HintError: with ``strict``, memory that is not managed; nothing was moved.
+        DeviceError: an array is on another device, or there is no such place.
+        DeviceNotFoundError: there is no device at all.
+    """
+    device = current_device()
+    place = _place(to, device)
+
+    def move(array: Any) -> int:
+        return device.prefetch(array, place, stream)
+
+    return _apply(x, device, move, strict)
+
+
+def advise(
+    x: Any,
+    advice: Advice,
+    device: Place | None = None,
+    *,
+    unset: bool = False,
+    strict: bool = False,
+) -> int:
+    """Advise the driver about memory; returns the bytes that the advice reached.
+
+    Args:
+        x: arrays, see the module.
+        advice: ``"read_mostly"``, ``"preferred_location"`` or ``"accessed_by"``.
+        device: a GPU's ordinal, ``"cpu"``, or None for the current GPU; ignored by read_mostly.
+        unset: take the advice back.
+        strict: raise where memory is not managed.
+
+    Raises:
+        HintError: unknown advice, or with ``strict`` memory that is not managed.
+        DeviceError, DeviceNotFoundError: see `prefetch`.
+    """
+    if advice not in ADVICE:
+        raise HintError(f"advice must be one of {', '.join(ADVICE)}; got {advice!r}")
+    current = current_device()
+    place = None if advice == "read_mostly" else _place(device, current)
+
+    def give(array: Any) -> int:
+        return current.advise(array, advice, place, unset=unset)
+
+    return _apply(x, current, give, strict)
+
+
+def preset(x: Any, name: Preset, *, unset: bool = False, strict: bool = False) -> int:
+    """Give the advice that suits a way of use; returns the bytes it reached.
+
+    ``streaming``: read once a step, in order. ``random``: read here and there, often.
+    ``read_mostly``: written once, read by all. ``optimizer_state``: read and written by the
+    update only. `PRESETS` says what each advises.
+
+    Raises:
+        HintError: unknown preset; see `advise`.
+    """
+    if name not in PRESETS:
+        raise HintError(f"preset must be one of {', '.join(PRESETS)}; got {name!r}")
+    reached = [
+        advise(x, advice, "cpu" if place == "cpu" else None, unset=unset, strict=strict)
+        for advice, place in PRESETS[name]
+    ]
+    return max(reached)
+
+
+def location(x: Any) -> Location:
+    """Where memory is advised to be and was last prefetched to; resident bytes where known.
+
+    Of several arrays it reports what they agree in, and the sum of their resident bytes.
+
+    Raises:
+        HintError: there is no array in ``x``.
+    """
+    device = current_device()
+    found = [device.location(array) for array in arrays_in(x)]
+    if not found:
+        raise HintError("there is no array to locate")
+    first = found[0]
+    resident = [item.resident_bytes for item in found]
+    return Location(
+        managed=all(item.managed for item in found),
+        preferred=first.preferred if _agree(item.preferred for item in found) else None,
+        accessed_by=first.accessed_by if _agree(item.accessed_by for item in found) else (),
+        last_prefetch=(
+            first.last_prefetch if _agree(item.last_prefetch for item in found) else None
+        ),
+        read_mostly=all(item.read_mostly for item in found),
+        resident_bytes=None if None in resident else sum(r for r in resident if r is not None),
+    )
+
+
+def _agree(values: Iterable[Any]) -> bool:
+    return len(set(values)) == 1
+
+
+def _place(to: Place | None, device: Device) -> Place:
+    if to is None:
+        return device.ordinal
+    if to == "cpu" or (isinstance(to, int) and not isinstance(to, bool) and to >= 0):
+        return to
+    raise HintError(f"a place is a GPU's ordinal or 'cpu'; got {to!r}")
+
+
+def _apply(x: Any, device: Device, hint: Callable[[Any], int], strict: bool) -> int:
+    arrays = list(arrays_in(x))
+    if strict:
+        for array in arrays:
+            if array.nbytes and not device.location(array).managed:
+                raise HintError(
+                    f"an array of shape {array.shape} is not managed memory; allocate it under "
+                    "umem.managed(), or leave strict out"
+                )
+    return sum(hint(array) for array in arrays)

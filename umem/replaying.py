@@ -1,0 +1,135 @@
+"""A trace on a virtual GPU: what would happen, without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from umem.devices.base import ADVICE, MODES, Mode, Policy
+from umem.devices.figures import Figures, Sample
+from umem.devices.model import Allocator
+from umem.devices.specs import COSTS, Costs, GpuSpec
+from umem.devices.virtual import VirtualGPU
+from umem.errors import HintError, OutOfMemoryError, StateError
+from umem.memory import Size
+from umem.trace import Access, Alloc, Event, Hint, Trace
+from umem.units import parse_bytes
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a trace would do on a GPU; all of it simulated.
+
+    ``fits`` is False where an allocation failed; ``reason`` is then the error's message, and
+    ``figures`` and ``timeline`` end there.
+    """
+
+    gpu: str
+    vram_bytes: int
+    mode: Mode
+    prefetch: bool
+    fits: bool
+    reason: str | None
+    figures: Figures
+    timeline: tuple[Sample, ...]
+    simulated: Literal[True] = True
+
+    @property
+    def seconds(self) -> float:
+        """Simulated seconds of the whole trace."""
+        return self.figures.seconds
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that tensors and workspace held at once."""
+        return self.figures.peak_bytes
+
+    @property
+    def migrated_bytes(self) -> int:
+        """Bytes of the blocks that moved, both ways."""
+        return self.figures.migrated_in_bytes + self.figures.migrated_out_bytes
+
+    @property
+    def factor(self) -> float:
+        """Peak over VRAM: the oversubscription factor."""
+        return self.figures.peak_bytes / self.vram_bytes
+
+
+def replay(
+    trace: Trace,
+    gpu: str | GpuSpec,
+    mode: Mode = "managed",
+    vram: Size | None = None,
+    *,
+    prefetch: bool = False,
+    limit: Size | None = None,
+    spill: Literal["host", "migrate"] = "host",
+    advice: Mapping[str, str] | None = None,
+    allocator: Allocator = "caching",
+    costs: Costs = COSTS,
+) -> Replay:
+    """Replay a trace on the model of a GPU.
+
+    Args:
+        trace: what to replay.
+        gpu: a name of the table, such as ``"v100-16gb"``.
+        mode: where allocations come from.
+        vram: usable VRAM instead of the table's figure, as an int or text.
+        prefetch: make memory resident as it is handed out.
+        limit, spill: as in `umem.managed` and `umem.hybrid`.
+        advice: advice for tensors as they are allocated, by a pattern of their labels:
+            ``{"SparseMatMul.matrix*": "read_mostly"}``.
+        allocator: ``"caching"`` as CuPy's pool, ``"plain"`` without one.
+        costs: the cost constants.
+
+    Does not raise when the trace does not fit: that is the result.
+
+    Raises:
+        UnknownGpuError, SizeError: see `umem.virtual_gpu`.
+        StateError: unknown mode. HintError: unknown advice.
+    """
+    if mode not in MODES:
+        raise StateError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
+    for name in (advice or {}).values():
+        if name not in ADVICE:
+            raise HintError(f"advice must be one of {', '.join(ADVICE)}; got {name!r}")
+    device = VirtualGPU(
+        gpu,
+        vram_bytes=None if vram is None else parse_bytes(vram, "vram"),
+        costs=costs,
+        allocator=allocator,
+        backend=trace.backend,
+    )
+    limit_bytes = None if limit is None else parse_bytes(limit, "limit")
+    device.install(Policy(mode, limit_bytes, prefetch, spill), everywhere=True)
+    reason = device.why_not(mode) or _feed(device, trace, advice or {})
+    return Replay(
+        gpu=device.name,
+        vram_bytes=device.vram_bytes,
+        mode=mode,
+        prefetch=prefetch,
+        fits=reason is None,
+        reason=reason,
+        figures=device.figures,
+        timeline=tuple(device.timeline),
+    )
+
+
+def _feed(device: VirtualGPU, trace: Trace, advice: Mapping[str, str]) -> str | None:
+    try:
+        for event in trace.events:
+            device.on_event(event)
+            if advice and isinstance(event, Alloc):
+                for hint in _advice_for(event, advice):
+                    device.on_event(hint)
+    except OutOfMemoryError as error:
+        return str(error)
+    return None
+
+
+def _advice_for(alloc: Alloc, advice: Mapping[str, str]) -> Iterator[Event]:
+    for pattern, name in advice.items():
+        if fnmatchcase(alloc.label, pattern):
+            yield Hint(name, (Access(alloc.tensor, 0, alloc.nbytes),), 0)
