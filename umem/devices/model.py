@@ -186,10 +186,11 @@ class Model:
                 "is not needed."
             ) from None
         except OutOfMemoryError:
-            used = self.driver.pinned_count * BLOCK_BYTES
+            used = format_bytes(self.driver.pinned_count * BLOCK_BYTES)
+            vram = format_bytes(self.spec.usable_bytes)
             raise OutOfMemoryError(
-                f"needs {format_bytes(nbytes)} for {what}; {format_bytes(used)} of "
-                f"{format_bytes(self.spec.usable_bytes)} of VRAM in use (simulated {self.spec.title}). "
+                f"needs {format_bytes(nbytes)} for {what}; {used} of {vram} of VRAM in use "
+                f"(simulated {self.spec.title}). "
                 "Run the block under umem.managed() or umem.hybrid()."
             ) from None
         counters = self.counters

@@ -200,7 +200,8 @@ class VirtualGPU(Device):
         nbytes = 0
         for recorder in active():
             parts = _parts(array, recorder.access(array, "input", "array", uploaded=True))
-            if recorder is self.recorder and self.model.is_managed(self.model.tensors[parts[0].tensor]):
+            tensor = self.model.tensors.get(parts[0].tensor)
+            if recorder is self.recorder and tensor and self.model.is_managed(tensor):
                 nbytes = sum(part.stop - part.start for part in parts)
             recorder.hint(hint._replace(accesses=parts))
         return nbytes

@@ -1,0 +1,28 @@
+"""What every test shares: gpu tests skip themselves without a device, and nothing leaks."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the gpu group where there is no device; asks for one only when the group is there."""
+    chosen = [item for item in items if item.get_closest_marker("gpu")]
+    if not chosen:
+        return
+    from umem.devices.cuda import cuda_reason
+
+    reason = cuda_reason()
+    if reason is not None:
+        for item in chosen:
+            item.add_marker(pytest.mark.skip(reason=f"no CUDA device: {reason}"))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_on() -> object:
+    """A test leaves nothing enabled, no block open and no recorder active behind."""
+    yield
+    from umem import memory, recorder
+
+    leaked = (memory._enabled, memory._local.virtual, memory._local.blocks, recorder.active())
+    assert leaked == (None, [], [], ())
