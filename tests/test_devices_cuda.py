@@ -1,0 +1,754 @@
+"""The CUDA device on the real CuPy without a GPU: host memory stands in for the device's."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import pickle
+import subprocess
+import sys
+import threading
+import types
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+cupy = pytest.importorskip("cupy")
+
+from cuda_host_driver import GIB, PREFER_HOST, PREFETCH, HostDriver, HostPool, installed  # noqa: E402
+
+from umem.devices import cuda_driver  # noqa: E402
+from umem.devices.base import MODES, Policy  # noqa: E402
+from umem.devices.cuda import CudaDevice, cuda_reason, open_cuda  # noqa: E402
+from umem.devices.cuda_errors import CudaLimitError, CudaOutOfMemoryError  # noqa: E402
+from umem.devices.cuda_hybrid import LARGE_BYTES, PROBE_EVERY, Hybrid  # noqa: E402
+from umem.errors import (  # noqa: E402
+    DeviceError,
+    DeviceNotFoundError,
+    LimitError,
+    MissingDependencyError,
+    OutOfMemoryError,
+    SizeError,
+    StateError,
+)
+
+MIB = 1 << 20
+MANAGED, HYBRID, UNMANAGED = Policy("managed"), Policy("hybrid"), Policy("unmanaged")
+
+
+@pytest.fixture
+def driver():
+    return HostDriver()
+
+
+@pytest.fixture
+def device(driver):
+    return CudaDevice(driver)
+
+
+@pytest.fixture
+def alone():
+    """Whatever a test installs, the next one finds CuPy's allocator as it was."""
+    before = cupy.cuda.get_allocator()
+    yield
+    assert cupy.cuda.get_allocator() is before
+
+
+@pytest.fixture
+def no_gpu():
+    if cuda_reason() is None:
+        pytest.skip("there is a CUDA device")
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+
+class TestOpening:
+    def test_importing_the_device_imports_neither_cupy_nor_cuda_core(self):
+        code = (
+            "import sys, umem.devices.cuda;"
+            "print(sorted({'cupy', 'cuda.core', 'cuda.bindings'} & set(sys.modules)))"
+        )
+        assert run(code).stdout.strip() == "[]"
+
+    def test_without_cupy_the_reason_says_so(self):
+        code = "import sys; sys.modules['cupy'] = None; import umem.devices.cuda as c;"
+        assert run(code + "print(c.cuda_reason())").stdout == "CuPy is not installed\n"
+
+    def test_an_old_cupy_is_refused_with_its_version(self, monkeypatch):
+        monkeypatch.setattr(cupy, "__version__", "12.3.0")
+        assert cuda_reason() == "CuPy 12.3.0 is too old; 13 or newer is needed"
+
+    def test_without_a_device_the_error_gives_the_reason_and_both_ways_out(self, no_gpu):
+        with pytest.raises(DeviceNotFoundError) as caught:
+            open_cuda()
+        message = str(caught.value)
+        assert cuda_reason() in message
+        assert "umem[cuda12]" in message and "umem.virtual_gpu" in message
+
+    def test_without_a_driver_the_reason_is_the_driver(self, no_gpu):
+        if cupy.cuda.runtime.driverGetVersion():
+            pytest.skip("there is a driver")
+        assert cuda_reason() == "no NVIDIA driver is loaded"
+
+    def test_a_gpu_out_of_range_is_named(self, monkeypatch):
+        monkeypatch.setattr(cuda_driver, "visible_gpus", lambda: 2)
+        assert cuda_reason(5) == "GPU 5 was asked for, and 2 can be seen"
+
+    def test_missing_libraries_are_the_reason_where_a_gpu_is_there(self, monkeypatch):
+        monkeypatch.setattr(cuda_driver, "visible_gpus", lambda: 1)
+        if cuda_driver.libraries_problem() is None:
+            pytest.skip("CUDA's libraries are installed")
+        assert cuda_reason().startswith("CUDA libraries are missing (")
+        assert "nvrtc" in cuda_reason()
+
+
+class TestCuPyIsAsWeAssume:
+    """Names, signatures and failures of the CuPy that is installed."""
+
+    def test_every_driver_call_reaches_the_driver(self, no_gpu):
+        driver = cuda_driver.Driver.__new__(cuda_driver.Driver)
+        driver.ordinal, driver._core = 0, None
+        calls = [
+            lambda: cuda_driver.Driver(0),
+            cuda_driver.current_ordinal,
+            driver.bind,
+            lambda: driver.allocate(512),
+            lambda: driver.allocate_managed(512),
+            lambda: driver.prefer_host(4096, 4096),
+            lambda: driver.prefetch_here(4096, 4096),
+            driver.default_pool_bytes,
+            driver.free_bytes,
+            driver.capturing,
+            lambda: driver.is_managed(4096),
+            driver.synchronize,
+            driver.managed_problem,
+        ]
+        for call in calls:  # a wrong name or signature would be another error
+            with pytest.raises(cupy.cuda.runtime.CUDARuntimeError):
+                call()
+
+    def test_the_numbers_that_cupy_does_not_export_are_right(self, no_gpu):
+        runtime = cupy.cuda.runtime
+        assert runtime.memoryTypeManaged == cuda_driver._MANAGED_POINTER
+        with pytest.raises(runtime.CUDARuntimeError) as caught:
+            runtime.getDeviceCount()
+        assert caught.value.status in (cuda_driver.INSUFFICIENT_DRIVER, cuda_driver.NO_DEVICE)
+
+    def test_a_pool_has_the_methods_we_call(self):
+        pool = cupy.cuda.MemoryPool(lambda nbytes: None)
+        names = ("malloc", "free_all_blocks", "used_bytes", "total_bytes", "set_limit")
+        assert all(callable(getattr(pool, name)) for name in names)
+        assert pool.malloc is not pool.malloc and pool.malloc == pool.malloc
+
+    def test_arrays_are_made_of_host_memory_and_know_their_device(self, device, alone):
+        with installed(device, MANAGED):
+            array = cupy.empty((4, 8), dtype="f4")
+        assert array.device.id == 0 and array.strides == (32, 4)
+        assert isinstance(array.data.mem, cupy.cuda.UnownedMemory)
+
+    def test_a_memory_pointer_of_no_bytes_needs_no_driver_with_an_explicit_device(self):
+        memory = cupy.cuda.UnownedMemory(0, 0, None, device_id=0)
+        assert cupy.cuda.MemoryPointer(memory, 0).ptr == 0
+
+    def test_streams_give_their_address(self, driver):
+        address = cuda_driver.Driver.stream_address
+        assert address(driver, cupy.cuda.Stream.null) == 0
+        assert address(driver, cupy.cuda.Stream.ptds) == 2
+        assert address(driver, types.SimpleNamespace(__cuda_stream__=lambda: (0, 77))) == 77
+        with pytest.raises(DeviceError, match="stream must be a CuPy stream; got str"):
+            address(driver, "side")
+
+    def test_chainers_alias_exists_under_the_name_we_follow(self):
+        spec = importlib.util.find_spec("chainer")
+        if spec is None:
+            pytest.skip("Chainer is not installed")
+        source = (Path(spec.origin).parent / "backends/cuda.py").read_text()
+        assert "memory_pool = cupy.get_default_memory_pool()" in source
+
+
+class TestErrors:
+    def test_an_out_of_memory_error_is_umems_cupys_and_pythons(self):
+        error = CudaLimitError("no room")
+        for kind in (LimitError, OutOfMemoryError, MemoryError, CudaOutOfMemoryError):
+            assert isinstance(error, kind)
+        assert isinstance(error, cupy.cuda.memory.OutOfMemoryError)
+        assert str(error) == "no room"
+
+    def test_it_can_be_pickled(self):
+        error = pickle.loads(pickle.dumps(CudaOutOfMemoryError("no room")))
+        assert type(error) is CudaOutOfMemoryError and str(error) == "no room"
+
+
+class TestInstalling:
+    def test_plain_managed_installs_the_pools_own_method_with_or_without_a_limit(
+        self, device, alone
+    ):
+        own = device._pools.malloc("managed")
+        assert own == device._pools.pool("managed").malloc
+        for policy in (MANAGED, Policy("managed", limit_bytes=GIB)):
+            with installed(device, policy):
+                assert cupy.cuda.get_allocator() is own
+
+    def test_with_the_real_pool_it_is_a_builtin_method_of_memory_pool(self, alone):
+        class RealPools(HostDriver):
+            make_pool = cuda_driver.Driver.make_pool
+
+        device = CudaDevice(RealPools())
+        device._pools._make = lambda kind: device._driver.make_pool(lambda nbytes: None)
+        with installed(device, MANAGED):
+            assert isinstance(cupy.cuda.get_allocator().__self__, cupy.cuda.MemoryPool)
+            assert type(cupy.cuda.get_allocator()).__name__ in (
+                "builtin_function_or_method",
+                "cython_function_or_method",
+            )
+
+    def test_unmanaged_is_cupys_default_pool(self, device, driver, alone):
+        with installed(device, UNMANAGED):
+            assert cupy.cuda.get_allocator() == driver.default_pool.malloc
+
+    def test_blocks_nest_and_an_exception_puts_the_outer_one_back(self, device, alone):
+        with installed(device, MANAGED):
+            outer = cupy.cuda.get_allocator()
+            with pytest.raises(KeyError), installed(device, UNMANAGED):
+                assert cupy.cuda.get_allocator() is not outer
+                raise KeyError
+            assert cupy.cuda.get_allocator() is outer
+
+    def test_a_block_concerns_its_thread_only(self, device, alone):
+        seen = []
+        before = cupy.cuda.get_allocator()
+        with installed(device, MANAGED):
+            thread = threading.Thread(
+                target=lambda: seen.extend([cupy.cuda.get_allocator(), device._installer.policy()])
+            )
+            thread.start()
+            thread.join()
+        assert seen == [before, None]
+
+    def test_everywhere_concerns_every_thread_and_blocks_go_on_top(self, device, alone):
+        seen = []
+        with installed(device, MANAGED, everywhere=True):
+            thread = threading.Thread(target=lambda: seen.append(cupy.cuda.get_allocator()))
+            thread.start()
+            thread.join()
+            with installed(device, UNMANAGED):
+                assert device._installer.policy() is UNMANAGED
+            assert device._installer.policy() is MANAGED
+        assert seen == [device._pools.malloc("managed")]
+
+    @pytest.mark.parametrize("inside", ["umem", "cupy"])
+    def test_everywhere_inside_a_block_is_refused_with_the_reason(self, device, alone, inside):
+        block = (
+            installed(device, UNMANAGED)
+            if inside == "umem"
+            else cupy.cuda.using_allocator(device._pools.malloc("managed"))
+        )
+        with block:
+            allocator = cupy.cuda.get_allocator()
+            with pytest.raises(StateError, match="cannot be switched on inside a block"):
+                device.install(MANAGED, everywhere=True)
+            assert cupy.cuda.get_allocator() is allocator
+        assert device._installer.policy() is None
+
+    def test_switching_off_inside_a_block_is_refused_and_works_after_it(self, device, alone):
+        restore = device.install(MANAGED, everywhere=True)
+        with installed(device, UNMANAGED):
+            with pytest.raises(StateError, match="cannot be switched off inside a block"):
+                restore()
+        assert device._installer.policy() is MANAGED
+        restore()
+
+    def test_restoring_out_of_order_twice_or_elsewhere_changes_nothing(self, device, alone):
+        outer = device.install(MANAGED, everywhere=False)
+        inner = device.install(UNMANAGED, everywhere=False)
+        with pytest.raises(StateError, match="inside this block first"):
+            outer()
+        errors = []
+
+        def elsewhere():
+            try:
+                inner()
+            except StateError as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert "another thread" in errors[0]
+        assert device._installer.policy() is UNMANAGED
+        inner()
+        with pytest.raises(StateError, match="restored before"):
+            inner()
+        outer()
+
+    def test_the_allocator_of_the_user_comes_back(self, device, alone):
+        def own(nbytes):
+            raise AssertionError
+
+        with cupy.cuda.using_allocator(own):
+            with installed(device, MANAGED):
+                pass
+            assert cupy.cuda.get_allocator() is own
+
+    def test_putting_back_the_asynchronous_allocator_does_not_warn(self, device, alone):
+        before = cupy.cuda.get_allocator()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # CuPy 13 warns, CuPy 14 does not
+            cupy.cuda.set_allocator(cupy.cuda.malloc_async)
+        try:
+            with installed(device, MANAGED, everywhere=True):
+                pass
+            assert cupy.cuda.get_allocator() is cupy.cuda.malloc_async
+        finally:
+            cupy.cuda.set_allocator(before)
+
+    def test_a_device_that_cannot_oversubscribe_refuses_managed_and_hybrid(self, device, driver):
+        driver.problem = "GPU 0 has no concurrent managed access"
+        assert device.why_not("unmanaged") is None
+        for policy in (MANAGED, HYBRID):
+            with pytest.raises(DeviceError, match="no concurrent managed access"):
+                device.install(policy, everywhere=False)
+        assert device._installer.policy() is None
+
+    def test_switching_to_managed_gives_back_the_default_pools_free_blocks(
+        self, device, driver, alone
+    ):
+        with installed(device, UNMANAGED):
+            cupy.empty(MIB, dtype="u1")
+        assert driver.default_pool.total_bytes() == MIB
+        driver.is_capturing = True
+        with installed(device, MANAGED):
+            assert driver.default_pool.total_bytes() == MIB  # cudaFree would end the capture
+        driver.is_capturing = False
+        with installed(device, MANAGED):
+            assert driver.default_pool.total_bytes() == 0
+
+    def test_managed_pools_are_freed_of_cupys_environment_limit(self, device):
+        assert device._pools.pool("managed").limits == [0]
+        assert device._pools.pool("spill").limits == [0]
+        assert device._pools.pool("unmanaged").limits == []
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        st.recursive(
+            st.just([]),
+            lambda inner: st.lists(
+                st.tuples(st.sampled_from(MODES), st.booleans(), inner), max_size=3
+            ),
+            max_leaves=12,
+        )
+    )
+    def test_any_nesting_with_any_exception_restores_each_level(self, tree):
+        device = CudaDevice(HostDriver())
+
+        def visit(blocks):
+            for mode, fails, inner in blocks:
+                before = cupy.cuda.get_allocator(), device._installer.policy()
+                policy = Policy(mode)
+                try:
+                    with installed(device, policy):
+                        assert device._installer.policy() is policy
+                        visit(inner)
+                        if fails:
+                            raise KeyError
+                except KeyError:
+                    assert fails
+                assert (cupy.cuda.get_allocator(), device._installer.policy()) == before
+
+        visit(tree)
+
+
+class TestChainersAlias:
+    @pytest.fixture
+    def chainer(self, monkeypatch):
+        module = types.ModuleType("chainer.backends.cuda")
+        module.memory_pool = "default"
+        monkeypatch.setitem(sys.modules, "chainer.backends.cuda", module)
+        return module
+
+    def test_it_follows_the_process_and_comes_back(self, device, chainer, alone):
+        with installed(device, MANAGED, everywhere=True):
+            assert chainer.memory_pool is device._pools.pool("managed")
+        assert chainer.memory_pool == "default"
+
+    def test_a_block_leaves_it_alone(self, device, chainer, alone):
+        with installed(device, MANAGED):
+            assert chainer.memory_pool == "default"
+
+    def test_chainer_imported_later_can_be_made_to_follow(self, device, monkeypatch, alone):
+        monkeypatch.delitem(sys.modules, "chainer.backends.cuda", raising=False)
+        with installed(device, MANAGED, everywhere=True):
+            module = types.ModuleType("chainer.backends.cuda")
+            module.memory_pool = "default"
+            monkeypatch.setitem(sys.modules, "chainer.backends.cuda", module)
+            device.follow_chainer()
+            device.follow_chainer()
+            assert module.memory_pool is device._pools.pool("managed")
+        assert module.memory_pool == "default"
+
+
+class TestGrowing:
+    def test_reserved_bytes_are_counted_until_the_pool_gives_them_back(self, device, alone):
+        with installed(device, MANAGED):
+            first = cupy.empty(2 * MIB, dtype="u1")
+            second = cupy.empty(MIB, dtype="u1")
+        assert device.usage().managed_bytes == 3 * MIB
+        del first, second
+        assert device.usage().reserved_bytes == 3 * MIB  # cached
+        device._pools.pool("managed").free_all_blocks()
+        usage = device.usage()
+        assert (usage.reserved_bytes, usage.managed_bytes, usage.peak_bytes) == (0, 0, 3 * MIB)
+        assert usage.resident_bytes is None and usage.paging == "unknown"
+
+    def test_the_default_pool_is_part_of_what_is_reserved_and_of_the_peak(self, device, alone):
+        with installed(device, UNMANAGED):
+            keep = cupy.empty(MIB, dtype="u1")
+        with installed(device, MANAGED):
+            also = cupy.empty(MIB, dtype="u1")
+        usage = device.usage()
+        assert (usage.reserved_bytes, usage.managed_bytes, usage.peak_bytes) == (
+            2 * MIB, MIB, 2 * MIB,
+        )  # fmt: skip
+        del keep, also
+
+    def test_arrays_outlive_their_block(self, device, alone):
+        with installed(device, MANAGED):
+            array = cupy.empty(MIB, dtype="u1")
+        address = array.data.ptr
+        assert device._pools.pool("managed").used_bytes() == MIB
+        with installed(device, MANAGED):
+            assert cupy.empty(MIB, dtype="u1").data.ptr != address
+
+    def test_a_limit_raises_before_anything_is_allocated(self, device, driver, alone):
+        with installed(device, Policy("managed", limit_bytes=4 * MIB)):
+            keep = cupy.empty(3 * MIB, dtype="u1")
+            with pytest.raises(CudaLimitError) as caught:
+                cupy.empty(2 * MIB, dtype="u1")
+        text = "needs 2.0 MiB; 3.0 MiB of the 4.0 MiB that the limit allows are reserved"
+        assert str(caught.value).startswith(text)
+        assert device.usage().managed_bytes == 3 * MIB and len(driver.managed_blocks) == 1
+        del keep
+
+    def test_cached_blocks_are_given_back_before_a_limit_is_reached(self, device, alone):
+        with installed(device, Policy("managed", limit_bytes=4 * MIB)):
+            cupy.empty(3 * MIB, dtype="u1")
+            array = cupy.empty(2 * MIB, dtype="u1")
+        assert device.usage().managed_bytes == array.nbytes
+
+    def test_garbage_in_cycles_is_collected_before_a_limit_is_reached(self, device, alone):
+        with installed(device, Policy("managed", limit_bytes=4 * MIB)):
+            cycle = [cupy.empty(3 * MIB, dtype="u1")]
+            cycle.append(cycle)
+            del cycle
+            assert cupy.empty(2 * MIB, dtype="u1").nbytes == 2 * MIB
+
+    def test_a_limit_is_the_threads_own_before_the_processs(self, device, alone):
+        with installed(device, Policy("managed", limit_bytes=4 * MIB), everywhere=True):
+            with installed(device, Policy("managed", limit_bytes=8 * MIB)):
+                keep = cupy.empty(6 * MIB, dtype="u1")
+            errors = []
+
+            def elsewhere():
+                try:
+                    cupy.empty(MIB, dtype="u1")
+                except LimitError as error:
+                    errors.append(str(error))
+
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+        assert "6.0 MiB of the 4.0 MiB" in errors[0]
+        del keep
+
+    def test_a_limit_below_what_is_in_use_is_refused_at_once(self, device, alone):
+        with installed(device, MANAGED):
+            keep = cupy.empty(3 * MIB, dtype="u1")
+        with pytest.raises(SizeError, match=r"limit of 2\.0 MiB is below the 3\.0 MiB of managed"):
+            device.install(Policy("managed", limit_bytes=2 * MIB), everywhere=False)
+        assert device._installer.policy() is None
+        del keep
+
+    def test_a_limit_on_unmanaged_bounds_a_pool_of_its_own(self, device, driver, alone):
+        with installed(device, Policy("unmanaged", limit_bytes=MIB)):
+            keep = cupy.empty(MIB, dtype="u1")
+            with pytest.raises(LimitError, match="reserved as unmanaged memory"):
+                cupy.empty(MIB, dtype="u1")
+        assert driver.default_pool.total_bytes() == 0 and device.usage().managed_bytes == 0
+        del keep
+
+    def test_host_memory_is_checked_before_the_kernel_would_kill(self, device, driver, alone):
+        driver.host = 100 * MIB  # 90% of it, and 1 GiB of VRAM
+        with installed(device, MANAGED):
+            keep = cupy.empty(GIB, dtype="u1")
+            with pytest.raises(CudaOutOfMemoryError, match="process killed"):
+                cupy.empty(91 * MIB, dtype="u1")
+            also = cupy.empty(90 * MIB, dtype="u1")
+        del keep, also
+
+    def test_pages_of_ours_that_land_on_the_host_are_not_counted_twice(
+        self, device, driver, alone
+    ):
+        driver.host, driver.vram_bytes = 100 * MIB, 0
+        with installed(device, MANAGED):
+            keep = cupy.empty(60 * MIB, dtype="u1")
+            driver.host = 40 * MIB  # they were written
+            also = cupy.empty(30 * MIB, dtype="u1")
+            driver.host = 5 * MIB  # and somebody else took 5 MiB
+            with pytest.raises(CudaOutOfMemoryError):
+                cupy.empty(MIB, dtype="u1")
+        del keep, also
+
+    def test_vram_that_unmanaged_memory_holds_does_not_count_for_managed(
+        self, device, driver, alone
+    ):
+        driver.host = 0
+        with installed(device, UNMANAGED):
+            keep = cupy.empty(GIB // 2, dtype="u1")
+        with installed(device, MANAGED):
+            with pytest.raises(CudaOutOfMemoryError):
+                cupy.empty(GIB // 2 + 512, dtype="u1")
+            also = cupy.empty(GIB // 2, dtype="u1")
+        del keep, also
+
+    def test_an_integrated_gpu_has_no_memory_beside_the_hosts(self, device, driver, alone):
+        driver.host, driver.integrated = 100 * MIB, True
+        with installed(device, MANAGED), pytest.raises(CudaOutOfMemoryError):
+            cupy.empty(91 * MIB, dtype="u1")
+
+    def test_where_the_hosts_memory_is_unknown_nothing_is_refused(self, device, driver, alone):
+        driver.host = None
+        with installed(device, MANAGED):
+            assert cupy.empty(8 * GIB, dtype="u1").nbytes == 8 * GIB
+
+    def test_a_cap_bounds_managed_memory_of_every_mode_together(self, device, alone):
+        device.cap_managed(4 * MIB)
+        with installed(device, MANAGED):
+            keep = cupy.empty(3 * MIB, dtype="u1")
+        with installed(device, Policy("hybrid", limit_bytes=512)):
+            with pytest.raises(LimitError, match=r"may have 4\.0 MiB in all"):
+                cupy.empty(2 * MIB, dtype="u1")
+            device.cap_managed(None)
+            assert cupy.empty(2 * MIB, dtype="u1").nbytes == 2 * MIB
+        del keep
+
+    def test_growing_during_a_capture_is_refused_and_the_cache_still_serves(
+        self, device, driver, alone
+    ):
+        with installed(device, MANAGED):
+            cupy.empty(MIB, dtype="u1")
+            driver.is_capturing = True
+            assert cupy.empty(MIB, dtype="u1").nbytes == MIB
+            with pytest.raises(DeviceError, match="while a stream is captured"):
+                cupy.empty(2 * MIB, dtype="u1")
+        assert device.usage().managed_bytes == MIB
+
+    def test_the_drivers_own_out_of_memory_becomes_ours_after_trying_again(
+        self, device, driver, alone
+    ):
+        with installed(device, Policy("unmanaged", limit_bytes=8 * GIB)):
+            cupy.empty(GIB, dtype="u1")  # cached: given back for the next
+            keep = cupy.empty(GIB // 2, dtype="u1")
+            with pytest.raises(CudaOutOfMemoryError, match="no more unmanaged memory"):
+                cupy.empty(GIB, dtype="u1")
+        assert device.usage().reserved_bytes == GIB // 2
+        del keep
+
+    def test_another_driver_error_passes_and_nothing_stays_counted(self, device, driver, alone):
+        def broken(address, nbytes):
+            raise RuntimeError("an illegal memory access")
+
+        driver.prefer_host = broken
+        with installed(device, Policy("hybrid", limit_bytes=512)):
+            with pytest.raises(RuntimeError, match="illegal memory access"):
+                cupy.empty(MIB, dtype="u1")
+        assert device.usage().reserved_bytes == 0
+
+    def test_arrays_of_no_bytes_reserve_nothing(self, device, alone):
+        for policy in (MANAGED, HYBRID, Policy("managed", prefetch=True)):
+            with installed(device, policy):
+                assert cupy.empty(0).size == 0
+        assert device.usage().reserved_bytes == 0
+
+    def test_threads_cannot_pass_a_limit_together(self, device, alone):
+        policy = Policy("managed", limit_bytes=8 * MIB)
+        kept, refused = [], []
+
+        def work():
+            with installed(device, policy):
+                for _ in range(8):
+                    try:
+                        kept.append(cupy.empty(MIB, dtype="u1"))
+                    except LimitError:
+                        refused.append(1)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(kept) == 8 and len(refused) == 24
+        assert device.usage().managed_bytes == 8 * MIB
+
+
+class TestPrefetchOnAllocation:
+    def test_every_allocation_is_prefetched(self, device, driver, alone):
+        with installed(device, Policy("managed", prefetch=True)):
+            cupy.empty(MIB, dtype="u1")
+            cupy.empty(MIB, dtype="u1")
+        assert driver.calls == [(PREFETCH, MIB)] * 2
+
+    def test_but_not_during_a_capture(self, device, driver, alone):
+        with installed(device, Policy("managed", prefetch=True)):
+            cupy.empty(MIB, dtype="u1")
+            driver.is_capturing = True
+            cupy.empty(MIB, dtype="u1")
+        assert driver.calls == [(PREFETCH, MIB)]
+
+    def test_on_cuda_13_without_cuda_core_it_is_refused_and_nothing_installed(
+        self, device, driver, monkeypatch
+    ):
+        driver.cuda_major = 13
+        monkeypatch.setitem(sys.modules, "cuda.core", None)
+        for policy in (Policy("managed", prefetch=True), HYBRID):
+            with pytest.raises(MissingDependencyError, match=r"umem\[cuda13\]"):
+                device.install(policy, everywhere=False)
+        assert device._installer.policy() is None
+
+
+class TestHybrid:
+    def test_it_is_unmanaged_until_vram_is_full_then_spills_to_the_host(
+        self, device, driver, alone
+    ):
+        with installed(device, HYBRID):
+            fits = cupy.empty(GIB, dtype="u1")
+            assert device.usage().managed_bytes == 0
+            spilled = cupy.empty(MIB, dtype="u1")
+        assert device.usage().managed_bytes == MIB
+        assert driver.calls == [(PREFER_HOST, MIB)]
+        del fits, spilled
+
+    def test_its_limit_bounds_the_unmanaged_part(self, device, alone):
+        with installed(device, Policy("hybrid", limit_bytes=4 * MIB)):
+            fits, spilled = cupy.empty(4 * MIB, dtype="u1"), cupy.empty(2 * MIB, dtype="u1")
+        usage = device.usage()
+        assert (usage.reserved_bytes, usage.managed_bytes) == (6 * MIB, 2 * MIB)
+        del fits, spilled
+
+    def test_spilled_memory_may_migrate_instead(self, device, driver, alone):
+        policy = Policy("hybrid", limit_bytes=512, spill="migrate", prefetch=True)
+        with installed(device, policy):
+            cupy.empty(MIB, dtype="u1")
+        assert driver.calls == [(PREFETCH, MIB)]
+        assert device._pools.ledger.reserved()["managed"] == MIB
+
+    def test_a_spill_that_the_host_cannot_take_raises_without_a_chain(
+        self, device, driver, alone
+    ):
+        driver.host = MIB
+        with installed(device, Policy("hybrid", limit_bytes=512)):
+            with pytest.raises(CudaOutOfMemoryError, match="process killed") as caught:
+                cupy.empty(2 * MIB, dtype="u1")
+        assert not isinstance(caught.value, LimitError)
+
+
+class CountingFast:
+    """A fast pool of a given capacity that counts how often it is asked to grow."""
+
+    def __init__(self, capacity):
+        self.capacity, self.grown = capacity, 0
+        self.pool = HostPool(self.grow)
+
+    def grow(self, nbytes):
+        self.grown += 1
+        if self.pool.total_bytes() + nbytes > self.capacity:
+            raise CudaOutOfMemoryError("full")
+        return HostDriver(vram=1 << 40).allocate(nbytes)
+
+
+class TestPressure:
+    @pytest.fixture
+    def fast(self):
+        return CountingFast(8 * MIB)
+
+    @pytest.fixture
+    def collections(self, monkeypatch):
+        seen = []
+        monkeypatch.setattr(cuda_driver, "collect_garbage", lambda: seen.append(1))
+        return seen
+
+    @pytest.fixture
+    def hybrid(self, driver, fast, collections):
+        return Hybrid(driver, fast.pool.malloc, HostPool(driver.allocate_managed).malloc, fast.pool)
+
+    def test_large_requests_go_straight_to_managed_memory_while_it_lasts(
+        self, hybrid, fast, collections
+    ):
+        keep = hybrid.malloc(8 * MIB)
+        assert not hybrid.under_pressure
+        spilled = [hybrid.malloc(2 * MIB)]
+        assert hybrid.under_pressure and len(collections) == 1
+        grown = fast.grown
+        spilled += [hybrid.malloc(2 * MIB) for _ in range(PROBE_EVERY - 1)]
+        assert fast.grown == grown and len(collections) == 1
+        del keep
+
+    def test_it_comes_back_when_there_is_room(self, hybrid, fast):
+        keep = hybrid.malloc(8 * MIB)
+        hybrid.malloc(2 * MIB)
+        del keep
+        used = fast.pool.used_bytes()
+        again = hybrid.malloc(8 * MIB)
+        assert fast.pool.used_bytes() == used + 8 * MIB
+        del again
+
+    def test_free_blocks_of_another_shape_make_room_under_pressure_too(self, hybrid, fast):
+        keep = [hybrid.malloc(2 * MIB) for _ in range(4)]
+        hybrid.malloc(2 * MIB)
+        keep.clear()  # four cached blocks of 2 MiB, none of 8
+        again = hybrid.malloc(8 * MIB)
+        assert fast.pool.used_bytes() == 8 * MIB
+        del again
+
+    def test_small_requests_are_still_tried_and_never_collect_garbage_again(
+        self, hybrid, fast, collections
+    ):
+        small = LARGE_BYTES // 2
+        keep = hybrid.malloc(8 * MIB - small)
+        hybrid.malloc(2 * MIB)
+        fits = hybrid.malloc(small)
+        assert fast.pool.used_bytes() == 8 * MIB
+        spilled = hybrid.malloc(small)
+        assert fast.pool.used_bytes() == 8 * MIB and len(collections) == 1
+        del keep, fits, spilled
+
+    def test_vram_that_others_freed_is_found_by_a_probe(self, hybrid, fast):
+        keep = hybrid.malloc(8 * MIB)
+        hybrid.malloc(2 * MIB)
+        fast.capacity = 64 * MIB
+        spilled = [hybrid.malloc(2 * MIB) for _ in range(PROBE_EVERY)]
+        assert fast.pool.used_bytes() == 10 * MIB
+        del keep, spilled
+
+    @settings(max_examples=100, deadline=None)
+    @given(st.lists(st.tuples(st.booleans(), st.integers(1, 6 * MIB)), max_size=60))
+    def test_nothing_overlaps_and_every_byte_comes_back(self, steps):
+        fast = CountingFast(8 * MIB)
+        driver = HostDriver()
+        spill = HostPool(driver.allocate_managed)
+        hybrid = Hybrid(driver, fast.pool.malloc, spill.malloc, fast.pool)
+        live = []
+        for allocate, nbytes in steps:
+            if allocate or not live:
+                live.append((hybrid.malloc(nbytes), nbytes))
+            else:
+                del live[nbytes % len(live)]
+            ranges = sorted((pointer.ptr, pointer.ptr + size) for pointer, size in live)
+            assert all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))
+            assert fast.pool.total_bytes() <= fast.capacity
+        live.clear()
+        assert fast.pool.used_bytes() == spill.used_bytes() == 0

@@ -1,0 +1,296 @@
+"""Hints on CUDA: which ranges are asked of cuda.core, and what comes back from it.
+
+The driver's table of attributes is a stand-in with cuda.core's interface; where cuda.core and
+its bindings are installed, the interface is held against the real one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+from cuda_host_driver import HostDriver, host_memory, installed  # noqa: E402
+
+from umem.devices import cuda_hints  # noqa: E402
+from umem.devices.base import Location, Policy, Span  # noqa: E402
+from umem.devices.cuda import CudaDevice  # noqa: E402
+from umem.devices.cuda_driver import Driver  # noqa: E402
+from umem.devices.cuda_hints import CoreHints  # noqa: E402
+from umem.errors import DeviceError, HintError, MissingDependencyError  # noqa: E402
+
+MIB = 1 << 20
+NOWHERE, CPU = -2, -1
+
+
+class Host:
+    pass
+
+
+class Device:
+    def __init__(self, device_id):
+        self.device_id = device_id
+
+
+class Ranges:
+    """cuda.core with a driver whose attributes belong to exact ranges."""
+
+    Host, Device = Host, Device
+    LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM = "legacy", "per thread"
+    Stream = types.SimpleNamespace(from_handle=lambda address: f"stream {address}")
+
+    def __init__(self):
+        self.attributes, self.prefetches = {}, []
+        ranges = self
+
+        class ManagedBuffer:
+            @staticmethod
+            def from_handle(address, nbytes):
+                return Buffer(ranges, (address, nbytes))
+
+        self.ManagedBuffer = ManagedBuffer
+
+
+class Buffer:
+    def __init__(self, ranges, key):
+        self._ranges, self._key = ranges, key
+        mine = ranges.attributes.setdefault(
+            key, {"read_mostly": False, "preferred": None, "by": {}, "last": NOWHERE}
+        )
+        self._mine = mine
+
+    def prefetch(self, location, *, stream):
+        self._ranges.prefetches.append((*self._key, stream))
+        self._mine["last"] = CPU if isinstance(location, Host) else location.device_id
+
+    @property
+    def read_mostly(self):
+        return self._mine["read_mostly"]
+
+    @read_mostly.setter
+    def read_mostly(self, value):
+        self._mine["read_mostly"] = value
+
+    @property
+    def preferred_location(self):
+        return self._mine["preferred"]
+
+    @preferred_location.setter
+    def preferred_location(self, place):
+        if place == "refuse":
+            raise ZeroDivisionError
+        self._mine["preferred"] = place
+
+    @property
+    def accessed_by(self):
+        return AccessedBy(self._mine["by"])
+
+
+class AccessedBy:
+    def __init__(self, places):
+        self._places = places
+
+    def __iter__(self):
+        return iter(self._places.values())
+
+    def _key(self, place):
+        return CPU if isinstance(place, Host) else place.device_id
+
+    def add(self, place):
+        self._places[self._key(place)] = place
+
+    def discard(self, place):
+        self._places.pop(self._key(place), None)
+
+
+class Bindings:
+    """``cuda.bindings.driver``: one attribute of one range."""
+
+    class CUmem_range_attribute:
+        CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION = 4
+
+    def __init__(self, ranges):
+        self._ranges = ranges
+
+    def cuMemRangeGetAttribute(self, size, attribute, address, nbytes):
+        assert (size, attribute) == (4, 4)
+        return 0, self._ranges.attributes[address, nbytes]["last"]
+
+
+@pytest.fixture
+def ranges():
+    return Ranges()
+
+
+@pytest.fixture
+def driver():
+    return HostDriver()
+
+
+@pytest.fixture
+def device(driver, ranges, monkeypatch):
+    hints = CoreHints(ranges, Bindings(ranges))
+    monkeypatch.setattr(driver, "load_hints", lambda: hints)
+    monkeypatch.setattr(driver, "is_managed", lambda address: True)
+    return CudaDevice(driver)
+
+
+@pytest.fixture
+def array(device):
+    with installed(device, Policy("managed")):
+        return cupy.empty((64, 4096), dtype="u1")
+
+
+def test_a_prefetch_covers_the_array_and_not_its_pool_segment(device, ranges, array):
+    view = array[16:48]
+    assert device.prefetch(view, 0, None) == view.nbytes
+    assert ranges.prefetches == [(view.data.ptr, view.nbytes, "legacy")]
+
+
+def test_a_reversed_view_covers_the_same_bytes(device, ranges, array):
+    assert device.prefetch(array[::-1], "cpu", None) == array.nbytes
+    assert ranges.prefetches[0][:2] == (array.data.ptr, array.nbytes)
+
+
+def test_rows_apart_are_ranges_apart(device, ranges, array):
+    view = array[::4]
+    assert device.advise(view, "read_mostly", None, unset=False) == view.nbytes
+    assert [*ranges.attributes] == [(array.data.ptr + row * 4096, 4096) for row in range(0, 64, 4)]
+
+
+def test_streams_are_passed_on(device, ranges, array):
+    side = types.SimpleNamespace(ptr=4711)
+    for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream.ptds, side):
+        device.prefetch(array, 0, stream)
+    assert [call[2] for call in ranges.prefetches] == ["legacy", "per thread", "stream 4711"]
+
+
+def test_advice_is_given_read_back_and_taken_back(device, array):
+    assert device.location(array) == Location(managed=True)
+    device.advise(array, "read_mostly", None, unset=False)
+    device.advise(array, "preferred_location", "cpu", unset=False)
+    device.advise(array, "accessed_by", None, unset=False)
+    device.advise(array, "accessed_by", "cpu", unset=False)
+    device.prefetch(array, "cpu", None)
+    assert device.location(array) == Location(True, "cpu", (0, "cpu"), "cpu", True)
+    device.advise(array, "read_mostly", None, unset=True)
+    device.advise(array, "preferred_location", "cpu", unset=True)
+    device.advise(array, "accessed_by", "cpu", unset=True)
+    device.prefetch(array, 0, None)
+    assert device.location(array) == Location(True, None, (0,), 0, False)
+
+
+def test_ranges_that_differ_report_none_for_what_they_differ_in(device, ranges, array):
+    hints = device._driver.load_hints()
+    one, two = Span(4096, 4096), Span(65536, 4096)
+    hints.advise([one, two], "accessed_by", 0, unset=False)
+    hints.advise([one], "accessed_by", "cpu", unset=False)
+    hints.advise([one], "preferred_location", "cpu", unset=False)
+    hints.advise([one], "read_mostly", 0, unset=False)
+    hints.prefetch([one], "cpu", 0)
+    assert hints.location([one, two]) == Location(True, None, (0,), None, False)
+    assert hints.location([one]) == Location(True, "cpu", (0, "cpu"), "cpu", True)
+
+
+def test_the_context_is_bound_before_a_hint(device, driver, array):
+    device.prefetch(array, 0, None)
+    assert driver.calls == [("bind",)]
+
+
+def test_memory_that_is_not_managed_is_left_alone(device, driver, ranges, array, monkeypatch):
+    monkeypatch.setattr(driver, "is_managed", lambda address: False)
+    assert device.prefetch(array, 0, None) == 0
+    assert device.advise(array, "read_mostly", None, unset=False) == 0
+    assert device.location(array) == Location(managed=False, resident_bytes=array.nbytes)
+    assert not ranges.prefetches and not ranges.attributes
+
+
+def test_an_empty_array_is_left_alone(device, array):
+    assert device.prefetch(array[:0], 0, None) == 0
+    assert device.location(array[:0]).resident_bytes == 0
+
+
+def test_what_is_not_an_array_of_this_gpu_is_refused(device):
+    with pytest.raises(DeviceError, match="not an array of GPU 0: ndarray"):
+        device.prefetch(np.zeros(3), 0, None)
+    with cupy.cuda.using_allocator(lambda nbytes: host_memory(nbytes, device=1)):
+        elsewhere = cupy.empty(8)
+    with pytest.raises(DeviceError, match="lives on GPU 1, and this is GPU 0"):
+        device.advise(elsewhere, "read_mostly", None, unset=False)
+
+
+def test_a_gpu_that_cannot_page_refuses_hints_with_the_reason(device, driver, array):
+    driver.problem = "GPU 0 has no concurrent managed access"
+    with pytest.raises(DeviceError, match="no concurrent managed access"):
+        device.prefetch(array, 0, None)
+
+
+def test_what_the_driver_refuses_is_a_device_error(device, driver, array, monkeypatch):
+    hints = driver.load_hints()
+    monkeypatch.setattr(hints, "_place", lambda place: "refuse")
+    with pytest.raises(DeviceError, match="the driver refused the hint"):
+        device.advise(array, "preferred_location", 0, unset=False)
+
+
+def test_advice_that_does_not_exist_is_a_hint_error(device, array):
+    with pytest.raises(HintError, match="unknown advice 'faster'"):
+        device.advise(array, "faster", 0, unset=False)
+
+
+def test_on_cuda_13_the_spill_pool_is_advised_through_cuda_core(driver, ranges):
+    driver.cuda_major = 13
+    driver.load_hints = lambda: CoreHints(ranges, Bindings(ranges))
+    driver.check_advice()
+    Driver.prefer_host(driver, 4096, 8192)
+    mine = ranges.attributes[4096, 8192]
+    assert isinstance(mine["preferred"], Host) and [*mine["by"]] == [0]
+
+
+@pytest.mark.parametrize(("major", "extra"), [(12, "cuda12"), (13, "cuda13")])
+def test_without_cuda_core_the_error_names_the_extra(monkeypatch, major, extra):
+    monkeypatch.setitem(sys.modules, "cuda.core", None)
+    with pytest.raises(MissingDependencyError, match=rf"pip install 'umem\[{extra}\]'"):
+        cuda_hints.load(major)
+
+
+def test_a_cuda_core_before_1_1_is_too_old(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.core", types.ModuleType("cuda.core"))
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", types.ModuleType("driver"))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", types.ModuleType("cuda.bindings"))
+    with pytest.raises(MissingDependencyError, match=r"cuda-core 1\.1 or newer"):
+        cuda_hints.load(12)
+
+
+class TestCudaCoreIsAsWeAssume:
+    @pytest.fixture
+    def hints(self):
+        pytest.importorskip("cuda.bindings", exc_type=ImportError)
+        pytest.importorskip("cuda.core", exc_type=ImportError)
+        return cuda_hints.load(12)
+
+    def test_its_names_are_there(self, hints):
+        core = hints._core
+        for name in ("Device", "LEGACY_DEFAULT_STREAM", "PER_THREAD_DEFAULT_STREAM"):
+            assert hasattr(core, name)
+        assert callable(core.Stream.from_handle) and isinstance(core.Host(), core.Host)
+        attribute = hints._bindings.CUmem_range_attribute
+        assert int(attribute.CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION) == 4
+
+    def test_a_prefetch_takes_a_place_and_a_stream_by_name(self, hints):
+        prefetch = inspect.signature(hints._core.ManagedBuffer.prefetch)
+        assert [*prefetch.parameters] == ["self", "location", "stream"]
+        assert prefetch.parameters["stream"].kind is inspect.Parameter.KEYWORD_ONLY
+
+    def test_a_range_is_wrapped_without_owning_it_or_asking_the_driver(self, hints):
+        buffer = hints._buffer(Span(4096, 8192))
+        assert int(buffer.handle) == 4096 and buffer.size == 8192
+
+    def test_advice_is_by_properties(self, hints):
+        managed = hints._core.ManagedBuffer
+        for name in ("read_mostly", "preferred_location", "accessed_by"):
+            assert isinstance(inspect.getattr_static(managed, name), property)

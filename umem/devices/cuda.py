@@ -1,0 +1,259 @@
+"""A real GPU, through CuPy: modes of allocation, hints, and what is known of the memory.
+
+Importing this module imports neither CuPy nor cuda.core; opening a device imports CuPy, and the
+first hint cuda.core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from umem.devices.base import (
+    Advice,
+    Device,
+    Location,
+    Mode,
+    Place,
+    Policy,
+    Restore,
+    Span,
+    Usage,
+    byte_ranges,
+)
+from umem.errors import DeviceError, DeviceNotFoundError, UmemError
+
+if TYPE_CHECKING:
+    from umem.devices.cuda_driver import Driver
+    from umem.devices.cuda_hints import CoreHints
+
+OLDEST_CUPY = 13
+
+_devices: dict[int, CudaDevice] = {}
+_lock = threading.Lock()
+
+
+def open_cuda(ordinal: int | None = None) -> CudaDevice:
+    """The GPU with this ordinal, or the one that CuPy uses now.
+
+    The same object every time: its pools live as long as the process. The first call imports
+    CuPy and asks the driver for the GPUs; it creates no context on any of them. Thread-safe.
+
+    Raises:
+        DeviceNotFoundError: there is no such GPU that CuPy can use; the message says why, and
+            what to do instead. Nothing was opened.
+    """
+    reason = cuda_reason(ordinal)
+    if reason is not None:
+        raise DeviceNotFoundError(_ways_out(reason))
+    driver = importlib.import_module("umem.devices.cuda_driver")
+    number = driver.current_ordinal() if ordinal is None else ordinal
+    with _lock:
+        if number not in _devices:
+            _devices[number] = CudaDevice(driver.Driver(number))
+        return _devices[number]
+
+
+def cuda_reason(ordinal: int | None = None) -> str | None:
+    """Why there is no CUDA device, or None when there is one.
+
+    Imports CuPy where it is installed. Raises nothing.
+    """
+    reason = _cupy_reason()
+    if reason is not None:
+        return reason
+    driver = importlib.import_module("umem.devices.cuda_driver")
+    gpus: int | str = driver.visible_gpus()
+    if isinstance(gpus, str):
+        return gpus
+    if ordinal is not None and not 0 <= ordinal < gpus:
+        return f"GPU {ordinal} was asked for, and {gpus} can be seen"
+    problem: str | None = driver.libraries_problem()
+    return problem
+
+
+def _cupy_reason() -> str | None:
+    try:
+        version = str(importlib.import_module("cupy").__version__)
+    except ImportError as error:
+        if getattr(error, "name", None) == "cupy":
+            return "CuPy is not installed"
+        return "CuPy cannot be imported: " + str(error).strip().split("\n")[0]
+    major = version.split(".")[0]
+    if major.isdigit() and int(major) < OLDEST_CUPY:
+        return f"CuPy {version} is too old; {OLDEST_CUPY} or newer is needed"
+    return None
+
+
+def _ways_out(reason: str) -> str:
+    return (
+        f"no CUDA device: {reason}. On a machine with an NVIDIA GPU install the extra for its "
+        "CUDA (pip install 'umem[cuda12]' or 'umem[cuda13]'); without one, model it: "
+        'with umem.virtual_gpu("v100-16gb"): ...'
+    )
+
+
+class CudaDevice(Device):
+    """One GPU. Use `open_cuda`, which keeps one object a GPU.
+
+    Thread-safety: `install(everywhere=False)` concerns the calling thread; the rest may be
+    called from any thread. Residency and paging are unknown: CUDA does not tell without its
+    profiler.
+    """
+
+    kind: ClassVar[Literal["cuda", "virtual"]] = "cuda"
+
+    def __init__(self, driver: Driver) -> None:
+        from umem.devices.cuda_install import Installer
+        from umem.devices.cuda_pools import Pools
+
+        self._driver = driver
+        self._installer = Installer()
+        self._pools = Pools(driver, self._installer.policy)
+        self._hints: CoreHints | None = None
+        self.name, self.ordinal = driver.name, driver.ordinal
+
+    @property
+    def vram_bytes(self) -> int:
+        """Bytes of VRAM, all of it, whoever uses it now."""
+        return self._driver.vram_bytes
+
+    @property
+    def xp(self) -> Any:
+        """CuPy."""
+        return importlib.import_module("cupy")
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of VRAM that are free; what managed memory holds may count as free."""
+        return self._driver.free_bytes()
+
+    def why_not(self, mode: Mode) -> str | None:
+        """Why this GPU cannot serve ``mode``: managed memory that cannot be oversubscribed."""
+        return None if mode == "unmanaged" else self._driver.managed_problem()
+
+    def install(self, policy: Policy, *, everywhere: bool) -> Restore:
+        """Serve CuPy's allocations by ``policy``, in this thread or process-wide.
+
+        Plain `managed`, with or without a limit, installs the pool's own method. Switching to
+        managed or hybrid gives the free blocks of CuPy's default pool back first: memory from
+        cudaMalloc is never evicted.
+
+        Returns:
+            What restores exactly the state before; to be called once, in the same thread
+            unless ``everywhere``, innermost first.
+
+        Raises:
+            DeviceError: the GPU cannot serve the mode.
+            SizeError: the limit is below what the mode's arrays use now.
+            MissingDependencyError: cuda-core is needed and missing (prefetch or hybrid's
+                spill to the host, on CUDA 13 only).
+            StateError: process-wide, inside a block of this thread.
+            In every case nothing has changed.
+        """
+        reason = self.why_not(policy.mode)
+        if reason is not None:
+            raise DeviceError(f"{self.name} cannot serve mode {policy.mode!r}: {reason}")
+        cuda_modes = importlib.import_module("umem.devices.cuda_modes")
+        malloc, pool = cuda_modes.allocator(policy, self._driver, self._pools)
+        if policy.mode != "unmanaged":
+            self._clear_default_pool()
+        return self._installer.install(policy, malloc, pool, everywhere)
+
+    def follow_chainer(self) -> None:
+        """Point Chainer's alias of the pool at the one installed; for after Chainer's import."""
+        self._installer.follow_chainer()
+
+    def cap_managed(self, nbytes: int | None) -> None:
+        """Bound all managed memory of this process together, whatever the mode; None lifts it."""
+        self._pools.bounds.cap_bytes = nbytes
+
+    def usage(self) -> Usage:
+        """What the pools have reserved, CuPy's default pool included.
+
+        The peak counts the default pool as it was whenever one of ours grew or this was asked.
+        """
+        reserved = self._pools.ledger.reserved()
+        other = self._driver.default_pool_bytes()
+        return Usage(
+            reserved_bytes=sum(reserved.values()) + other,
+            peak_bytes=self._pools.ledger.peak(other),
+            managed_bytes=reserved["managed"] + reserved["spill"],
+            resident_bytes=None,
+            paging="unknown",
+        )
+
+    def prefetch(self, array: Any, to: Place, stream: Any) -> int:
+        """Move the array's own bytes, in the order of ``stream`` (None: CuPy's current one).
+
+        Raises:
+            DeviceError: not an array of this GPU, or hints cannot work here.
+            MissingDependencyError: cuda-core is missing.
+        """
+        spans = self._managed_spans(array)
+        if not spans:
+            return 0
+        address = self._driver.stream_address(stream)
+        with self._ready() as hints:
+            return hints.prefetch(spans, to, address)
+
+    def advise(self, array: Any, advice: Advice, place: Place | None, *, unset: bool) -> int:
+        """Give or take back advice on the pages that the array covers; None is this GPU.
+
+        Advice belongs to addresses: it stays when the pool hands the block to another array,
+        and reaches neighbours on the same page. Raises as `prefetch` does.
+        """
+        spans = self._managed_spans(array)
+        if not spans:
+            return 0
+        with self._ready() as hints:
+            return hints.advise(spans, advice, self.ordinal if place is None else place, unset)
+
+    def location(self, array: Any) -> Location:
+        """What the driver says of the array's range; residency only where it is fixed."""
+        spans = self._managed_spans(array)
+        if not spans:
+            return Location(managed=False, resident_bytes=int(array.nbytes))
+        with self._ready() as hints:
+            return hints.location(spans)
+
+    def synchronize(self) -> None:
+        """Wait for everything that was asked of this GPU."""
+        self._driver.synchronize()
+
+    def _clear_default_pool(self) -> None:
+        if self._driver.capturing():
+            return  # cudaFree would end the capture
+        with self._driver.current():
+            self._pools.pool(None).free_all_blocks()
+
+    def _managed_spans(self, array: Any) -> list[Span]:
+        xp = self.xp
+        if not isinstance(array, xp.ndarray):
+            raise DeviceError(f"not an array of GPU {self.ordinal}: {type(array).__name__}")
+        if array.device.id != self.ordinal:
+            raise DeviceError(
+                f"the array lives on GPU {array.device.id}, and this is GPU {self.ordinal}"
+            )
+        if not array.nbytes or not self._driver.is_managed(array.data.ptr):
+            return []
+        return byte_ranges(array.data.ptr, array.shape, array.strides, array.itemsize)
+
+    @contextlib.contextmanager
+    def _ready(self) -> Iterator[CoreHints]:
+        reason = self._driver.managed_problem()
+        if reason is not None:
+            raise DeviceError(f"hints cannot work on {self.name}: {reason}")
+        if self._hints is None:
+            self._hints = self._driver.load_hints()
+        with self._driver.current():
+            self._driver.bind()
+            try:
+                yield self._hints
+            except UmemError:
+                raise
+            except Exception as error:  # cuda.core's error class is private before 1.3
+                raise DeviceError(f"the driver refused the hint: {error}") from error

@@ -1,0 +1,98 @@
+"""What CUDA pools may reserve: the limit that was asked for, and what the machine can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from umem.devices.base import Policy
+from umem.devices.cuda_driver import Driver
+from umem.devices.cuda_errors import CudaLimitError, CudaOutOfMemoryError
+from umem.devices.cuda_ledger import Kind
+from umem.units import format_bytes
+
+HOST_SHARE = 0.9
+"""How much of the host memory that is available managed memory may count on. The rest is for
+the program itself: staging buffers, page tables, the page cache that keeps it alive."""
+
+
+class Bounds:
+    """What may be reserved: the active policy's limit, a cap, and what the host can hold.
+
+    ``cap_bytes`` bounds all managed memory together, whatever the policy says. Costs a few file
+    reads a growth. Safe from any thread as long as the ledger's lock is held.
+    """
+
+    def __init__(self, driver: Driver, policy: Callable[[], Policy | None]) -> None:
+        self._driver, self._policy = driver, policy
+        self._host_reference: int | None = None
+        self.cap_bytes: int | None = None
+
+    def refusal(self, kind: Kind, nbytes: int, after: dict[Kind, int]) -> Exception | None:
+        """Why ``nbytes`` more would be too many, as the error to raise, or None."""
+        error = self._over_limit(kind, nbytes, after)
+        if error is None and kind != "unmanaged":
+            error = self._over_cap(nbytes, after) or self._over_host(kind, nbytes, after)
+        return error
+
+    def _over_limit(self, kind: Kind, nbytes: int, after: dict[Kind, int]) -> Exception | None:
+        limit = limit_of(self._policy(), kind)
+        if limit is None or after[kind] <= limit:
+            return None
+        return CudaLimitError(
+            f"needs {format_bytes(nbytes)}; {format_bytes(after[kind] - nbytes)} of the "
+            f"{format_bytes(limit)} that the limit allows are reserved as {kind} memory. "
+            "Raise the limit, or free arrays first."
+        )
+
+    def _over_cap(self, nbytes: int, after: dict[Kind, int]) -> Exception | None:
+        total = after["managed"] + after["spill"]
+        if self.cap_bytes is None or total <= self.cap_bytes:
+            return None
+        return CudaLimitError(
+            f"needs {format_bytes(nbytes)}; {format_bytes(total - nbytes)} of managed memory are "
+            f"reserved, and this process may have {format_bytes(self.cap_bytes)} in all."
+        )
+
+    def _over_host(self, kind: Kind, nbytes: int, after: dict[Kind, int]) -> Exception | None:
+        total = after["managed"] + after["spill"]
+        host = self._host_bytes(total - nbytes)
+        if host is None:
+            return None
+        if kind == "spill" and after["spill"] > host:
+            return _host_error(nbytes, after["spill"] - nbytes, host, 0)
+        vram = self._vram_bytes(after["unmanaged"])
+        return _host_error(nbytes, total - nbytes, host, vram) if total > host + vram else None
+
+    def _host_bytes(self, reserved: int) -> int | None:
+        # What is available falls as our own pages land on the host, and nobody says how many
+        # did. So a fall of up to what we have reserved is taken for our own; more is others'.
+        now = self._driver.host_available_bytes()
+        if now is None:
+            return None
+        if not reserved or self._host_reference is None:
+            self._host_reference = now
+        self._host_reference = max(self._host_reference, now)
+        return int(min(self._host_reference, now + reserved) * HOST_SHARE)
+
+    def _vram_bytes(self, unmanaged: int) -> int:
+        if self._driver.integrated:
+            return 0  # its VRAM is the host's memory
+        taken = unmanaged + self._driver.default_pool_bytes()
+        return max(0, self._driver.vram_bytes - taken)
+
+
+def _host_error(nbytes: int, reserved: int, host: int, vram: int) -> Exception:
+    vram_text = f" and {format_bytes(vram)} of VRAM" if vram else ""
+    return CudaOutOfMemoryError(
+        f"needs {format_bytes(nbytes)}; {format_bytes(reserved)} of managed memory are reserved, "
+        f"and it may use {format_bytes(host)} of host memory{vram_text}. More would get the "
+        "process killed when the pages are written. Free arrays, or make the step need less."
+    )
+
+
+def limit_of(policy: Policy | None, kind: Kind) -> int | None:
+    """The bytes that a policy lets a pool reserve; hybrid's limit is for its unmanaged part."""
+    if policy is None:
+        return None
+    bounded: Kind = "managed" if policy.mode == "managed" else "unmanaged"
+    return policy.limit_bytes if kind == bounded else None

@@ -1,0 +1,244 @@
+"""What the CUDA device asks of CuPy and the driver, and nothing that it decides.
+
+This is the seam at which a test puts host memory in the place of a GPU. Importing this module
+imports CuPy; no device is asked for anything until a function here is called.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import cupy
+from cupy.cuda import runtime
+
+from umem.devices import cuda_hints, host_memory
+from umem.devices.base import Span
+from umem.devices.cuda_hints import CoreHints
+from umem.errors import DeviceError
+
+Malloc = Callable[[int], Any]
+"""CuPy's allocator interface: bytes to ``cupy.cuda.MemoryPointer``."""
+
+OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation; CuPy does not export the number
+INSUFFICIENT_DRIVER = 35
+NO_DEVICE = 100
+CAPTURE_IMPLICIT = 906  # another stream captures, so the legacy stream cannot be used
+_MANAGED_POINTER = 3  # cudaMemoryTypeManaged
+_SET_PREFERRED_LOCATION = 3
+_SET_ACCESSED_BY = 5
+_CPU = -1
+
+
+class Pool(Protocol):
+    """The part of CuPy's MemoryPool that we use."""
+
+    def malloc(self, nbytes: int) -> Any: ...
+    def free_all_blocks(self) -> None: ...
+    def used_bytes(self) -> int: ...
+    def total_bytes(self) -> int: ...
+    def set_limit(self, size: int) -> None: ...
+
+
+class Driver:
+    """One GPU, as CuPy shows it.
+
+    Thread-safety: as CuPy's; every method may be called from any thread.
+    Raises CuPy's ``CUDARuntimeError`` where the driver refuses; nothing has changed then.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        properties = runtime.getDeviceProperties(ordinal)
+        self.name: str = properties["name"].decode()
+        self.vram_bytes: int = properties["totalGlobalMem"]
+        self.integrated = bool(properties.get("integrated", 0))
+        self.cuda_major: int = runtime.runtimeGetVersion() // 1000
+        self._core: CoreHints | None = None
+
+    def current(self) -> Any:
+        """A context in which this GPU is the current one."""
+        return cupy.cuda.Device(self.ordinal)
+
+    def bind(self) -> None:
+        """Make the GPU's context current in this thread: cuda.core does not do it by itself."""
+        runtime.setDevice(self.ordinal)
+
+    def allocate(self, nbytes: int) -> Any:
+        """cudaMalloc, without a pool."""
+        return cupy.cuda.MemoryPointer(cupy.cuda.Memory(nbytes), 0)
+
+    def allocate_managed(self, nbytes: int) -> Any:
+        """cudaMallocManaged, without a pool."""
+        return cupy.cuda.malloc_managed(nbytes)
+
+    def load_hints(self) -> CoreHints:
+        """cuda.core's managed memory calls.
+
+        Raises:
+            MissingDependencyError: cuda-core is missing or too old.
+        """
+        return cuda_hints.load(self.cuda_major)
+
+    def check_advice(self) -> None:
+        """See that `prefer_host` and `prefetch_here` can work.
+
+        On CUDA 12 CuPy's own calls will do, so modes need no more than CuPy. On CUDA 13 they
+        raise (CuPy 13) or cannot mean the host (CuPy 14), so cuda.core is needed.
+
+        Raises:
+            MissingDependencyError: CUDA 13, and cuda-core is missing or too old.
+        """
+        if self._core is None and self.cuda_major >= 13:
+            self._core = self.load_hints()
+
+    def prefer_host(self, address: int, nbytes: int) -> None:
+        """Advise that a range lives in host memory and that this GPU reads it there."""
+        if self._core is None:
+            runtime.memAdvise(address, nbytes, _SET_PREFERRED_LOCATION, _CPU)
+            runtime.memAdvise(address, nbytes, _SET_ACCESSED_BY, self.ordinal)
+            return
+        spans = [Span(address, nbytes)]
+        self._core.advise(spans, "preferred_location", "cpu", unset=False)
+        self._core.advise(spans, "accessed_by", self.ordinal, unset=False)
+
+    def prefetch_here(self, address: int, nbytes: int) -> None:
+        """Move a range to this GPU, in the order of the current stream."""
+        stream = cupy.cuda.get_current_stream().ptr
+        if self._core is None:
+            runtime.memPrefetchAsync(address, nbytes, self.ordinal, stream)
+        else:
+            self._core.prefetch([Span(address, nbytes)], self.ordinal, stream)
+
+    def make_pool(self, grow: Malloc) -> Pool:
+        """A CuPy pool over ``grow``. The caller keeps it for as long as the process lives."""
+        pool: Pool = cupy.cuda.MemoryPool(grow)
+        return pool
+
+    @property
+    def default_pool(self) -> Pool:
+        """CuPy's own pool over cudaMalloc."""
+        pool: Pool = cupy.get_default_memory_pool()
+        return pool
+
+    def default_pool_bytes(self) -> int:
+        """Bytes that CuPy's own pool has reserved on this GPU."""
+        with self.current():
+            return int(self.default_pool.total_bytes())
+
+    def free_bytes(self) -> int:
+        """Bytes of VRAM that are free; managed memory may not be counted as used."""
+        with self.current():
+            return int(runtime.memGetInfo()[0])
+
+    def host_available_bytes(self) -> int | None:
+        """Bytes of host memory that this process may still take."""
+        return host_memory.available_bytes()
+
+    def capturing(self) -> bool:
+        """Whether the current stream records a graph instead of running."""
+        try:
+            return bool(runtime.streamIsCapturing(cupy.cuda.get_current_stream().ptr))
+        except runtime.CUDARuntimeError as error:
+            if error.status == CAPTURE_IMPLICIT:
+                return True
+            raise
+
+    def is_managed(self, address: int) -> bool:
+        """Whether an address lies in managed memory."""
+        return bool(runtime.pointerGetAttributes(address).type == _MANAGED_POINTER)
+
+    def stream_address(self, stream: Any) -> int:
+        """The handle of a CuPy stream or of what says it is one; None is the current stream.
+
+        Raises:
+            DeviceError: it is no stream.
+        """
+        if stream is None:
+            stream = cupy.cuda.get_current_stream()
+        if hasattr(stream, "ptr"):
+            return int(stream.ptr)
+        if hasattr(stream, "__cuda_stream__"):
+            return int(stream.__cuda_stream__()[1])
+        raise DeviceError(f"stream must be a CuPy stream; got {type(stream).__name__}")
+
+    def synchronize(self) -> None:
+        """Wait for everything on this GPU."""
+        cupy.cuda.Device(self.ordinal).synchronize()
+
+    def managed_problem(self) -> str | None:
+        """Why managed memory cannot be oversubscribed here, or None.
+
+        Every visible GPU is asked: one without concurrent access brings the old rules to all.
+        """
+        if runtime.is_hip:
+            return "this CuPy is built for ROCm, and umem knows managed memory on CUDA only"
+        for ordinal in range(runtime.getDeviceCount()):
+            problem = _managed_problem_of(ordinal)
+            if problem:
+                return problem
+        return None
+
+
+def _managed_problem_of(ordinal: int) -> str | None:
+    if not runtime.deviceGetAttribute(runtime.cudaDevAttrManagedMemory, ordinal):
+        return f"GPU {ordinal} has no managed memory"
+    if runtime.deviceGetAttribute(runtime.cudaDevAttrConcurrentManagedAccess, ordinal):
+        return None
+    return (
+        f"GPU {ordinal} has no concurrent managed access, so its memory cannot be oversubscribed: "
+        "so it is on Windows, under WSL2, before Pascal, on many Jetsons and some virtual GPUs "
+        "(if another GPU is meant, hide this one with CUDA_VISIBLE_DEVICES)"
+    )
+
+
+def visible_gpus() -> int | str:
+    """How many GPUs there are, or why there is none, in words."""
+    try:
+        return int(runtime.getDeviceCount()) or "the driver sees no GPU"
+    except runtime.CUDARuntimeError as error:
+        return _count_problem(error)
+
+
+def _count_problem(error: Any) -> str:
+    if error.status == NO_DEVICE:
+        return "the driver sees no GPU (is CUDA_VISIBLE_DEVICES set?)"
+    if error.status != INSUFFICIENT_DRIVER:
+        return f"the driver failed: {error}"
+    if not runtime.driverGetVersion():
+        return "no NVIDIA driver is loaded"
+    return (
+        f"the NVIDIA driver serves CUDA {_version(runtime.driverGetVersion())} and CuPy needs "
+        f"{_version(runtime.runtimeGetVersion())}: update the driver, or install a CuPy for it"
+    )
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def libraries_problem() -> str | None:
+    """Which CUDA library CuPy needs and cannot load, or None."""
+    try:
+        cupy.cuda.nvrtc.getVersion()
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        first = str(error).strip().split("\n")[0]
+        return f"CUDA libraries are missing ({first})"
+    return None
+
+
+def borrowed(pointer: Any, nbytes: int, owner: Any) -> Any:
+    """The same memory, kept alive by ``owner``, which sees when the last user lets go."""
+    memory = cupy.cuda.UnownedMemory(pointer.ptr, nbytes, owner, device_id=pointer.device_id)
+    return cupy.cuda.MemoryPointer(memory, 0)
+
+
+def current_ordinal() -> int:
+    """The GPU that CuPy uses now in this thread."""
+    return int(runtime.getDevice())
+
+
+def collect_garbage() -> None:
+    """Collect cycles that may hold arrays; costs up to a few hundred milliseconds."""
+    gc.collect()

@@ -1,0 +1,27 @@
+"""CUDA's out-of-memory errors: ours and CuPy's at once, so that existing handlers work.
+
+Importing this module imports CuPy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cupy.cuda.memory import OutOfMemoryError as CupyOutOfMemoryError
+
+from umem.errors import LimitError, OutOfMemoryError
+
+
+class CudaOutOfMemoryError(OutOfMemoryError, CupyOutOfMemoryError):  # type: ignore[misc, unused-ignore]
+    """Device and host together cannot hold an allocation; nothing was allocated."""
+
+    def __init__(self, message: str) -> None:
+        # CuPy's own initialiser makes a message from sizes; ours says more than it could.
+        MemoryError.__init__(self, message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args
+
+
+class CudaLimitError(CudaOutOfMemoryError, LimitError):
+    """An allocation on CUDA would pass the limit that was set; nothing was allocated."""

@@ -1,0 +1,132 @@
+"""Prefetch, advice and range attributes, by address and length, through NVIDIA's cuda.core.
+
+CuPy's own calls are wrong for the CPU as a target on CUDA 13 and act on whole pool segments;
+cuda.core (1.1 and newer) is right on CUDA 12 and 13. Nothing here asks what memory is managed:
+the caller does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from umem.devices.base import Advice, Location, Place, Span
+from umem.errors import HintError, MissingDependencyError
+
+_LEGACY_STREAMS = (0, 1)
+_PER_THREAD_STREAM = 2
+_NOWHERE = -2  # cudaInvalidDeviceId
+_CPU = -1
+
+
+def load(cuda_major: int) -> CoreHints:
+    """The hints of cuda.core.
+
+    Raises:
+        MissingDependencyError: cuda.core or its driver bindings are missing or too old.
+    """
+    try:
+        core = importlib.import_module("cuda.core")
+        bindings = importlib.import_module("cuda.bindings.driver")
+        core.ManagedBuffer, core.Host  # noqa: B018  (both came with 1.1)
+    except (ImportError, AttributeError) as error:
+        extra = f"cuda{cuda_major}" if cuda_major in (12, 13) else "cuda12"
+        raise MissingDependencyError(
+            f"prefetch, advice and locations need NVIDIA's cuda-core 1.1 or newer ({error}). "
+            f"Install it with: pip install 'umem[{extra}]'"
+        ) from error
+    return CoreHints(core, bindings)
+
+
+class CoreHints:
+    """cuda.core's managed memory calls on ranges that others own.
+
+    Cost: a few microseconds a range. Thread-safety: any thread in which the GPU's context is
+    current. Errors of the driver come as cuda.core's; ranges before the one that failed keep
+    the hint.
+    """
+
+    def __init__(self, core: Any, bindings: Any) -> None:
+        self._core, self._bindings = core, bindings
+
+    def prefetch(self, spans: Iterable[Span], to: Place, stream_address: int) -> int:
+        """Move ranges, in stream order; returns the bytes."""
+        stream, place, moved = self._stream(stream_address), self._place(to), 0
+        for span in spans:
+            self._buffer(span).prefetch(place, stream=stream)
+            moved += span.nbytes
+        return moved
+
+    def advise(self, spans: Iterable[Span], advice: Advice, place: Place, unset: bool) -> int:
+        """Give or take back advice on ranges; returns the bytes."""
+        advised = 0
+        for span in spans:
+            self._advise_one(self._buffer(span), advice, place, unset)
+            advised += span.nbytes
+        return advised
+
+    def location(self, spans: Sequence[Span]) -> Location:
+        """What the driver says of ranges; None for what they differ in."""
+        found = [self._location_of(span) for span in spans]
+        first = found[0]
+        common = set.intersection(*({*one.accessed_by} for one in found))
+        return Location(
+            managed=True,
+            preferred=_agreed([one.preferred for one in found]),
+            accessed_by=tuple(place for place in first.accessed_by if place in common),
+            last_prefetch=_agreed([one.last_prefetch for one in found]),
+            read_mostly=all(one.read_mostly for one in found),
+        )
+
+    def _advise_one(self, buffer: Any, advice: Advice, place: Place, unset: bool) -> None:
+        if advice == "read_mostly":
+            buffer.read_mostly = not unset
+        elif advice == "preferred_location":
+            buffer.preferred_location = None if unset else self._place(place)
+        elif advice == "accessed_by":
+            accessed_by = buffer.accessed_by
+            (accessed_by.discard if unset else accessed_by.add)(self._place(place))
+        else:
+            raise HintError(f"unknown advice {advice!r}")
+
+    def _location_of(self, span: Span) -> Location:
+        buffer = self._buffer(span)
+        preferred = buffer.preferred_location
+        return Location(
+            managed=True,
+            preferred=None if preferred is None else self._name(preferred),
+            accessed_by=tuple(sorted(map(self._name, buffer.accessed_by), key=str)),
+            last_prefetch=self._last_prefetch(span),
+            read_mostly=bool(buffer.read_mostly),
+        )
+
+    def _last_prefetch(self, span: Span) -> Place | None:
+        # cuda.core has a property for it from 1.3 on; the attribute has always been there.
+        attribute = self._bindings.CUmem_range_attribute
+        status, value = self._bindings.cuMemRangeGetAttribute(
+            4, attribute.CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, span.address, span.nbytes
+        )
+        if int(status) != 0 or int(value) == _NOWHERE:
+            return None
+        return "cpu" if int(value) == _CPU else int(value)
+
+    def _buffer(self, span: Span) -> Any:
+        return self._core.ManagedBuffer.from_handle(span.address, span.nbytes)
+
+    def _place(self, place: Place) -> Any:
+        return self._core.Host() if place == "cpu" else self._core.Device(place)
+
+    def _name(self, place: Any) -> Place:
+        return "cpu" if isinstance(place, self._core.Host) else int(place.device_id)
+
+    def _stream(self, address: int) -> Any:
+        if address in _LEGACY_STREAMS:
+            return self._core.LEGACY_DEFAULT_STREAM
+        if address == _PER_THREAD_STREAM:
+            return self._core.PER_THREAD_DEFAULT_STREAM
+        return self._core.Stream.from_handle(address)
+
+
+def _agreed(values: Sequence[Place | None]) -> Place | None:
+    return values[0] if len(set(values)) == 1 else None

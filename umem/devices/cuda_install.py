@@ -1,0 +1,154 @@
+"""Swapping CuPy's allocator for a thread or for the process, and putting it back."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import cupy
+
+from umem.devices.base import Policy, Restore
+from umem.devices.cuda_driver import Malloc, Pool
+from umem.errors import StateError
+
+
+@dataclass(eq=False)
+class _Installed:
+    """One allocator that was put in: with which policy, and how to undo it."""
+
+    policy: Policy
+    pool: Pool
+    undo: Restore
+    alias: ChainerAlias = field(default_factory=lambda: ChainerAlias())
+
+
+class ChainerAlias:
+    """``chainer.backends.cuda.memory_pool``: a name that Chainer binds once, at its import.
+
+    Code that frees or measures through it would go on asking CuPy's default pool. Nothing is
+    imported: where Chainer is not loaded, nothing happens.
+    """
+
+    def __init__(self) -> None:
+        self._undo: Restore | None = None
+
+    def point_at(self, pool: Pool) -> None:
+        """Make the alias name ``pool``; a second call changes nothing."""
+        module: Any = sys.modules.get("chainer.backends.cuda")
+        if self._undo is not None or not hasattr(module, "memory_pool"):
+            return
+        before = module.memory_pool
+        module.memory_pool = pool
+        self._undo = lambda: setattr(module, "memory_pool", before)
+
+    def restore(self) -> None:
+        """Make the alias name what it named before."""
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
+
+
+class Installer:
+    """The allocators that are in, innermost last, for each thread and for the process.
+
+    Thread-safety: any thread; what is installed for a thread concerns that thread only.
+    """
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._everywhere: list[_Installed] = []
+
+    def policy(self) -> Policy | None:
+        """The policy that the calling thread allocates by: its own, else the process's."""
+        stack = self._thread_stack() or self._everywhere
+        return stack[-1].policy if stack else None
+
+    def install(self, policy: Policy, malloc: Malloc, pool: Pool, everywhere: bool) -> Restore:
+        """Make CuPy allocate with ``malloc``; returns what undoes it.
+
+        Raises:
+            StateError: process-wide, inside a block of this thread; nothing has changed. The
+                undo raises it when called twice, in another thread, or before what was
+                installed inside it is undone; everything stays installed then.
+        """
+        swap = _for_process if everywhere else _for_thread
+        stack = self._everywhere if everywhere else self._thread_stack()
+        installed = _Installed(policy, pool, swap(malloc))
+        stack.append(installed)
+        if everywhere:
+            installed.alias.point_at(pool)
+        return lambda: self._restore(installed, everywhere)
+
+    def follow_chainer(self) -> None:
+        """Point Chainer's alias at the process-wide pool; for after Chainer's import."""
+        if self._everywhere:
+            self._everywhere[-1].alias.point_at(self._everywhere[-1].pool)
+
+    def _restore(self, installed: _Installed, everywhere: bool) -> None:
+        stack = self._everywhere if everywhere else self._thread_stack()
+        if installed not in stack:
+            raise StateError(
+                "this allocator is not installed here: it was restored before, or it was "
+                "installed in another thread, where alone it can be restored"
+            )
+        if stack[-1] is not installed:
+            raise StateError("restore what was installed inside this block first")
+        installed.undo()
+        stack.pop()
+        installed.alias.restore()
+
+    def _thread_stack(self) -> list[_Installed]:
+        stack: list[_Installed] | None = getattr(self._local, "stack", None)
+        if stack is None:
+            stack = self._local.stack = []
+        return stack
+
+
+def _for_thread(malloc: Malloc) -> Restore:
+    # CuPy's context manager is the only public way to a thread's allocator. Entered by hand it
+    # must be kept: collecting it would put the old allocator back at any moment.
+    block: contextlib.AbstractContextManager[None] = cupy.cuda.using_allocator(malloc)
+    block.__enter__()
+    return lambda: _leave(block)
+
+
+def _leave(block: contextlib.AbstractContextManager[None]) -> None:
+    block.__exit__(None, None, None)
+
+
+def _for_process(malloc: Malloc) -> Restore:
+    before = cupy.cuda.get_allocator()
+    _set_allocator(malloc, "switched on")
+    return lambda: _set_allocator(before, "switched off")
+
+
+def _set_allocator(malloc: Callable[[int], Any], verb: str) -> None:
+    try:
+        with _quietly(malloc):
+            cupy.cuda.set_allocator(malloc)
+    except ValueError as error:
+        raise StateError(
+            f"a mode for the whole process cannot be {verb} inside a block that sets this "
+            f"thread's allocator (a umem block, or cupy.cuda.using_allocator): {error}. "
+            "Leave the block first."
+        ) from error
+
+
+@contextlib.contextmanager
+def _quietly(malloc: Callable[[int], Any]) -> Iterator[None]:
+    """For CuPy 13, which warns that ``malloc_async`` is experimental whenever it is set.
+
+    Putting back what the user chose is no reason to warn of it again. Can go with CuPy 13; 14
+    does not warn.
+    """
+    if malloc is not cupy.cuda.malloc_async:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield

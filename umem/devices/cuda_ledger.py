@@ -1,0 +1,74 @@
+"""The count of what CUDA pools have reserved: the driver does not keep one for managed memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+Kind = Literal["managed", "spill", "unmanaged"]
+"""``spill`` is managed memory advised to stay on the host; ``unmanaged`` is our own pool over
+cudaMalloc, for hybrid and for a limit; without a limit `unmanaged` uses CuPy's default pool."""
+
+
+class Ledger:
+    """Bytes that the pools have reserved from the driver, now and at most.
+
+    Thread-safety: any thread. `give_back` takes no lock, because the garbage collector may call
+    it in the middle of anything, also of `claim` in the same thread; for the same reason the
+    lock can be taken again by the thread that holds it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._reserved: dict[Kind, int] = {"managed": 0, "spill": 0, "unmanaged": 0}
+        self._returned: deque[tuple[Kind, int]] = deque()
+        self._peak = 0
+
+    def claim(
+        self, kind: Kind, nbytes: int, refuse: Callable[[dict[Kind, int]], Exception | None]
+    ) -> None:
+        """Count ``nbytes`` as reserved unless ``refuse``, given the counts after, has a reason.
+
+        Asking and counting are one step, so two threads cannot pass a limit together.
+        """
+        with self._lock:
+            before = self._settled()
+            error = refuse({**before, kind: before[kind] + nbytes})
+            if error is not None:
+                raise error
+            self._reserved[kind] += nbytes
+
+    def give_back(self, kind: Kind, nbytes: int) -> None:
+        """Count ``nbytes`` as returned to the driver."""
+        self._returned.append((kind, nbytes))
+
+    def reserved(self) -> dict[Kind, int]:
+        """Bytes reserved by each pool."""
+        with self._lock:
+            return dict(self._settled())
+
+    def peak(self, other_bytes: int = 0) -> int:
+        """The most that was reserved at once; ``other_bytes`` is what other pools hold now."""
+        with self._lock:
+            self._peak = max(self._peak, sum(self._settled().values()) + other_bytes)
+            return self._peak
+
+    def _settled(self) -> dict[Kind, int]:
+        while self._returned:
+            kind, nbytes = self._returned.popleft()
+            self._reserved[kind] -= nbytes
+        return self._reserved
+
+
+class Lease:
+    """Owns one reservation; when the pool drops it, the ledger hears of it."""
+
+    __slots__ = ("_kind", "_ledger", "_memory", "_nbytes")
+
+    def __init__(self, ledger: Ledger, kind: Kind, nbytes: int, memory: Any) -> None:
+        self._ledger, self._kind, self._nbytes, self._memory = ledger, kind, nbytes, memory
+
+    def __del__(self) -> None:
+        self._ledger.give_back(self._kind, self._nbytes)

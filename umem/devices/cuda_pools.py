@@ -1,0 +1,156 @@
+"""The pools of one GPU: what they grow from, what bounds them, and what they have reserved.
+
+CuPy's pool methods are installed bare, so an allocation from the cache costs what it costs in
+CuPy. Limits, the check of host memory and the count of reserved bytes sit in `Growth`, the
+allocator that a pool calls when its cache has nothing. A pool lives as long as the process: up
+to CuPy 13 a pool that dies frees blocks that live arrays still use.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from umem.devices import cuda_driver
+from umem.devices.base import Policy
+from umem.devices.cuda_bounds import Bounds
+from umem.devices.cuda_driver import Driver, Malloc, Pool
+from umem.devices.cuda_errors import CudaOutOfMemoryError
+from umem.devices.cuda_ledger import Kind, Lease, Ledger
+from umem.errors import DeviceError
+from umem.units import format_bytes
+
+
+class Growth:
+    """The allocator that a pool calls when its cache has nothing that fits.
+
+    Under ``hybrid`` a refusal is final at once, because there the spill pool is the way out;
+    otherwise the pool's free blocks are given back, then garbage is collected, before giving
+    up. Safe from any thread: CuPy holds no lock here.
+
+    Raises:
+        CudaLimitError, CudaOutOfMemoryError: nothing was reserved.
+        DeviceError: the current stream records a graph, in which managed memory cannot be
+            allocated; nothing was reserved, and the capture goes on.
+    """
+
+    def __init__(
+        self, kind: Kind, driver: Driver, ledger: Ledger, bounds: Bounds,
+        policy: Callable[[], Policy | None],
+    ) -> None:  # fmt: skip
+        self._kind, self._driver, self._ledger = kind, driver, ledger
+        self._bounds, self._policy = bounds, policy
+        self.pool: Pool | None = None
+
+    def __call__(self, nbytes: int) -> Any:
+        if not nbytes:
+            return self._allocate(0)
+        if self._kind != "unmanaged" and self._driver.capturing():
+            raise DeviceError(
+                f"managed memory ({format_bytes(nbytes)}) cannot be allocated while a stream is "
+                "captured. Run the step once before capturing it, so that the pool has room."
+            )
+        return self._reserve(nbytes)
+
+    def _reserve(self, nbytes: int) -> Any:
+        reclaims = () if self._spills() else (self._give_back, self._collect)
+        for reclaim in reclaims:
+            try:
+                return self._attempt(nbytes)
+            except CudaOutOfMemoryError:
+                reclaim()
+        return self._attempt(nbytes)
+
+    def _spills(self) -> bool:
+        policy = self._policy()
+        return self._kind == "unmanaged" and policy is not None and policy.mode == "hybrid"
+
+    def _give_back(self) -> None:
+        if self.pool is not None:
+            self.pool.free_all_blocks()
+
+    def _collect(self) -> None:
+        cuda_driver.collect_garbage()
+        self._give_back()
+
+    def _attempt(self, nbytes: int) -> Any:
+        self._ledger.claim(
+            self._kind, nbytes, lambda after: self._bounds.refusal(self._kind, nbytes, after)
+        )
+        try:
+            pointer = self._allocate(nbytes)
+        except BaseException as error:
+            self._ledger.give_back(self._kind, nbytes)
+            if getattr(error, "status", None) == cuda_driver.OUT_OF_MEMORY:
+                raise self._driver_error(nbytes) from error
+            raise
+        pointer = self._leased(pointer, nbytes)
+        self._ledger.peak(self._driver.default_pool_bytes())
+        return pointer
+
+    def _allocate(self, nbytes: int) -> Any:
+        if self._kind == "unmanaged":
+            return self._driver.allocate(nbytes)
+        pointer = self._driver.allocate_managed(nbytes)
+        if self._kind == "spill" and nbytes:
+            self._driver.prefer_host(pointer.ptr, nbytes)
+        return pointer
+
+    def _leased(self, pointer: Any, nbytes: int) -> Any:
+        lease = Lease(self._ledger, self._kind, nbytes, pointer.mem)
+        return cuda_driver.borrowed(pointer, nbytes, lease)
+
+    def _driver_error(self, nbytes: int) -> Exception:
+        reserved = self._ledger.reserved()[self._kind]
+        return CudaOutOfMemoryError(
+            f"needs {format_bytes(nbytes)}; the driver has no more {self._kind} memory, "
+            f"{format_bytes(reserved)} are reserved. Free arrays, or use umem.managed()."
+        )
+
+
+class Pools:
+    """The pools of one GPU, made when they are first needed and kept for good.
+
+    Thread-safety: any thread.
+    """
+
+    def __init__(self, driver: Driver, policy: Callable[[], Policy | None]) -> None:
+        self._driver, self._policy = driver, policy
+        self.ledger = Ledger()
+        self.bounds = Bounds(driver, policy)
+        self._lock = threading.Lock()
+        self._pools: dict[Kind, Pool] = {}
+        self._mallocs: dict[Kind | None, Malloc] = {}
+
+    def pool(self, kind: Kind | None) -> Pool:
+        """The pool of a kind; None is CuPy's default pool."""
+        if kind is None:
+            return self._driver.default_pool
+        with self._lock:
+            if kind not in self._pools:
+                self._pools[kind] = self._make(kind)
+            return self._pools[kind]
+
+    def malloc(self, kind: Kind | None) -> Malloc:
+        """The pool's own bound method, the same object every time."""
+        return self._mallocs.setdefault(kind, self.pool(kind).malloc)
+
+    def used_bytes(self, kind: Kind) -> int:
+        """Bytes of a pool that arrays use now; costs a pass over them."""
+        with self._lock:
+            pool = self._pools.get(kind)
+        if pool is None:
+            return 0
+        with self._driver.current():
+            return int(pool.used_bytes())
+
+    def _make(self, kind: Kind) -> Pool:
+        grow = Growth(kind, self._driver, self.ledger, self.bounds, self._policy)
+        pool = grow.pool = self._driver.make_pool(grow)
+        if kind != "unmanaged":
+            # CUPY_GPU_MEMORY_LIMIT caps every new pool: right for VRAM, and for managed memory
+            # a ban on oversubscription that nobody asked for.
+            with self._driver.current():
+                pool.set_limit(size=0)
+        return pool
