@@ -1,0 +1,185 @@
+"""What the benchmarks share: where they ran, what they write, how they print.
+
+Every script writes the same envelope (`report`), so that bench/make_readme.py can show any of
+them: the question, the machine, the versions, the commit, the options, and one object a row with
+every repeat in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import umem
+from umem.errors import SizeError
+from umem.units import parse_bytes
+
+HERE = Path(__file__).resolve().parent
+PACKAGES = ("numpy", "scipy", "chainer", "cupy", "cupy-cuda12x", "cupy-cuda13x", "cuda-core")
+
+
+# -- where it ran ------------------------------------------------------------------------------
+
+
+def machine(gpu: Any = None) -> dict[str, Any]:
+    """Processor, cores, memory and system; no names of hosts, users or folders.
+
+    Args:
+        gpu: what is known of the GPU that was used, None where none was.
+    """
+    return {
+        "processor": _processor(),
+        "core_count": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "gpu": gpu,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "unknown")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, umem and what it stands on; imports nothing."""
+    found = {"python": platform.python_version(), "umem": umem.__version__}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """The commit that is checked out; ``+`` behind it where umem/ or bench/*.py differ from it.
+
+    None outside a repository.
+    """
+    head = _git("rev-parse", "--short=12", "HEAD")
+    if head is None or head.returncode:
+        return None
+    same = _git("diff", "--quiet", "HEAD", "--", "umem", "bench/*.py")
+    return head.stdout.strip() + ("" if same is not None and same.returncode == 0 else "+")
+
+
+def _git(*args: str) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(
+            ["git", "--no-optional-locks", *args],
+            cwd=HERE.parent, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except OSError:
+        return None
+
+
+# -- what it writes ----------------------------------------------------------------------------
+
+
+def report(
+    name: str, question: str, rows: Sequence[Mapping[str, Any]], *, simulated: bool,
+    options: Mapping[str, Any], gpu: Any = None, **more: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """The envelope that every benchmark writes.
+
+    Args:
+        name: the script without ``.py``.
+        question: the one question that it answers.
+        rows: one object a row, every repeat in it.
+        simulated: whether the figures are a model's.
+        options: what the script was called with.
+        gpu: see `machine`.
+        more: further objects of this benchmark.
+    """
+    return {
+        "bench": name,
+        "question": question,
+        "simulated": simulated,
+        "machine": machine(gpu),
+        "versions": versions(),
+        "commit": commit(),
+        "options": dict(options),
+        **more,
+        "rows": [dict(row) for row in rows],
+    }
+
+
+def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
+    """Write a report, whole or not at all.
+
+    Raises:
+        click.ClickException: the file cannot be written; an older one is as it was.
+    """
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise click.ClickException(f"cannot write {path}: {error.strerror}") from error
+
+
+class Summary(NamedTuple):
+    """Median of repeats, and the smallest and largest."""
+
+    median: float
+    low: float
+    high: float
+
+
+def summary(repeats: Iterable[float]) -> Summary:
+    """Median and spread of repeats; there must be one at least."""
+    values = sorted(repeats)
+    return Summary(statistics.median(values), values[0], values[-1])
+
+
+# -- how it talks ------------------------------------------------------------------------------
+
+
+def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table: the first column to the left, the others to the right; None is a dash."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
+    console = Console(file=sys.stdout, highlight=False)
+    if not console.is_terminal:  # a pipe or a file takes lines of any length
+        console = Console(file=sys.stdout, highlight=False, width=200)
+    console.print(table)
+
+
+class SizeType(click.ParamType):
+    """A size on the command line, such as 64MiB, as bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        try:
+            return parse_bytes(value, param.name if param else "size")
+        except SizeError as error:
+            self.fail(str(error), param, ctx)
+
+
+SIZE = SizeType()
