@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import umem.chainer  # noqa: F401  isort: skip
+import umem.chainer  # isort: skip
 import chainer
 
 from umem.graphs import karate_club, load_npz, rmat, save_npz
@@ -64,6 +64,36 @@ def test_script_is_under_60_lines():
 def test_script_trains_on_the_cpu_if_asked():
     done = run("--device", "cpu")
     assert re.fullmatch(r"9\d\.\d% of the test nodes' labels found\n", done.stdout), done.stderr
+
+
+@pytest.mark.skipif(chainer.backends.cuda.available, reason="there is a CUDA device")
+@pytest.mark.parametrize("arguments", [(), ("--device", "virtual:v100-16gb")])
+def test_script_trains_on_a_virtual_gpu_and_says_so(arguments):
+    done = run(*arguments)
+    said, share = done.stdout.splitlines()
+    assert said == (
+        "The GPU is simulated (virtual:v100-16gb); the training is real, and runs on the CPU."
+    )
+    assert re.fullmatch(r"9\d\.\d% of the test nodes' labels found", share)
+
+
+@pytest.mark.skipif(chainer.backends.cuda.available, reason="there is a CUDA device")
+def test_script_asked_for_cuda_without_a_device_names_both_ways_out():
+    done = run("--device", "cuda")
+    assert done.returncode == 1
+    assert "DeviceNotFoundError: no CUDA device" in done.stderr
+    assert "umem.virtual_gpu" in done.stderr
+
+
+@pytest.mark.gpu
+def test_script_trains_on_a_cuda_device():
+    assert re.fullmatch(r"9\d\.\d% of the test nodes' labels found\n", run().stdout)
+
+
+def test_training_on_a_virtual_gpu_gives_the_same_labels_as_on_the_cpu(example):
+    with umem.virtual_gpu("v100-16gb"), umem.managed():
+        virtual = example.train(karate_club(), umem.chainer.device())
+    assert virtual == example.train(karate_club(), CPU)
 
 
 def test_script_trains_on_a_graph_in_a_file(tmp_path):
