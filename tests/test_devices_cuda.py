@@ -20,7 +20,7 @@ cupy = pytest.importorskip("cupy")
 
 from cuda_host_driver import GIB, PREFER_HOST, PREFETCH, HostDriver, HostPool, installed  # noqa: E402
 
-from umem.devices import cuda_driver  # noqa: E402
+from umem.devices import cuda, cuda_driver  # noqa: E402
 from umem.devices.base import MODES, Policy  # noqa: E402
 from umem.devices.cuda import CudaDevice, cuda_reason, open_cuda  # noqa: E402
 from umem.devices.cuda_errors import CudaLimitError, CudaOutOfMemoryError  # noqa: E402
@@ -98,6 +98,11 @@ class TestOpening:
     def test_a_gpu_out_of_range_is_named(self, monkeypatch):
         monkeypatch.setattr(cuda_driver, "visible_gpus", lambda: 2)
         assert cuda_reason(5) == "GPU 5 was asked for, and 2 can be seen"
+
+    def test_a_gpu_is_opened_once_and_found_again_without_new_checks(self, device, monkeypatch):
+        monkeypatch.setattr(cuda, "_devices", {0: device})
+        monkeypatch.setattr(cuda_driver, "current_ordinal", lambda: 0)
+        assert open_cuda() is device and open_cuda(0) is device
 
     def test_missing_libraries_are_the_reason_where_a_gpu_is_there(self, monkeypatch):
         monkeypatch.setattr(cuda_driver, "visible_gpus", lambda: 1)

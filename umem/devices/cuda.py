@@ -46,6 +46,9 @@ def open_cuda(ordinal: int | None = None) -> CudaDevice:
         DeviceNotFoundError: there is no such GPU that CuPy can use; the message says why, and
             what to do instead. Nothing was opened.
     """
+    known = _already_open(ordinal)
+    if known is not None:
+        return known
     reason = cuda_reason(ordinal)
     if reason is not None:
         raise DeviceNotFoundError(_ways_out(reason))
@@ -55,6 +58,13 @@ def open_cuda(ordinal: int | None = None) -> CudaDevice:
         if number not in _devices:
             _devices[number] = CudaDevice(driver.Driver(number))
         return _devices[number]
+
+
+def _already_open(ordinal: int | None) -> CudaDevice | None:
+    # Every hint asks for the current device, so the checks are not repeated.
+    if ordinal is None and _devices:
+        ordinal = importlib.import_module("umem.devices.cuda_driver").current_ordinal()
+    return None if ordinal is None else _devices.get(ordinal)
 
 
 def cuda_reason(ordinal: int | None = None) -> str | None:
@@ -130,6 +140,10 @@ class CudaDevice(Device):
     def free_bytes(self) -> int:
         """Bytes of VRAM that are free; what managed memory holds may count as free."""
         return self._driver.free_bytes()
+
+    def host_available_bytes(self) -> int | None:
+        """Host bytes that this process may still take, None where it is unknown."""
+        return self._driver.host_available_bytes()
 
     def why_not(self, mode: Mode) -> str | None:
         """Why this GPU cannot serve ``mode``: managed memory that cannot be oversubscribed."""
