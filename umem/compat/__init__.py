@@ -1,7 +1,7 @@
 """Chainer 7.8 on today's NumPy, Python and CuPy.
 
-This package imports neither NumPy nor Chainer by itself, so that a start-up hook can use it;
-``umem.chainer.compat`` gives the same names to programs.
+Importing this package does not import Chainer, so that a start-up hook can use it;
+``umem.chainer.compat`` gives the same names.
 """
 
 from umem.compat.finder import install, is_installed

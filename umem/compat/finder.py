@@ -131,8 +131,7 @@ def is_mended(name: str) -> bool:
 def install() -> None:
     """Put the layer in place, so that the next ``import chainer`` is mended; safe to repeat.
 
-    Costs a few milliseconds, imports neither NumPy nor Chainer, and changes nothing but
-    ``sys.meta_path``.
+    Costs a few milliseconds, does not import Chainer, and changes nothing but ``sys.meta_path``.
 
     Raises:
         MissingDependencyError: Chainer is not installed; nothing was put in place.

@@ -49,7 +49,7 @@ class Row:
 
 
 def check() -> list[Row]:
-    """Return a row for each mend; imports neither NumPy nor Chainer.
+    """Return a row for each mend; does not import Chainer.
 
     Raises:
         MissingDependencyError: Chainer is not installed.

@@ -74,9 +74,10 @@ SHIMS = (
                 "  package='caffe',\n"
                 "  syntax='proto2',\n"
                 "  serialized_pb=_b(",
-                "DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(\n\n\n\n  _b(",
+                "DESCRIPTOR = _descriptor_pool.DescriptorPool().AddSerializedFile(\n\n\n\n  _b(",
             ),
-            # The generated classes in between become the text of a string that nothing reads.
+            # A pool of its own: another caffe.proto in the process does no harm. The generated
+            # classes in between become the text of a string that nothing reads.
             Replacement(
                 "_sym_db.RegisterFileDescriptor(DESCRIPTOR)\n",
                 "_builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals()); "
