@@ -2,7 +2,7 @@
 
 from umem.compat.shim import Replacement, Shim
 
-_UPGRADE = "https://docs.cupy.dev/en/stable/upgrade.html"
+_UPGRADE = "https://docs.cupy.dev/en/latest/upgrade.html"
 _WHILE_SUPPORTED = "Chainer 7.8 is no longer supported here"
 _FLOAT16_HEADER = ", preamble='#include <cupy/float16.cuh>',\n"
 

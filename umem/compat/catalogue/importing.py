@@ -2,7 +2,7 @@
 
 from umem.compat.shim import Replacement, Shim
 
-_PKG_RESOURCES = "https://setuptools.pypa.io/en/stable/pkg_resources.html"
+_PKG_RESOURCES = "https://setuptools.pypa.io/en/stable/history.html#v82-0-0"
 _NUMPY_2 = "https://numpy.org/doc/stable/numpy_2_0_migration_guide.html"
 _WHILE_SUPPORTED = "Chainer 7.8 is no longer supported here"
 

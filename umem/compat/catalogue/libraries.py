@@ -4,7 +4,7 @@ from umem.compat.shim import Replacement, Shim
 
 _WHILE_SUPPORTED = "Chainer 7.8 is no longer supported here"
 _ONNX_SYMPTOM = "onnx_chainer: 'ONNX is not installed' (onnx.mapping is gone)"
-_ONNX_LINK = "https://github.com/onnx/onnx/releases/tag/v1.13.0"
+_ONNX_LINK = "https://github.com/onnx/onnx/pull/6914"
 _ONNX_TYPES = Replacement(
     "from onnx.mapping import NP_TYPE_TO_TENSOR_TYPE\n",
     "from umem.compat import support; NP_TYPE_TO_TENSOR_TYPE = support.onnx_types()\n",
@@ -16,7 +16,7 @@ SHIMS = (
         module="chainer.functions.math.sparse_matmul",
         versions="any",
         symptom="sparse_matmul in float16: SciPy refuses",
-        link="https://docs.scipy.org/doc/scipy/reference/sparse.html",
+        link="https://github.com/scipy/scipy/issues/20207",
         until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(

@@ -5,6 +5,7 @@ from umem.compat.shim import Replacement, Shim
 _NUMPY_2 = "https://numpy.org/doc/stable/numpy_2_0_migration_guide.html"
 _NUMPY_1_24 = "https://numpy.org/doc/stable/release/1.24.0-notes.html"
 _NUMPY_2_0_NOTES = "https://numpy.org/doc/stable/release/2.0.0-notes.html"
+_NUMPY_2_4_NOTES = "https://numpy.org/doc/stable/release/2.4.0-notes.html"
 _NUMPY_2_5_NOTES = "https://numpy.org/doc/stable/release/2.5.0-notes.html"
 _WHILE_SUPPORTED = "Chainer 7.8 is no longer supported here"
 
@@ -55,8 +56,8 @@ SHIMS = (
         name="maximum-out",
         module="chainer.dataset.convert",
         versions="any",
-        symptom="warns from NumPy 2.5: out= by position",
-        link=_NUMPY_2_5_NOTES,
+        symptom="warns from NumPy 2.4: out= by position",
+        link=_NUMPY_2_4_NOTES,
         until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
