@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import tracemalloc
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
+from tracemalloc import get_traced_memory, reset_peak
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
@@ -47,13 +48,25 @@ class _Ref(weakref.ref[Any]):
     access: Access
 
 
+class _State:
+    """What concerns one thread."""
+
+    __slots__ = ("depth", "nested_seconds", "recorders", "traced")
+
+    def __init__(self) -> None:
+        self.recorders: tuple[Recorder, ...] = ()
+        self.traced = False
+        self.nested_seconds = 0.0
+        self.depth = 0
+
+
 class _Local(threading.local):
-    recorders: tuple[Recorder, ...] = ()
-    nested_seconds = 0.0
-    depth = 0
+    def __init__(self) -> None:
+        self.state = _State()
 
 
 _local = _Local()
+_new: Any = tuple.__new__  # a named tuple's own constructor takes three times as long
 _sources: list[Source] = []
 _started_count = 0
 _lock = threading.RLock()
@@ -61,12 +74,18 @@ _lock = threading.RLock()
 
 def active() -> tuple[Recorder, ...]:
     """The recorders that follow the calling thread, outermost first."""
-    return _local.recorders
+    return _local.state.recorders
+
+
+def _follow(recorders: tuple[Recorder, ...]) -> None:
+    state = _local.state
+    state.recorders = recorders
+    state.traced = any(recorder.measure == "workspace" for recorder in recorders)
 
 
 def inside() -> bool:
     """Whether the calling thread is inside an operation that is being measured."""
-    return _local.depth > 0
+    return _local.state.depth > 0
 
 
 def add_source(source: Source) -> None:
@@ -144,7 +163,7 @@ class Recorder:
                 for source in _sources:
                     source.start()
             _started_count += 1
-        _local.recorders += (self,)
+        _follow((*active(), self))
         return self
 
     def __exit__(
@@ -154,7 +173,7 @@ class Recorder:
         traceback: TracebackType | None,
     ) -> None:
         global _started_count
-        _local.recorders = tuple(r for r in _local.recorders if r is not self)
+        _follow(tuple(r for r in active() if r is not self))
         with _lock:
             _started_count -= 1
             if _started_count == 0:
@@ -179,50 +198,46 @@ class Recorder:
         ref = self._known.get(id(array))
         if ref is not None and ref() is array:
             return ref.access
-        root = root_of(array)
-        if root is array:
+        if array.base is None:
             return None
+        root = root_of(array)
         ref = self._known.get(id(root))
         if ref is None or ref() is not root:
             return None
         return _part(array, root, ref.access)
 
-    def access(
-        self, array: Any, kind: str, label: str, *, uploaded: bool = False
-    ) -> Access:
+    def access(self, array: Any, kind: str, label: str, uploaded: bool = False) -> Access:
         """The access to an array; one that was never seen is allocated first.
 
         Raises:
             OutOfMemoryError: the listener has no room, even after the garbage was collected;
                 the array stays unknown.
         """
+        if array.base is None:
+            ref = self._known.get(id(array))
+            if ref is not None and ref() is array:
+                return ref.access
+            return self._allocate(array, kind, label, uploaded)
         found = self.known(array)
-        if found is None:
-            root = root_of(array)
-            self._allocate(root, kind, label, uploaded)
-            found = self.known(array)
-            assert found is not None
-        return found
+        if found is not None:
+            return found
+        root = root_of(array)
+        return _part(array, root, self._allocate(root, kind, label, uploaded))
 
-    def op(self, op: Op) -> None:
-        """An operation has run; its accesses come from `access`."""
-        self._emit(op)
-
-    def mark(self, label: str) -> None:
-        """Name this place of the trace."""
-        self._emit(Mark(label))
-
-    def hint(self, hint: Hint) -> None:
-        """A hint was given; its accesses come from `access`."""
-        self._emit(hint)
+    def emit(self, event: Op | Hint | Mark) -> None:
+        """Something has happened; its accesses come from `access`."""
+        if self._dead:
+            self.flush()
+        self._send(event)
 
     def flush(self) -> None:
         """Turn the deaths of arrays so far into events."""
-        while self._dead:
-            ref = self._dead.popleft()
-            if self._known.get(ref.key) is ref:
-                del self._known[ref.key]
-                self._send(Free(ref.access.tensor))
+        dead, known = self._dead, self._known
+        while dead:
+            ref = dead.popleft()
+            if known.get(ref.key) is ref:
+                del known[ref.key]
+                self._send(_new(Free, (ref.access[0],)))
 
     def adopt(self, arrays: Iterable[tuple[Any, str, str]]) -> None:
         """Follow arrays (array, kind, label) that exist already, as if uploaded from the host."""
@@ -231,12 +246,13 @@ class Recorder:
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _allocate(self, root: Any, kind: str, label: str, uploaded: bool) -> None:
-        self.flush()
+    def _allocate(self, root: Any, kind: str, label: str, uploaded: bool) -> Access:
+        if self._dead:
+            self.flush()
         nbytes = int(root.nbytes)
-        if type(root).__module__.partition(".")[0] == "cupy":
+        if type(root) is not np.ndarray and type(root).__module__.startswith("cupy"):
             self.backend = "cupy"
-        alloc = Alloc(self._count, nbytes, kind, label, uploaded)
+        alloc = _new(Alloc, (self._count, nbytes, kind, label, uploaded))
         try:
             self._send(alloc)
         except OutOfMemoryError:
@@ -246,13 +262,11 @@ class Recorder:
         self._count += 1
         ref = _Ref(root, self._dead.append)
         ref.key = id(root)
-        ref.access = Access(alloc.tensor, 0, nbytes)
+        access: Access = _new(Access, (alloc[0], 0, nbytes))
+        ref.access = access
         self._known[ref.key] = ref
+        return access
 
-    def _emit(self, event: Event) -> None:
-        if self._dead:
-            self.flush()
-        self._send(event)
 
     def _send(self, event: Event) -> None:
         if self._listener is not None:
@@ -276,19 +290,21 @@ def _part(array: Any, root: Any, whole: Access) -> Access:
 
 
 def address_of(array: Any) -> int:
-    data = getattr(array, "data", None)
-    pointer = getattr(data, "ptr", None)  # CuPy
-    return int(array.__array_interface__["data"][0] if pointer is None else pointer)
+    """Where an array's first element is."""
+    if isinstance(array, np.ndarray):
+        return int(array.__array_interface__["data"][0])
+    return int(array.data.ptr)
 
 
 @contextmanager
 def paused() -> Iterator[None]:
     """Run a block that no recorder sees: the library's own arithmetic."""
-    before, _local.recorders = _local.recorders, ()
+    before = active()
+    _follow(())
     try:
         yield
     finally:
-        _local.recorders = before
+        _follow(before)
 
 
 class Measured:
@@ -298,32 +314,35 @@ class Measured:
     operation made; None when time is measured instead.
     """
 
-    __slots__ = ("_base", "_outer", "_start", "_traced", "seconds")
+    __slots__ = ("_base", "_outer", "_start", "_state", "seconds")
 
-    def __init__(self, recorders: Sequence[Recorder]) -> None:
-        self._traced = any(recorder.measure == "workspace" for recorder in recorders)
-        self._outer = _local.nested_seconds
-        _local.nested_seconds = 0.0
-        _local.depth += 1
-        self._base = 0
+    def __init__(self) -> None:
+        self._state = state = _local.state
+        self._outer = state.nested_seconds
+        state.nested_seconds = 0.0
+        state.depth += 1
+        self._base = -1
         self.seconds: float | None = None
-        if self._traced:
-            tracemalloc.reset_peak()
-            self._base = tracemalloc.get_traced_memory()[0]
-        self._start = time.perf_counter()
+        if state.traced:
+            reset_peak()
+            self._base = get_traced_memory()[0]
+        self._start = perf_counter()
 
     def stop(self) -> None:
         """The operation has returned; what follows is recording."""
-        own = time.perf_counter() - self._start - _local.nested_seconds
-        self.seconds = None if self._traced else max(own, 0.0)
+        own = perf_counter() - self._start - self._state.nested_seconds
+        if self._base < 0:
+            self.seconds = own if own > 0.0 else 0.0
 
-    def workspace_bytes(self, made_bytes: int) -> int | None:
-        """Workspace of an operation that left ``made_bytes`` of new arrays behind."""
-        if not self._traced:
+    def workspace_bytes(self, made_bytes: Callable[[], int]) -> int | None:
+        """Workspace of an operation that left so many bytes of new arrays behind."""
+        if self._base < 0:
             return None
-        return max(0, tracemalloc.get_traced_memory()[1] - self._base - made_bytes)
+        peak = get_traced_memory()[1]
+        return max(0, peak - self._base - made_bytes())
 
     def close(self) -> None:
         """Hand the time of this operation and of its recording to the enclosing one."""
-        _local.depth -= 1
-        _local.nested_seconds = self._outer + time.perf_counter() - self._start
+        state = self._state
+        state.depth -= 1
+        state.nested_seconds = self._outer + perf_counter() - self._start

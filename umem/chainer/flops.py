@@ -1,7 +1,7 @@
 """Estimated floating-point operations and memory traffic of Chainer's functions.
 
 A multiply and an add count as two operations. What is not in the table counts one operation for
-each element of its largest input or output, and reads and writes every byte once.
+each element of its first input or output, whichever is larger, and reads and writes every byte once.
 """
 
 from __future__ import annotations
@@ -15,12 +15,20 @@ Estimate = tuple[int, int | None]
 """Operations, and bytes through device memory (None: those of its inputs and outputs)."""
 
 
-def estimate(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
-    """The estimate for one call of a FunctionNode."""
-    rule = _RULES.get(type(func).__name__)
-    if rule is not None:
-        return rule(func, inputs, outputs)
-    return max((a.size for a in (*inputs, *outputs) if a is not None), default=0), None
+Estimator = Callable[[Any, Arrays, Arrays], Estimate]
+"""From a FunctionNode, its input arrays and its output arrays."""
+
+
+def estimator(cls: type) -> Estimator:
+    """How to estimate the calls of a class of functions."""
+    return _RULES.get(cls.__name__, _largest)
+
+
+def _largest(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
+    """One operation for each element of the first input or output."""
+    made: int = outputs[0].size
+    size = inputs[0].size if inputs and inputs[0] is not None else 0
+    return (made if made > size else size), None
 
 
 def _linear(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
@@ -51,7 +59,7 @@ def _convolution_grad_weight(func: Any, inputs: Arrays, outputs: Arrays) -> Esti
     return 2 * inputs[1].size * prod(outputs[0].shape[1:]), None
 
 
-def _elementwise(count: int) -> Callable[[Any, Arrays, Arrays], Estimate]:
+def _elementwise(count: int) -> Estimator:
     return lambda func, inputs, outputs: (count * inputs[0].size, None)
 
 
@@ -65,7 +73,7 @@ def _sparse_matmul(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
     return 2 * entries * columns, gathered + index + outputs[0].nbytes
 
 
-_RULES: dict[str, Callable[[Any, Arrays, Arrays], Estimate]] = {
+_RULES: dict[str, Estimator] = {
     "LinearFunction": _linear,
     "LinearGradData": _linear,
     "LinearGradWeight": _linear_grad_weight,

@@ -13,17 +13,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
 from chainer import _backprop_utils, function_node, optimizer
 
-from umem.chainer.flops import estimate
+from umem.chainer.flops import Estimator, estimator
 from umem.recorder import Measured, Recorder, active
-from umem.trace import Access, Op
+from umem.trace import Access, Mark, Op
 
 _PLAIN = frozenset((int, float, bool, str, type(None), np.dtype, type))
+_OWN = frozenset((
+    "inputs", "outputs", "rank", "stack", "lazy_grad_sum", "_input_layouts", "_output_layouts",
+    "_input_indexes_to_retain", "_output_indexes_to_retain", "_output_count",
+    "_retained_output_data", "_use_cudnn", "_local_function_hooks", "_n_local_function_hooks",
+))  # fmt: skip
+"""Attributes that function nodes have anyway."""
 _GATHERS = frozenset(("EmbedID", "SparseMatMul", "GetItem", "SelectItem", "Permutate"))
 
 
@@ -68,8 +75,8 @@ def _recorded_apply(original: Any) -> Any:
         recorders = active()
         if not recorders:
             return original(self, inputs)
-        before = _arrays_on(self)
-        measured = Measured(recorders)
+        before = tuple(self.__dict__.values())
+        measured = Measured()
         try:
             outputs = original(self, inputs)
             measured.stop()
@@ -83,32 +90,47 @@ def _recorded_apply(original: Any) -> Any:
 
 def _emit_apply(
     recorders: tuple[Recorder, ...], func: Any, inputs: Any, outputs: Any,
-    before: list[tuple[str, Any]], measured: Measured,
+    before: tuple[Any, ...], measured: Measured,
 ) -> None:  # fmt: skip
-    name = func.label
-    phase = "backward" if _backward.depth else "forward"
-    made_kind = "gradient" if _backward.depth else "activation"
-    ins = [_array(x) for x in inputs]
-    outs = [y.array for y in outputs]
-    old = {id(array) for _, array in before}
-    stash = [(key, array) for key, array in _arrays_on(func) if id(array) not in old]
-    workspace = measured.workspace_bytes(_new_bytes(recorders[-1], outs, stash))
-    flops, traffic = estimate(func, ins, outs)
+    """Emit one application; bench/overhead.py says what a microsecond here costs an LSTM."""
+    kind = _kinds.get(func.__class__) or _kind_of(func)
+    name = kind.label or func.label
+    phase, made = ("backward", "gradient") if _backward.depth else ("forward", "activation")
+    ins = [x._data[0] if isinstance(x, chainer.Variable) else x for x in inputs]
+    outs = [y._data[0] for y in outputs]
+    held = _arrays_on(func)
+    workspace = measured.workspace_bytes(partial(_new_bytes, recorders[-1], outs, held))
+    flops, traffic = kind.estimate(func, ins, outs)
     for recorder in recorders:
+        known, access = recorder.known, recorder.access
         reads = [
-            recorder.known(array) or _first_read(recorder, x, array, name)
-            for x, array in zip(inputs, ins, strict=True)
+            known(array) or _first_read(recorder, x, array, name)
+            for x, array in zip(inputs, ins)  # noqa: B905 (hot; as long as each other)
             if array is not None
         ]
-        for key, array in before:
-            reads.append(recorder.access(array, "input", f"{name}.{key}", uploaded=True))
-        writes = [recorder.access(a, made_kind, name) for a in outs if a is not None]
-        seen = {access.tensor for access in (*reads, *writes)}
-        for key, array in stash:
-            access = recorder.access(array, "stash", f"{name}.{key}")
-            if access.tensor not in seen:
-                writes.append(access)
-        _emit(recorder, name, phase, reads, writes, flops, traffic, measured.seconds, workspace)
+        writes = [access(array, made, name) for array in outs if array is not None]
+        if held:
+            _add_held(recorder, name, held, before, reads, writes)
+        _emit(
+            recorder, name, phase, reads, writes, flops, traffic, kind.pattern,
+            measured.seconds, workspace,
+        )  # fmt: skip
+
+
+def _add_held(
+    recorder: Recorder, name: str, held: list[tuple[str, Any]], before: tuple[Any, ...],
+    reads: list[Access], writes: list[Access],
+) -> None:  # fmt: skip
+    """Add what the function holds: read if it held it before the call, otherwise written."""
+    old = {id(array) for _, array in _arrays_in(("", value) for value in before)}
+    seen = {access.tensor for access in (*reads, *writes)}
+    for key, array in held:
+        if id(array) in old:
+            reads.append(recorder.access(array, "input", f"{name}.{key}", True))
+            continue
+        access = recorder.access(array, "stash", f"{name}.{key}")
+        if access.tensor not in seen:
+            writes.append(access)
 
 
 def _first_read(recorder: Recorder, x: Any, array: Any, name: str) -> Access:
@@ -130,7 +152,7 @@ def _recorded_backprop(original: Any) -> Any:
         if not recorders:
             original(func, indexes, grad_outputs, grad_inputs, is_debug)
             return
-        measured = Measured(recorders)
+        measured = Measured()
         _backward.depth += 1
         try:
             original(func, indexes, grad_outputs, grad_inputs, is_debug)
@@ -159,10 +181,13 @@ def _emit_backprop(
         used += list(func._retained_output_data or ())
         used += [array for _, array in _arrays_on(func)]
         reads = [recorder.known(a) or _first_read(recorder, None, a, name) for a in _present(used)]
-        workspace = measured.workspace_bytes(sum(a.nbytes for a in made))
+        workspace = measured.workspace_bytes(partial(_total, made))
         writes = [recorder.access(a, "gradient", name) for a in made]
         flops = 2 * sum(a.size for a in made)
-        _emit(recorder, name, "backward", reads, writes, flops, None, measured.seconds, workspace)
+        _emit(
+            recorder, name, "backward", reads, writes, flops, None, "stream", measured.seconds,
+            workspace,
+        )  # fmt: skip
 
 
 # -- update ------------------------------------------------------------------------------------
@@ -174,7 +199,7 @@ def _recorded_update(original: Any) -> Any:
         if not recorders:
             original(self, param)
             return
-        measured = Measured(recorders)
+        measured = Measured()
         try:
             original(self, param)
             measured.stop()
@@ -196,8 +221,9 @@ def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) 
         owned.append(("state", f"{name}.fp32", full.array))
     state = {key: v for key, v in (rule.state or {}).items() if _is_array(v)}
     owned += [("state", f"{name}.{key}", v) for key, v in state.items()]
-    new = sum(v.nbytes for v in state.values() if recorder.known(v) is None)
-    workspace = measured.workspace_bytes(new)
+    workspace = measured.workspace_bytes(
+        lambda: sum(v.nbytes for v in state.values() if recorder.known(v) is None)
+    )
     writes = [
         recorder.access(array, kind, label, uploaded=kind == "parameter")
         for kind, label, array in owned
@@ -206,14 +232,16 @@ def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) 
     if param.grad is not None:
         reads.append(recorder.access(param.grad, "gradient", param.name or name))
     flops = 2 * param.size * (1 + 2 * len(state))
-    _emit(recorder, name, "update", reads, writes, flops, None, measured.seconds, workspace)
+    _emit(
+        recorder, name, "update", reads, writes, flops, None, "stream", measured.seconds, workspace
+    )
 
 
 def _recorded_step(original: Any) -> Any:
     def update(self: Any, lossfun: Any = None, *args: Any, **kwargs: Any) -> None:
         original(self, lossfun, *args, **kwargs)
         for recorder in active():
-            recorder.mark("step")
+            recorder.emit(Mark("step"))
 
     return update
 
@@ -223,19 +251,42 @@ def _recorded_step(original: Any) -> Any:
 
 def _emit(
     recorder: Recorder, name: str, phase: str, reads: list[Access], writes: list[Access],
-    flops: int, traffic: int | None, seconds: float | None, workspace: int | None,
+    flops: int, traffic: int | None, pattern: str, seconds: float | None, workspace: int | None,
 ) -> None:  # fmt: skip
     if traffic is None:
-        traffic = sum(a[2] - a[1] for a in reads) + sum(a[2] - a[1] for a in writes)
-    pattern = "random" if name in _GATHERS else "stream"
-    recorder.op(
-        Op(name, phase, tuple(reads), tuple(writes), flops, traffic, pattern, seconds, workspace)
-    )
+        traffic = 0
+        for _, start, stop in reads:
+            traffic += stop - start
+        for _, start, stop in writes:
+            traffic += stop - start
+    fields = (
+        name, phase, tuple(reads), tuple(writes), flops, traffic, pattern, seconds, workspace,
+    )  # fmt: skip
+    recorder.emit(tuple.__new__(Op, fields))
+
+
+class _Kind(NamedTuple):
+    """What is the same for every function of a class; no label where it is computed."""
+
+    label: str | None
+    estimate: Estimator
+    pattern: str
+
+
+_kinds: dict[type, _Kind] = {}
+
+
+def _kind_of(func: Any) -> _Kind:
+    cls = type(func)
+    own_label = cls.label is not function_node.FunctionNode.label
+    pattern = "random" if func.label in _GATHERS else "stream"
+    _kinds[cls] = kind = _Kind(None if own_label else func.label, estimator(cls), pattern)
+    return kind
 
 
 def _array(x: Any) -> Any:
     """The array of a Variable, or the array itself."""
-    return x.array if isinstance(x, chainer.Variable) else x
+    return x._data[0] if isinstance(x, chainer.Variable) else x
 
 
 def _is_array(value: Any) -> bool:
@@ -246,29 +297,38 @@ def _present(arrays: Iterable[Any]) -> Iterator[Any]:
     return (array for array in arrays if array is not None)
 
 
-def _new_bytes(recorder: Recorder, outs: list[Any], stash: list[tuple[str, Any]]) -> int:
-    made = {id(a): a for a in (*_present(outs), *(array for _, array in stash))}
+def _total(arrays: list[Any]) -> int:
+    return sum(array.nbytes for array in arrays)
+
+
+def _new_bytes(recorder: Recorder, outs: list[Any], held: list[tuple[str, Any]]) -> int:
+    made = {id(a): a for a in (*_present(outs), *(array for _, array in held))}
     return sum(a.nbytes for a in made.values() if a.base is None and recorder.known(a) is None)
 
 
 def _arrays_on(func: Any) -> list[tuple[str, Any]]:
     """The arrays that a function holds as attributes, sparse matrices taken apart."""
     found: list[tuple[str, Any]] = []
-    attributes = func.__dict__
-    adapted = attributes.get("_function")  # an old-style Function behind its adapter
-    for owner in (attributes, getattr(adapted, "__dict__", None) or {}):
-        for key, value in owner.items():
-            if type(value) in _PLAIN or key in ("inputs", "outputs", "_retained_output_data"):
-                continue
-            if isinstance(value, np.ndarray):
-                found.append((key, value))
-            elif isinstance(value, (list, tuple)):
-                found += [(key, item) for item in value if _is_array(item)]
-            elif hasattr(value, "indptr") and hasattr(value, "indices"):
-                found += [
-                    (f"{key}.{part}", getattr(value, part))
-                    for part in ("data", "indices", "indptr")
-                ]
-            elif _is_array(value):
-                found.append((key, value))
+    for key, value in func.__dict__.items():
+        if key not in _OWN and value.__class__ not in _PLAIN:
+            _find_arrays(key, value, found)
     return found
+
+
+def _arrays_in(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in items:
+        _find_arrays(key, value, found)
+    return found
+
+
+def _find_arrays(key: str, value: Any, found: list[tuple[str, Any]]) -> None:
+    if _is_array(value):
+        found.append((key, value))
+    elif isinstance(value, (list, tuple)):
+        found += [(key, item) for item in value if _is_array(item)]
+    elif hasattr(value, "indptr") and hasattr(value, "indices"):
+        parts = ("data", "indices", "indptr")
+        found += [(f"{key}.{part}", getattr(value, part)) for part in parts]
+    elif isinstance(value, chainer.Function):  # an old-style function behind its adapter
+        found += _arrays_on(value)

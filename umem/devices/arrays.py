@@ -97,7 +97,7 @@ class FollowedArray(np.ndarray[Any, Any]):
         """A copy in host memory, as CuPy's method of that name."""
         for recorder in active():
             reads = _access_all(recorder, (self,))
-            recorder.op(Op("get", "array", reads, (), 0, self.nbytes))
+            recorder.emit(Op("get", "array", reads, (), 0, self.nbytes))
         copy: np.ndarray[Any, Any] = _plain(self).copy()
         return copy
 
@@ -274,7 +274,7 @@ def _record(
     recorders = active()
     if not recorders or inside():
         return run()
-    measured = Measured(recorders)
+    measured = Measured()
     try:
         made = run()
         measured.stop()
@@ -282,14 +282,15 @@ def _record(
         if not results:
             made = _wrap(made)
             results = made if isinstance(made, tuple) else (made,)
-        new = sum(r.nbytes for r in results) if not out else 0
-        workspace = measured.workspace_bytes(new)
+        workspace = measured.workspace_bytes(
+            lambda: 0 if out else sum(r.nbytes for r in results)
+        )
         for recorder in recorders:
             read = _access_all(recorder, reads)
             written = tuple(recorder.access(r, "array", name) for r in results)
             traffic = sum(a.stop - a.start for a in (*read, *written))
             work = max((r.size for r in (*results, *_arrays(reads))), default=0)
-            recorder.op(
+            recorder.emit(
                 Op(name, "array", read, written, work if flops is None else flops, traffic,
                    "stream", measured.seconds, workspace)
             )  # fmt: skip

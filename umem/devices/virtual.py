@@ -203,7 +203,7 @@ class VirtualGPU(Device):
             tensor = self.model.tensors.get(parts[0].tensor)
             if recorder is self.recorder and tensor and self.model.is_managed(tensor):
                 nbytes = sum(part.stop - part.start for part in parts)
-            recorder.hint(hint._replace(accesses=parts))
+            recorder.emit(hint._replace(accesses=parts))
         return nbytes
 
 
