@@ -12,7 +12,6 @@ in the cost of a fault); a dirty bit, because the driver has none.
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,9 +22,12 @@ PREFER_GPU = 4
 ACCESSED_BY_GPU = 8
 
 
-@dataclass
+@dataclass(slots=True)
 class Moves:
-    """Blocks that moved, were made or were given up; what a clock turns into time."""
+    """Blocks that moved, were made or were given up; what a clock turns into time.
+
+    ``dropped`` blocks left VRAM without a copy, because the host's was valid.
+    """
 
     hit: int = 0
     migrated_in: int = 0
@@ -68,7 +70,7 @@ class Residency:
         self.host = bytearray()
         self.advice = bytearray()
         self._advised = False
-        self._stamps = array("q")
+        self._stamps: list[int] = []
         self._stamp = 0
         self._queue: deque[tuple[int, int, int]] = deque()
 
@@ -78,7 +80,7 @@ class Residency:
         if more > 0:
             for table in (self.resident, self.host, self.advice):
                 table.extend(bytes(more))
-            self._stamps.extend(array("q", bytes(8 * more)))
+            self._stamps.extend([0] * more)
 
     def shrink(self, capacity: int) -> Moves:
         """Change the capacity, evicting what no longer fits."""
@@ -90,9 +92,12 @@ class Residency:
 
     # -- what happens to a range of blocks -------------------------------------------------
 
-    def touch(self, start: int, stop: int, *, write: bool) -> Moves:
-        """The GPU reads or writes the blocks ``start`` to ``stop``, in order."""
-        moves = Moves()
+    def touch(self, start: int, stop: int, *, write: bool, moves: Moves | None = None) -> Moves:
+        """The GPU reads or writes the blocks ``start`` to ``stop``, in order.
+
+        Returns what moved; added to ``moves`` where that is given.
+        """
+        moves = Moves() if moves is None else moves
         if not self._advised:
             self._bring_in(start, stop, moves, keep_host=False)
             return moves
@@ -101,10 +106,16 @@ class Residency:
         return moves
 
     def prefetch(self, start: int, stop: int) -> Moves:
-        """Bring the blocks to VRAM without faults, evicting as it goes."""
+        """Bring the blocks to VRAM without faults, evicting as it goes.
+
+        Blocks that are there count as moved last. Preferred locations do not prevent it.
+        """
         moves = Moves()
+        if not self.capacity:
+            return moves
         for low, high, advice in self._runs(start, stop):
-            self._bring_in(low, high, moves, keep_host=bool(advice & READ_MOSTLY))
+            keep_host = bool(advice & READ_MOSTLY)
+            self._bring_in(low, high, moves, keep_host=keep_host, refresh=True)
         return moves
 
     def prefetch_out(self, start: int, stop: int) -> Moves:
@@ -134,10 +145,9 @@ class Residency:
         """Set or take back one advice flag; moves nothing.
 
         Taking back ``READ_MOSTLY`` drops the host's duplicates of resident blocks. The two
-        preferred locations exclude each other.
+        preferred locations exclude each other, and taking either back takes both.
         """
-        both = PREFER_HOST | PREFER_GPU
-        clear = both if flag & both and not unset else flag
+        clear = PREFER_HOST | PREFER_GPU if flag & (PREFER_HOST | PREFER_GPU) else flag
         for low, high, advice in list(self._runs(start, stop)):
             _fill(self.advice, low, high, advice & ~clear | (0 if unset else flag))
         if flag == READ_MOSTLY and unset:
@@ -148,39 +158,46 @@ class Residency:
     # -- inside ----------------------------------------------------------------------------
 
     def _touch_run(self, low: int, high: int, advice: int, write: bool, moves: Moves) -> None:
-        remote = bool(advice & PREFER_HOST)
-        if remote or advice & ACCESSED_BY_GPU:
-            moves.hit += self.resident.count(1, low, high)
-            for first, last in _stretches(self.resident, 0, low, high):
-                on_host = self.host.count(1, first, last)
-                if remote or on_host == last - first:
-                    moves.remote += last - first
-                    _fill(self.host, first, last, 1)
-                else:
-                    self._touch_mapped(first, last, moves)
+        if advice & READ_MOSTLY:  # overrides the rest (CUDA's cudaMemAdvise says so)
+            self._bring_in(low, high, moves, keep_host=not write)
+        elif advice & (PREFER_HOST | ACCESSED_BY_GPU):
+            self._touch_mapped(low, high, bool(advice & PREFER_HOST), moves)
         else:
-            self._bring_in(low, high, moves, keep_host=bool(advice & READ_MOSTLY) and not write)
-        if write and advice & READ_MOSTLY:
-            for first, last in _stretches(self.resident, 1, low, high):
-                _fill(self.host, first, last, 0)
+            self._bring_in(low, high, moves, keep_host=False)
 
-    def _touch_mapped(self, low: int, high: int, moves: Moves) -> None:
-        """Accessed-by without a preferred location: what is on the host is read there."""
-        on_host = self.host.count(1, low, high)
-        for first, last in list(_stretches(self.host, 0, low, high)):
-            self._bring_in(first, last, moves, keep_host=False)
-        moves.remote += on_host
+    def _touch_mapped(self, start: int, stop: int, to_host: bool, moves: Moves) -> None:
+        """The GPU uses blocks where they are; new ones are made in VRAM, or on the host."""
+        low = start
+        while low < stop:
+            if self.resident[low]:
+                high = _end_of_run(self.resident, low, stop)
+                moves.hit += high - low
+            elif to_host or self.host[low]:
+                high = stop if to_host else _end_of_run(self.host, low, stop)
+                high = min(high, _end_of_run(self.resident, low, stop))
+                moves.remote += high - low
+                _fill(self.host, low, high, 1)
+            else:  # one at a time: it may push out what comes next
+                high = low + 1
+                self._bring_in(low, high, moves, keep_host=False)
+            low = high
 
-    def _bring_in(self, start: int, stop: int, moves: Moves, *, keep_host: bool) -> None:
-        """Make a range resident in ascending order, as faults and prefetches do."""
+    def _bring_in(
+        self, start: int, stop: int, moves: Moves, *, keep_host: bool, refresh: bool = False
+    ) -> None:
+        """Make a range resident in ascending order, as faults and prefetches do.
+
+        Without ``keep_host`` the copies collapse, also those of blocks that are there already.
+        """
         resident, host = self.resident, self.host
         cursor = start
-        while True:
+        while cursor < stop:
             low = resident.find(0, cursor, stop)
-            if low < 0:
-                moves.hit += stop - cursor
-                return
-            moves.hit += low - cursor
+            if low != cursor:
+                low = stop if low < 0 else low
+                self._hit(cursor, low, moves, keep_host, refresh)
+                if low == stop:
+                    return
             high = resident.find(1, low, stop)
             high = min(stop if high < 0 else high, low + self.capacity)
             if high == low:  # no VRAM left for managed memory: the bus serves it
@@ -191,25 +208,34 @@ class Residency:
             if missing > 0:
                 self._evict(missing, moves)
             copies = host.count(1, low, high)
-            moves.migrated_in += copies
+            if copies:
+                moves.migrated_in += copies
+                if not keep_host:
+                    _fill(host, low, high, 0)
             moves.populated += high - low - copies
-            if not keep_host:
-                _fill(host, low, high, 0)
             self._enter(low, high)
             cursor = high
 
+    def _hit(self, low: int, high: int, moves: Moves, keep_host: bool, refresh: bool) -> None:
+        moves.hit += high - low
+        if self._advised and not keep_host:
+            _fill(self.host, low, high, 0)
+        if refresh:
+            self.count -= high - low
+            self._enter(low, high)
+
     def _enter(self, low: int, high: int) -> None:
-        self._stamp += 1
+        self._stamp = stamp = self._stamp + 1
         _fill(self.resident, low, high, 1)
-        self._stamps[low:high] = array("q", [self._stamp]) * (high - low)
-        self._queue.append((low, high, self._stamp))
+        self._stamps[low:high] = [stamp] * (high - low)
+        self._queue.append((low, high, stamp))
         self.count += high - low
         if len(self._queue) > 2 * self.count + 1000:
             self._forget_stale()
 
     def _leave(self, low: int, high: int) -> None:
         _fill(self.resident, low, high, 0)
-        self._stamps[low:high] = array("q", bytes(8 * (high - low)))
+        self._stamps[low:high] = [0] * (high - low)
         self.count -= high - low
 
     def _leave_all(self, start: int, stop: int) -> int:
@@ -221,26 +247,30 @@ class Residency:
 
     def _evict(self, wanted: int, moves: Moves) -> None:
         """Copy the blocks that came in longest ago back to the host; duplicates are dropped."""
-        queue, stamps, host = self._queue, self._stamps, self.host
+        queue, host = self._queue, self.host
         while wanted > 0:
             low, stop, stamp = queue.popleft()
-            while low < stop and wanted > 0:
-                if stamps[low] != stamp:
-                    low += 1
-                    continue
-                high = low + 1
-                end = min(stop, low + wanted)
-                while high < end and stamps[high] == stamp:
-                    high += 1
-                valid = host.count(1, low, high)
-                moves.dropped += valid
-                moves.migrated_out += high - low - valid
-                _fill(host, low, high, 1)
-                self._leave(low, high)
-                wanted -= high - low
-                low = high
-            if low < stop:
-                queue.appendleft((low, stop, stamp))
+            high = self._end_of_stamp(low, min(stop, low + wanted), stamp)
+            if high < stop:
+                queue.appendleft((max(high, low + 1), stop, stamp))
+            if high == low:
+                continue
+            valid = host.count(1, low, high)
+            moves.dropped += valid
+            moves.migrated_out += high - low - valid
+            _fill(host, low, high, 1)
+            _fill(self.resident, low, high, 0)
+            self.count -= high - low
+            wanted -= high - low
+
+    def _end_of_stamp(self, low: int, stop: int, stamp: int) -> int:
+        """Where the run of blocks from ``low`` on ends that came in with ``stamp``."""
+        stamps = self._stamps
+        if stop - low > 1 and stamps[low:stop].count(stamp) == stop - low:
+            return stop
+        while low < stop and stamps[low] == stamp:
+            low += 1
+        return low
 
     def _forget_stale(self) -> None:
         """Drop the extents of which no block counts any more; the order stays."""
@@ -254,14 +284,18 @@ class Residency:
         """Maximal runs of equal advice."""
         low = start
         while low < stop:
-            value = self.advice[low]
-            if not self._advised:
-                high = stop
-            else:
-                rest = bytes(self.advice[low:stop])
-                high = low + len(rest) - len(rest.lstrip(bytes((value,))))
-            yield low, high, value
+            high = _end_of_run(self.advice, low, stop) if self._advised else stop
+            yield low, high, self.advice[low]
             low = high
+
+
+def _end_of_run(table: bytearray, low: int, stop: int) -> int:
+    """Where the run of values that begins at ``low`` ends."""
+    value = table[low]
+    if table.count(value, low, stop) == stop - low:
+        return stop
+    rest = table[low:stop]
+    return low + len(rest) - len(rest.lstrip(bytes((value,))))
 
 
 def _stretches(table: bytearray, value: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
