@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+FEW = 4
 READ_MOSTLY = 1
 PREFER_HOST = 2
 PREFER_GPU = 4
@@ -97,12 +98,18 @@ class Residency:
 
         Returns what moved; added to ``moves`` where that is given.
         """
-        moves = Moves() if moves is None else moves
-        if not self._advised:
-            self._bring_in(start, stop, moves, keep_host=False)
-            return moves
-        for low, high, advice in self._runs(start, stop):
-            self._touch_run(low, high, advice, write, moves)
+        if moves is None:
+            moves = Moves()
+        advised = self._advised
+        if self.resident.find(0, start, stop) < 0 and not (write and advised):
+            moves.hit += stop - start
+        elif not advised:
+            self._bring_in(start, stop, moves, False)
+        else:
+            while start < stop:
+                end = _end_of_run(self.advice, start, stop)
+                self._touch_run(start, end, self.advice[start], write, moves)
+                start = end
         return moves
 
     def prefetch(self, start: int, stop: int) -> Moves:
@@ -115,7 +122,7 @@ class Residency:
             return moves
         for low, high, advice in self._runs(start, stop):
             keep_host = bool(advice & READ_MOSTLY)
-            self._bring_in(low, high, moves, keep_host=keep_host, refresh=True)
+            self._bring_in(low, high, moves, keep_host, refresh=True)
         return moves
 
     def prefetch_out(self, start: int, stop: int) -> Moves:
@@ -159,11 +166,11 @@ class Residency:
 
     def _touch_run(self, low: int, high: int, advice: int, write: bool, moves: Moves) -> None:
         if advice & READ_MOSTLY:  # overrides the rest (CUDA's cudaMemAdvise says so)
-            self._bring_in(low, high, moves, keep_host=not write)
+            self._bring_in(low, high, moves, not write)
         elif advice & (PREFER_HOST | ACCESSED_BY_GPU):
             self._touch_mapped(low, high, bool(advice & PREFER_HOST), moves)
         else:
-            self._bring_in(low, high, moves, keep_host=False)
+            self._bring_in(low, high, moves, False)
 
     def _touch_mapped(self, start: int, stop: int, to_host: bool, moves: Moves) -> None:
         """The GPU uses blocks where they are; new ones are made in VRAM, or on the host."""
@@ -179,17 +186,20 @@ class Residency:
                 _fill(self.host, low, high, 1)
             else:  # one at a time: it may push out what comes next
                 high = low + 1
-                self._bring_in(low, high, moves, keep_host=False)
+                self._bring_in(low, high, moves, False)
             low = high
 
     def _bring_in(
-        self, start: int, stop: int, moves: Moves, *, keep_host: bool, refresh: bool = False
+        self, start: int, stop: int, moves: Moves, keep_host: bool, refresh: bool = False
     ) -> None:
         """Make a range resident in ascending order, as faults and prefetches do.
 
         Without ``keep_host`` the copies collapse, also those of blocks that are there already.
         """
-        resident, host = self.resident, self.host
+        if stop - start <= FEW and self.capacity and not refresh:
+            self._bring_in_few(start, stop, moves, keep_host)
+            return
+        resident, capacity = self.resident, self.capacity
         cursor = start
         while cursor < stop:
             low = resident.find(0, cursor, stop)
@@ -198,40 +208,71 @@ class Residency:
                 self._hit(cursor, low, moves, keep_host, refresh)
                 if low == stop:
                     return
-            high = resident.find(1, low, stop)
-            high = min(stop if high < 0 else high, low + self.capacity)
-            if high == low:  # no VRAM left for managed memory: the bus serves it
+            if not capacity:  # no VRAM left for managed memory: the bus serves it
                 moves.remote += stop - low
-                _fill(host, low, stop, 1)
+                _fill(self.host, low, stop, 1)
                 return
-            missing = self.count + high - low - self.capacity
+            high = resident.find(1, low, stop)
+            if high < 0:
+                high = stop
+            if high - low > capacity:
+                high = low + capacity
+            missing = self.count + high - low - capacity
             if missing > 0:
                 self._evict(missing, moves)
-            copies = host.count(1, low, high)
-            if copies:
-                moves.migrated_in += copies
-                if not keep_host:
-                    _fill(host, low, high, 0)
-            moves.populated += high - low - copies
-            self._enter(low, high)
+            self._enter(low, high, moves, keep_host)
             cursor = high
+
+    def _bring_in_few(self, start: int, stop: int, moves: Moves, keep_host: bool) -> None:
+        """The same, block by block: cheaper than slices of the tables where these are short."""
+        host, stamps = self.host, self._stamps
+        for block in range(start, stop):
+            if self.resident[block]:
+                moves.hit += 1
+                if not keep_host:
+                    host[block] = 0
+                continue
+            while self.count >= self.capacity:
+                self._evict_first(moves)
+            if host[block]:
+                moves.migrated_in += 1
+                if not keep_host:
+                    host[block] = 0
+            else:
+                moves.populated += 1
+            self.resident[block] = 1
+            self.count += 1
+            self._stamp = stamps[block] = self._stamp + 1
+            self._queue.append((block, block + 1, self._stamp))
+        self._tidy()
+
+    def _enter(self, low: int, high: int, moves: Moves, keep_host: bool) -> None:
+        """Take blocks in, for which there is room."""
+        count = high - low
+        copies = self.host.count(1, low, high)
+        if copies:
+            moves.migrated_in += copies
+            if not keep_host:
+                self.host[low:high] = bytes(count)
+        if copies != count:
+            moves.populated += count - copies
+        self.resident[low:high] = b"\x01" * count
+        self.count += count
+        self._queue_up(low, high)
+
+    def _queue_up(self, low: int, high: int) -> None:
+        """These blocks moved last."""
+        self._stamp = stamp = self._stamp + 1
+        self._stamps[low:high] = [stamp] * (high - low)
+        self._queue.append((low, high, stamp))
+        self._tidy()
 
     def _hit(self, low: int, high: int, moves: Moves, keep_host: bool, refresh: bool) -> None:
         moves.hit += high - low
         if self._advised and not keep_host:
             _fill(self.host, low, high, 0)
         if refresh:
-            self.count -= high - low
-            self._enter(low, high)
-
-    def _enter(self, low: int, high: int) -> None:
-        self._stamp = stamp = self._stamp + 1
-        _fill(self.resident, low, high, 1)
-        self._stamps[low:high] = [stamp] * (high - low)
-        self._queue.append((low, high, stamp))
-        self.count += high - low
-        if len(self._queue) > 2 * self.count + 1000:
-            self._forget_stale()
+            self._queue_up(low, high)
 
     def _leave(self, low: int, high: int) -> None:
         _fill(self.resident, low, high, 0)
@@ -247,33 +288,43 @@ class Residency:
 
     def _evict(self, wanted: int, moves: Moves) -> None:
         """Copy the blocks that came in longest ago back to the host; duplicates are dropped."""
-        queue, host = self._queue, self.host
+        queue, stamps, host = self._queue, self._stamps, self.host
         while wanted > 0:
             low, stop, stamp = queue.popleft()
-            high = self._end_of_stamp(low, min(stop, low + wanted), stamp)
-            if high < stop:
-                queue.appendleft((max(high, low + 1), stop, stamp))
-            if high == low:
-                continue
+            high = stop if stop - low <= wanted else low + wanted
+            if stamps[low:high].count(stamp) != high - low:
+                high = _end_of_stamp(stamps, low, high, stamp)
+            if high != stop:
+                queue.appendleft((high if high > low else low + 1, stop, stamp))
+            count = high - low
             valid = host.count(1, low, high)
-            moves.dropped += valid
-            moves.migrated_out += high - low - valid
-            _fill(host, low, high, 1)
-            _fill(self.resident, low, high, 0)
-            self.count -= high - low
-            wanted -= high - low
+            if valid:
+                moves.dropped += valid
+            moves.migrated_out += count - valid
+            host[low:high] = b"\x01" * count
+            self.resident[low:high] = bytes(count)
+            self.count -= count
+            wanted -= count
 
-    def _end_of_stamp(self, low: int, stop: int, stamp: int) -> int:
-        """Where the run of blocks from ``low`` on ends that came in with ``stamp``."""
-        stamps = self._stamps
-        if stop - low > 1 and stamps[low:stop].count(stamp) == stop - low:
-            return stop
-        while low < stop and stamps[low] == stamp:
-            low += 1
-        return low
+    def _evict_first(self, moves: Moves) -> None:
+        """Take the first block out of the queue; as `_evict`, where it still counts."""
+        block, stop, stamp = self._queue.popleft()
+        if stop - block > 1:
+            self._queue.appendleft((block + 1, stop, stamp))
+        if self._stamps[block] != stamp:
+            return
+        if self.host[block]:
+            moves.dropped += 1
+        else:
+            moves.migrated_out += 1
+            self.host[block] = 1
+        self.resident[block] = 0
+        self.count -= 1
 
-    def _forget_stale(self) -> None:
-        """Drop the extents of which no block counts any more; the order stays."""
+    def _tidy(self) -> None:
+        """Drop the extents of which no block counts any more, if they are many."""
+        if len(self._queue) <= 2 * self.count + 1000:
+            return
         self._queue = deque(
             (low, high, stamp)
             for low, high, stamp in self._queue
@@ -289,10 +340,17 @@ class Residency:
             low = high
 
 
+def _end_of_stamp(stamps: list[int], low: int, stop: int, stamp: int) -> int:
+    """Where the run of ``stamp`` that may begin at ``low`` ends."""
+    while low < stop and stamps[low] == stamp:
+        low += 1
+    return low
+
+
 def _end_of_run(table: bytearray, low: int, stop: int) -> int:
     """Where the run of values that begins at ``low`` ends."""
     value = table[low]
-    if table.count(value, low, stop) == stop - low:
+    if stop - low == 1 or table.count(value, low, stop) == stop - low:
         return stop
     rest = table[low:stop]
     return low + len(rest) - len(rest.lstrip(bytes((value,))))
