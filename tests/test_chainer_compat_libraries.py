@@ -19,8 +19,9 @@ def test_sparse_float16(batch):
     a = (rng.rand(*batch, 3, 4) * (rng.rand(*batch, 3, 4) > 0.5)).astype("float16")
     b = rng.rand(*batch, 4, 5).astype("float16")
     name = "chainer.functions.math.sparse_matmul"
-    with pytest.raises(ValueError, match="float16"):
-        load(name, without="sparse-float16").sparse_matmul(chainer.utils.to_coo(a), b)
+    if holds("scipy>=1.15"):  # SciPy before took float16 without supporting it
+        with pytest.raises(ValueError, match="float16"):
+            load(name, without="sparse-float16").sparse_matmul(chainer.utils.to_coo(a), b)
     y = load(name).sparse_matmul(chainer.utils.to_coo(a), b).array
     assert y.dtype == np.float16
     expected = np.matmul(a.astype(float), b.astype(float))
