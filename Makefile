@@ -3,6 +3,9 @@
 # The tests hold what umem assumes against CuPy itself, which imports without a GPU.
 CUPY := "cupy-cuda12x>=14.0" cuda-core "cuda-bindings==12.*"
 
+# The mark that .venv is ours to remove, made-by-make, goes last.
+EMPTY := rm -rf .venv/[!m]*
+
 .PHONY: help demo test check clean setup-demo setup-test
 .ONESHELL:
 .SHELLFLAGS := -euc
@@ -31,7 +34,7 @@ check: setup-test
 	exit $$failed
 
 clean:
-	@[ ! -e .venv/made-by-make ] || rm -rf .venv
+	@[ ! -e .venv/made-by-make ] || { $(EMPTY) && rm -rf .venv; }
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks build dist *.egg-info
 	find . -name __pycache__ -type d -not -path './.*' -prune -exec rm -rf {} +
 
@@ -61,13 +64,14 @@ setup-demo setup-test:
 	# One set-up at a time. The lock goes with the last process that has the file open.
 	if command -v flock >/dev/null; then
 		exec 9<Makefile
-		flock -n 9 || { say 'waiting for another make to set up .venv'; flock 9; }
+		flock -n 9 || { say 'waiting for another make to set up .venv'; flock 9 || :; }
 		if complete $@; then exit; fi
 	fi
 
-	if [ -e .venv/made-by-make ] && { [ ! -e .venv/setup-demo ] || ! .venv/bin/python -c ''; }; then
-		say 'an earlier set-up of .venv was not finished: starting again'
-		rm -rf .venv
+	whole() { [ -e .venv/setup-demo ] && .venv/bin/python -c '' 2>/dev/null; }
+	if [ -e .venv/made-by-make ] && ! whole; then
+		say 'starting again: an earlier set-up of .venv was not finished, or its Python is gone'
+		$(EMPTY)
 	fi
 	if [ ! -x .venv/bin/python ]; then
 		why='none was found'
@@ -101,6 +105,7 @@ setup-demo setup-test:
 	export PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0
 	pip='.venv/bin/python -m pip'
 	quietly $$pip --version || must .venv/bin/python -m ensurepip
+	must $$pip install 'pip>=21.3'  # the first that installs in place without setup.py develop
 
 	# Built without isolation, so that pip's version does not matter: which of its options
 	# reach the setuptools of an isolated build has changed twice.
@@ -108,7 +113,7 @@ setup-demo setup-test:
 		say 'building Chainer, with a setuptools that it can be built with'
 		chainer=$$(sed -n 's/.*"\(chainer>=[^"]*\)".*/\1/p' setup.py)
 		rm -rf .venv/build-tools .venv/wheels
-		must $$pip install --target .venv/build-tools -c build-constraints.txt setuptools wheel
+		must $$pip install --target .venv/build-tools -r build-constraints.txt wheel
 		must env PYTHONPATH="$$PWD/.venv/build-tools" \
 			$$pip wheel --no-build-isolation --no-deps --wheel-dir .venv/wheels "$$chainer"
 	fi
