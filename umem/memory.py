@@ -233,8 +233,8 @@ def disable() -> None:
         if _enabled is None:
             raise StateError("nothing is enabled; umem.enable() comes first")
         _outside_blocks(_enabled.device, "disable")
-        handle, _enabled = _enabled, None
-        handle._restore()
+        _enabled._restore()
+        _enabled = None
 
 
 def _outside_blocks(device: Device, what: str) -> None:

@@ -1,0 +1,239 @@
+"""``umem demo``: a graph network that does not fit trains anyway."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from umem.comparing import ModeRow
+from umem.errors import UmemError
+from umem.units import format_bytes, format_seconds, parse_bytes
+
+if TYPE_CHECKING:
+    from umem.chainer.demo import Workload
+    from umem.trace import Trace
+
+MAX_BYTES = 1 << 40
+
+
+@dataclass(frozen=True)
+class _Result:
+    rows: list[ModeRow]
+    device: str
+    simulated: bool
+    vram_bytes: int
+    needed_bytes: int
+    trace: Trace | None
+
+    @property
+    def factor(self) -> float:
+        return self.needed_bytes / self.vram_bytes
+
+
+@click.command("demo")
+@click.option("--device", default="virtual:v100-16gb", show_default=True, metavar="DEVICE",
+              help="virtual:NAME, or cuda for a real GPU.")
+@click.option("--vram", default="96MiB", show_default=True, help="VRAM of the virtual GPU.")
+@click.option("--nodes", type=click.IntRange(1000, 5_000_000), default=64_000, show_default=True,
+              help="Nodes of the generated graph (virtual GPU).")
+@click.option("--steps", type=click.IntRange(1, 1000), default=10, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True,
+              help="Folder for demo.png and demo.json.")
+@click.option("--bytes", "size", default="2GiB", show_default=True,
+              help="What a step needs (cuda).")
+@click.option("--factor", type=click.FloatRange(0, 20, min_open=True), default=None,
+              help="Size the step as so many times VRAM instead (cuda). Above 1 oversubscribes.")
+def command(
+    device: str, vram: str, nodes: int, steps: int, out: Path, size: str, factor: float | None
+) -> None:  # fmt: skip
+    """Train a 3-layer graph network that needs more memory than its GPU has.
+
+    Without a GPU the arithmetic is real and runs on NumPy; memory and time are those of a
+    virtual GPU, and everything it says is marked simulated.
+    """
+    console = Console(highlight=False, soft_wrap=False)
+    try:
+        _check_writable(out)
+        if device.startswith("virtual:"):
+            result = _on_virtual(console, device.partition(":")[2], vram, nodes, steps)
+        elif device == "cuda":
+            result = _on_cuda(console, size, factor, steps)
+        else:
+            raise click.BadParameter(
+                f"{device!r} is neither virtual:NAME nor cuda", param_hint="--device"
+            )
+        _report(console, result, out)
+    except KeyboardInterrupt:
+        console.print("Interrupted; nothing was written.")
+        raise SystemExit(130) from None
+    except UmemError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _check_writable(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".umem-probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise click.ClickException(
+            f"cannot write to {out}: {error.strerror or error}; name another folder with --out"
+        ) from error
+
+
+def _on_virtual(console: Console, gpu: str, vram: str, nodes: int, steps: int) -> _Result:
+    from umem.devices.specs import gpu_spec
+
+    spec, vram_bytes = gpu_spec(gpu), parse_bytes(vram, "--vram")
+    console.print(
+        f"A graph network of {nodes:,} nodes on a virtual {spec.title} with "
+        f"{format_bytes(vram_bytes)} of VRAM. The arithmetic is real; memory and time are "
+        "simulated."
+    )
+    with _progress(console, steps) as show:
+        show("loading Chainer", 0)
+        from umem.chainer.demo import Workload, run_virtual
+
+        show("making the graph", 0)
+        workload = Workload.generate(nodes, steps)
+        rows, trace = run_virtual(workload, spec.name, vram_bytes, show)
+    return _Result(rows, spec.name, True, vram_bytes, trace.peak_bytes, trace)
+
+
+def _on_cuda(console: Console, size: str, factor: float | None, steps: int) -> _Result:
+    from umem.devices.cuda import open_cuda
+
+    gpu = open_cuda()
+    needed = parse_bytes(size, "--bytes")
+    if factor is not None:
+        needed = round(factor * gpu.vram_bytes)
+    _refuse_too_much(gpu, needed, factor)
+    console.print(
+        f"A graph network that needs about {format_bytes(needed)} on {gpu.name} with "
+        f"{format_bytes(gpu.vram_bytes)} of VRAM."
+    )
+    with _progress(console, steps) as show:
+        show("loading Chainer", 0)
+        from umem.chainer.demo import BYTES_PER_NODE, Workload, run_cuda
+
+        show("making the graph", 0)
+        workload: Workload = Workload.generate(max(1000, needed // BYTES_PER_NODE), steps)
+        rows = run_cuda(workload, show)
+    peak = max((row.peak_bytes or 0 for row in rows), default=0)
+    return _Result(rows, gpu.name, False, gpu.vram_bytes, peak, None)
+
+
+def _refuse_too_much(gpu: Any, needed: int, factor: float | None) -> None:
+    """Asking for more than is there can hang the card for everybody, or get a program killed."""
+    if factor is None and needed > gpu.free_bytes:
+        raise click.ClickException(
+            f"--bytes {format_bytes(needed)} is more than the {format_bytes(gpu.free_bytes)} of "
+            "VRAM that is free; only an explicit --factor above 1 oversubscribes"
+        )
+    room = gpu.free_bytes + round(0.8 * (gpu.host_available_bytes() or 0))
+    if needed > room:
+        raise click.ClickException(
+            f"needs {format_bytes(needed)}; free VRAM and 80% of the available host memory are "
+            f"{format_bytes(room)}. Ask for less with --factor or --bytes"
+        )
+
+
+@contextmanager
+def _progress(console: Console, steps: int) -> Iterator[Any]:
+    columns = (
+        SpinnerColumn(), TextColumn("{task.description:<22}"), BarColumn(),
+        TextColumn("{task.completed}/{task.total} steps"), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=steps)
+        said = ""
+
+        def show(what: str, done: int) -> None:
+            nonlocal said
+            progress.update(task, description=what, completed=done)
+            if not console.is_terminal and what != said:
+                console.print(f"  {what} ...")
+            said = what
+
+        yield show
+
+
+def _report(console: Console, result: _Result, out: Path) -> None:
+    from umem.reports.mode_picture import draw_modes
+    from umem.reports.mode_table import mode_table
+
+    simulated = "simulated " if result.simulated else ""
+    vram = format_bytes(result.vram_bytes)
+    title = (
+        f"{simulated}{result.device}, {vram} of VRAM: the step needs {result.factor:.2f} times that"
+    )
+    console.print(mode_table(result.rows, title, simulated=result.simulated))
+    for row in result.rows:
+        if not row.fits:
+            console.print(f"{row.title}: {row.reason}\n", soft_wrap=True)
+        elif row.remote_bytes:
+            read = format_bytes(row.remote_bytes)
+            console.print(
+                f"{row.title}: nothing moved; {read} were read and written over the bus in place, "
+                f"on the host ({simulated.strip()}).\n",
+                soft_wrap=True,
+            )
+    if result.trace is not None:
+        _say_what_it_costs(console, result)
+    path = out / "demo.json"
+    path.write_text(json.dumps(_to_json(result), indent=2) + "\n", encoding="utf-8")
+    written = [str(path)]
+    if any(row.timeline for row in result.rows):
+        picture = out / "demo.png"
+        draw_modes(result.rows, result.vram_bytes, title, picture)
+        written.insert(0, str(picture))
+    console.print(f"Wrote {' and '.join(written)}.", soft_wrap=True)
+    _say_what_next(console, result.simulated)
+
+
+def _say_what_it_costs(console: Console, result: _Result) -> None:
+    from umem.replaying import replay
+
+    assert result.trace is not None
+    fitting = [row.seconds for row in result.rows if row.fits and row.seconds is not None]
+    whole = replay(result.trace, result.device, "unmanaged")
+    if not fitting or not whole.fits:
+        return
+    alone = sorted(whole.figures.step_seconds)[len(whole.figures.step_seconds) // 2]
+    console.print(
+        f"With all of its VRAM the same GPU needs {format_seconds(alone)} a step; fitting into "
+        f"{format_bytes(result.vram_bytes)} costs {min(fitting) / alone:.0f} times that at best "
+        "(simulated).\n",
+        soft_wrap=True,
+    )
+
+
+def _say_what_next(console: Console, simulated: bool) -> None:
+    console.print("Next:")
+    if simulated:
+        from umem.devices.cuda import cuda_reason
+
+        console.print("  umem demo --vram 48MiB              less VRAM, more movement")
+        console.print("  umem demo --device virtual:t4       another GPU")
+        if cuda_reason() is None:
+            console.print("  umem demo --device cuda             on the GPU that is here")
+    console.print("  umem doctor                         what this machine has")
+
+
+def _to_json(result: _Result) -> dict[str, Any]:
+    return {
+        "simulated": result.simulated,
+        "device": result.device,
+        "vram_bytes": result.vram_bytes,
+        "factor": result.factor,
+        "rows": [row.to_json() for row in result.rows],
+    }

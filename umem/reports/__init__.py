@@ -1,0 +1,1 @@
+"""What people see of traces and results: text, pictures."""

@@ -1,0 +1,56 @@
+"""A comparison of modes as a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+from umem.comparing import ModeRow
+from umem.units import format_bytes, format_seconds
+
+
+def mode_table(rows: Sequence[ModeRow], title: str, *, simulated: bool) -> Table:
+    """A table of 80 columns at most; a dash is what did not happen or cannot be known.
+
+    The losses are the first step's and the last's.
+
+    Args:
+        simulated: whether residency and times are a model's; the headings then say so.
+    """
+    step = "step\n(simul.)" if simulated else "step"
+    table = Table(
+        title=title, title_justify="left", box=box.HORIZONTALS, show_edge=False,
+        padding=0,
+    )  # fmt: skip
+    for heading in ("mode", "", "fits"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("peak", "peak in\nVRAM", "moved\nin", "moved\nout", "faults", step, "loss"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _cells(row: ModeRow) -> list[str]:
+    return [
+        row.title.replace(" + ", "\n+ "),
+        row.how,
+        "yes" if row.fits else "NO",
+        _size(row.peak_bytes),
+        _size(row.resident_peak_bytes),
+        _size(row.migrated_in_bytes),
+        _size(row.migrated_out_bytes),
+        "-" if row.fault_count is None else f"{row.fault_count:,}",
+        "-" if row.seconds is None else format_seconds(row.seconds),
+        f"{row.loss[0]:.2f}\n{row.loss[-1]:.2f}" if row.loss else "-",
+    ]
+
+
+def _size(nbytes: int | None) -> str:
+    """A size in at most seven characters."""
+    if not nbytes:
+        return "-" if nbytes is None else "0"
+    number, unit = format_bytes(nbytes).split()
+    return f"{float(number):.0f} {unit}" if len(number) > 3 else f"{number} {unit}"
