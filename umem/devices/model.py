@@ -24,13 +24,14 @@ from umem.units import format_bytes
 Allocator = Literal["caching", "plain"]
 
 
-@dataclass
+@dataclass(slots=True)
 class Placed:
     """A tensor, or a workspace, on the device; an empty one has no pool."""
 
     pool: Pool | None
     span: Span
     nbytes: int
+    managed: bool
 
     def part(self, low: int, high: int) -> Span:
         """The span of bytes ``low`` to ``high``."""
@@ -98,7 +99,7 @@ class Model:
 
     def _on_alloc(self, event: Alloc) -> None:
         if event.nbytes == 0:
-            self.tensors[event.tensor] = Placed(None, Span(0, 0), 0)
+            self.tensors[event.tensor] = Placed(None, Span(0, 0), 0, False)
             return
         tensor = self._malloc(event.nbytes, f"{event.label!r} {event.kind}")
         self.tensors[event.tensor] = tensor
@@ -133,10 +134,12 @@ class Model:
         written_bytes, write_ready = self._touch_all(op.writes, True, moves)
         if workspace is not None and self.is_managed(workspace):
             blocks = covered(workspace.part(0, workspace.nbytes))
-            moves.add(self.driver.residency.touch(*blocks, write=True))
+            self.driver.residency.touch(*blocks, write=True, moves=moves)
         self.counters.moves.add(moves)
         self.counters.fault_count += moves.migrated_in + moves.populated
-        remote = self._remote_seconds(op, read_bytes, written_bytes)
+        remote = 0.0
+        if read_bytes or written_bytes:
+            remote = self._remote_seconds(op, read_bytes, written_bytes)
         ready = max(read_ready, write_ready)
         self.clock.run(op.flops, op.traffic_bytes, remote, moves, op.pattern, ready)
         if workspace is not None and workspace.pool is not None:
@@ -147,21 +150,22 @@ class Model:
     ) -> tuple[float, float]:
         """Touch every access; returns the bytes that lie on the host, and when all is there."""
         remote_bytes = ready = 0.0
+        tensors, touch = self.tensors, self.driver.residency.touch
         for tensor_id, low, high in accesses:
-            tensor = self.tensors[tensor_id]
-            if high <= low or not self.is_managed(tensor):
+            tensor = tensors[tensor_id]
+            if high <= low or not tensor.managed:
                 continue
-            start, stop = covered(tensor.part(low, high))
+            address = tensor.span.address
+            start, stop = (address + low) // BLOCK_BYTES, -(-(address + high) // BLOCK_BYTES)
             if self._pending:
                 ready = max(ready, self._ready(start, stop))
-            found = self.driver.residency.touch(start, stop, write=write)
-            moves.add(found)
-            remote_bytes += (high - low) * found.remote / (stop - start)
+            remote = moves.remote
+            touch(start, stop, write=write, moves=moves)
+            if moves.remote != remote:
+                remote_bytes += (high - low) * (moves.remote - remote) / (stop - start)
         return remote_bytes, ready
 
     def _remote_seconds(self, op: Op, read_bytes: float, written_bytes: float) -> float:
-        if not read_bytes and not written_bytes:
-            return 0.0
         self.counters.remote_bytes += round(read_bytes + written_bytes)
         touched = sum(stop - start for _, start, stop in (*op.reads, *op.writes))
         more = max(1.0, op.traffic_bytes / touched) if op.pattern == "random" else 1.0
@@ -174,7 +178,7 @@ class Model:
 
     def is_managed(self, tensor: Placed) -> bool:
         """Whether a tensor's memory is managed."""
-        return tensor.pool is not None and tensor.pool is not self.driver.unmanaged
+        return tensor.managed
 
     def _malloc(self, nbytes: int, what: str) -> Placed:
         policy = self._policy()
@@ -197,7 +201,7 @@ class Model:
         counters.reserved_peak_bytes = max(
             counters.reserved_peak_bytes, self.driver.reserved_bytes
         )
-        tensor = Placed(pool, span, nbytes)
+        tensor = Placed(pool, span, nbytes, pool is not self.driver.unmanaged)
         if policy.prefetch and self.is_managed(tensor):
             moves = self.driver.residency.prefetch(*covered(tensor.part(0, nbytes)))
             counters.moves.add(moves)
