@@ -237,6 +237,12 @@ def disable() -> None:
         _enabled = None
 
 
+def follow_chainer() -> None:
+    """Chainer was imported just now; what was enabled before concerns it too."""
+    if _enabled is not None:
+        _enabled.device.follow_chainer()
+
+
 def _outside_blocks(device: Device, what: str) -> None:
     if any(entered is device for entered, _ in _local.blocks):
         raise StateError(f"umem.{what}() inside a block of umem memory; leave the block first")

@@ -8,8 +8,10 @@ import chainer  # noqa: E402, F401  (the layer must be in place first)
 
 from umem.chainer.devices import device  # noqa: E402
 from umem.chainer.recording import ChainerSource  # noqa: E402
+from umem.memory import follow_chainer  # noqa: E402
 from umem.recorder import add_source  # noqa: E402
 
 add_source(ChainerSource())
+follow_chainer()
 
 __all__ = ["device"]

@@ -111,7 +111,12 @@ class Device(ABC):
     def install(self, policy: Policy, *, everywhere: bool) -> Restore:
         """Serve allocations by ``policy``, in this thread or process-wide.
 
-        Returns what restores exactly the state before, to be called once.
+        Returns what restores exactly the state before, to be called once, in the reverse order
+        of installing and in the same thread; anything else is a StateError where it can be told.
+
+        Raises:
+            SizeError: the limit is below what the mode's pool has in use.
+            StateError: another allocator of the thread stands in the way.
         """
 
     @abstractmethod
@@ -133,6 +138,9 @@ class Device(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until everything that was asked for has happened."""
+
+    def follow_chainer(self) -> None:  # noqa: B027 (most devices have nothing to do)
+        """Chainer was imported just now: point its alias of the pool at the one installed."""
 
 
 def byte_ranges(
