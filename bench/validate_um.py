@@ -37,8 +37,9 @@ QUESTION = "How close is the model of unified memory to what was measured on rea
 TITAN_V = "v100-16gb"  # not in the table; the V100 is the same chip on the same bus
 GCN_GPU = "rtx-5090"
 GCN_SOURCE = "eunomia-bpf/gpu_ext, workloads/pytorch: RTX 5090, PyTorch 2.9, CUDA 12.8"
-MICRO_SOURCE = "eunomia-bpf/bpftime, example/gpu/prefetch: RTX 5090"
-P100_SOURCE = "Sakharnykh, Maximizing Unified Memory Performance in CUDA, NVIDIA 2017: P100, PCIe 3"
+WEIGHT_SOURCE = "eunomia-bpf/bpftime, example/gpu/prefetch: RTX 5090"
+STRIDE_SOURCE = "public measurement: RTX 5090, one word a page"
+P100_SOURCE = "public measurement: P100, PCIe 3"
 TITAN_SOURCE = "Allen and Ge, SC 2021: Titan V, PCIe 3"
 OUT_OF_MEMORY = "out of memory"
 
@@ -147,7 +148,7 @@ def weights() -> Iterator[Case]:
     layers, rows, columns, tokens = 200, 4096, 11008, 10
     seconds = last_step(weight_stream(layers, rows, columns, tokens), GCN_GPU)
     rate = layers * rows * columns * 4 * tokens / seconds / 1e9
-    yield Case("weight stream", "36 GB, 10 times", GCN_GPU, "GB/s", rate, 8.0, MICRO_SOURCE, 0.15)
+    yield Case("weight stream", "36 GB, 10 times", GCN_GPU, "GB/s", rate, 8.0, WEIGHT_SOURCE, 0.15)
 
 
 def strides() -> Iterator[Case]:
@@ -156,19 +157,19 @@ def strides() -> Iterator[Case]:
     for factor, nbytes, published in figures:
         model = 1e3 * last_step(page_stride(round(nbytes)), GCN_GPU)
         judged = factor > 1
-        note = "" if judged else "depends on the access width and on what exactly fits"
+        note = "" if judged else "in VRAM it depends on the access width and on what exactly fits"
         yield Case(
-            "page stride", f"{factor} of VRAM", GCN_GPU, "ms", model, published, MICRO_SOURCE,
+            "page stride", f"{factor} of VRAM", GCN_GPU, "ms", model, published, STRIDE_SOURCE,
             0.25 if judged else None, note,
         )  # fmt: skip
 
 
 def geometric_means() -> Iterator[Case]:
-    """The programs behind these are not described, so there is nothing to write down."""
-    note = "not modelled: a geometric mean over programs that are not described; no GTX 1080 Ti"
+    """A suite of many programs; none of them is written down here, so nothing is modelled."""
+    note = "not modelled: a mean over a suite of programs that is not written down here"
     for case, published in (("untuned", -34.0), ("with prefetch", 0.7)):
         case = f"in memory, over cudaMalloc, {case}"
-        source = "geometric mean over a suite: GTX 1080 Ti"
+        source = "public measurement, geometric mean over a suite: GTX 1080 Ti"
         yield Case("suite", case, "gtx-1080-ti", "%", None, published, source, note=note)
 
 
