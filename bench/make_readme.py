@@ -18,7 +18,9 @@ from umem.units import format_bytes, format_seconds
 
 README = common.HERE / "README.md"
 RESULTS = common.HERE / "results"
-HELPERS = ("common", "make_readme", "gpu_guard", "um_programs", "um_gcn")
+HELPERS = (
+    "common", "gpu_guard", "make_readme", "oversubscribe_views", "um_gcn", "um_programs",
+)  # fmt: skip
 INTRODUCTION = """# Benchmarks
 
 One question a script. Each takes `--quick` (seconds; the tests run it) and `--json PATH` (machine,
