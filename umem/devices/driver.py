@@ -13,7 +13,7 @@ from typing import Literal
 from umem.devices.base import BLOCK_BYTES, Policy, Span
 from umem.devices.pool import Pool, UncachedPool
 from umem.devices.residency import ACCESSED_BY_GPU, PREFER_HOST, Moves, Residency
-from umem.errors import LimitError, OutOfMemoryError, SizeError
+from umem.errors import OutOfMemoryError, SizeError
 from umem.units import format_bytes
 
 SMALL_BYTES = BLOCK_BYTES // 2
@@ -168,9 +168,9 @@ class Driver:
             OutOfMemoryError: no room in the mode; LimitError where the limit is the reason.
         """
         if policy.mode == "managed":
-            return self.managed, self._within(policy, self.managed, nbytes)
+            return self.managed, self.managed.malloc(nbytes, policy.limit_bytes)
         try:
-            return self.unmanaged, self._within(policy, self.unmanaged, nbytes)
+            return self.unmanaged, self.unmanaged.malloc(nbytes, policy.limit_bytes)
         except OutOfMemoryError:
             if policy.mode == "unmanaged":
                 raise
@@ -192,20 +192,6 @@ class Driver:
                 f"limit of {format_bytes(limit)} is below the "
                 f"{format_bytes(pool.reserved_bytes)} that {policy.mode} memory has in use"
             )
-
-    def _within(self, policy: Policy, pool: Pool, nbytes: int) -> Span:
-        limit = policy.limit_bytes
-        span = pool.malloc(nbytes)
-        if limit is None or pool.reserved_bytes <= limit:
-            return span
-        pool.free(span)
-        pool.free_all_blocks()
-        if pool.reserved_bytes + nbytes <= limit:
-            return pool.malloc(nbytes)
-        raise LimitError(
-            f"needs {format_bytes(nbytes)} more; {format_bytes(pool.reserved_bytes)} of the limit "
-            f"of {format_bytes(limit)} reserved"
-        )
 
     # -- what the pools' sources call ------------------------------------------------------
 
@@ -234,6 +220,9 @@ def covered(span: Span) -> tuple[int, int]:
 def half_covered(span: Span) -> tuple[int, int]:
     """The blocks that a span covers at least half of."""
     half = BLOCK_BYTES // 2
+    if span.nbytes < half:
+        block = span.address // BLOCK_BYTES
+        return block, block
     return (span.address + half) // BLOCK_BYTES, (span.address + span.nbytes + half) // BLOCK_BYTES
 
 

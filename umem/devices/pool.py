@@ -10,7 +10,8 @@ from bisect import bisect_left, insort
 from typing import Protocol
 
 from umem.devices.base import Span
-from umem.errors import OutOfMemoryError, SpanError
+from umem.errors import LimitError, OutOfMemoryError, SpanError
+from umem.units import format_bytes
 
 UNIT_BYTES = 512
 
@@ -51,15 +52,16 @@ class Pool:
         self.used_bytes = 0
         self.reserved_bytes = 0
 
-    def malloc(self, nbytes: int) -> Span:
+    def malloc(self, nbytes: int, limit_bytes: int | None = None) -> Span:
         """A span of at least ``nbytes``, rounded up to 512.
 
         Raises:
             OutOfMemoryError: the source has no room, even after the pool gave back every free
-                reservation. Nothing else has changed.
+                reservation; LimitError: neither has ``limit_bytes``, which bounds what the pool
+                may reserve in all. Nothing else has changed.
         """
         nbytes = -(-max(nbytes, 1) // UNIT_BYTES) * UNIT_BYTES
-        chunk = self._take(nbytes) or self._reserve(nbytes)
+        chunk = self._take(nbytes) or self._reserve(nbytes, limit_bytes)
         chunk.free = False
         self._used[chunk.address] = chunk
         self.used_bytes += nbytes
@@ -99,7 +101,14 @@ class Pool:
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _reserve(self, nbytes: int) -> _Chunk:
+    def _reserve(self, nbytes: int, limit_bytes: int | None) -> _Chunk:
+        if limit_bytes is not None and self.reserved_bytes + nbytes > limit_bytes:
+            self.free_all_blocks()
+            if self.reserved_bytes + nbytes > limit_bytes:
+                raise LimitError(
+                    f"needs {format_bytes(nbytes)} more; {format_bytes(self.reserved_bytes)} of "
+                    f"the limit of {format_bytes(limit_bytes)} reserved"
+                )
         try:
             address = self._source.reserve(nbytes)
         except OutOfMemoryError:
