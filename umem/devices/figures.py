@@ -67,9 +67,14 @@ class Counters:
         self.live_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + extra)
 
+    def hold_vram(self, resident_count: int) -> None:
+        """So many blocks of VRAM are in use."""
+        if resident_count > self.resident_peak_count:
+            self.resident_peak_count = resident_count
+
     def sample(self, seconds: float, resident_count: int) -> None:
         """Add a point to the timeline, thinning it out when it grows too long."""
-        self.resident_peak_count = max(self.resident_peak_count, resident_count)
+        self.hold_vram(resident_count)
         self._skipped += 1
         if self._skipped < self._stride:
             return

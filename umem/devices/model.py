@@ -15,7 +15,14 @@ from umem.devices.clock import Clock
 from umem.devices.driver import Driver, covered, half_covered, wholly_covered
 from umem.devices.figures import Counters, Figures
 from umem.devices.pool import Pool
-from umem.devices.residency import ACCESSED_BY_GPU, PREFER_GPU, PREFER_HOST, READ_MOSTLY, Moves
+from umem.devices.residency import (
+    ACCESSED_BY_GPU,
+    ACCESSED_BY_HOST,
+    PREFER_GPU,
+    PREFER_HOST,
+    READ_MOSTLY,
+    Moves,
+)
 from umem.devices.specs import Costs, GpuSpec
 from umem.errors import HintError, LimitError, OutOfMemoryError, SizeError
 from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op
@@ -68,7 +75,6 @@ class Model:
         self.driver = Driver(spec.usable_bytes, allocator, self._on_moves)
         self.tensors: dict[int, Placed] = {}
         self.counters = Counters()
-        self.prefetched: dict[int, Place] = {}
         self._policy = policy
         self._uses_host_times = backend == "cupy"
         self._pending: list[tuple[int, int, float]] = []
@@ -135,6 +141,7 @@ class Model:
         if workspace is not None and self.is_managed(workspace):
             blocks = covered(workspace.part(0, workspace.nbytes))
             self.driver.residency.touch(*blocks, write=True, moves=moves)
+        self.counters.hold_vram(self.driver.resident_count)
         self.counters.moves.add(moves)
         self.counters.fault_count += moves.migrated_in + moves.populated
         remote = 0.0
@@ -237,8 +244,6 @@ class Model:
         moves = (residency.prefetch_out if to_host else residency.prefetch)(start, stop)
         self.counters.moves.add(moves)
         done = self.clock.move(moves, overlap=hint.overlap)
-        place: Place = "cpu" if to_host else 0
-        self.prefetched.update(dict.fromkeys(range(start, stop), place))
         if hint.overlap and not to_host:
             self._pending.append((start, stop, done))
 
@@ -249,5 +254,5 @@ def _advice_flag(action: str, place: Place | str | None) -> int:
     if action == "preferred_location":
         return PREFER_HOST if place == "cpu" else PREFER_GPU
     if action == "accessed_by":
-        return 0 if place == "cpu" else ACCESSED_BY_GPU
+        return ACCESSED_BY_HOST if place == "cpu" else ACCESSED_BY_GPU
     raise HintError(f"unknown advice {action!r}")

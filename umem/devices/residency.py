@@ -22,6 +22,8 @@ READ_MOSTLY = 1
 PREFER_HOST = 2
 PREFER_GPU = 4
 ACCESSED_BY_GPU = 8
+ACCESSED_BY_HOST = 16
+TO_GPU, TO_HOST = 1, 2
 
 
 @dataclass(slots=True)
@@ -74,6 +76,7 @@ class Residency:
         self.resident = bytearray()
         self.host = bytearray()
         self.advice = bytearray()
+        self.last_prefetch = bytearray()  # 0, TO_GPU or TO_HOST
         self._advised = False
         self._stamps: list[int] = []
         self._stamp = 0
@@ -83,7 +86,7 @@ class Residency:
         """Make room for block numbers below ``block_count``."""
         more = block_count - len(self.resident)
         if more > 0:
-            for table in (self.resident, self.host, self.advice):
+            for table in (self.resident, self.host, self.advice, self.last_prefetch):
                 table.extend(bytes(more))
             self._stamps.extend([0] * more)
 
@@ -122,6 +125,7 @@ class Residency:
         Blocks that are there count as moved last. Preferred locations do not prevent it.
         """
         moves = Moves()
+        _fill(self.last_prefetch, start, stop, TO_GPU)
         if not self.capacity:
             return moves
         for low, high, advice in self._runs(start, stop):
@@ -132,6 +136,7 @@ class Residency:
     def prefetch_out(self, start: int, stop: int) -> Moves:
         """Send the blocks to the host and leave their VRAM free; the host populates the rest."""
         moves = Moves()
+        _fill(self.last_prefetch, start, stop, TO_HOST)
         for low, high in _stretches(self.resident, 1, start, stop):
             moves.prefetched_out += high - low - self.host.count(1, low, high)
             moves.dropped += self.host.count(1, low, high)
@@ -146,10 +151,11 @@ class Residency:
         return moves
 
     def release(self, start: int, stop: int) -> Moves:
-        """The blocks' address space is given back to the driver; advice goes with it."""
+        """The blocks' address space is given back to the driver; all it knew goes with it."""
         moves = Moves(released=self._leave_all(start, stop))
         _fill(self.host, start, stop, 0)
         _fill(self.advice, start, stop, 0)
+        _fill(self.last_prefetch, start, stop, 0)
         return moves
 
     def advise(self, start: int, stop: int, flag: int, *, unset: bool) -> None:

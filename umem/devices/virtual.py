@@ -6,6 +6,8 @@ docs/virtual-gpu.md lists what it models and what it does not. Everything it rep
 
 from __future__ import annotations
 
+import functools
+import operator
 import threading
 from typing import Any, ClassVar, Literal
 
@@ -18,17 +20,31 @@ from umem.devices.base import (
     Place,
     Policy,
     Restore,
+    Span,
     Usage,
     byte_ranges,
 )
 from umem.devices.driver import covered, half_covered
 from umem.devices.figures import Figures, Sample
 from umem.devices.model import Allocator, Model
-from umem.devices.residency import ACCESSED_BY_GPU, PREFER_GPU, PREFER_HOST, READ_MOSTLY, Moves
+from umem.devices.residency import (
+    ACCESSED_BY_GPU,
+    ACCESSED_BY_HOST,
+    PREFER_GPU,
+    PREFER_HOST,
+    READ_MOSTLY,
+    TO_GPU,
+    TO_HOST,
+    Moves,
+    Residency,
+)
 from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec
 from umem.errors import DeviceError, StateError
 from umem.recorder import Recorder, active, address_of, root_of
 from umem.trace import Access, Event, Hint
+
+UNMANAGED = Policy("unmanaged")
+_PLACES: dict[int, Place | None] = {0: None, TO_GPU: 0, TO_HOST: "cpu"}
 
 
 class VirtualGPU(Device):
@@ -60,7 +76,7 @@ class VirtualGPU(Device):
         self.spec, self.name, self.ordinal = spec, spec.name, 0
         self.model = Model(spec, costs, allocator, backend, lambda: self.policy)
         self.recorder: Recorder | None = None
-        self._default = Policy("unmanaged")
+        self._everywhere: list[list[Policy]] = []
         self._local = threading.local()
 
     # -- Device ----------------------------------------------------------------------------
@@ -91,20 +107,24 @@ class VirtualGPU(Device):
 
         Raises:
             SizeError: the limit is below what the mode's pool has in use.
+            StateError: by what is returned, when it is called twice, in another thread, or
+                before what was installed inside it is restored; nothing has changed then.
         """
         with self.model.lock:
             self._flush()
             self.model.driver.check_limit(policy)
-        before = self._default if everywhere else getattr(self._local, "policy", None)
-        self._set(policy, everywhere)
-        return lambda: self._set(before, everywhere)
+        stack = self._installed(everywhere)
+        entry = [policy]
+        stack.append(entry)
+        return lambda: _restore(self._installed(everywhere), entry)
 
-    def _set(self, policy: Policy | None, everywhere: bool) -> None:
+    def _installed(self, everywhere: bool) -> list[list[Policy]]:
         if everywhere:
-            assert policy is not None
-            self._default = policy
-        else:
-            self._local.policy = policy
+            return self._everywhere
+        stack: list[list[Policy]] | None = getattr(self._local, "stack", None)
+        if stack is None:
+            stack = self._local.stack = []
+        return stack
 
     def usage(self) -> Usage:
         """What the pools hold; resident bytes are known here, because they are simulated."""
@@ -120,8 +140,7 @@ class VirtualGPU(Device):
 
     def prefetch(self, array: Any, to: Place, stream: Any) -> int:
         """Move an array's blocks; any ``stream`` but None runs beside the operations."""
-        if to not in ("cpu", self.ordinal):
-            raise DeviceError(f"this virtual GPU is number {self.ordinal}; there is no GPU {to}")
+        self._check_place(to)
         return self._hint(array, Hint("prefetch", (), to, overlap=stream is not None))
 
     def discard(self, array: Any) -> int:
@@ -130,29 +149,20 @@ class VirtualGPU(Device):
 
     def advise(self, array: Any, advice: Advice, place: Place | None, *, unset: bool) -> int:
         """Give or take back advice; it acts on the blocks of which the array covers half."""
+        self._check_place(place)
         return self._hint(array, Hint(advice, (), place, unset))
 
     def location(self, array: Any) -> Location:
         """Where an array's blocks are in the model."""
         with self.model.lock:
             found = None if self.recorder is None else self.recorder.known(array)
-            tensor = None if found is None else self.model.tensors[found.tensor]
-            if tensor is None or not self.model.is_managed(tensor):
+            if found is None:
                 return Location(managed=False)
-            whole = tensor.part(0, tensor.nbytes)
-            start, stop = covered(whole)
-            flags = set(self.model.driver.residency.advice[slice(*half_covered(whole))])
-            common = flags.pop() if len(flags) == 1 else 0
-            places = {self.model.prefetched.get(block) for block in range(start, stop)}
-            resident = self.model.driver.residency.resident.count(1, start, stop) * BLOCK_BYTES
-            return Location(
-                managed=True,
-                preferred="cpu" if common & PREFER_HOST else 0 if common & PREFER_GPU else None,
-                accessed_by=(0,) if common & ACCESSED_BY_GPU else (),
-                last_prefetch=places.pop() if len(places) == 1 else None,
-                read_mostly=bool(common & READ_MOSTLY),
-                resident_bytes=min(tensor.nbytes, resident),
-            )
+            tensor = self.model.tensors[found.tensor]
+            if not self.model.is_managed(tensor):
+                return Location(managed=False, resident_bytes=array.nbytes)
+            parts = [tensor.part(low, high) for _, low, high in _parts(array, found)]
+            return _location(self.model.driver.residency, parts, array.nbytes)
 
     def synchronize(self) -> None:
         """The host waits for the GPU."""
@@ -163,7 +173,8 @@ class VirtualGPU(Device):
     @property
     def policy(self) -> Policy:
         """How the calling thread's allocations are served."""
-        return getattr(self._local, "policy", None) or self._default
+        stack = getattr(self._local, "stack", None) or self._everywhere
+        return stack[-1][0] if stack else UNMANAGED
 
     @property
     def figures(self) -> Figures:
@@ -192,6 +203,12 @@ class VirtualGPU(Device):
 
     # -- hints -----------------------------------------------------------------------------
 
+    def _check_place(self, place: Place | None) -> None:
+        if place not in ("cpu", None, self.ordinal):
+            raise DeviceError(
+                f"this virtual GPU is number {self.ordinal}; there is no GPU {place}"
+            )
+
     def _hint(self, array: Any, hint: Hint) -> int:
         if self.recorder is None or self.recorder not in active():
             raise StateError("hints on a virtual GPU are given inside its umem.virtual_gpu block")
@@ -205,6 +222,35 @@ class VirtualGPU(Device):
                 nbytes = sum(part.stop - part.start for part in parts)
             recorder.emit(hint._replace(accesses=parts))
         return nbytes
+
+
+def _restore(stack: list[list[Policy]], entry: list[Policy]) -> None:
+    if not stack or stack[-1] is not entry:
+        raise StateError(
+            "restored before, in another thread, or while what was installed inside is still in"
+        )
+    stack.pop()
+
+
+def _location(residency: Residency, parts: list[Span], nbytes: int) -> Location:
+    advice: set[int] = set()
+    places: set[int] = set()
+    resident = 0
+    for part in parts:
+        advice.update(residency.advice[slice(*half_covered(part))])
+        start, stop = covered(part)
+        places.update(residency.last_prefetch[start:stop])
+        resident += residency.resident.count(1, start, stop) * BLOCK_BYTES
+    common = functools.reduce(operator.and_, advice) if advice else 0
+    accessed_by: tuple[tuple[int, Place], ...] = ((ACCESSED_BY_GPU, 0), (ACCESSED_BY_HOST, "cpu"))
+    return Location(
+        managed=True,
+        preferred="cpu" if common & PREFER_HOST else 0 if common & PREFER_GPU else None,
+        accessed_by=tuple(place for flag, place in accessed_by if common & flag),
+        last_prefetch=_PLACES[places.pop()] if len(places) == 1 else None,
+        read_mostly=bool(common & READ_MOSTLY),
+        resident_bytes=min(nbytes, resident),
+    )
 
 
 def _parts(array: Any, access: Access) -> tuple[Access, ...]:
