@@ -23,7 +23,7 @@ HELPERS = (
 )  # fmt: skip
 INTRODUCTION = """# Benchmarks
 
-One question a script. Each takes `--quick` (seconds; the tests run it) and `--json PATH` (machine,
+One question a script. Most take `--quick` (seconds) and `--json PATH` (machine,
 versions, commit, every repeat). What runs on a virtual GPU is simulated, and says so.
 
 Run one from the repository's root: `python bench/validate_um.py --help`.

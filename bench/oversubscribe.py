@@ -9,7 +9,7 @@ same mode at the smallest factor.
 On a virtual device (``--device virtual:v100-16gb``) times are simulated: `tensors` runs live, `gcn`
 is recorded once and replayed, which gives the same figures. On ``cuda`` they are measured, and
 nothing is oversubscribed: a limit plays VRAM for `unmanaged` and `hybrid`, `managed` is never under
-pressure, and gpu_guard.py refuses what is too large for the rule it states.
+pressure, and gpu_guard.py refuses what is too large for the rule it states. NOT RUN YET on a GPU.
 """
 
 from __future__ import annotations
