@@ -34,12 +34,12 @@ setup(
         "plot": ["matplotlib>=3.7"],
         # The Makefile reads the line of chainer, to build its wheel.
         "chainer": [
-            "chainer>=7.8,<7.9",
+            "chainer>=7.8.1,<7.9",
             "scipy>=1.10",
         ],
         "cuda12": ["cupy-cuda12x[ctk]>=14.0", "cuda-core[cu12]"],
         "cuda13": ["cupy-cuda13x[ctk]>=14.0", "cuda-core[cu13]"],
-        "test": ["pytest>=9.0", "hypothesis>=6.100", "pytest-benchmark>=5.0"],
+        "test": ["pytest>=9.0", "hypothesis>=6.160", "pytest-benchmark>=5.0"],
         "dev": ["ruff>=0.9", "mypy>=1.15"],
     },
     entry_points={"console_scripts": ["umem = umem.cli:main"]},
