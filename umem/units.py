@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+from fractions import Fraction
 from typing import SupportsIndex
 
 from umem.errors import SizeError
@@ -17,6 +18,7 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 TIB = 1 << 40
+MAX_BYTES = (1 << 63) - 1
 
 _FACTORS = {
     "": 1, "B": 1,
@@ -37,7 +39,7 @@ def parse_bytes(size: str | SupportsIndex, name: str = "size") -> int:
         name: what the caller calls it; it starts the error message.
 
     Raises:
-        SizeError: it is not a size, or is zero or negative.
+        SizeError: it is not a size, or is zero, negative, or 8 EiB or more.
 
     >>> parse_bytes("1.5GiB")
     1610612736
@@ -55,6 +57,8 @@ def parse_bytes(size: str | SupportsIndex, name: str = "size") -> int:
             ) from None
     if value <= 0:
         raise SizeError(f"{name} must be above zero; got {size!r}")
+    if value > MAX_BYTES:
+        raise SizeError(f"{name} must be below 8 EiB, the end of 64-bit addresses; got {size!r}")
     return value
 
 
@@ -63,7 +67,9 @@ def _parse_text(text: str, name: str) -> int:
     factor = _FACTORS.get(match[2].upper()) if match else None
     if match is None or factor is None:
         raise SizeError(f'{name} must be a size such as "256MiB" or "1.5GiB"; got {text!r}')
-    return round(float(match[1]) * factor)
+    if len(match[1]) > 40:  # beyond what any size needs, and beyond what Python reads
+        raise SizeError(f"{name} must be a size of at most 40 digits; got {text!r}")
+    return round(Fraction(match[1]) * factor)
 
 
 def format_bytes(nbytes: int | float | None) -> str:
