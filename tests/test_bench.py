@@ -117,11 +117,6 @@ def test_the_gcn_in_managed_memory_is_within_10_percent(validation, nodes, publi
     assert abs(found["error_percent"]) <= 10
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the model charges nothing for what the driver does in a malloc and a free; where "
-    "nothing is cached that is the difference between the columns of cudaMalloc",
-)
 @pytest.mark.parametrize(("nodes", "published"), [(5_000_000, 5.54), (8_000_000, 8.97)])
 def test_the_gcn_with_prefetch_is_within_10_percent(validation, nodes, published):
     found = judged(validation[0], name="gcn", nodes=nodes, mode="managed", prefetch=True)

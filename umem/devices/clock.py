@@ -61,6 +61,11 @@ class Clock:
         if stall:
             self.link_seconds = self.device_seconds
 
+    def free(self, block_count: int) -> None:
+        """Blocks go back to the driver: the host waits for the GPU, as ``cudaFree`` does."""
+        if block_count:
+            self.host_seconds = self.seconds + block_count * self._costs.allocation
+
     def move(self, moves: Moves, nbytes: int = 0, *, overlap: bool = False) -> float:
         """A prefetch, or an upload of ``nbytes`` from pinned host memory, as a job of its own.
 

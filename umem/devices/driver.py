@@ -124,7 +124,8 @@ class _Managed:
 class Driver:
     """VRAM in blocks: some pinned, the rest a cache of managed memory, behind caching pools.
 
-    ``on_moves`` is told of the blocks that ``cudaMalloc`` pushes out and that are given back.
+    ``on_moves`` is told of the blocks that ``cudaMalloc`` pushes out and that are given back,
+    ``on_free`` how many blocks go back to the driver.
     Not thread-safe: its device holds the lock.
     """
 
@@ -133,12 +134,14 @@ class Driver:
         vram_bytes: int,
         allocator: Literal["caching", "plain"],
         on_moves: Callable[[Moves], None],
+        on_free: Callable[[int], None],
     ) -> None:
         self.block_count = vram_bytes // BLOCK_BYTES
         self.pinned_count = 0
         self.residency = Residency(self.block_count)
         self.numbers = BlockNumbers(self.residency.grow)
         self._on_moves = on_moves
+        self._on_free = on_free
         make = Pool if allocator == "caching" else UncachedPool
         self.unmanaged = make(_Pinned(self))
         self.managed = make(_Managed(self))
@@ -206,10 +209,12 @@ class Driver:
         """Give blocks of VRAM back."""
         self.pinned_count -= count
         self.residency.capacity = self.block_count - self.pinned_count
+        self._on_free(count)
 
     def released(self, start: int, stop: int) -> None:
         """Managed blocks were given back; their advice is gone."""
         self._on_moves(self.residency.release(start, stop))
+        self._on_free(stop - start)
 
 
 def covered(span: Span) -> tuple[int, int]:

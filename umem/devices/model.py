@@ -72,7 +72,7 @@ class Model:
         self.spec = spec
         self.lock = threading.RLock()
         self.clock = Clock(spec, costs)
-        self.driver = Driver(spec.usable_bytes, allocator, self._on_moves)
+        self.driver = Driver(spec.usable_bytes, allocator, self._on_moves, self.clock.free)
         self.tensors: dict[int, Placed] = {}
         self.counters = Counters()
         self._policy = policy
@@ -136,7 +136,9 @@ class Model:
             self.counters.hold(0, extra=op.workspace_bytes)
         self.clock.launch(op.host_seconds if self._uses_host_times else None)
         moves = Moves()
-        read_bytes, read_ready = self._touch_all(op.reads, False, moves)
+        # What is both read and written is walked once.
+        reads = [access for access in op.reads if access not in op.writes]
+        read_bytes, read_ready = self._touch_all(reads, False, moves)
         written_bytes, write_ready = self._touch_all(op.writes, True, moves)
         if workspace is not None and self.is_managed(workspace):
             blocks = covered(workspace.part(0, workspace.nbytes))

@@ -324,11 +324,15 @@ class Residency:
         queue, stamps, host = self._queue, self._stamps, self.host
         while wanted > 0:
             low, stop, stamp = queue.popleft()
+            if stamps[low] != stamp:
+                low = _first_of_stamp(stamps, low + 1, stop, stamp)
+                if low == stop:
+                    continue
             high = stop if stop - low <= wanted else low + wanted
             if stamps[low:high].count(stamp) != high - low:
                 high = _end_of_stamp(stamps, low, high, stamp)
             if high != stop:
-                queue.appendleft((high if high > low else low + 1, stop, stamp))
+                queue.appendleft((high, stop, stamp))
             count = high - low
             valid = host.count(1, low, high)
             if valid:
@@ -354,6 +358,14 @@ class Residency:
             high = _end_of_run(self.advice, low, stop) if self._advised else stop
             yield low, high, self.advice[low]
             low = high
+
+
+def _first_of_stamp(stamps: array[int], low: int, stop: int, stamp: int) -> int:
+    """The first block from ``low`` on that still has the stamp, or ``stop``."""
+    try:
+        return stamps.index(stamp, low, stop)
+    except ValueError:
+        return stop
 
 
 def _end_of_stamp(stamps: list[int], low: int, stop: int, stamp: int) -> int:
