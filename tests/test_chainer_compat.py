@@ -204,10 +204,10 @@ def test_a_bad_requirement_is_refused(text):
 @pytest.mark.parametrize(
     "visible, hidden",
     [(None, False), ("", True), ("-1", True), ("0", False), ("0,1", False), ("-1,0", True),
-     ("GPU-8932f937", False)],
+     ("GPU-8932f937", False), ("1,7", False), ("2", True), ("2,0", True)],
 )  # fmt: skip
 def test_devices_hidden_by_the_environment(visible, hidden):
-    assert cuda_devices.hidden(visible) is hidden
+    assert cuda_devices.hidden(visible, installed=2) is hidden
 
 
 def test_devices_are_counted_without_initialising_cuda_where_nvml_can_tell(monkeypatch):
@@ -218,6 +218,33 @@ def test_devices_are_counted_without_initialising_cuda_where_nvml_can_tell(monke
     assert cuda_devices.count(None) == 0
     with pytest.raises(RuntimeError, match="no CUDA device"):
         support.require_device(None)
+
+
+class Nvml:
+    """Stands in for NVML: two calls that succeed or not, and how often it was shut down."""
+
+    def __init__(self, start: int = 0, ask: int = 0) -> None:
+        self.start, self.ask, self.stopped = start, ask, 0
+
+    def nvmlInit_v2(self) -> int:
+        return self.start
+
+    def nvmlDeviceGetCount_v2(self, number) -> int:
+        number._obj.value = 3
+        return self.ask
+
+    def nvmlShutdown(self) -> None:
+        self.stopped += 1
+
+
+@pytest.mark.parametrize(
+    "nvml, expected, stopped",
+    [(Nvml(), 3, 1), (Nvml(start=9), None, 0), (Nvml(ask=1), None, 1), (object(), None, 0)],
+)
+def test_nvml_is_asked_and_shut_down(monkeypatch, nvml, expected, stopped):
+    monkeypatch.setattr(cuda_devices.ctypes, "CDLL", lambda name: nvml)
+    assert cuda_devices.nvml_count() == expected
+    assert getattr(nvml, "stopped", 0) == stopped
 
 
 # --- the start-up file --------------------------------------------------------------------------
@@ -331,6 +358,9 @@ def test_check_tells_a_mend_that_no_longer_fits(monkeypatch, tmp_path):
     bad = [row for row in check() if row.state == "does not fit"]
     assert [row.name for row in bad] == ["summary-float64"]
     assert "chainer.reporter of Chainer 7.8.1" in str(bad[0].error)
+    result = CliRunner().invoke(cli.command, ["--check"])
+    assert result.exit_code == 1
+    assert "does not fit" in result.output and "the mend 'summary-float64'" in result.output
 
 
 def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -40,13 +40,15 @@ def command(action: str, as_json: bool) -> None:
 
 
 def _check(as_json: bool) -> None:
-    failed = import_mended(check())
+    rows = check()
+    misfit = any(row.error for row in rows)
+    failed = {} if misfit else import_mended(rows)
     rows = check()
     if as_json:
         click.echo(json.dumps(_report(rows, failed), indent=2))
     else:
         _print(rows, failed, Console())
-    if any(row.error for row in rows):
+    if misfit:
         raise SystemExit(1)
 
 

@@ -21,31 +21,39 @@ def count(cupy: Any) -> int:
     Models: ``CUDA_VISIBLE_DEVICES``, as far as it hides every device.
     Does not model: which of several devices it hides; the answer then is the number installed.
     """
-    if hidden(os.environ.get("CUDA_VISIBLE_DEVICES")):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden(visible, sys.maxsize):
         return 0
     found = nvml_count()
-    return runtime_count(cupy) if found is None else found
+    if found is None:
+        return runtime_count(cupy)
+    return 0 if hidden(visible, found) else found
 
 
-def hidden(visible: str | None) -> bool:
-    """Tell whether a value of ``CUDA_VISIBLE_DEVICES`` hides every device."""
+def hidden(visible: str | None, installed: int) -> bool:
+    """Tell whether a value of ``CUDA_VISIBLE_DEVICES`` hides every one of the installed devices.
+
+    CUDA shows the devices of the list up to the first that does not exist.
+    """
     if visible is None:
         return False
     first = visible.split(",")[0].strip()
-    return not first or first.startswith("-")
+    missing = first.isdigit() and int(first) >= installed
+    return missing or not first or first.startswith("-")
 
 
 def nvml_count() -> int | None:
     """Return NVML's number of devices, or None where NVML cannot tell."""
     try:
         nvml = ctypes.CDLL(_NVML)
-        if nvml.nvmlInit_v2() != 0:
-            return None
+        start, ask, stop = nvml.nvmlInit_v2, nvml.nvmlDeviceGetCount_v2, nvml.nvmlShutdown
     except (OSError, AttributeError):
         return None
+    if start() != 0:
+        return None
     number = ctypes.c_uint()
-    failed = nvml.nvmlDeviceGetCount_v2(ctypes.byref(number))
-    nvml.nvmlShutdown()
+    failed = ask(ctypes.byref(number))
+    stop()
     return None if failed else number.value
 
 
