@@ -360,7 +360,7 @@ class Residency:
             low = high
 
 
-def _first_of_stamp(stamps: array[int], low: int, stop: int, stamp: int) -> int:
+def _first_of_stamp(stamps: list[int], low: int, stop: int, stamp: int) -> int:
     """The first block from ``low`` on that still has the stamp, or ``stop``."""
     try:
         return stamps.index(stamp, low, stop)
