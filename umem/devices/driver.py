@@ -134,7 +134,7 @@ class Driver:
         vram_bytes: int,
         allocator: Literal["caching", "plain"],
         on_moves: Callable[[Moves], None],
-        on_free: Callable[[int], None],
+        on_free: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.block_count = vram_bytes // BLOCK_BYTES
         self.pinned_count = 0
