@@ -14,9 +14,9 @@ that a truncated file is told from a short one. Loading parses JSON and executes
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
-import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +30,9 @@ VERSION = 1
 PHASES = ("forward", "backward", "update", "array")
 PATTERNS = ("stream", "random", "strided")
 KINDS = ("parameter", "input", "activation", "stash", "gradient", "state", "array")
+ACTIONS = ("prefetch", "discard", "read_mostly", "preferred_location", "accessed_by")
+LINE_BYTES = 16 << 20
+"""The longest line that is read: what is longer is no event."""
 
 
 class Access(NamedTuple):
@@ -163,7 +166,8 @@ class Trace:
         """This trace with the workspace that a calibration pass of the same code measured.
 
         Raises:
-            TraceError: the two passes did not run the same operations.
+            TraceError: the two passes did not run the same operations, or the calibration pass
+                measured times.
         """
         measured = [(op.name, op.phase, op.workspace_bytes) for op in calibration.ops]
         own = [(op.name, op.phase) for op in self.ops]
@@ -171,6 +175,10 @@ class Trace:
             raise TraceError(
                 f"the calibration pass ran {len(measured)} operations and the recorded one "
                 f"{len(own)}, or in another order: record the same step twice"
+            )
+        if measured and all(workspace is None for _, _, workspace in measured):
+            raise TraceError(
+                'the calibration pass measured no workspace: record it with measure="workspace"'
             )
         workspace = iter(measured)
         events: list[Event] = [
@@ -186,17 +194,25 @@ class Trace:
             TraceError: the file exists, or cannot be written; nothing is left half-written.
         """
         path = Path(path)
-        if path.exists() and not force:
-            raise TraceError(f"{path} exists; pass force=True to overwrite it")
-        partial = path.with_name(path.name + ".partial")
         try:
-            with gzip.GzipFile(partial, "wb", compresslevel=6, mtime=0) as file:
+            if not force and path.exists():
+                raise TraceError(f"{path} exists; pass force=True to overwrite it")
+            self._write(path, path.with_name(path.name + ".partial"))
+        except TraceError:
+            raise
+        except (OSError, ValueError) as error:
+            raise TraceError(f"cannot write the trace to {str(path)!r}: {error}") from error
+        return path
+
+    def _write(self, path: Path, partial: Path) -> None:
+        try:
+            with open(partial, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
                 file.writelines(line.encode() for line in self._lines())
             partial.replace(path)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise TraceError(f"cannot write the trace to {path}: {error}") from error
-        return path
+        except BaseException:  # Ctrl-C included
+            with contextlib.suppress(OSError, ValueError):
+                partial.unlink()
+            raise
 
     def _lines(self) -> Iterator[str]:
         header = {"format": FORMAT, "version": VERSION, "backend": self.backend}
@@ -216,59 +232,84 @@ class Trace:
         path = Path(path)
         try:
             with gzip.open(path, "rb") as file:
-                lines = file.read().split(b"\n")
+                header = _header(path, file.readline(LINE_BYTES))
+                return cls(_events(path, file), header["backend"], header["meta"])
         except EOFError as error:
             raise TraceError(f"{path} is truncated: {error}") from error
         except (OSError, zlib.error) as error:
             raise TraceError(f"{path} cannot be read as a trace: {error}") from error
-        header = _header(path, lines[0])
-        return cls(_events(path, lines[1:]), header["backend"], header["meta"])
+        except TraceError:
+            raise
+        except ValueError as error:  # a path with a null byte
+            raise TraceError(f"{str(path)!r} cannot be read as a trace: {error}") from error
 
 
 def _header(path: Path, line: bytes) -> dict[str, Any]:
     try:
         header = json.loads(line)
-        if header["format"] != FORMAT:
-            raise ValueError("another format")
-        version = int(header["version"])
-        fields = {"backend": str(header["backend"]), "meta": dict(header["meta"])}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        if not isinstance(header, dict) or header.get("format") != FORMAT:
+            raise ValueError(f'it does not begin with {{"format": "{FORMAT}"')
+        version, backend, meta = header.get("version"), header.get("backend"), header.get("meta")
+        if type(version) is not int or version < 1:
+            raise ValueError(f"version is {version!r}")
+        if version > VERSION:
+            raise TraceError(
+                f"{path} is a trace of version {version}; this umem reads up to version "
+                f"{VERSION}: update umem to read it"
+            )
+        if not isinstance(backend, str) or not isinstance(meta, dict):
+            raise ValueError("backend or meta is missing")
+        if not all(isinstance(value, str) for value in meta.values()):
+            raise ValueError("meta holds something other than text")
+    except TraceError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{path} is not a umem trace (line 1: {error})") from error
-    if version > VERSION:
-        raise TraceError(
-            f"{path} is a trace of version {version}; this umem reads up to version {VERSION}: "
-            "update umem to read it"
-        )
-    return fields
+    return {"backend": backend, "meta": meta}
 
 
-def _events(path: Path, lines: list[bytes]) -> list[Event]:
+def _events(path: Path, file: gzip.GzipFile) -> list[Event]:
     events: list[Event] = []
     checker = Checker()
-    for number, line in enumerate(lines, start=2):
+    for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES), b""), start=2):
         try:
-            code, *fields = json.loads(line)
-            if code == "end":
-                if fields != [len(events)]:
-                    raise TraceError(f"{len(events)} events instead of the {fields} it announces")
+            event = _decode(line)
+            if isinstance(event, int):
+                _check_end(event, len(events), file)
                 return events
-            event = _decode(code, fields)
             checker.check(event)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            if not line:
-                break
-            raise TraceError(f"{path}, line {number}: {error or 'not an event'}") from error
+        except (ValueError, RecursionError) as error:
+            raise TraceError(f"{path}, line {number}: {error}") from error
         events.append(event)
     raise TraceError(f"{path} is truncated: it has {len(events)} events and no end")
 
 
-def _decode(code: str, fields: list[Any]) -> Event:
-    kind = _TYPES[code]
-    event: Event = kind(*fields)
-    if isinstance(event, Op):
-        return event._replace(reads=_accesses(event.reads), writes=_accesses(event.writes))
-    if isinstance(event, Hint):
-        return event._replace(accesses=_accesses(event.accesses))
+def _check_end(announced: int, count: int, file: gzip.GzipFile) -> None:
+    if announced != count:
+        raise TraceError(f"{count} events instead of the {announced} it announces")
+    if file.read(1):
+        raise TraceError("it goes on after its end")
+
+
+def _decode(line: bytes) -> Event | int:
+    """The event in a line, or the count that the last line announces."""
+    value = json.loads(line)
+    if not isinstance(value, list) or not value or not isinstance(value[0], str):
+        raise TraceError("not an event: an event is a list that begins with its kind")
+    code, *fields = value
+    if code == "end" and len(fields) == 1 and type(fields[0]) is int:
+        return fields[0]
+    kind = _TYPES.get(code)
+    if kind is None:
+        raise TraceError(f"there is no event {code!r}")
+    try:
+        event: Event = kind(*fields)
+        if isinstance(event, Op):
+            return event._replace(reads=_accesses(event.reads), writes=_accesses(event.writes))
+        if isinstance(event, Hint):
+            return event._replace(accesses=_accesses(event.accesses))
+    except TypeError as error:
+        raise TraceError(f"{code!r} has other fields: {error}") from error
     return event
 
 
@@ -284,40 +325,69 @@ class Checker:
 
     def check(self, event: Event) -> None:
         """Check one event against those before it."""
-        if isinstance(event, Alloc):
-            _check_count(event.nbytes, "nbytes")
-            if event.tensor in self._sizes or not isinstance(event.tensor, int):
-                raise TraceError(f"tensor {event.tensor!r} is allocated twice, or is no number")
-            self._sizes[event.tensor] = event.nbytes
-        elif isinstance(event, Free):
-            if self._sizes.pop(event.tensor, None) is None:
-                raise TraceError(f"tensor {event.tensor!r} is freed, and is not alive")
-        elif isinstance(event, Op):
+        if isinstance(event, Op):
             self._check_op(event)
+        elif isinstance(event, Alloc):
+            self._check_alloc(event)
+        elif isinstance(event, Free):
+            _check_count(event.tensor, "tensor")
+            if self._sizes.pop(event.tensor, None) is None:
+                raise TraceError(f"tensor {event.tensor} is freed, and is not alive")
         elif isinstance(event, Hint):
-            self._check_accesses(event.accesses)
+            self._check_hint(event)
+        else:
+            _check_type(event.label, str, "label")
+
+    def _check_alloc(self, alloc: Alloc) -> None:
+        _check_count(alloc.tensor, "tensor")
+        _check_count(alloc.nbytes, "nbytes")
+        _check_type(alloc.label, str, "label")
+        _check_type(alloc.uploaded, bool, "uploaded")
+        if alloc.kind not in KINDS:
+            raise TraceError(f"kind {alloc.kind!r} is unknown")
+        if alloc.tensor in self._sizes:
+            raise TraceError(f"tensor {alloc.tensor} is allocated twice")
+        self._sizes[alloc.tensor] = alloc.nbytes
 
     def _check_op(self, op: Op) -> None:
+        _check_type(op.name, str, "name")
         if op.phase not in PHASES or op.pattern not in PATTERNS:
             raise TraceError(f"phase {op.phase!r} or pattern {op.pattern!r} is unknown")
-        for name in ("flops", "traffic_bytes", "workspace_bytes"):
-            value = getattr(op, name)
-            if value is not None or name != "workspace_bytes":
-                _check_count(value, name)
+        _check_count(op.flops, "flops")
+        _check_count(op.traffic_bytes, "traffic_bytes")
+        if op.workspace_bytes is not None:
+            _check_count(op.workspace_bytes, "workspace_bytes")
         seconds = op.host_seconds
-        if seconds is not None and not (seconds >= 0 and math.isfinite(seconds)):
+        if seconds is not None and not (type(seconds) in (int, float) and 0 <= seconds < 1e18):
             raise TraceError(f"host_seconds is {seconds!r}")
-        self._check_accesses(op.reads + op.writes)
+        self._check_accesses(op.reads)
+        self._check_accesses(op.writes)
+
+    def _check_hint(self, hint: Hint) -> None:
+        if hint.action not in ACTIONS:
+            raise TraceError(f"action {hint.action!r} is unknown")
+        if hint.place is not None and hint.place != "cpu":
+            _check_count(hint.place, "place")
+        _check_type(hint.unset, bool, "unset")
+        _check_type(hint.overlap, bool, "overlap")
+        self._check_accesses(hint.accesses)
 
     def _check_accesses(self, accesses: tuple[Access, ...]) -> None:
         for tensor, start, stop in accesses:
+            if type(tensor) is not int or type(start) is not int or type(stop) is not int:
+                raise TraceError(f"an access is three whole numbers; got {[tensor, start, stop]}")
             size = self._sizes.get(tensor)
             if size is None:
-                raise TraceError(f"tensor {tensor!r} is used, and is not alive")
+                raise TraceError(f"tensor {tensor} is used, and is not alive")
             if not 0 <= start <= stop <= size:
                 raise TraceError(f"bytes {start}:{stop} of tensor {tensor}, which has {size}")
 
 
+def _check_type(value: Any, kind: type, name: str) -> None:
+    if not isinstance(value, kind):
+        raise TraceError(f"{name} is {value!r}, not a {kind.__name__}")
+
+
 def _check_count(value: Any, name: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TraceError(f"{name} is {value!r}, not a count")
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise TraceError(f"{name} is {value!r}, not a count of at most 63 bits")

@@ -1,0 +1,420 @@
+"""Traces: what is saved is what is loaded, and a file that is broken says where, and only that."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import traces
+
+import umem
+from umem.errors import TraceError
+from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
+
+HEADER = {"format": "umem-trace", "version": 1, "backend": "numpy", "meta": {}}
+GOOD: list[Any] = [
+    HEADER,
+    ["alloc", 0, 100, "parameter", "W", True],
+    ["alloc", 1, 50, "activation", "y", False],
+    ["op", "Linear", "forward", [[0, 0, 100]], [[1, 0, 50]], 10, 150, "stream", 0.5, None],
+    ["hint", "prefetch", [[0, 0, 100]], "cpu", False, True],
+    ["free", 1],
+    ["mark", "step"],
+    ["end", 6],
+]
+EXAMPLE = Trace(
+    [
+        Alloc(0, 100, "parameter", "W", True),
+        Alloc(1, 50, "activation", "y"),
+        Op("Linear", "forward", (Access(0, 0, 100),), (Access(1, 0, 50),), 10, 150, "stream", 0.5),
+        Hint("prefetch", (Access(0, 0, 100),), "cpu", False, True),
+        Free(1),
+        Mark("step"),
+    ]
+)
+
+
+def write(path: Path, lines: list[Any]) -> Path:
+    text = "".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines)
+    path.write_bytes(gzip.compress(text.encode("utf-8", "surrogatepass"), mtime=0))
+    return path
+
+
+def message(path: Path) -> str:
+    """What loading says; anything but a TraceError that names the file fails the test."""
+    with pytest.raises(TraceError) as caught:
+        Trace.load(path)
+    assert path.name in str(caught.value)
+    return str(caught.value)
+
+
+# -- saving and loading ------------------------------------------------------------------------
+
+
+@given(traces())
+@settings(deadline=None)
+def test_what_is_saved_is_what_is_loaded(trace: Trace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = trace.save(Path(folder) / "x.trace")
+        assert umem.Trace.load(path) == trace
+        again = trace.save(Path(folder) / "y.trace")
+        assert path.read_bytes() == again.read_bytes()  # no time, no name in it
+
+
+def test_the_documented_text_is_the_format(tmp_path: Path) -> None:
+    assert Trace.load(write(tmp_path / "x", GOOD)) == EXAMPLE
+    lines = gzip.decompress(EXAMPLE.save(tmp_path / "y").read_bytes()).decode().splitlines()
+    assert [json.loads(line) for line in lines] == GOOD
+
+
+def test_an_empty_trace_is_a_trace(tmp_path: Path) -> None:
+    assert Trace.load(Trace([]).save(str(tmp_path / "x"))) == Trace([])
+    assert (Trace([]).peak_bytes, Trace([]).step_count, len(Trace([]))) == (0, 0, 0)
+
+
+def test_saving_does_not_overwrite_without_force(tmp_path: Path) -> None:
+    path = Trace([Mark("old")]).save(tmp_path / "x")
+    with pytest.raises(TraceError, match="exists; pass force=True"):
+        EXAMPLE.save(path)
+    assert Trace.load(path) == Trace([Mark("old")])
+    EXAMPLE.save(path, force=True)
+    assert Trace.load(path) == EXAMPLE
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize(
+    "name", ["missing/x", "file/x", "folder", "n" * 300, "null\0byte", "folder/../file/x/y"]
+)
+def test_a_place_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    for force in (False, True):
+        with pytest.raises(TraceError):
+            EXAMPLE.save(tmp_path / name, force=force)
+    with pytest.raises(TraceError):
+        Trace.load(tmp_path / name)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_a_path_without_a_name_cannot_be_written() -> None:
+    with pytest.raises(TraceError):
+        EXAMPLE.save("/", force=True)
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, MemoryError, TypeError])
+def test_an_interrupted_save_keeps_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: type[BaseException]
+) -> None:
+    path = Trace([Mark("old")]).save(tmp_path / "x")
+
+    def lines(_: Trace) -> Any:
+        yield '{"format":\n'
+        raise interruption
+
+    monkeypatch.setattr(Trace, "_lines", lines)
+    with pytest.raises(interruption):
+        EXAMPLE.save(path, force=True)
+    monkeypatch.undo()
+    assert Trace.load(path) == Trace([Mark("old")])
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+# -- broken files ------------------------------------------------------------------------------
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert "cannot be read" in message(tmp_path / "nowhere.trace")
+
+
+@pytest.mark.parametrize("content", [b"", b"plain text", b"\x1f\x8b", b"\x1f\x8b\x08" + b"\0" * 40])
+def test_what_is_no_gzip_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.trace"
+    path.write_bytes(content)
+    message(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b"\xff\xfe\xfd", b"hello", b"[]\n", b"null\n", b'"x"\n', b"NaN\n",
+                b"[" * 100_000, b'{"a":' * 100_000, b"\0" * 100, b"1" * 5000]
+)  # fmt: skip
+def test_what_is_no_trace_inside_is_refused_in_line_1(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.trace"
+    path.write_bytes(gzip.compress(content))
+    assert "line 1" in message(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"format": "other"}, {"format": None}, {"version": "1"}, {"version": True}, {"version": 0},
+     {"version": -1}, {"version": 1.0}, {"version": float("inf")}, {"version": float("nan")},
+     {"version": None}, {"version": []}, {"backend": None}, {"backend": 3}, {"meta": None},
+     {"meta": []}, {"meta": [["a", "b"]]}, {"meta": {"a": 1}}, {"meta": {"a": None}}],
+)  # fmt: skip
+def test_a_header_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    assert "line 1" in message(write(tmp_path / "x", [{**HEADER, **change}, ["end", 0]]))
+
+
+@pytest.mark.parametrize("key", HEADER)
+def test_a_header_with_a_part_missing_is_refused(tmp_path: Path, key: str) -> None:
+    header = {k: v for k, v in HEADER.items() if k != key}
+    assert "line 1" in message(write(tmp_path / "x", [header, ["end", 0]]))
+
+
+@pytest.mark.parametrize("version", [2, 99, 10**30])
+def test_a_newer_version_says_so(tmp_path: Path, version: int) -> None:
+    text = message(write(tmp_path / "x", [{**HEADER, "version": version}, "anything"]))
+    assert f"version {version}" in text
+    assert "update umem" in text
+
+
+BROKEN = [
+    "", "nonsense", "[", "null", "3", "[]", "{}", '"alloc"', "[3]", "[null]", "[[]]", '[["alloc"]]',
+    '{"mark": 0, "x": 1}', '{"free": 0}', '["mark", "\xff', "[" * 100_000, '["mark","a"] ["x"]',
+    '["what"]', '["end"]', '["end", true]', '["end", 2, 3]', '["end", 2.0]', '["end", 1]',
+    '["end", 10]', '["end", "2"]', '["end", null]',
+    '["alloc"]', '["alloc", 5]', '["alloc", 5, 10, "array"]', '["alloc",5,10,"array","x",true,1]',
+    '["alloc", 0, 10, "array", "twice", false]', '["alloc", 5, -1, "array", "x", false]',
+    '["alloc", 5, true, "array", "x", false]', '["alloc", true, 1, "array", "x", false]',
+    '["alloc", 5, 1.0, "array", "x", false]', '["alloc", 5.0, 1, "array", "x", false]',
+    '["alloc", 5, NaN, "array", "x", false]', '["alloc", 5, Infinity, "array", "x", false]',
+    '["alloc", 5, "10", "array", "x", false]', '["alloc", "5", 10, "array", "x", false]',
+    '["alloc", [], 10, "array", "x", false]', '["alloc", {}, 10, "array", "x", false]',
+    '["alloc", null, 10, "array", "x", false]', '["alloc", 5, null, "array", "x", false]',
+    '["alloc", -1, 10, "array", "x", false]', '["alloc", 5, 9223372036854775808, "array", "x"]',
+    '["alloc", 5, 10, "toy", "x", false]', '["alloc", 5, 10, [], "x", false]',
+    '["alloc", 5, 10, "array", 7, false]', '["alloc", 5, 10, "array", null, false]',
+    '["alloc", 5, 10, "array", "x", 1]', '["alloc", 5, 10, "array", "x", null]',
+    '["free"]', '["free", 9]', '["free", true]', '["free", 0.0]', '["free", []]', '["free", null]',
+    '["free", 0, 1]', '["free", "0"]',
+    '["op", "F", "forward", [], []', '["op", "F", "forward"]', '["op", "F", "forward", 3, []]',
+    '["op", "F", "sideways", [], []]', '["op", "F", null, [], []]', '["op", 7, "forward", [], []]',
+    '["op", "F", "forward", "abc", []]', '["op", "F", "forward", {"abc": 1}, []]',
+    '["op", "F", "forward", [[9, 0, 1]], []]', '["op", "F", "forward", [], [[9, 0, 1]]]',
+    '["op", "F", "forward", [[0, 0]], []]', '["op", "F", "forward", [[0, 0, 1, 2]], []]',
+    '["op", "F", "forward", [[0, -1, 1]], []]', '["op", "F", "forward", [[0, 2, 1]], []]',
+    '["op", "F", "forward", [[0, 0, 101]], []]', '["op", "F", "forward", [[0, 0, 1.5]], []]',
+    '["op", "F", "forward", [[0, false, true]], []]', '["op", "F", "forward", [[true, 0, 1]], []]',
+    '["op", "F", "forward", [[0.0, 0, 1]], []]', '["op", "F", "forward", [["0", 0, 1]], []]',
+    '["op", "F", "forward", [[[0], 0, 1]], []]', '["op", "F", "forward", [[0, NaN, 1]], []]',
+    '["op", "F", "forward", [], [], -1]', '["op", "F", "forward", [], [], true]',
+    '["op", "F", "forward", [], [], null]', '["op", "F", "forward", [], [], 1.0]',
+    '["op", "F", "forward", [], [], 1' + "0" * 400 + "]",
+    '["op", "F", "forward", [], [], 0, -1]', '["op", "F", "forward", [], [], 0, "1"]',
+    '["op", "F", "forward", [], [], 0, 0, "zigzag"]', '["op", "F", "forward", [], [], 0, 0, null]',
+    '["op", "F", "forward", [], [], 0, 0, "stream", NaN]',
+    '["op", "F", "forward", [], [], 0, 0, "stream", Infinity]',
+    '["op", "F", "forward", [], [], 0, 0, "stream", -1.0]',
+    '["op", "F", "forward", [], [], 0, 0, "stream", true]',
+    '["op", "F", "forward", [], [], 0, 0, "stream", "1"]',
+    '["op", "F", "forward", [], [], 0, 0, "stream", 1e999]',
+    '["op", "F", "forward", [], [], 0, 0, "stream", 1' + "0" * 400 + "]",
+    '["op", "F", "forward", [], [], 0, 0, "stream", null, -1]',
+    '["op", "F", "forward", [], [], 0, 0, "stream", null, true]',
+    '["op", "F", "forward", [], [], 0, 0, "stream", null, 0, 0]',
+    '["hint", "prefetch"]', '["hint", "wish", []]', '["hint", [], []]', '["hint", "prefetch", 3]',
+    '["hint", "prefetch", [[9, 0, 1]]]', '["hint", "prefetch", [[0, 0, 101]]]',
+    '["hint", "prefetch", [], "moon"]', '["hint", "prefetch", [], -1]',
+    '["hint", "prefetch", [], true]', '["hint", "prefetch", [], 1.0]',
+    '["hint", "prefetch", [], null, 1]', '["hint", "prefetch", [], null, false, null]',
+    '["mark"]', '["mark", 3]', '["mark", null]', '["mark", "a", "b"]', '["mark", ["step"]]',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", BROKEN, ids=lambda line: line[:60] or "empty")
+def test_a_broken_line_is_named(tmp_path: Path, line: str) -> None:
+    lines = [*GOOD[:3], line, *GOOD[4:]]
+    assert "line 4: " in message(write(tmp_path / "x", lines))
+
+
+def test_a_dead_tensor_cannot_be_used_or_freed_again(tmp_path: Path) -> None:
+    for use in ('["op","F","forward",[[1,0,50]],[]]', '["hint","discard",[[1,0,5]]]', '["free",1]'):
+        text = message(write(tmp_path / "x", [*GOOD[:6], use, ["end", 6]]))
+        assert "line 7: tensor 1 is" in text
+        assert "not alive" in text
+
+
+def test_a_number_may_be_used_again_after_it_was_freed(tmp_path: Path) -> None:
+    again = Trace([Alloc(0, 1, "array", "a"), Free(0), Alloc(0, 2, "array", "b")])
+    assert Trace.load(again.save(tmp_path / "x")) == again
+
+
+def test_what_follows_the_end_is_refused(tmp_path: Path) -> None:
+    for rest in (["mark", "x"], "", "garbage"):
+        assert "goes on" in message(write(tmp_path / "x", [*GOOD, rest]))
+
+
+def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+    bomb = json.dumps(HEADER).encode() + b'\n["mark", "' + b"a" * (20 << 20)
+    path = tmp_path / "x"
+    path.write_bytes(gzip.compress(bomb))
+    assert "line 2" in message(path)
+
+
+def test_text_cut_after_any_line_or_inside_one_is_truncated(tmp_path: Path) -> None:
+    text = "".join(json.dumps(line) + "\n" for line in GOOD)
+    for stop in range(len(text) - 1):
+        path = tmp_path / "x"
+        path.write_bytes(gzip.compress(text[:stop].encode(), 1))
+        message(path)
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    content = EXAMPLE.save(tmp_path / "whole").read_bytes()
+    path = tmp_path / "cut"
+    for stop in range(len(content)):
+        path.write_bytes(content[:stop])
+        text = message(path)
+        assert stop == 0 or "truncated" in text or "cannot be read" in text
+
+
+# -- fuzzing -----------------------------------------------------------------------------------
+
+
+def loads_or_refuses(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.trace"
+        path.write_bytes(content)
+        try:
+            trace = Trace.load(path)
+        except TraceError as error:
+            assert "x.trace" in str(error)
+            return
+        checker = Checker()
+        for event in trace.events:
+            checker.check(event)
+        assert trace.peak_bytes >= 0
+        assert len(trace.lifetimes()) >= 0
+        saved = trace.save(Path(folder) / "again")
+        assert Trace.load(saved) == trace
+        umem.replay(trace, "t4", "hybrid", "64MiB")
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_changed_bytes_load_or_are_refused(data: st.DataObject) -> None:
+    content = bytearray(gzip.compress("".join(json.dumps(x) + "\n" for x in GOOD).encode()))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        if data.draw(st.booleans()):
+            content[at] = data.draw(st.integers(0, 255))
+        else:
+            content[at:at] = data.draw(st.binary(max_size=4))
+    loads_or_refuses(bytes(content))
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_changed_text_loads_or_is_refused(data: st.DataObject) -> None:
+    text = bytearray("".join(json.dumps(x) + "\n" for x in GOOD).encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        stop = data.draw(st.integers(at, min(len(text), at + 5)))
+        text[at:stop] = data.draw(st.binary(max_size=3) | st.sampled_from([b'"', b"[", b"1e9"]))
+    loads_or_refuses(gzip.compress(bytes(text), 1))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    | st.sampled_from(["alloc", "free", "op", "cpu", "forward", 0, 1, 100, 2**70, 1e300]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)  # fmt: skip
+
+
+def replaced(draw: Any, value: Any) -> Any:
+    """The value with one part of it, at any depth, exchanged, dropped or doubled."""
+    if not value or not isinstance(value, (list, dict)) or draw(st.integers(0, 3)) == 0:
+        return draw(JSON)
+    if isinstance(value, dict):
+        key = draw(st.sampled_from(sorted(value)))
+        return {**value, key: replaced(draw, value[key])}
+    at = draw(st.integers(0, len(value) - 1))
+    how = draw(st.sampled_from(("change", "change", "change", "drop", "double")))
+    new = [replaced(draw, value[at])] if how == "change" else [value[at]] * (how == "double") * 2
+    return [*value[:at], *new, *value[at + 1 :]]
+
+
+@given(st.data())
+@settings(max_examples=250, deadline=None)
+def test_changed_values_load_or_are_refused(data: st.DataObject) -> None:
+    lines = list(GOOD)
+    for _ in range(data.draw(st.integers(1, 2))):
+        at = data.draw(st.integers(0, len(lines) - 1))
+        lines[at] = replaced(data.draw, lines[at])
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    loads_or_refuses(gzip.compress(text.encode(), 1))
+
+
+# -- what a trace knows ------------------------------------------------------------------------
+
+
+def naive_peak(events: list[Event]) -> int:
+    """By asking after every event what is alive, from the beginning."""
+    peak = 0
+    for now in range(len(events)):
+        freed_later = {}
+        for event in events[: now + 1]:
+            if isinstance(event, Alloc):
+                freed_later[event.tensor] = event.nbytes
+            if isinstance(event, Free):
+                del freed_later[event.tensor]
+        last = events[now]
+        workspace = (last.workspace_bytes or 0) if isinstance(last, Op) else 0
+        peak = max(peak, sum(freed_later.values()) + workspace)
+    return peak
+
+
+@given(traces())
+@settings(deadline=None)
+def test_peak_and_lifetimes_are_what_brute_force_finds(trace: Trace) -> None:
+    assert trace.peak_bytes == naive_peak(trace.events)
+    for tensor, (alloc, birth, death) in trace.lifetimes().items():
+        assert trace.events[birth] == alloc
+        assert alloc.tensor == tensor
+        assert trace.events.count(Free(tensor)) == (death is not None)
+        assert death is None or trace.events[death] == Free(tensor)
+    assert list(trace.ops) == [e for e in trace.events if type(e) is Op]
+    assert trace.step_count == len([e for e in trace.events if e == ("step",)])
+    assert len(trace) == len(trace.events)
+
+
+@given(traces(), st.data())
+@settings(deadline=None)
+def test_workspace_comes_from_the_calibration_pass_and_nothing_else_does(
+    trace: Trace, data: st.DataObject
+) -> None:
+    sizes = [data.draw(st.integers(0, 99)) for _ in trace.ops]
+    measured = iter(sizes)
+    other: list[Event] = [
+        e._replace(workspace_bytes=next(measured), flops=0) if isinstance(e, Op) else e
+        for e in trace.events
+        if not isinstance(e, Mark)
+    ]
+    whole = trace.with_workspace(Trace(other))
+    assert [op.workspace_bytes for op in whole.ops] == sizes
+    assert whole.backend == trace.backend
+    assert [e._replace(workspace_bytes=None) if isinstance(e, Op) else e for e in whole.events] == [
+        e._replace(workspace_bytes=None) if isinstance(e, Op) else e for e in trace.events
+    ]
+
+
+def test_a_calibration_of_other_operations_is_refused() -> None:
+    ops = [Op("A", "forward", (), (), workspace_bytes=1), Op("B", "forward", (), (), 0)]
+    one = Trace([ops[0], ops[1]])
+    for other in ([ops[0]], [ops[1], ops[0]], [*ops, ops[0]], [ops[0]._replace(phase="update")]):
+        with pytest.raises(TraceError, match=r"calibration pass ran \d operations"):
+            one.with_workspace(Trace(list(other)))
+
+
+def test_a_pass_that_measured_times_is_no_calibration() -> None:
+    timed = Trace([Op("A", "forward", (), (), host_seconds=1.0)])
+    with pytest.raises(TraceError, match='measure="workspace"'):
+        timed.with_workspace(timed)
