@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from umem.errors import UnsupportedError
-from umem.recorder import Measured, Recorder, active, inside
-from umem.trace import Access, Op
+from umem.recorder import Measured, Reach, Recorder, active, inside
 
 _METHODS = {
     "T", "all", "any", "astype", "base", "copy", "ctypes", "data", "dtype", "fill", "flags",
@@ -25,6 +24,7 @@ _METHODS = {
     "real", "reshape", "shape", "size", "squeeze", "strides", "sum", "swapaxes", "tolist",
     "transpose", "view",
 }  # fmt: skip
+_NO_INDEX = (bool, np.bool_, np.ndarray)
 _CONSTANTS = {"pi", "e", "inf", "nan", "newaxis", "dtype", "ndarray"}
 
 
@@ -39,27 +39,30 @@ class FollowedArray(np.ndarray[Any, Any]):
         self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **kwargs: Any
     ) -> Any:
         plain = [_plain(value) for value in inputs]
+        options = {name: _plain(value) for name, value in kwargs.items()}
         if out:
-            kwargs["out"] = tuple(_plain(value) for value in out)
-        call = getattr(ufunc, method)
-        if inside() or not active():
-            return call(*plain, **kwargs)
-        _refuse_strangers(inputs)
+            options["out"] = tuple(_plain(value) for value in out)
 
         def run() -> Any:
-            return call(*plain, **kwargs)
+            return getattr(ufunc, method)(*plain, **options)
 
-        flops = _matmul_flops(plain) if ufunc is np.matmul else None
-        result = _record(_name(ufunc, method), run, inputs, out, flops)
-        if method == "at":
-            return None
-        return out[0] if out and len(out) == 1 else result
+        if inside() or not active():
+            result = run()
+        else:
+            reads = (*inputs, kwargs.get("where"))
+            _refuse_strangers((*reads, *out))
+            if any(value is None for value in out):
+                raise _unsupported("out= for some results and not for others")
+            written = inputs[:1] if method == "at" else out
+            flops = _matmul_flops(plain) if ufunc is np.matmul else None
+            result = _record(_name(ufunc, method), run, reads, written, flops)
+        return result if not out else out[0] if len(out) == 1 else out
 
     def __array_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: Any, kwargs: Any
     ) -> Any:
         if inside() or not active():
-            return func(*_plain_nested(args), **kwargs)
+            return func(*_plain_nested(args), **_plain_nested(kwargs))
         raise _unsupported(f"numpy.{func.__name__}")
 
     def __getitem__(self, key: Any) -> Any:
@@ -89,6 +92,19 @@ class FollowedArray(np.ndarray[Any, Any]):
             return self
         return _record("astype", lambda: _plain(self).astype(dtype), (self,), ())
 
+    def reshape(self, *shape: Any, order: Any = "C") -> Any:  # type: ignore[override]
+        """A view where that is possible, otherwise a copy."""
+        return self._view_or_copy("reshape", _plain(self).reshape(*shape, order=order))
+
+    def ravel(self, order: Any = "C") -> Any:
+        """A view of one dimension where that is possible, otherwise a copy."""
+        return self._view_or_copy("ravel", _plain(self).ravel(order))
+
+    def _view_or_copy(self, name: str, made: Any) -> Any:
+        if np.may_share_memory(made, _plain(self)) or not self.size:
+            return made.view(FollowedArray)
+        return _record(name, lambda: made, (self,), ())
+
     def fill(self, value: Any) -> None:
         """Set every element."""
         self[...] = value
@@ -97,7 +113,7 @@ class FollowedArray(np.ndarray[Any, Any]):
         """A copy in host memory, as CuPy's method of that name."""
         for recorder in active():
             reads = _access_all(recorder, (self,))
-            recorder.emit(Op("get", "array", reads, (), 0, self.nbytes))
+            recorder.emit_op(("get", "array", reads, (), 0, self.nbytes, "stream", None, None))
         copy: np.ndarray[Any, Any] = _plain(self).copy()
         return copy
 
@@ -222,6 +238,8 @@ def _plain(value: Any) -> Any:
 def _plain_nested(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_plain_nested(item) for item in value)
+    if isinstance(value, dict):
+        return {name: _plain_nested(item) for name, item in value.items()}
     return _plain(value)
 
 
@@ -230,9 +248,9 @@ def _basic(key: Any) -> Any:
     keys = key if isinstance(key, tuple) else (key,)
     for item in keys:
         basic = item is None or item is Ellipsis or isinstance(item, slice)
-        if not basic and (isinstance(item, bool) or not hasattr(item, "__index__")):
+        if not basic and (isinstance(item, _NO_INDEX) or not hasattr(item, "__index__")):
             raise _unsupported(f"indexing with {type(item).__name__}")
-    return keys if Ellipsis in keys else (*keys, Ellipsis)
+    return keys if any(item is Ellipsis for item in keys) else (*keys, Ellipsis)
 
 
 def _refuse_strangers(values: Iterable[Any]) -> None:
@@ -282,17 +300,15 @@ def _record(
         if not results:
             made = _wrap(made)
             results = made if isinstance(made, tuple) else (made,)
-        workspace = measured.workspace_bytes(
-            lambda: 0 if out else sum(r.nbytes for r in results)
-        )
         for recorder in recorders:
             read = _access_all(recorder, reads)
             written = tuple(recorder.access(r, "array", name) for r in results)
-            traffic = sum(a.stop - a.start for a in (*read, *written))
+            traffic = sum(stop - start for _, start, stop in (*read, *written))
             work = max((r.size for r in (*results, *_arrays(reads))), default=0)
-            recorder.emit(
-                Op(name, "array", read, written, work if flops is None else flops, traffic,
-                   "stream", measured.seconds, workspace)
+            size = work if flops is None else flops
+            recorder.emit_op(
+                (name, "array", read, written, size, traffic, "stream", measured.seconds,
+                 measured.workspace_bytes)
             )  # fmt: skip
         return made
     finally:
@@ -309,7 +325,7 @@ def _arrays(values: Iterable[Any]) -> list[Any]:
     return [value for value in values if isinstance(value, np.ndarray)]
 
 
-def _access_all(recorder: Recorder, values: Iterable[Any]) -> tuple[Access, ...]:
+def _access_all(recorder: Recorder, values: Iterable[Any]) -> tuple[Reach, ...]:
     return tuple(
         recorder.access(value, "input", "array", uploaded=True) for value in _arrays(values)
     )
