@@ -159,15 +159,24 @@ def main() -> None:
     repeats = 3 if args.quick else args.repeats
     rows = [measure(workload, repeats) for workload in WORKLOADS]
     for row in rows:
-        ratios = row["ratio_to_off"]
-        print(
-            f"{row['workload']:<9} {row['op_count']:5d} ops, median {1e3 * row['median_op_seconds']:.3f}"
-            f" ms; off/bare {1 / ratios['bare']:.3f}, record {ratios['record']:.3f}"
-            f" ({row['added_us_per_op']['record']:.1f} us/op), live {ratios['live']:.3f}"
-            f" ({row['added_us_per_op']['live']:.1f} us/op)"
-        )
+        print(describe(row))
     if args.json:
-        common.write_json(args.json, {"rows": rows})
+        question = (__doc__ or "").splitlines()[0]
+        options = {"repeats": repeats}
+        common.write_json(
+            args.json,
+            common.report("overhead", question, rows, simulated=False, options=options),
+        )
+
+
+def describe(row: dict[str, Any]) -> str:
+    ratios, added = row["ratio_to_off"], row["added_us_per_op"]
+    return (
+        f"{row['workload']:<9}{row['op_count']:5d} operations, "
+        f"median {1e3 * row['median_op_seconds']:.3f} ms; off {1 / ratios['bare']:.3f} of bare; "
+        f"record {ratios['record']:.3f} of off ({added['record']:+.1f} us an operation); "
+        f"live {ratios['live']:.3f} ({added['live']:+.1f} us)"
+    )
 
 
 if __name__ == "__main__":

@@ -25,9 +25,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from umem.errors import OutOfMemoryError, StateError
-from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
+from umem.trace import CODES, Alloc, Event, Free, Hint, Mark, Op, Trace, decode
 
 Measure = Literal["time", "workspace"]
+Reach = tuple[int, int, int]
+"""An `Access` while recording: a plain tuple, which the garbage collector soon leaves alone."""
 
 
 class Source(Protocol):
@@ -45,15 +47,16 @@ class _Ref(weakref.ref[Any]):
 
     __slots__ = ("access", "key")
     key: int
-    access: Access
+    access: Reach
 
 
 class _State:
     """What concerns one thread."""
 
-    __slots__ = ("depth", "nested_seconds", "recorders", "traced")
+    __slots__ = ("depth", "nested_seconds", "peak_bytes", "recorders", "traced")
 
     def __init__(self) -> None:
+        self.peak_bytes = 0
         self.recorders: tuple[Recorder, ...] = ()
         self.traced = False
         self.nested_seconds = 0.0
@@ -66,7 +69,6 @@ class _Local(threading.local):
 
 
 _local = _Local()
-_new: Any = tuple.__new__  # a named tuple's own constructor takes three times as long
 _sources: list[Source] = []
 _started_count = 0
 _lock = threading.RLock()
@@ -141,12 +143,14 @@ class Recorder:
         self.measure = measure
         self.backend = "numpy"
         self._listener = listener
-        self._events: list[Event] | None = [] if keep else None
+        self._raw: list[tuple[Any, ...]] | None = [] if keep else None
+        self._decoded: list[Event] = []
         self._known: dict[int, _Ref] = {}
         self._dead: deque[_Ref] = deque()
         self._count = 0
         self._owns_tracemalloc = False
         self._entered = False
+        self._inside = False
 
     # -- context ---------------------------------------------------------------------------
 
@@ -164,6 +168,7 @@ class Recorder:
                     source.start()
             _started_count += 1
         _follow((*active(), self))
+        self._inside = True
         return self
 
     def __exit__(
@@ -173,6 +178,9 @@ class Recorder:
         traceback: TracebackType | None,
     ) -> None:
         global _started_count
+        if not self._inside:
+            raise StateError("not inside this recorder's block")
+        self._inside = False
         _follow(tuple(r for r in active() if r is not self))
         with _lock:
             _started_count -= 1
@@ -187,13 +195,14 @@ class Recorder:
     @property
     def trace(self) -> Trace:
         """What was recorded so far."""
-        if self._events is None:
+        if self._raw is None:
             raise StateError("this recorder keeps no events: it only feeds a virtual GPU")
-        return Trace(self._events, self.backend)
+        self._decoded += [decode(*raw) for raw in self._raw[len(self._decoded) :]]
+        return Trace(list(self._decoded), self.backend)
 
     # -- what sources call -----------------------------------------------------------------
 
-    def known(self, array: Any) -> Access | None:
+    def known(self, array: Any) -> Reach | None:
         """The access to an array that is followed, None for one never seen."""
         ref = self._known.get(id(array))
         if ref is not None and ref() is array:
@@ -206,7 +215,7 @@ class Recorder:
             return None
         return _part(array, root, ref.access)
 
-    def access(self, array: Any, kind: str, label: str, uploaded: bool = False) -> Access:
+    def access(self, array: Any, kind: str, label: str, uploaded: bool = False) -> Reach:
         """The access to an array; one that was never seen is allocated first.
 
         Raises:
@@ -228,16 +237,25 @@ class Recorder:
         """Something has happened; its accesses come from `access`."""
         if self._dead:
             self.flush()
-        self._send(event)
+        self._send(type(event), tuple(event))
+
+    def emit_op(self, fields: tuple[Any, ...]) -> None:
+        """An operation has run; the fields are those of `Op`, accesses plain."""
+        if self._dead:
+            self.flush()
+        self._send(Op, fields)
 
     def flush(self) -> None:
         """Turn the deaths of arrays so far into events."""
         dead, known = self._dead, self._known
         while dead:
-            ref = dead.popleft()
+            try:
+                ref = dead.popleft()
+            except IndexError:  # another thread, which asks for figures, was faster
+                return
             if known.get(ref.key) is ref:
                 del known[ref.key]
-                self._send(_new(Free, (ref.access[0],)))
+                self._send(Free, (ref.access[0],))
 
     def adopt(self, arrays: Iterable[tuple[Any, str, str]]) -> None:
         """Follow arrays (array, kind, label) that exist already, as if uploaded from the host."""
@@ -246,47 +264,50 @@ class Recorder:
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _allocate(self, root: Any, kind: str, label: str, uploaded: bool) -> Access:
+    def _allocate(self, root: Any, kind: str, label: str, uploaded: bool) -> Reach:
         if self._dead:
             self.flush()
         nbytes = int(root.nbytes)
         if type(root) is not np.ndarray and type(root).__module__.startswith("cupy"):
             self.backend = "cupy"
-        alloc = _new(Alloc, (self._count, nbytes, kind, label, uploaded))
+        fields = (self._count, nbytes, kind, label, uploaded)
         try:
-            self._send(alloc)
+            self._send(Alloc, fields)
         except OutOfMemoryError:
             gc.collect()
             self.flush()
-            self._send(alloc)
-        self._count += 1
+            self._send(Alloc, fields)
         ref = _Ref(root, self._dead.append)
         ref.key = id(root)
-        access: Access = _new(Access, (alloc[0], 0, nbytes))
-        ref.access = access
+        ref.access = access = (self._count, 0, nbytes)
+        self._count += 1
         self._known[ref.key] = ref
         return access
 
-
-    def _send(self, event: Event) -> None:
+    def _send(self, kind: Any, fields: tuple[Any, ...]) -> None:
+        """Tell the listener, and keep the event as plain tuples: a hundred thousand objects that
+        the garbage collector walks through would cost more than the rest of recording."""
         if self._listener is not None:
-            self._listener(event)
-        if self._events is not None:
-            self._events.append(event)
+            self._listener(tuple.__new__(kind, fields))
+        if self._raw is not None:
+            self._raw.append((CODES[kind], *fields))
 
 
-def _part(array: Any, root: Any, whole: Access) -> Access:
-    """The byte range of a view; the whole root when the view covers as many bytes."""
-    if array.nbytes >= root.nbytes:
+def _part(array: Any, root: Any, whole: Reach) -> Reach:
+    """The byte range of a view; the whole root when the view has as many bytes."""
+    if array.nbytes == root.nbytes:
         return whole
+    if not array.size:
+        return whole[0], 0, 0
     low = address_of(array) - address_of(root)
-    high = low + (array.itemsize if array.size else 0)
+    high = low + array.itemsize
     for count, step in zip(array.shape, array.strides, strict=True):
         if count > 1 and step < 0:
             low += (count - 1) * step
         elif count > 1:
             high += (count - 1) * step
-    return Access(whole.tensor, max(low, 0), max(0, min(high, root.nbytes)))
+    low = min(max(low, 0), root.nbytes)  # memory of others may have gaps that nbytes leaves out
+    return whole[0], low, max(low, min(high, root.nbytes))
 
 
 def address_of(array: Any) -> int:
@@ -310,39 +331,39 @@ def paused() -> Iterator[None]:
 class Measured:
     """One operation being measured: its own seconds, without those of operations inside it.
 
-    ``workspace_bytes`` is the traced peak above what was there before and the arrays that the
-    operation made; None when time is measured instead.
+    ``workspace_bytes`` is the traced peak, that of operations inside it included, above what was
+    left when the operation returned; None when time is measured instead.
     """
 
-    __slots__ = ("_base", "_outer", "_start", "_state", "seconds")
+    __slots__ = ("_outer", "_outer_peak", "_start", "_state", "seconds", "workspace_bytes")
 
     def __init__(self) -> None:
         self._state = state = _local.state
         self._outer = state.nested_seconds
         state.nested_seconds = 0.0
         state.depth += 1
-        self._base = -1
+        self._outer_peak = -1
         self.seconds: float | None = None
+        self.workspace_bytes: int | None = None
         if state.traced:
+            self._outer_peak = max(state.peak_bytes, get_traced_memory()[1])
+            state.peak_bytes = 0
             reset_peak()
-            self._base = get_traced_memory()[0]
         self._start = perf_counter()
 
     def stop(self) -> None:
         """The operation has returned; what follows is recording."""
         own = perf_counter() - self._start - self._state.nested_seconds
-        if self._base < 0:
+        if self._outer_peak < 0:
             self.seconds = own if own > 0.0 else 0.0
-
-    def workspace_bytes(self, made_bytes: Callable[[], int]) -> int | None:
-        """Workspace of an operation that left so many bytes of new arrays behind."""
-        if self._base < 0:
-            return None
-        peak = get_traced_memory()[1]
-        return max(0, peak - self._base - made_bytes())
+        else:
+            left, peak = get_traced_memory()
+            self.workspace_bytes = max(0, peak - left, self._state.peak_bytes - left)
 
     def close(self) -> None:
         """Hand the time of this operation and of its recording to the enclosing one."""
         state = self._state
         state.depth -= 1
         state.nested_seconds = self._outer + perf_counter() - self._start
+        if self._outer_peak >= 0:
+            state.peak_bytes = max(state.peak_bytes, self._outer_peak)

@@ -103,8 +103,8 @@ class Mark(NamedTuple):
 
 
 Event = Alloc | Free | Op | Hint | Mark
-_CODES: dict[type, str] = {Alloc: "alloc", Free: "free", Op: "op", Hint: "hint", Mark: "mark"}
-_TYPES = {code: kind for kind, code in _CODES.items()}
+CODES: dict[type, str] = {Alloc: "alloc", Free: "free", Op: "op", Hint: "hint", Mark: "mark"}
+_TYPES = {code: kind for kind, code in CODES.items()}
 
 
 class Lifetime(NamedTuple):
@@ -218,7 +218,7 @@ class Trace:
         header = {"format": FORMAT, "version": VERSION, "backend": self.backend}
         yield json.dumps({**header, "meta": dict(self.meta)}) + "\n"
         for event in self.events:
-            yield json.dumps([_CODES[type(event)], *event], separators=(",", ":")) + "\n"
+            yield json.dumps([CODES[type(event)], *event], separators=(",", ":")) + "\n"
         yield json.dumps(["end", len(self.events)]) + "\n"
 
     @classmethod
@@ -299,17 +299,21 @@ def _decode(line: bytes) -> Event | int:
     code, *fields = value
     if code == "end" and len(fields) == 1 and type(fields[0]) is int:
         return fields[0]
-    kind = _TYPES.get(code)
-    if kind is None:
+    if code not in _TYPES:
         raise TraceError(f"there is no event {code!r}")
     try:
-        event: Event = kind(*fields)
-        if isinstance(event, Op):
-            return event._replace(reads=_accesses(event.reads), writes=_accesses(event.writes))
-        if isinstance(event, Hint):
-            return event._replace(accesses=_accesses(event.accesses))
+        return decode(code, *fields)
     except TypeError as error:
         raise TraceError(f"{code!r} has other fields: {error}") from error
+
+
+def decode(code: str, *fields: Any) -> Event:
+    """The event of a kind's name and plain fields, as a file and a recorder keep it."""
+    event: Event = _TYPES[code](*fields)
+    if isinstance(event, Op):
+        return event._replace(reads=_accesses(event.reads), writes=_accesses(event.writes))
+    if isinstance(event, Hint):
+        return event._replace(accesses=_accesses(event.accesses))
     return event
 
 

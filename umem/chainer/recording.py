@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import chainer
@@ -21,8 +20,8 @@ import numpy as np
 from chainer import _backprop_utils, function_node, optimizer
 
 from umem.chainer.flops import Estimator, estimator
-from umem.recorder import Measured, Recorder, active
-from umem.trace import Access, Mark, Op
+from umem.recorder import Measured, Reach, Recorder, active
+from umem.trace import Mark
 
 _PLAIN = frozenset((int, float, bool, str, type(None), np.dtype, type))
 _OWN = frozenset((
@@ -99,7 +98,6 @@ def _emit_apply(
     ins = [x._data[0] if isinstance(x, chainer.Variable) else x for x in inputs]
     outs = [y._data[0] for y in outputs]
     held = _arrays_on(func)
-    workspace = measured.workspace_bytes(partial(_new_bytes, recorders[-1], outs, held))
     flops, traffic = kind.estimate(func, ins, outs)
     for recorder in recorders:
         known, access = recorder.known, recorder.access
@@ -113,27 +111,27 @@ def _emit_apply(
             _add_held(recorder, name, held, before, reads, writes)
         _emit(
             recorder, name, phase, reads, writes, flops, traffic, kind.pattern,
-            measured.seconds, workspace,
+            measured.seconds, measured.workspace_bytes,
         )  # fmt: skip
 
 
 def _add_held(
     recorder: Recorder, name: str, held: list[tuple[str, Any]], before: tuple[Any, ...],
-    reads: list[Access], writes: list[Access],
+    reads: list[Reach], writes: list[Reach],
 ) -> None:  # fmt: skip
     """Add what the function holds: read if it held it before the call, otherwise written."""
     old = {id(array) for _, array in _arrays_in(("", value) for value in before)}
-    seen = {access.tensor for access in (*reads, *writes)}
+    seen = {access[0] for access in (*reads, *writes)}
     for key, array in held:
         if id(array) in old:
             reads.append(recorder.access(array, "input", f"{name}.{key}", True))
             continue
         access = recorder.access(array, "stash", f"{name}.{key}")
-        if access.tensor not in seen:
+        if access[0] not in seen:
             writes.append(access)
 
 
-def _first_read(recorder: Recorder, x: Any, array: Any, name: str) -> Access:
+def _first_read(recorder: Recorder, x: Any, array: Any, name: str) -> Reach:
     if isinstance(x, chainer.Parameter):
         return recorder.access(array, "parameter", x.name or name, uploaded=True)
     if _backward.depth:  # computed by array code inside a backward method
@@ -181,12 +179,11 @@ def _emit_backprop(
         used += list(func._retained_output_data or ())
         used += [array for _, array in _arrays_on(func)]
         reads = [recorder.known(a) or _first_read(recorder, None, a, name) for a in _present(used)]
-        workspace = measured.workspace_bytes(partial(_total, made))
         writes = [recorder.access(a, "gradient", name) for a in made]
         flops = 2 * sum(a.size for a in made)
         _emit(
             recorder, name, "backward", reads, writes, flops, None, "stream", measured.seconds,
-            workspace,
+            measured.workspace_bytes,
         )  # fmt: skip
 
 
@@ -221,9 +218,6 @@ def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) 
         owned.append(("state", f"{name}.fp32", full.array))
     state = {key: v for key, v in (rule.state or {}).items() if _is_array(v)}
     owned += [("state", f"{name}.{key}", v) for key, v in state.items()]
-    workspace = measured.workspace_bytes(
-        lambda: sum(v.nbytes for v in state.values() if recorder.known(v) is None)
-    )
     writes = [
         recorder.access(array, kind, label, uploaded=kind == "parameter")
         for kind, label, array in owned
@@ -233,8 +227,9 @@ def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) 
         reads.append(recorder.access(param.grad, "gradient", param.name or name))
     flops = 2 * param.size * (1 + 2 * len(state))
     _emit(
-        recorder, name, "update", reads, writes, flops, None, "stream", measured.seconds, workspace
-    )
+        recorder, name, "update", reads, writes, flops, None, "stream", measured.seconds,
+        measured.workspace_bytes,
+    )  # fmt: skip
 
 
 def _recorded_step(original: Any) -> Any:
@@ -250,7 +245,7 @@ def _recorded_step(original: Any) -> Any:
 
 
 def _emit(
-    recorder: Recorder, name: str, phase: str, reads: list[Access], writes: list[Access],
+    recorder: Recorder, name: str, phase: str, reads: list[Reach], writes: list[Reach],
     flops: int, traffic: int | None, pattern: str, seconds: float | None, workspace: int | None,
 ) -> None:  # fmt: skip
     if traffic is None:
@@ -259,10 +254,9 @@ def _emit(
             traffic += stop - start
         for _, start, stop in writes:
             traffic += stop - start
-    fields = (
-        name, phase, tuple(reads), tuple(writes), flops, traffic, pattern, seconds, workspace,
-    )  # fmt: skip
-    recorder.emit(tuple.__new__(Op, fields))
+    recorder.emit_op(
+        (name, phase, tuple(reads), tuple(writes), flops, traffic, pattern, seconds, workspace)
+    )
 
 
 class _Kind(NamedTuple):
@@ -295,15 +289,6 @@ def _is_array(value: Any) -> bool:
 
 def _present(arrays: Iterable[Any]) -> Iterator[Any]:
     return (array for array in arrays if array is not None)
-
-
-def _total(arrays: list[Any]) -> int:
-    return sum(array.nbytes for array in arrays)
-
-
-def _new_bytes(recorder: Recorder, outs: list[Any], held: list[tuple[str, Any]]) -> int:
-    made = {id(a): a for a in (*_present(outs), *(array for _, array in held))}
-    return sum(a.nbytes for a in made.values() if a.base is None and recorder.known(a) is None)
 
 
 def _arrays_on(func: Any) -> list[tuple[str, Any]]:

@@ -40,7 +40,7 @@ from umem.devices.residency import (
 )
 from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec
 from umem.errors import DeviceError, StateError
-from umem.recorder import Recorder, active, address_of, root_of
+from umem.recorder import Reach, Recorder, active, address_of, root_of
 from umem.trace import Access, Event, Hint
 
 UNMANAGED = Policy("unmanaged")
@@ -158,7 +158,7 @@ class VirtualGPU(Device):
             found = None if self.recorder is None else self.recorder.known(array)
             if found is None:
                 return Location(managed=False)
-            tensor = self.model.tensors[found.tensor]
+            tensor = self.model.tensors[found[0]]
             if not self.model.is_managed(tensor):
                 return Location(managed=False, resident_bytes=array.nbytes)
             parts = [tensor.part(low, high) for _, low, high in _parts(array, found)]
@@ -253,11 +253,11 @@ def _location(residency: Residency, parts: list[Span], nbytes: int) -> Location:
     )
 
 
-def _parts(array: Any, access: Access) -> tuple[Access, ...]:
+def _parts(array: Any, access: Reach) -> tuple[Access, ...]:
     """The exact byte ranges of an array within its tensor; an empty array has an empty one."""
     root = root_of(array)
     if root is array or array.nbytes == root.nbytes or array.size == 0:
-        return (access,)
+        return (Access(*access),)
     offset = address_of(array) - address_of(root)
     spans = byte_ranges(offset, array.shape, array.strides, array.itemsize)
-    return tuple(Access(access.tensor, span.address, span.address + span.nbytes) for span in spans)
+    return tuple(Access(access[0], span.address, span.address + span.nbytes) for span in spans)
