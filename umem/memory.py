@@ -6,26 +6,36 @@ what was there when they end, also by an exception. Arrays may outlive them.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from contextlib import ContextDecorator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, NamedTuple, SupportsIndex
 
 from umem.devices.base import MODES, Device, Policy, Restore
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.devices.virtual import VirtualGPU
-from umem.errors import DeviceError, DeviceNotFoundError, StateError
+from umem.errors import DeviceError, DeviceNotFoundError, StateError, UnsupportedError
 from umem.recorder import Recorder
 from umem.units import format_bytes, parse_bytes
 
 Size = str | SupportsIndex
 
 
+class _Entered(NamedTuple):
+    """A block that this thread is inside of."""
+
+    block: Block
+    device: Device
+    policy: Policy
+    restore: Restore
+
+
 class _Local(threading.local):
     def __init__(self) -> None:
         self.virtual: list[VirtualGPU] = []
-        self.blocks: list[tuple[Device, Policy]] = []
+        self.blocks: list[_Entered] = []
 
 
 _local = _Local()
@@ -79,12 +89,28 @@ class Memory:
         return f"<{self.mode} memory on {self.device.name}{simulated}>"
 
 
-class Block(ContextDecorator):
+class _Decorator(ContextDecorator):
+    """A block that also wraps functions, but none whose body runs after the call returned."""
+
+    def __call__(self, func: Any) -> Any:
+        if any(check(func) for check in _RUN_LATER):
+            raise UnsupportedError(
+                f"{func.__name__} runs after the call that makes it has returned, when the block "
+                "around that call is over: write the block inside it, as a with statement"
+            )
+        return super().__call__(func)
+
+
+_RUN_LATER = (
+    inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction,
+)  # fmt: skip
+
+
+class Block(_Decorator):
     """A block, or a function, whose allocations in this thread come from one mode."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._restores: list[tuple[tuple[Device, Policy], Restore]] = []
 
     def _recreate_cm(self) -> Block:
         return Block(self._policy)
@@ -92,9 +118,7 @@ class Block(ContextDecorator):
     def __enter__(self) -> Memory:
         device = current_device()
         restore = _install(device, self._policy, everywhere=False)
-        entry = (device, self._policy)
-        _local.blocks.append(entry)
-        self._restores.append((entry, restore))
+        _local.blocks.append(_Entered(self, device, self._policy, restore))
         return Memory(device, self._policy)
 
     def __exit__(
@@ -103,15 +127,12 @@ class Block(ContextDecorator):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        entry, restore = self._restores.pop()
-        if not _local.blocks or _local.blocks[-1] is not entry:
-            self._restores.append((entry, restore))
+        if not _local.blocks or _local.blocks[-1].block is not self:
             raise StateError(
                 "blocks of memory are left in the reverse order of entering them, in the thread "
                 "that entered them"
             )
-        _local.blocks.pop()
-        restore()
+        _local.blocks.pop().restore()
 
 
 def managed(limit: Size | None = None, *, prefetch: bool = False) -> Block:
@@ -244,11 +265,11 @@ def follow_chainer() -> None:
 
 
 def _outside_blocks(device: Device, what: str) -> None:
-    if any(entered is device for entered, _ in _local.blocks):
+    if any(entered.device is device for entered in _local.blocks):
         raise StateError(f"umem.{what}() inside a block of umem memory; leave the block first")
 
 
-class virtual_gpu(ContextDecorator):
+class virtual_gpu(_Decorator):
     """Run a block against the model of a GPU: the arithmetic is real, pages and time simulated.
 
     Args:
@@ -256,7 +277,7 @@ class virtual_gpu(ContextDecorator):
         vram: usable VRAM instead of the table's figure, as an int or text ("256MiB").
 
     Entering it gives the `VirtualGPU`, whose ``figures`` stay readable afterwards. What
-    `enable` switched on inside is switched off at the end.
+    `enable` switched on inside is switched off at the end, and blocks left open are over.
 
     Raises:
         UnknownGpuError: no such GPU; the message offers the nearest names.
@@ -289,9 +310,14 @@ class virtual_gpu(ContextDecorator):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        gpu, recorder = self._entered.pop()
+        inside = {id(gpu) for gpu in _local.virtual}
+        if not self._entered or id(self._entered[-1][0]) not in inside:
+            raise StateError("a virtual GPU is left once, in the thread that entered it")
+        gpu, recorder = self._entered[-1]
+        _local.blocks = [entered for entered in _local.blocks if entered.device is not gpu]
         if _enabled is not None and _enabled.device is gpu:
             disable()
+        self._entered.pop()
         _local.virtual.remove(gpu)
         recorder.__exit__(kind, error, traceback)
 
@@ -369,7 +395,7 @@ def status() -> Status:
 
 
 def _active_policy(device: Device) -> Policy | None:
-    for entered, policy in reversed(_local.blocks):
-        if entered is device:
-            return policy
+    for entered in reversed(_local.blocks):
+        if entered.device is device:
+            return entered.policy
     return _enabled.policy if _enabled is not None and _enabled.device is device else None

@@ -1,0 +1,681 @@
+"""Modes of allocation on the virtual GPU: what is in force when, and what every mistake says."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+import umem
+from umem.devices.base import Policy
+from umem.devices.cuda import cuda_reason
+from umem.devices.virtual import VirtualGPU
+from umem.errors import (
+    DeviceError,
+    DeviceNotFoundError,
+    LimitError,
+    OutOfMemoryError,
+    SizeError,
+    StateError,
+    UnknownGpuError,
+    UnsupportedError,
+)
+from umem.memory import current_device
+from umem.units import MIB
+
+UNMANAGED = Policy("unmanaged")
+NO_GPU = pytest.mark.skipif(cuda_reason() is None, reason="there is a CUDA device")
+NOT_SIZES = ["0", "-1GiB", "12 parsecs", "", "nan", True, 1.5, 0, -1, b"1GiB", [], 2**63]
+
+
+@pytest.fixture
+def gpu() -> Iterator[VirtualGPU]:
+    with umem.virtual_gpu("v100-16gb", vram="64MiB") as device:
+        yield device
+
+
+def mib(count: int) -> Any:
+    """An array of so many MiB on the current device."""
+    return current_device().xp.empty(count * MIB, "u1")
+
+
+# -- blocks ------------------------------------------------------------------------------------
+
+
+def test_a_managed_block_holds_more_than_vram(gpu: VirtualGPU) -> None:
+    with umem.managed() as memory:
+        arrays = [memory.xp.ones(30 * MIB, "u1") for _ in range(3)]
+        assert sum(int(a[::MIB].sum()) for a in arrays) == 90
+    assert gpu.figures.peak_bytes >= 90 * MIB
+    assert gpu.figures.resident_peak_bytes <= 64 * MIB
+    assert gpu.figures.migrated_out_bytes > 0
+
+
+def test_unmanaged_memory_ends_where_vram_ends(gpu: VirtualGPU) -> None:
+    held = [mib(30), mib(30)]
+    with pytest.raises(OutOfMemoryError) as caught:
+        mib(30)
+    text = str(caught.value)
+    assert "needs 30.0 MiB for 'empty' array; 60.0 MiB of 64.0 MiB of VRAM in use" in text
+    assert "simulated Tesla V100" in text
+    assert "umem.managed()" in text
+    held.pop()
+    mib(30)
+
+
+def test_hybrid_memory_spills_what_vram_cannot_hold(gpu: VirtualGPU) -> None:
+    with umem.hybrid():
+        a, b = mib(40), mib(40)
+    usage = gpu.usage()
+    assert (usage.reserved_bytes, usage.managed_bytes) == (80 * MIB, 40 * MIB)
+    assert (umem.location(a).managed, umem.location(b).managed) == (False, True)
+
+
+def test_unmanaged_memory_can_be_carved_out_of_a_managed_block(gpu: VirtualGPU) -> None:
+    with umem.managed() as outer:
+        a = mib(1)
+        with umem.unmanaged() as inner:
+            b = mib(1)
+            assert umem.status().mode == "unmanaged"
+        c = mib(1)
+        assert umem.status().mode == "managed"
+    assert [umem.location(x).managed for x in (a, b, c)] == [True, False, True]
+    assert (outer.mode, inner.mode) == ("managed", "unmanaged")
+    assert outer.device is inner.device is gpu
+    assert repr(outer) == "<managed memory on v100-16gb (simulated)>"
+
+
+def test_arrays_outlive_their_block(gpu: VirtualGPU) -> None:
+    with umem.managed():
+        a = mib(2)
+    a += 1
+    assert umem.location(a).managed
+    del a
+    assert gpu.usage().managed_bytes == 2 * MIB  # the pool keeps it
+
+
+@pytest.mark.parametrize("mode", [umem.managed, umem.hybrid, umem.unmanaged])
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, OutOfMemoryError])
+def test_an_exception_restores_what_was_in_force(
+    gpu: VirtualGPU, mode: Callable[[], Any], error: type[BaseException]
+) -> None:
+    with umem.managed(limit="32MiB"):
+        before = gpu.policy
+        with pytest.raises(error), mode():
+            raise error
+        assert gpu.policy is before
+    assert gpu.policy == UNMANAGED
+
+
+def test_a_limit_bounds_what_managed_memory_reserves(gpu: VirtualGPU) -> None:
+    with umem.managed(limit="20MiB"):
+        held = [mib(15)]
+        with pytest.raises(LimitError, match=r"20\.0 MiB.*Raise the limit") as caught:
+            mib(10)
+        assert isinstance(caught.value, MemoryError)
+        held[:] = []
+        held.append(mib(20))
+        with pytest.raises(SizeError, match=r"limit of 10\.0 MiB is below the 20\.0 MiB"):
+            umem.managed(limit="10MiB").__enter__()
+        assert gpu.policy.limit_bytes == 20 * MIB
+    with pytest.raises(SizeError, match="below"), umem.managed(limit=10 * MIB):
+        pass
+    assert gpu.policy == UNMANAGED
+
+
+@pytest.mark.parametrize("size", NOT_SIZES, ids=repr)
+def test_a_limit_that_is_no_size_is_refused_before_anything_changes(
+    gpu: VirtualGPU, size: Any
+) -> None:
+    for make in (umem.managed, umem.hybrid, umem.unmanaged, lambda limit: umem.enable(limit=limit)):
+        with pytest.raises(SizeError, match=r"^limit must be"):
+            make(limit=size)
+    assert gpu.policy == UNMANAGED
+    assert not umem.status().on
+
+
+def test_unknown_modes_and_spills_are_refused(gpu: VirtualGPU) -> None:
+    for mode in ("mangaed", None, [], 3):
+        with pytest.raises(StateError, match="mode must be one of unmanaged, managed, hybrid"):
+            umem.enable(mode)  # type: ignore[arg-type]
+    with pytest.raises(StateError, match="spill must be 'host' or 'migrate'; got 'disk'"):
+        umem.hybrid(spill="disk")  # type: ignore[arg-type]
+
+
+def test_blocks_left_in_the_wrong_order_change_nothing(gpu: VirtualGPU) -> None:
+    outer, inner = umem.managed(), umem.hybrid()
+    outer.__enter__()
+    inner.__enter__()
+    with pytest.raises(StateError, match="reverse order"):
+        outer.__exit__(None, None, None)
+    assert gpu.policy.mode == "hybrid"
+    inner.__exit__(None, None, None)
+    assert gpu.policy.mode == "managed"
+    outer.__exit__(None, None, None)
+    assert gpu.policy == UNMANAGED
+    with pytest.raises(StateError, match="reverse order"):
+        outer.__exit__(None, None, None)
+
+
+def test_one_block_can_be_entered_again_and_inside_itself(gpu: VirtualGPU) -> None:
+    block = umem.managed()
+    for _ in range(2):
+        with block, umem.unmanaged(), block:
+            assert gpu.policy.mode == "managed"
+        assert gpu.policy == UNMANAGED
+
+
+def test_one_block_can_be_entered_by_two_threads_at_once() -> None:
+    block, errors = umem.managed(), []
+    both, one_left = threading.Barrier(2), threading.Event()
+
+    def work(first: bool) -> None:
+        try:
+            with umem.virtual_gpu("t4", "64MiB") as gpu:
+                with block:
+                    both.wait(10)
+                    assert first or one_left.wait(10)
+                    assert gpu.policy.mode == "managed"
+                if first:
+                    one_left.set()
+                assert gpu.policy == UNMANAGED
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in (True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_a_block_concerns_its_thread_and_enable_every_thread(gpu: VirtualGPU) -> None:
+    seen: list[Any] = []
+
+    def look() -> None:
+        thread = threading.Thread(target=lambda: seen.append(gpu.policy.mode))
+        thread.start()
+        thread.join()
+
+    with umem.managed():
+        look()
+    with umem.enable("hybrid"):
+        look()
+    assert seen == ["unmanaged", "hybrid"]
+
+
+def test_a_thread_of_its_own_has_no_virtual_gpu(gpu: VirtualGPU) -> None:
+    if cuda_reason() is None:
+        pytest.skip("there is a CUDA device")
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.append(umem.status()))
+    thread.start()
+    thread.join()
+    assert seen[0].device is None
+
+
+# -- decorators --------------------------------------------------------------------------------
+
+
+def test_a_decorated_function_runs_inside_the_block_each_time(gpu: VirtualGPU) -> None:
+    @umem.managed(limit="32MiB")
+    def mode(depth: int = 0) -> list[str]:
+        """Says what is in force."""
+        found = [gpu.policy.mode]
+        with umem.unmanaged():
+            return found + (mode(depth - 1) if depth else [gpu.policy.mode])
+
+    assert mode() == mode() == ["managed", "unmanaged"]
+    assert mode(2) == ["managed"] * 3 + ["unmanaged"]
+    assert (mode.__name__, mode.__doc__) == ("mode", "Says what is in force.")
+    assert gpu.policy == UNMANAGED
+
+
+def test_decorators_nest_and_survive_exceptions(gpu: VirtualGPU) -> None:
+    @umem.managed()
+    @umem.hybrid()
+    def fail() -> None:
+        assert gpu.policy.mode == "hybrid"
+        raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert gpu.policy == UNMANAGED
+
+
+def test_a_decorated_function_may_run_in_two_threads_at_once(gpu: VirtualGPU) -> None:
+    inside = threading.Barrier(2)
+    seen: list[str] = []
+
+    @umem.virtual_gpu("t4", vram="64MiB")
+    @umem.managed()
+    def work() -> None:
+        inside.wait(10)
+        seen.append(umem.status().mode)
+        inside.wait(10)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == ["managed"] * 2
+
+
+def test_a_virtual_gpu_decorates_a_function_with_a_fresh_one_each_time() -> None:
+    @umem.virtual_gpu("t4", vram="64MiB")
+    def run() -> VirtualGPU:
+        mib(4)
+        device = current_device()
+        assert isinstance(device, VirtualGPU)
+        return device
+
+    first, second = run(), run()
+    assert first is not second
+    assert first.figures.peak_bytes == second.figures.peak_bytes == 4 * MIB
+
+
+@pytest.mark.parametrize("make", [umem.managed, lambda: umem.virtual_gpu("t4")])
+def test_what_runs_after_its_call_cannot_be_decorated(make: Callable[[], Any]) -> None:
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def coroutine() -> None:
+        await asyncio.sleep(0)
+
+    async def both() -> Any:
+        yield 1
+
+    for func in (generator, coroutine, both):
+        with pytest.raises(UnsupportedError, match=f"{func.__name__} runs after the call"):
+            make()(func)
+
+
+def test_a_generator_may_have_a_block_of_its_own(gpu: VirtualGPU) -> None:
+    def batches() -> Iterator[str]:
+        with umem.managed():
+            yield gpu.policy.mode
+
+    assert list(batches()) == ["managed"]
+    assert gpu.policy == UNMANAGED
+
+
+# -- enable and disable ------------------------------------------------------------------------
+
+
+def test_enable_serves_everything_until_disable(gpu: VirtualGPU) -> None:
+    handle = umem.enable(limit="48MiB", prefetch=True)
+    assert gpu.policy == Policy("managed", 48 * MIB, prefetch=True)
+    assert handle.xp is gpu.xp
+    with umem.unmanaged():
+        assert gpu.policy == UNMANAGED
+    assert gpu.policy.mode == "managed"
+    umem.disable()
+    assert gpu.policy == UNMANAGED
+
+
+def test_enable_twice_is_once_with_the_same_arguments_and_an_error_with_others(
+    gpu: VirtualGPU,
+) -> None:
+    handle = umem.enable(limit="48MiB")
+    assert umem.enable(limit=48 * MIB) is handle
+    for arguments in ({}, {"limit": "47MiB"}, {"limit": "48MiB", "prefetch": True},
+                      {"mode": "hybrid", "limit": "48MiB"}):  # fmt: skip
+        with pytest.raises(StateError, match=r"managed memory is enabled.*umem\.disable\(\) first"):
+            umem.enable(**arguments)  # type: ignore[arg-type]
+    assert gpu.policy == Policy("managed", 48 * MIB)
+    umem.disable()
+
+
+def test_disable_without_enable_is_an_error(gpu: VirtualGPU) -> None:
+    for _ in range(2):
+        with pytest.raises(StateError, match=r"nothing is enabled; umem\.enable\(\) comes first"):
+            umem.disable()
+
+
+def test_enable_and_disable_are_refused_inside_a_block(gpu: VirtualGPU) -> None:
+    with umem.managed():
+        with pytest.raises(StateError, match=r"umem\.enable\(\) inside a block"):
+            umem.enable()
+    assert gpu.policy == UNMANAGED
+    umem.enable("hybrid")
+    with umem.managed():
+        with pytest.raises(StateError, match=r"umem\.disable\(\) inside a block"):
+            umem.disable()
+        assert gpu.policy.mode == "managed"
+    assert gpu.policy.mode == "hybrid"
+    umem.disable()
+
+
+def test_an_enable_that_fails_leaves_nothing_on(gpu: VirtualGPU) -> None:
+    with umem.managed():
+        held = mib(20)
+    with pytest.raises(SizeError, match="below"):
+        umem.enable(limit="10MiB")
+    assert gpu.policy == UNMANAGED
+    with pytest.raises(StateError, match="nothing is enabled"):
+        umem.disable()
+    del held
+
+
+def test_a_handle_is_a_context_manager_and_may_be_disabled_before(gpu: VirtualGPU) -> None:
+    with umem.enable() as handle:
+        assert umem.status().on
+    assert not umem.status().on
+    with handle:  # it is over, and stays so
+        assert not umem.status().on
+    with umem.enable():
+        umem.disable()
+        umem.enable("hybrid")
+    assert umem.status().mode == "hybrid"
+    umem.disable()
+    with pytest.raises(ZeroDivisionError), umem.enable():
+        raise ZeroDivisionError
+    assert not umem.status().on
+
+
+# -- the virtual GPU ---------------------------------------------------------------------------
+
+
+def test_enable_inside_a_virtual_gpu_ends_with_it() -> None:
+    with umem.virtual_gpu("t4", vram="64MiB"):
+        umem.enable()
+    with pytest.raises(StateError, match="nothing is enabled"):
+        umem.disable()
+    with umem.virtual_gpu("t4", vram="64MiB") as gpu:
+        assert gpu.policy == UNMANAGED
+
+
+def test_an_inner_virtual_gpu_knows_nothing_of_the_outer_ones_mode(gpu: VirtualGPU) -> None:
+    umem.enable("hybrid")
+    with umem.managed(), umem.virtual_gpu("t4", vram="64MiB") as inner:
+        assert (inner.policy, gpu.policy.mode) == (UNMANAGED, "managed")
+        assert not umem.status().on
+        with pytest.raises(StateError, match="hybrid memory is enabled on v100-16gb"):
+            umem.enable("managed")
+    assert umem.status().mode == "hybrid"
+    umem.disable()
+
+
+def test_a_virtual_gpu_can_be_entered_again_and_leaves_by_an_exception() -> None:
+    block = umem.virtual_gpu("t4", vram="64MiB")
+    with block as first:
+        mib(4)
+        with block as second:
+            assert current_device() is second
+        assert current_device() is first
+    with pytest.raises(ZeroDivisionError), block:
+        raise ZeroDivisionError
+    assert first.figures.peak_bytes == 4 * MIB
+    assert second.figures.peak_bytes == 0
+
+
+def test_a_virtual_gpu_left_with_a_block_open_ends_the_block() -> None:
+    gpu, block = umem.virtual_gpu("t4", vram="64MiB"), umem.managed()
+    gpu.__enter__()
+    umem.enable("hybrid")
+    block.__enter__()
+    gpu.__exit__(None, None, None)
+    with pytest.raises(StateError, match="reverse order"):
+        block.__exit__(None, None, None)
+    with pytest.raises(StateError, match="left once"):
+        gpu.__exit__(None, None, None)
+    with pytest.raises(StateError, match="nothing is enabled"):
+        umem.disable()
+
+
+def test_a_virtual_gpu_is_left_by_the_thread_that_entered_it() -> None:
+    block = umem.virtual_gpu("t4", vram="64MiB")
+    caught: list[BaseException] = []
+
+    def leave() -> None:
+        try:
+            block.__exit__(None, None, None)
+        except StateError as error:
+            caught.append(error)
+
+    with block:
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+        assert caught
+        assert umem.status().device == "t4"
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("v100", "v100-16gb or v100-32gb"), ("a100", "a100-40gb or a100-80gb"),
+     ("rtx4090", "rtx-4090"), ("V100 16 GB", "v100-16gb"), ("h100", "h100-pcie or h100-sxm")],
+)  # fmt: skip
+def test_an_unknown_gpu_is_told_the_nearest_names(name: str, near: str) -> None:
+    with pytest.raises(UnknownGpuError, match=f"no GPU named '{name}'; did you mean.*") as caught:
+        umem.virtual_gpu(name)
+    assert all(known in str(caught.value) for known in near.split(" or "))
+    assert isinstance(caught.value, KeyError)
+
+
+def test_a_name_like_no_other_is_told_all_of_them() -> None:
+    with pytest.raises(UnknownGpuError, match=r"known: .*v100-16gb.*jetson"):
+        umem.virtual_gpu("zzzzzz")
+    for name in ("", None, 3, b"t4"):
+        with pytest.raises(UnknownGpuError):
+            umem.virtual_gpu(name)  # type: ignore[arg-type]
+
+
+def test_names_are_read_kindly() -> None:
+    for name in ("V100_16GB", "v100-16", "Jetson", " T4 "):
+        umem.virtual_gpu(name)
+
+
+@pytest.mark.parametrize("size", [*NOT_SIZES, "1MiB", 2 * MIB - 1], ids=repr)
+def test_vram_that_is_no_size_or_less_than_a_block_is_refused_at_once(size: Any) -> None:
+    with pytest.raises(SizeError):
+        umem.virtual_gpu("t4", vram=size)
+
+
+def test_one_block_of_vram_is_enough_for_managed_memory() -> None:
+    with umem.virtual_gpu("t4", vram="2MiB") as gpu, umem.managed() as memory:
+        a = memory.xp.ones(5 * MIB, "u1")
+        assert int((a + 1)[::MIB].sum()) == 10
+    assert gpu.figures.resident_peak_bytes == 2 * MIB
+
+
+def test_a_jetson_refuses_what_it_cannot_oversubscribe() -> None:
+    with umem.virtual_gpu("jetson-orin-64gb", vram="64MiB") as gpu:
+        for enter in (umem.managed().__enter__, umem.hybrid().__enter__, umem.enable):
+            with pytest.raises(DeviceError, match=r"cannot serve .* memory: .*shares its memory"):
+                enter()
+            assert gpu.policy == UNMANAGED
+        with umem.unmanaged():
+            mib(4)
+        assert "refused: Jetson" in str(umem.status())
+        assert not umem.status().on
+
+
+# -- no device ---------------------------------------------------------------------------------
+
+
+@NO_GPU
+@pytest.mark.parametrize(
+    "call",
+    [umem.enable, umem.managed().__enter__, umem.hybrid().__enter__, umem.unmanaged().__enter__,
+     lambda: umem.prefetch(np.ones(3)), lambda: umem.advise(np.ones(3), "read_mostly"),
+     lambda: umem.preset(np.ones(3), "streaming"), lambda: umem.location(np.ones(3))],
+)  # fmt: skip
+def test_without_a_device_both_ways_out_are_named(call: Callable[[], Any]) -> None:
+    with pytest.raises(DeviceNotFoundError, match="no CUDA device") as caught:
+        call()
+    text = str(caught.value)
+    assert re.search(r"pip install 'umem\[cuda12\]' or 'umem\[cuda13\]'", text)
+    assert 'with umem.virtual_gpu("v100-16gb")' in text
+    assert isinstance(caught.value, RuntimeError)
+
+
+@NO_GPU
+def test_without_a_device_a_decorated_function_never_runs() -> None:
+    @umem.managed()
+    def run() -> None:
+        raise AssertionError
+
+    with pytest.raises(DeviceNotFoundError):
+        run()
+
+
+@NO_GPU
+def test_status_without_a_device_says_why_and_never_raises() -> None:
+    status = umem.status()
+    assert (status.on, status.device, status.reserved_bytes) == (False, None, None)
+    assert "no CUDA device" in str(status)
+
+
+# -- status ------------------------------------------------------------------------------------
+
+
+def test_status_says_what_is_on_and_how_much_it_holds(gpu: VirtualGPU) -> None:
+    assert umem.status().mode == "unmanaged"
+    assert not umem.status().on
+    with umem.managed(limit="128MiB"):
+        a = mib(96)
+        a.fill(1)
+        status = umem.status()
+    assert (status.on, status.mode, status.limit_bytes) == (True, "managed", 128 * MIB)
+    assert (status.reserved_bytes, status.managed_bytes) == (96 * MIB, 96 * MIB)
+    assert (status.vram_bytes, status.factor) == (64 * MIB, 1.5)
+    assert status.resident_bytes == 64 * MIB
+    text = str(status)
+    for part in ("managed, limit 128.0 MiB", "v100-16gb (simulated)", "1.50", "64.0 MiB (simul",
+                 "faults (simulated)"):  # fmt: skip
+        assert part in text
+    assert max(map(len, text.splitlines())) <= 80
+    del a
+
+
+# -- any nesting -------------------------------------------------------------------------------
+
+LIMITS = st.sampled_from([None, 8 * MIB, "16MiB", "1GiB"])
+MODES = st.sampled_from(["unmanaged", "managed", "hybrid"])
+
+
+class Nesting(RuleBasedStateMachine):
+    """Random nestings against a list of what ought to be in force."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outside = umem.virtual_gpu("t4", vram="64MiB")
+        self.gpu = self.outside.__enter__()
+        self.enabled: Policy | None = None
+        self.entered: list[tuple[Any, Policy]] = []
+
+    def teardown(self) -> None:
+        while self.entered:
+            self.entered.pop()[0].__exit__(None, None, None)
+        self.outside.__exit__(None, None, None)
+
+    @property
+    def expected(self) -> Policy:
+        return self.entered[-1][1] if self.entered else self.enabled or UNMANAGED
+
+    @staticmethod
+    def policy(mode: Any, limit: Any) -> Policy:
+        nbytes = 16 * MIB if limit == "16MiB" else 1024 * MIB if limit == "1GiB" else limit
+        return Policy(mode, nbytes)
+
+    @rule(mode=MODES, limit=LIMITS)
+    def enable(self, mode: Any, limit: Any) -> None:
+        policy = self.policy(mode, limit)
+        wrong = self.enabled != policy if self.enabled else bool(self.entered)
+        if wrong:
+            with pytest.raises(StateError):
+                umem.enable(mode, limit=limit)
+        else:
+            umem.enable(mode, limit=limit)
+            self.enabled = policy
+
+    @rule()
+    def disable(self) -> None:
+        if self.enabled is None or self.entered:
+            with pytest.raises(StateError):
+                umem.disable()
+        else:
+            umem.disable()
+            self.enabled = None
+
+    @rule(mode=MODES, limit=LIMITS)
+    def enter(self, mode: Any, limit: Any) -> None:
+        block = getattr(umem, mode)(limit)
+        block.__enter__()
+        self.entered.append((block, self.policy(mode, limit)))
+
+    @precondition(lambda self: self.entered)
+    @rule()
+    def enter_the_same_again(self) -> None:
+        block, policy = self.entered[-1]
+        block.__enter__()
+        self.entered.append((block, policy))
+
+    @precondition(lambda self: self.entered)
+    @rule(error=st.sampled_from([None, ZeroDivisionError]))
+    def leave(self, error: Any) -> None:
+        block, _ = self.entered.pop()
+        assert not block.__exit__(error, error and error(), None)
+
+    @precondition(lambda self: len({id(block) for block, _ in self.entered}) > 1)
+    @rule()
+    def leave_the_wrong_one(self) -> None:
+        last = self.entered[-1][0]
+        other = next(block for block, _ in reversed(self.entered) if block is not last)
+        with pytest.raises(StateError):
+            other.__exit__(None, None, None)
+
+    @rule(size=st.sampled_from(["0", "-1GiB", True, 1.5]), mode=MODES)
+    def refuse(self, size: Any, mode: Any) -> None:
+        with pytest.raises(SizeError):
+            umem.enable(mode, limit=size)
+        with pytest.raises(SizeError):
+            getattr(umem, mode)(size)
+
+    @rule(mode=MODES, limit=LIMITS, fails=st.booleans())
+    def call_a_decorated_function(self, mode: Any, limit: Any, fails: bool) -> None:
+        @getattr(umem, mode)(limit)
+        def run() -> Policy:
+            if fails:
+                raise ZeroDivisionError
+            return self.gpu.policy
+
+        if fails:
+            with pytest.raises(ZeroDivisionError):
+                run()
+        else:
+            assert run() == self.policy(mode, limit)
+
+    @rule()
+    def look_inside_another_virtual_gpu(self) -> None:
+        with umem.virtual_gpu("t4", vram="8MiB") as inner:
+            assert inner.policy == UNMANAGED
+            assert not umem.status().on
+
+    @invariant()
+    def what_is_in_force_is_what_was_asked_for(self) -> None:
+        assert self.gpu.policy == self.expected
+        status = umem.status()
+        assert status.on == bool(self.entered or self.enabled)
+        assert (status.mode, status.limit_bytes) == (self.expected.mode, self.expected.limit_bytes)
+
+    @invariant()
+    def memory_comes_from_where_it_should(self) -> None:
+        array = self.gpu.xp.empty(1000, "u1")
+        assert umem.location(array).managed == (self.expected.mode == "managed")
+
+
+TestNesting = Nesting.TestCase
+TestNesting.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
