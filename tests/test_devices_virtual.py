@@ -171,6 +171,18 @@ def test_memory_that_prefers_the_host_is_read_over_the_bus() -> None:
     assert machine.model.driver.resident_count == 0 and machine.model.figures.fault_count == 0
 
 
+def test_memory_on_the_host_that_is_read_and_written_crosses_the_bus_twice() -> None:
+    machine = Machine(8)
+    machine.alloc(0, 4 * BLOCK)
+    machine.alloc(1, 2 * BLOCK)
+    for tensor in (0, 1):
+        machine.hint("preferred_location", tensor, "cpu")
+    synchronized(machine)
+    expected = LAUNCH + (4 + 2) * BLOCK / (0.9 * 20e9) + 4 * BLOCK / (0.9 * 10e9)
+    assert machine.op(reads=(1, 0), writes=(0,)) == near(expected)
+    assert machine.model.figures.remote_bytes == 10 * BLOCK
+
+
 def test_a_part_of_a_block_costs_its_bytes_over_the_bus_and_a_block_in_vram() -> None:
     machine = Machine(8)
     machine.alloc(0, 4 * BLOCK)

@@ -27,6 +27,8 @@ class Clock:
         self.link_seconds = 0.0
         self.compute_seconds = 0.0
         self.stall_seconds = 0.0
+        self._flop_rate = costs.compute_efficiency * spec.fp32_rate
+        self._byte_rate = costs.memory_efficiency * spec.memory_bandwidth
         self._block_in = _seconds(BLOCK_BYTES, spec.host_in_bandwidth)
         self._block_out = _seconds(BLOCK_BYTES, spec.host_out_bandwidth)
 
@@ -48,18 +50,17 @@ class Clock:
         ``ready_seconds`` is when the last prefetch it must wait for is done.
         """
         start = max(self.device_seconds, self.host_seconds, ready_seconds)
-        compute = max(
-            flops / (self._costs.compute_efficiency * self._spec.fp32_rate),
-            traffic_bytes / (self._costs.memory_efficiency * self._spec.memory_bandwidth),
-        )
-        stall = remote_seconds + self._fault_seconds(moves, pattern)
-        if stall:
-            start = max(start, self.link_seconds)
+        compute = max(flops / self._flop_rate, traffic_bytes / self._byte_rate)
         self.compute_seconds += compute
+        stall = remote_seconds
+        if moves.migrated_in or moves.populated or moves.migrated_out:
+            stall += self._fault_seconds(moves, pattern)
+        if not stall:
+            self.device_seconds = start + compute
+            return
         self.stall_seconds += stall
-        self.device_seconds = start + compute + stall
-        if stall:
-            self.link_seconds = self.device_seconds
+        self.device_seconds = max(start, self.link_seconds) + compute + stall
+        self.link_seconds = self.device_seconds
 
     def free(self, block_count: int) -> None:
         """Blocks go back to the driver: the host waits for the GPU, as ``cudaFree`` does."""

@@ -91,7 +91,7 @@ class Model:
             OutOfMemoryError: an allocation or a workspace does not fit; it was not made.
         """
         with self.lock:
-            if isinstance(event, Op):
+            if type(event) is Op:
                 self._on_op(event)
             elif isinstance(event, Alloc):
                 self._on_alloc(event)
@@ -138,29 +138,34 @@ class Model:
         moves = Moves()
         # What is both read and written is walked once.
         reads = [access for access in op.reads if access not in op.writes]
-        read_bytes, read_ready = self._touch_all(reads, False, moves)
-        written_bytes, write_ready = self._touch_all(op.writes, True, moves)
+        read_bytes, _, read_ready = self._touch_all(reads, (), False, moves)
+        written_bytes, both_bytes, write_ready = self._touch_all(op.writes, op.reads, True, moves)
         if workspace is not None and self.is_managed(workspace):
             blocks = covered(workspace.part(0, workspace.nbytes))
             self.driver.residency.touch(*blocks, write=True, moves=moves)
-        self.counters.hold_vram(self.driver.resident_count)
         self.counters.moves.add(moves)
         self.counters.fault_count += moves.migrated_in + moves.populated
         remote = 0.0
         if read_bytes or written_bytes:
-            remote = self._remote_seconds(op, read_bytes, written_bytes)
+            remote = self._remote_seconds(op, read_bytes + both_bytes, written_bytes)
         ready = max(read_ready, write_ready)
         self.clock.run(op.flops, op.traffic_bytes, remote, moves, op.pattern, ready)
         if workspace is not None and workspace.pool is not None:
+            self.counters.hold_vram(self.driver.resident_count)
             workspace.pool.free(workspace.span)
 
     def _touch_all(
-        self, accesses: Iterable[Access], write: bool, moves: Moves
-    ) -> tuple[float, float]:
-        """Touch every access; returns the bytes that lie on the host, and when all is there."""
-        remote_bytes = ready = 0.0
+        self, accesses: Iterable[Access], reads: tuple[Access, ...], write: bool, moves: Moves
+    ) -> tuple[float, float, float]:
+        """Touch every access; when is all there?
+
+        Returns the bytes that lie on the host, those of them that are also in ``reads``, and
+        when the last prefetch that they need is done.
+        """
+        remote_bytes = both_bytes = ready = 0.0
         tensors, touch = self.tensors, self.driver.residency.touch
-        for tensor_id, low, high in accesses:
+        for access in accesses:
+            tensor_id, low, high = access
             tensor = tensors[tensor_id]
             if high <= low or not tensor.managed:
                 continue
@@ -171,8 +176,10 @@ class Model:
             remote = moves.remote
             touch(start, stop, write=write, moves=moves)
             if moves.remote != remote:
-                remote_bytes += (high - low) * (moves.remote - remote) / (stop - start)
-        return remote_bytes, ready
+                part = (high - low) * (moves.remote - remote) / (stop - start)
+                remote_bytes += part
+                both_bytes += part if access in reads else 0
+        return remote_bytes, both_bytes, ready
 
     def _remote_seconds(self, op: Op, read_bytes: float, written_bytes: float) -> float:
         self.counters.remote_bytes += round(read_bytes + written_bytes)

@@ -206,7 +206,7 @@ class Residency:
 
         Without ``keep_host`` the copies collapse, also those of blocks that are there already.
         """
-        if stop - start <= FEW and self.capacity and not refresh:
+        if stop - start <= FEW <= self.capacity and not refresh:
             self._bring_in_few(start, stop, moves, keep_host)
             return
         resident, capacity = self.resident, self.capacity
@@ -236,37 +236,39 @@ class Residency:
     def _bring_in_few(self, start: int, stop: int, moves: Moves, keep_host: bool) -> None:
         """The same, block by block: cheaper than slices of the tables where these are short.
 
-        One long function, because this is where a run on a virtual GPU spends its time.
+        VRAM must have room for the whole range, so that it never evicts its own start. One long
+        function, because this is where a run on a virtual GPU spends its time.
         """
         resident, host, stamps, queue = self.resident, self.host, self._stamps, self._queue
-        count, capacity, stamp = self.count, self.capacity, self._stamp
-        migrated_out = migrated_in = populated = 0
+        count, capacity = self.count, self.capacity
+        self._stamp = stamp = self._stamp + 1
+        first = end = old = migrated_in = populated = migrated_out = 0
         for block in range(start, stop):
             if resident[block]:
                 if not keep_host:
                     host[block] = 0
                 continue
             while count >= capacity:
-                first, end, old = queue.popleft()
-                if end - first > 1:
-                    queue.appendleft((first + 1, end, old))
+                if first == end:
+                    first, end, old = queue.popleft()
                 if stamps[first] == old:
                     if not host[first]:
                         migrated_out += 1
                         host[first] = 1
                     resident[first] = 0
                     count -= 1
+                first += 1
             if not host[block]:
                 populated += 1
             else:
                 migrated_in += 1
                 if not keep_host:
                     host[block] = 0
-            stamp += 1
             resident[block] = 1
             stamps[block] = stamp
             count += 1
-            queue.append((block, block + 1, stamp))
+        if first != end:
+            queue.appendleft((first, end, old))
         came = migrated_in + populated
         moves.hit += stop - start - came
         moves.migrated_in += migrated_in
@@ -274,7 +276,8 @@ class Residency:
         if count != self.count + came:
             moves.migrated_out += migrated_out
             moves.dropped += self.count + came - count - migrated_out
-        self.count, self._stamp = count, stamp
+        self.count = count
+        queue.append((start, stop, stamp))
         if len(queue) > 2 * count + 1000:
             self._forget_stale()
 
