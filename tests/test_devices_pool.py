@@ -471,6 +471,6 @@ class PoolAndDevice(RuleBasedStateMachine):
 
 
 PoolAndDevice.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None
+    max_examples=300, stateful_step_count=40, deadline=None
 )
 TestPoolAndDevice = PoolAndDevice.TestCase

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +23,7 @@ from umem.devices.residency import (
     Residency,
 )
 
+ROOT = Path(__file__).resolve().parents[1]
 BLOCK_COUNT = 14
 COUNTERS = (
     "hit", "migrated_in", "populated", "migrated_out", "dropped", "prefetched_out", "discarded",
@@ -116,7 +122,7 @@ def orders(*, advised: bool) -> st.SearchStrategy[tuple[str, range, object]]:
     return touch | touch | touch | moves | shrink | hints | hints
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(capacity=st.integers(0, 9), steps=st.lists(orders(advised=False), max_size=40))
 def test_without_advice_every_block_is_where_the_oracle_has_it(
     capacity: int, steps: list[tuple[str, range, object]]
@@ -127,7 +133,7 @@ def test_without_advice_every_block_is_where_the_oracle_has_it(
     pair.compare_eviction_order()
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=1200, deadline=None)
 @given(capacity=st.integers(0, 9), steps=st.lists(orders(advised=True), max_size=40))
 def test_with_advice_every_block_is_where_the_oracle_has_it(
     capacity: int, steps: list[tuple[str, range, object]]
@@ -353,3 +359,16 @@ def test_an_empty_range_moves_nothing() -> None:
     residency.touch(0, 4, write=True)
     assert residency.touch(2, 2, write=True) == Moves()
     assert residency.prefetch(2, 2) == residency.discard(2, 2) == residency.release(2, 2) == Moves()
+
+
+def test_the_benchmark_of_it_runs(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "residency.py"), "--quick", "--json", str(path)],
+        capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads(path.read_text())
+    assert report["bench"] == "residency" and len(report["rows"]) == 16
+    assert all(len(row["touches_per_second"]) == 2 for row in report["rows"])
