@@ -35,19 +35,22 @@ def arrays_in(x: Any) -> Iterator[Any]:
     """The arrays in ``x``, each once, in a stable order.
 
     Raises:
-        HintError: something in it holds no arrays.
+        HintError: something in it holds no arrays, or a container holds itself.
     """
-    seen: set[int] = set()
-    for array in _walk(x):
-        if id(array) not in seen:
-            seen.add(id(array))
-            yield array
+    seen: dict[int, Any] = {}  # holds the arrays, so that no id is used twice
+    try:
+        for array in _walk(x):
+            if id(array) not in seen:
+                seen[id(array)] = array
+                yield array
+    except RecursionError:
+        raise HintError("containers are nested too deeply, or hold themselves") from None
 
 
 def _walk(x: Any) -> Iterator[Any]:
     if x is None:
         return
-    if isinstance(x, np.ndarray) or hasattr(x, "__cuda_array_interface__"):
+    if _is_array(x):
         yield x
     elif isinstance(x, Mapping):
         for value in x.values():
@@ -59,8 +62,9 @@ def _walk(x: Any) -> Iterator[Any]:
         yield from _walk_optimizer(x)
     elif hasattr(x, "params") and hasattr(x, "namedparams"):
         yield from _walk_link(x)
-    elif hasattr(x, "array") and hasattr(x, "grad"):
-        yield from (value for value in (x.array, x.grad) if value is not None)
+    elif hasattr(x, "array") and hasattr(type(x), "grad"):
+        grad = x.grad if getattr(x, "_grad_valid", True) else None  # Chainer would raise
+        yield from (value for value in (x.array, grad) if value is not None)
     elif hasattr(x, "indptr") and hasattr(x, "indices"):
         yield from (x.data, x.indices, x.indptr)
     else:
@@ -73,17 +77,24 @@ def _walk_link(link: Any) -> Iterator[Any]:
     for part in link.links():
         for name in getattr(part, "_persistent", ()):
             value = getattr(part, name)
-            if isinstance(value, np.ndarray) or hasattr(value, "__cuda_array_interface__"):
+            if _is_array(value):
                 yield value
 
 
 def _walk_optimizer(optimizer: Any) -> Iterator[Any]:
-    """The state of each parameter, which is what only the update reads."""
+    """What only the update reads: the state of each parameter, and its copy in float32."""
+    if optimizer.target is None:
+        raise HintError(f"{type(optimizer).__name__} has no model yet; call its setup(model) first")
     for param in optimizer.target.params(include_uninit=False):
+        copy = getattr(param.update_rule, "_fp32_param", None)
+        if copy is not None and copy.array is not None:
+            yield copy.array
         state = getattr(param.update_rule, "state", None) or {}
-        for value in state.values():
-            if isinstance(value, np.ndarray) or hasattr(value, "__cuda_array_interface__"):
-                yield value
+        yield from (value for value in state.values() if _is_array(value))
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, np.ndarray) or hasattr(x, "__cuda_array_interface__")
 
 
 def prefetch(
@@ -156,7 +167,7 @@ def preset(x: Any, name: Preset, *, unset: bool = False, strict: bool = False) -
     Raises:
         HintError: unknown preset; see `advise`.
     """
-    if name not in PRESETS:
+    if name not in tuple(PRESETS):  # whatever it is, also what cannot be hashed
         raise HintError(f"preset must be one of {', '.join(PRESETS)}; got {name!r}")
     reached = [
         advise(x, advice, "cpu" if place == "cpu" else None, unset=unset, strict=strict)
