@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from umem.devices.clock import Clock
-from umem.devices.residency import Moves
+from umem.devices.moves import Moves
 from umem.devices.specs import COSTS, GPUS, GpuSpec, gpu_spec
 from umem.errors import UnknownGpuError
 

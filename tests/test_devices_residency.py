@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_um import Oracle
 
+from umem.devices.moves import Moves
 from umem.devices.residency import (
     ACCESSED_BY_GPU,
     PREFER_GPU,
     PREFER_HOST,
     READ_MOSTLY,
-    Moves,
     Residency,
 )
 

@@ -144,6 +144,18 @@ def test_a_prefetch_beside_the_work_hides_and_its_user_waits_for_it() -> None:
     assert machine.model.clock.device_seconds == near(arrives + 200 * US)
 
 
+def test_writing_waits_for_a_prefetch_too() -> None:
+    machine = Machine(8)
+    machine.alloc(0, 4 * BLOCK)
+    machine.op(writes=(0,))
+    machine.hint("prefetch", 0, "cpu")
+    synchronized(machine)
+    start = machine.seconds
+    machine.hint("prefetch", 0, 0, overlap=True)
+    machine.op(writes=(0,))
+    assert machine.seconds == near(start + LAUNCH + 4 * (BLOCK_IN + 10 * US))
+
+
 def test_a_long_operation_hides_a_prefetch_wholly() -> None:
     machine = Machine(8)
     machine.alloc(0, 4 * BLOCK)

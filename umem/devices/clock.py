@@ -13,7 +13,7 @@ compute other than prefetches.
 from __future__ import annotations
 
 from umem.devices.base import BLOCK_BYTES
-from umem.devices.residency import Moves
+from umem.devices.moves import Moves
 from umem.devices.specs import Costs, GpuSpec
 
 

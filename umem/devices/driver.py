@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Literal
 
 from umem.devices.base import BLOCK_BYTES, Policy, Span
+from umem.devices.moves import Moves
 from umem.devices.pool import Pool, UncachedPool
-from umem.devices.residency import ACCESSED_BY_GPU, PREFER_HOST, Moves, Residency
+from umem.devices.residency import ACCESSED_BY_GPU, PREFER_HOST, Residency
 from umem.errors import OutOfMemoryError, SizeError
 from umem.units import format_bytes
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from umem.devices.base import BLOCK_BYTES
 from umem.devices.clock import Clock
-from umem.devices.residency import Moves
+from umem.devices.moves import Moves
 
 SAMPLE_LIMIT = 20_000
 

@@ -14,6 +14,7 @@ from umem.devices.base import BLOCK_BYTES, Place, Policy, Span
 from umem.devices.clock import Clock
 from umem.devices.driver import Driver, covered, half_covered, wholly_covered
 from umem.devices.figures import Counters, Figures
+from umem.devices.moves import Moves
 from umem.devices.pool import Pool
 from umem.devices.residency import (
     ACCESSED_BY_GPU,
@@ -21,7 +22,6 @@ from umem.devices.residency import (
     PREFER_GPU,
     PREFER_HOST,
     READ_MOSTLY,
-    Moves,
 )
 from umem.devices.specs import Costs, GpuSpec
 from umem.errors import HintError, LimitError, OutOfMemoryError, SizeError

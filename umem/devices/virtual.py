@@ -27,6 +27,7 @@ from umem.devices.base import (
 from umem.devices.driver import covered, half_covered
 from umem.devices.figures import Figures, Sample
 from umem.devices.model import Allocator, Model
+from umem.devices.moves import Moves
 from umem.devices.residency import (
     ACCESSED_BY_GPU,
     ACCESSED_BY_HOST,
@@ -35,7 +36,6 @@ from umem.devices.residency import (
     READ_MOSTLY,
     TO_GPU,
     TO_HOST,
-    Moves,
     Residency,
 )
 from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec

@@ -1,0 +1,41 @@
+"""Runs of equal values in tables with an entry a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+def end_of_stamp(stamps: list[int], low: int, stop: int, stamp: int) -> int:
+    """Where the run of ``stamp`` that may begin at ``low`` ends."""
+    while low < stop and stamps[low] == stamp:
+        low += 1
+    return low
+
+
+def end_of_run(table: bytearray, low: int, stop: int) -> int:
+    """Where the run of values that begins at ``low`` ends."""
+    value = table[low]
+    if stop - low == 1 or table.count(value, low, stop) == stop - low:
+        return stop
+    rest = table[low:stop]
+    return low + len(rest) - len(rest.lstrip(bytes((value,))))
+
+
+def stretches(table: bytearray, value: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Maximal runs of ``value`` (0 or 1), looked up while the table may change behind them."""
+    cursor = start
+    while True:
+        low = table.find(value, cursor, stop)
+        if low < 0:
+            return
+        high = table.find(1 - value, low, stop)
+        cursor = stop if high < 0 else high
+        yield low, cursor
+
+
+def fill(table: bytearray, low: int, high: int, value: int) -> None:
+    """Set a range of a table to one value."""
+    if high - low == 1:
+        table[low] = value
+    else:
+        table[low:high] = (b"\x00" if value == 0 else bytes((value,))) * (high - low)
