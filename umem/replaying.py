@@ -14,7 +14,7 @@ from umem.devices.specs import COSTS, Costs, GpuSpec
 from umem.devices.virtual import VirtualGPU
 from umem.errors import HintError, OutOfMemoryError, StateError
 from umem.memory import Size
-from umem.trace import Access, Alloc, Event, Hint, Trace
+from umem.trace import Access, Alloc, Checker, Event, Hint, Trace
 from umem.units import parse_bytes
 
 
@@ -88,10 +88,16 @@ def replay(
 
     Raises:
         UnknownGpuError, SizeError: see `umem.virtual_gpu`.
-        StateError: unknown mode. HintError: unknown advice.
+        StateError: unknown mode, spill or allocator. HintError: unknown advice.
+        TraceError: the trace does not hold together (only where its events were put there by
+            hand; what was recorded or loaded does).
     """
     if mode not in MODES:
         raise StateError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
+    if spill not in ("host", "migrate"):
+        raise StateError(f"spill must be 'host' or 'migrate'; got {spill!r}")
+    if allocator not in ("caching", "plain"):
+        raise StateError(f"allocator must be 'caching' or 'plain'; got {allocator!r}")
     for name in (advice or {}).values():
         if name not in ADVICE:
             raise HintError(f"advice must be one of {', '.join(ADVICE)}; got {name!r}")
@@ -126,6 +132,11 @@ def _feed(device: VirtualGPU, trace: Trace, advice: Mapping[str, str]) -> str | 
                     device.on_event(hint)
     except OutOfMemoryError as error:
         return str(error)
+    except KeyError:
+        checker = Checker()
+        for event in trace.events:
+            checker.check(event)
+        raise
     return None
 
 
