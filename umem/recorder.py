@@ -233,16 +233,55 @@ class Recorder:
         root = root_of(array)
         return _part(array, root, self._allocate(root, kind, label, uploaded))
 
-    def emit(self, event: Op | Hint | Mark) -> None:
+    def find(self, arrays: list[Any]) -> list[Any]:
+        """The access to each array; None where it was never seen, or there is no array."""
+        found: list[Any] = []
+        table = self._known
+        for array in arrays:
+            ref = table.get(id(array))
+            if ref is not None and ref() is array:
+                found.append(ref.access)
+            else:
+                found.append(None if array is None else self.known(array))
+        return found
+
+    def follow(self, arrays: list[Any], kind: str, label: str) -> list[Any]:
+        """The access to each array, allocated where it was never seen; None stays None."""
+        found: list[Any] = []
+        for array in arrays:
+            found.append(None if array is None else self.access(array, kind, label))
+        return found
+
+    def emit(self, event: Hint | Mark) -> None:
         """Something has happened; its accesses come from `access`."""
         if self._dead:
             self.flush()
         self._send(type(event), tuple(event))
 
-    def emit_op(self, fields: tuple[Any, ...]) -> None:
-        """An operation has run; the fields are those of `Op`, accesses plain."""
+    def emit_op(
+        self, name: str, phase: str, reads: list[Any], writes: list[Any], flops: int,
+        traffic_bytes: int | None, pattern: str, host_seconds: float | None,
+        workspace_bytes: int | None,
+    ) -> None:  # fmt: skip
+        """An operation has run, see `Op`; None among the accesses is an array that was not there.
+
+        ``traffic_bytes`` of None is every byte of the accesses once.
+        """
+        if None in reads or None in writes:
+            reads = [access for access in reads if access is not None]
+            writes = [access for access in writes if access is not None]
+        if traffic_bytes is None:
+            traffic_bytes = 0
+            for _, start, stop in reads:
+                traffic_bytes += stop - start
+            for _, start, stop in writes:
+                traffic_bytes += stop - start
         if self._dead:
             self.flush()
+        fields = (
+            name, phase, tuple(reads), tuple(writes), flops, traffic_bytes, pattern, host_seconds,
+            workspace_bytes,
+        )  # fmt: skip
         self._send(Op, fields)
 
     def flush(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
-from chainer import _backprop_utils, function_node, optimizer
+from chainer import Variable, _backprop_utils, function_node, optimizer
 
 from umem.chainer.flops import Estimator, estimator
 from umem.recorder import Measured, Reach, Recorder, active
@@ -95,23 +95,24 @@ def _emit_apply(
     kind = _kinds.get(func.__class__) or _kind_of(func)
     name = kind.label or func.label
     phase, made = ("backward", "gradient") if _backward.depth else ("forward", "activation")
-    ins = [x._data[0] if isinstance(x, chainer.Variable) else x for x in inputs]
-    outs = [y._data[0] for y in outputs]
+    ins, outs = [], []
+    for x in inputs:
+        ins.append(x._data[0] if isinstance(x, Variable) else x)
+    for y in outputs:
+        outs.append(y._data[0])
     held = _arrays_on(func)
     flops, traffic = kind.estimate(func, ins, outs)
     for recorder in recorders:
-        known, access = recorder.known, recorder.access
-        reads = [
-            known(array) or _first_read(recorder, x, array, name)
-            for x, array in zip(inputs, ins)  # noqa: B905 (hot; as long as each other)
-            if array is not None
-        ]
-        writes = [access(array, made, name) for array in outs if array is not None]
+        reads = recorder.find(ins)
+        for index, reach in enumerate(reads):
+            if reach is None and ins[index] is not None:
+                reads[index] = _first_read(recorder, inputs[index], ins[index], name)
+        writes = recorder.follow(outs, made, name)
         if held:
             _add_held(recorder, name, held, before, reads, writes)
-        _emit(
-            recorder, name, phase, reads, writes, flops, traffic, kind.pattern,
-            measured.seconds, measured.workspace_bytes,
+        recorder.emit_op(
+            name, phase, reads, writes, flops, traffic, kind.pattern, measured.seconds,
+            measured.workspace_bytes,
         )  # fmt: skip
 
 
@@ -179,10 +180,10 @@ def _emit_backprop(
         used += list(func._retained_output_data or ())
         used += [array for _, array in _arrays_on(func)]
         reads = [recorder.known(a) or _first_read(recorder, None, a, name) for a in _present(used)]
-        writes = [recorder.access(a, "gradient", name) for a in made]
+        writes = recorder.follow(made, "gradient", name)
         flops = 2 * sum(a.size for a in made)
-        _emit(
-            recorder, name, "backward", reads, writes, flops, None, "stream", measured.seconds,
+        recorder.emit_op(
+            name, "backward", reads, writes, flops, None, "stream", measured.seconds,
             measured.workspace_bytes,
         )  # fmt: skip
 
@@ -226,8 +227,8 @@ def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) 
     if param.grad is not None:
         reads.append(recorder.access(param.grad, "gradient", param.name or name))
     flops = 2 * param.size * (1 + 2 * len(state))
-    _emit(
-        recorder, name, "update", reads, writes, flops, None, "stream", measured.seconds,
+    recorder.emit_op(
+        name, "update", reads, writes, flops, None, "stream", measured.seconds,
         measured.workspace_bytes,
     )  # fmt: skip
 
@@ -242,21 +243,6 @@ def _recorded_step(original: Any) -> Any:
 
 
 # -- helpers -----------------------------------------------------------------------------------
-
-
-def _emit(
-    recorder: Recorder, name: str, phase: str, reads: list[Reach], writes: list[Reach],
-    flops: int, traffic: int | None, pattern: str, seconds: float | None, workspace: int | None,
-) -> None:  # fmt: skip
-    if traffic is None:
-        traffic = 0
-        for _, start, stop in reads:
-            traffic += stop - start
-        for _, start, stop in writes:
-            traffic += stop - start
-    recorder.emit_op(
-        (name, phase, tuple(reads), tuple(writes), flops, traffic, pattern, seconds, workspace)
-    )
 
 
 class _Kind(NamedTuple):
@@ -280,7 +266,7 @@ def _kind_of(func: Any) -> _Kind:
 
 def _array(x: Any) -> Any:
     """The array of a Variable, or the array itself."""
-    return x._data[0] if isinstance(x, chainer.Variable) else x
+    return x._data[0] if isinstance(x, Variable) else x
 
 
 def _is_array(value: Any) -> bool:

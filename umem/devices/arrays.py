@@ -113,7 +113,7 @@ class FollowedArray(np.ndarray[Any, Any]):
         """A copy in host memory, as CuPy's method of that name."""
         for recorder in active():
             reads = _access_all(recorder, (self,))
-            recorder.emit_op(("get", "array", reads, (), 0, self.nbytes, "stream", None, None))
+            recorder.emit_op("get", "array", reads, [], 0, None, "stream", None, None)
         copy: np.ndarray[Any, Any] = _plain(self).copy()
         return copy
 
@@ -300,15 +300,13 @@ def _record(
         if not results:
             made = _wrap(made)
             results = made if isinstance(made, tuple) else (made,)
+        work = max((r.size for r in (*results, *_arrays(reads))), default=0)
         for recorder in recorders:
             read = _access_all(recorder, reads)
-            written = tuple(recorder.access(r, "array", name) for r in results)
-            traffic = sum(stop - start for _, start, stop in (*read, *written))
-            work = max((r.size for r in (*results, *_arrays(reads))), default=0)
-            size = work if flops is None else flops
+            written = recorder.follow(list(results), "array", name)
             recorder.emit_op(
-                (name, "array", read, written, size, traffic, "stream", measured.seconds,
-                 measured.workspace_bytes)
+                name, "array", read, written, work if flops is None else flops, None, "stream",
+                measured.seconds, measured.workspace_bytes,
             )  # fmt: skip
         return made
     finally:
@@ -325,7 +323,5 @@ def _arrays(values: Iterable[Any]) -> list[Any]:
     return [value for value in values if isinstance(value, np.ndarray)]
 
 
-def _access_all(recorder: Recorder, values: Iterable[Any]) -> tuple[Reach, ...]:
-    return tuple(
-        recorder.access(value, "input", "array", uploaded=True) for value in _arrays(values)
-    )
+def _access_all(recorder: Recorder, values: Iterable[Any]) -> list[Reach]:
+    return [recorder.access(value, "input", "array", uploaded=True) for value in _arrays(values)]
