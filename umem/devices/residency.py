@@ -77,7 +77,8 @@ class Residency:
         if moves is None:
             moves = Moves()
         advised = self._advised
-        if self.resident.find(0, start, stop) < 0 and not (write and advised):
+        collapses = write and advised and self.host.find(1, start, stop) >= 0
+        if self.resident.find(0, start, stop) < 0 and not collapses:
             moves.hit += stop - start
         elif not advised:
             self._bring_in(start, stop, moves, False)
