@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 from chainer import Variable, _backprop_utils, function_node, optimizer
+from chainer.function import FunctionAdapter
 
 from umem.chainer.flops import Estimator, estimator
 from umem.recorder import Measured, Reach, Recorder, active
@@ -43,6 +44,7 @@ class ChainerSource:
         """Put the wrappers in place."""
         self._wrap(function_node.FunctionNode, "apply", _recorded_apply)
         self._wrap(_backprop_utils, "backprop_step", _recorded_backprop)
+        self._wrap(_backprop_utils.GradTable, "pop", _recorded_pop)
         self._wrap(optimizer.UpdateRule, "update", _recorded_update)
         self._wrap(optimizer.GradientMethod, "update", _recorded_step)
 
@@ -75,6 +77,8 @@ def _recorded_apply(original: Any) -> Any:
         if not recorders:
             return original(self, inputs)
         before = tuple(self.__dict__.values())
+        if self.__class__ is FunctionAdapter:  # what an old-style function holds is on the function
+            before += tuple(self.function.__dict__.values())
         measured = Measured()
         try:
             outputs = original(self, inputs)
@@ -121,7 +125,8 @@ def _add_held(
     reads: list[Reach], writes: list[Reach],
 ) -> None:  # fmt: skip
     """Add what the function holds: read if it held it before the call, otherwise written."""
-    old = {id(array) for _, array in _arrays_in(("", value) for value in before)}
+    values = (("", value) for value in before if not isinstance(value, chainer.Function))
+    old = {id(array) for _, array in _arrays_in(values)}
     seen = {access[0] for access in (*reads, *writes)}
     for key, array in held:
         if id(array) in old:
@@ -164,6 +169,19 @@ def _recorded_backprop(original: Any) -> Any:
     return backprop_step
 
 
+def _recorded_pop(original: Any) -> Any:
+    """Under ``lazy_grad_sum`` gradients are added up here, between backward steps."""
+
+    def pop(self: Any, node: Any) -> Any:
+        _backward.depth += 1
+        try:
+            return original(self, node)
+        finally:
+            _backward.depth -= 1
+
+    return pop
+
+
 def _emit_backprop(
     recorders: tuple[Recorder, ...], func: Any, grad_outputs: Any, grad_inputs: Any,
     measured: Measured,
@@ -194,7 +212,7 @@ def _emit_backprop(
 def _recorded_update(original: Any) -> Any:
     def update(self: Any, param: Any) -> None:
         recorders = active()
-        if not recorders:
+        if not recorders or not self.enabled:
             original(self, param)
             return
         measured = Measured()
@@ -210,7 +228,7 @@ def _recorded_update(original: Any) -> Any:
 
 
 def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) -> None:
-    if param.array is None:
+    if param.array is None or param.grad is None:
         return
     name = type(rule).__name__.removesuffix("Rule")
     owned = [("parameter", param.name or name, param.array)]
@@ -224,8 +242,7 @@ def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) 
         for kind, label, array in owned
     ]
     reads = list(writes)
-    if param.grad is not None:
-        reads.append(recorder.access(param.grad, "gradient", param.name or name))
+    reads.append(recorder.access(param.grad, "gradient", param.name or name))
     flops = 2 * param.size * (1 + 2 * len(state))
     recorder.emit_op(
         name, "update", reads, writes, flops, None, "stream", measured.seconds,
