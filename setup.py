@@ -37,9 +37,16 @@ setup(
             "chainer>=7.8.1,<7.9",
             "scipy>=1.10",
         ],
-        "cuda12": ["cupy-cuda12x[ctk]>=14.0", "cuda-core[cu12]"],
-        "cuda13": ["cupy-cuda13x[ctk]>=14.0", "cuda-core[cu13]"],
-        "test": ["pytest>=9.0", "hypothesis>=6.160", "pytest-benchmark>=5.0"],
+        # ManagedBuffer came with cuda-core 1.1.
+        "cuda12": ["cupy-cuda12x[ctk]>=14.0", "cuda-core[cu12]>=1.1"],
+        "cuda13": ["cupy-cuda13x[ctk]>=14.0", "cuda-core[cu13]>=1.1"],
+        "test": [
+            "pytest>=9.0",
+            "hypothesis>=6.160",
+            "pytest-benchmark>=5.0",
+            "h5py>=3.8",  # Chainer's HDF5 serializer
+            "onnx>=1.16",  # onnx_chainer
+        ],
         "dev": ["ruff>=0.9", "mypy>=1.15"],
     },
     entry_points={"console_scripts": ["umem = umem.cli:main"]},
