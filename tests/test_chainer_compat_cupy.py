@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -61,3 +62,17 @@ def test_cudnn_warning_stays_where_reinstalling_helps(fake_cupy):
     fake_cupy("13.0.0")
     with pytest.warns(UserWarning, match="Please reinstall CuPy"):
         load("chainer.backends.cuda").check_cuda_available()
+
+
+def test_nccl_warning(fake_cupy):
+    fake_cupy()
+
+    def missing(name: str) -> Any:
+        warnings.warn("\nnccl library could not be loaded.", stacklevel=2)
+        raise AttributeError(name)
+
+    sys.modules["cupy.cuda"].__getattr__ = missing  # type: ignore[method-assign]
+    updater = "chainer.training.updaters.multiprocess_parallel_updater"
+    with pytest.warns(UserWarning, match="nccl library"):
+        load(updater, without="nccl-warning")
+    load(updater)

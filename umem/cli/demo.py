@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from umem.comparing import ModeRow
-from umem.errors import UmemError
+from umem.errors import MissingDependencyError, UmemError
 from umem.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from umem.chainer.demo import Workload
+    from umem.devices.specs import GpuSpec
     from umem.trace import Trace
 
-MAX_BYTES = 1 << 40
+_OPTIONS = {
+    "virtual": {"vram": "--vram", "nodes": "--nodes"},
+    "cuda": {"size": "--bytes", "factor": "--factor"},
+}
 
 
 @dataclass(frozen=True)
@@ -59,18 +65,15 @@ def command(
     Without a GPU the arithmetic is real and runs on NumPy; memory and time are those of a
     virtual GPU, and everything it says is marked simulated.
     """
-    console = Console(highlight=False, soft_wrap=False)
+    console = Console(highlight=False, markup=False, soft_wrap=False)
     try:
-        _check_writable(out)
-        if device.startswith("virtual:"):
-            result = _on_virtual(console, device.partition(":")[2], vram, nodes, steps)
-        elif device == "cuda":
-            result = _on_cuda(console, size, factor, steps)
-        else:
-            raise click.BadParameter(
-                f"{device!r} is neither virtual:NAME nor cuda", param_hint="--device"
-            )
-        _report(console, result, out)
+        gpu = _choose(device, vram)
+        with _folder(out):
+            if isinstance(gpu, str):
+                result = _on_cuda(console, size, factor, steps)
+            else:
+                result = _on_virtual(console, gpu, parse_bytes(vram, "--vram"), nodes, steps)
+            _report(console, result, out)
     except KeyboardInterrupt:
         console.print("Interrupted; nothing was written.")
         raise SystemExit(130) from None
@@ -78,22 +81,61 @@ def command(
         raise click.ClickException(str(error)) from error
 
 
-def _check_writable(out: Path) -> None:
+def _choose(device: str, vram: str) -> GpuSpec | Literal["cuda"]:
+    """What ``--device`` names, before anything else happens."""
+    _refuse_options_of_others("virtual" if device == "cuda" else "cuda")
+    if device == "cuda":
+        return "cuda"
+    kind, _, name = device.partition(":")
+    if kind != "virtual":
+        raise click.BadParameter(
+            f"{device!r} is neither virtual:NAME nor cuda", param_hint="--device"
+        )
+    from umem.devices.specs import gpu_spec
+    from umem.memory import virtual_gpu
+
+    spec = gpu_spec(name)
+    virtual_gpu(spec, parse_bytes(vram, "--vram"))  # refuses what is less than a block
+    return spec
+
+
+def _refuse_options_of_others(kind: str) -> None:
+    context = click.get_current_context()
+    for name, option in _OPTIONS[kind].items():
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"{option} goes with --device {kind} only")
+
+
+@contextmanager
+def _folder(out: Path) -> Iterator[None]:
+    """The folder to write to; folders that were made are taken away where nothing was written."""
+    made: list[Path] = []
     try:
+        made += [path for path in (out, *out.parents) if not path.exists()]
         out.mkdir(parents=True, exist_ok=True)
         probe = out / ".umem-probe"
         probe.touch()
         probe.unlink()
     except OSError as error:
+        _remove_empty(made)
         raise click.ClickException(
             f"cannot write to {out}: {error.strerror or error}; name another folder with --out"
         ) from error
+    try:
+        yield
+    finally:
+        _remove_empty(made)
 
 
-def _on_virtual(console: Console, gpu: str, vram: str, nodes: int, steps: int) -> _Result:
-    from umem.devices.specs import gpu_spec
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # it holds something, or was never made
+            folder.rmdir()
 
-    spec, vram_bytes = gpu_spec(gpu), parse_bytes(vram, "--vram")
+
+def _on_virtual(
+    console: Console, spec: GpuSpec, vram_bytes: int, nodes: int, steps: int
+) -> _Result:
     console.print(
         f"A graph network of {nodes:,} nodes on a virtual {spec.title} with "
         f"{format_bytes(vram_bytes)} of VRAM. The arithmetic is real; memory and time are "
@@ -112,6 +154,8 @@ def _on_virtual(console: Console, gpu: str, vram: str, nodes: int, steps: int) -
 def _on_cuda(console: Console, size: str, factor: float | None, steps: int) -> _Result:
     from umem.devices.cuda import open_cuda
 
+    if factor is not None and math.isnan(factor):
+        raise click.BadParameter("nan is no number", param_hint="--factor")
     gpu = open_cuda()
     needed = parse_bytes(size, "--bytes")
     if factor is not None:
@@ -168,7 +212,6 @@ def _progress(console: Console, steps: int) -> Iterator[Any]:
 
 
 def _report(console: Console, result: _Result, out: Path) -> None:
-    from umem.reports.mode_picture import draw_modes
     from umem.reports.mode_table import mode_table
 
     simulated = "simulated " if result.simulated else ""
@@ -176,28 +219,46 @@ def _report(console: Console, result: _Result, out: Path) -> None:
     title = (
         f"{simulated}{result.device}, {vram} of VRAM: the step needs {result.factor:.2f} times that"
     )
-    console.print(mode_table(result.rows, title, simulated=result.simulated))
+    console.print(mode_table(result.rows, title, simulated=result.simulated), "")
     for row in result.rows:
         if not row.fits:
-            console.print(f"{row.title}: {row.reason}\n", soft_wrap=True)
+            console.print(f"{row.title}: {row.reason}\n")
         elif row.remote_bytes:
             read = format_bytes(row.remote_bytes)
             console.print(
                 f"{row.title}: nothing moved; {read} were read and written over the bus in place, "
-                f"on the host ({simulated.strip()}).\n",
-                soft_wrap=True,
+                f"on the host ({simulated.strip()}).\n"
             )
     if result.trace is not None:
         _say_what_it_costs(console, result)
-    path = out / "demo.json"
-    path.write_text(json.dumps(_to_json(result), indent=2) + "\n", encoding="utf-8")
-    written = [str(path)]
-    if any(row.timeline for row in result.rows):
-        picture = out / "demo.png"
-        draw_modes(result.rows, result.vram_bytes, title, picture)
-        written.insert(0, str(picture))
-    console.print(f"Wrote {' and '.join(written)}.", soft_wrap=True)
+    written = _write(console, result, title, out)
+    console.print(f"Wrote {' and '.join(map(str, written))}.", soft_wrap=True)
     _say_what_next(console, result.simulated)
+
+
+def _write(console: Console, result: _Result, title: str, out: Path) -> list[Path]:
+    """Write the files under other names and rename them when they are complete."""
+    from umem.reports.mode_picture import draw_modes
+
+    text, picture = out / "demo.json", out / "demo.png"
+    partial = {path: path.with_name(f".{path.stem}.partial{path.suffix}")
+               for path in (picture, text)}  # fmt: skip
+    try:
+        partial[text].write_text(json.dumps(_to_json(result), indent=2) + "\n", encoding="utf-8")
+        if any(row.timeline for row in result.rows):
+            try:
+                draw_modes(result.rows, result.vram_bytes, title, partial[picture])
+            except MissingDependencyError as error:
+                console.print(f"No picture: {error}.")
+        complete = [path for path in partial if partial[path].exists()]
+        for path in complete:
+            partial[path].replace(path)
+    except OSError as error:
+        raise click.ClickException(f"cannot write to {out}: {error.strerror or error}") from error
+    finally:
+        for path in partial.values():
+            path.unlink(missing_ok=True)
+    return complete
 
 
 def _say_what_it_costs(console: Console, result: _Result) -> None:
@@ -212,8 +273,7 @@ def _say_what_it_costs(console: Console, result: _Result) -> None:
     console.print(
         f"With all of its VRAM the same GPU needs {format_seconds(alone)} a step; fitting into "
         f"{format_bytes(result.vram_bytes)} costs {min(fitting) / alone:.0f} times that at best "
-        "(simulated).\n",
-        soft_wrap=True,
+        "(simulated).\n"
     )
 
 

@@ -6,6 +6,7 @@ They know no Chainer. Arrays are NumPy's, CuPy's or anything that has ``dtype`` 
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,21 @@ def require_device(module: Any) -> bool:
     if count(module) == 0:
         raise RuntimeError("CuPy is installed, but there is no CUDA device.")
     return True
+
+
+def quiet_nccl() -> Any:
+    """Return ``cupy.cuda.nccl`` without CuPy's warning where there is no NCCL.
+
+    Only the parallel updater needs it, and says so itself when it is used.
+
+    Raises:
+        ImportError: NCCL or CuPy is missing; Chainer then takes NCCL as unavailable.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"\s*nccl library could not be loaded")
+        from cupy.cuda import nccl
+
+        return nccl
 
 
 def onnx_types() -> Any:

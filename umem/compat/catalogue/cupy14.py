@@ -42,6 +42,20 @@ SHIMS = (
         ),
     ),
     Shim(
+        name="nccl-warning",
+        module="chainer.training.updaters.multiprocess_parallel_updater",
+        versions="any",
+        symptom="importing Chainer warns of NCCL, which one updater needs",
+        link="https://docs.cupy.dev/en/stable/install.html",
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement(
+                "    from cupy.cuda import nccl\n",
+                "    from umem.compat import support as _umem; nccl = _umem.quiet_nccl()\n",
+            ),
+        ),
+    ),
+    Shim(
         name="gather-scatter",
         module="chainer.training.updaters.multiprocess_parallel_updater",
         versions="any",
