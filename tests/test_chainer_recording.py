@@ -22,6 +22,7 @@ from umem import recorder as recorder_module
 from umem.chainer import recording
 from umem.chainer.flops import estimator
 from umem.chainer.gcn import GCN, Adjacency
+from umem.devices.cuda import cuda_reason
 from umem.errors import OutOfMemoryError
 from umem.graphs import normalised_adjacency, rmat
 from umem.trace import Alloc, Checker, Event, Mark, Op, Trace
@@ -597,3 +598,14 @@ def test_what_is_not_in_the_table_counts_its_elements() -> None:
     assert estimator(F.activation.relu.ReLU) is estimator(object)
     found = flops(lambda: F.exp(variable(3, 4)))
     assert found["exp"] == 12
+
+
+# -- the device that goes with it --------------------------------------------------------------
+
+
+def test_the_chainer_device_is_numpys_on_a_virtual_gpu_and_an_error_without_any() -> None:
+    with umem.virtual_gpu("t4", "64MiB"):
+        assert umem.chainer.device() == chainer.get_device("@numpy")
+    if cuda_reason() is not None:
+        with pytest.raises(umem.DeviceNotFoundError, match="no CUDA device"):
+            umem.chainer.device()

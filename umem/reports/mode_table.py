@@ -42,10 +42,22 @@ def _cells(row: ModeRow) -> list[str]:
         _size(row.resident_peak_bytes),
         _size(row.migrated_in_bytes),
         _size(row.migrated_out_bytes),
-        "-" if row.fault_count is None else f"{row.fault_count:,}",
-        "-" if row.seconds is None else format_seconds(row.seconds),
-        f"{row.loss[0]:.2f}\n{row.loss[-1]:.2f}" if row.loss else "-",
+        _count(row.fault_count),
+        "-" if row.seconds is None else format_seconds(row.seconds).replace(" h ", " h\n"),
+        f"{_loss(row.loss[0])}\n{_loss(row.loss[-1])}" if row.loss else "-",
     ]
+
+
+def _count(number: int | None) -> str:
+    """A count in at most seven characters."""
+    if number is None:
+        return "-"
+    return f"{number:,}" if number < 10**6 else f"{number / 10**6:.1f} M"
+
+
+def _loss(loss: float) -> str:
+    """A loss in at most five characters."""
+    return f"{loss:.2f}" if abs(loss) < 99.99 else f"{loss:.0f}" if loss < 10**5 else f"{loss:.0e}"
 
 
 def _size(nbytes: int | None) -> str:

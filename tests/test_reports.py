@@ -1,0 +1,120 @@
+"""Tables and pictures of a comparison, with figures of every size and with none."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from umem.comparing import ModeRow, simulated_row
+from umem.devices.figures import Sample
+from umem.errors import MissingDependencyError
+from umem.reports.mode_picture import draw_modes
+from umem.reports.mode_table import mode_table
+from umem.units import GIB, MIB
+
+
+def shown(rows: list[ModeRow], simulated: bool = True) -> str:
+    file = io.StringIO()
+    Console(file=file, width=80).print(mode_table(rows, "a title", simulated=simulated))
+    return file.getvalue()
+
+
+UNKNOWN = ModeRow("hybrid", "run", True)
+KNOWN = ModeRow(
+    "managed", "replay", True, True, None, None, 3 * GIB, 512 * MIB, 1536, 0, 0, 1234567, 0.25,
+    (3.456, 2.0, 1.234),
+)  # fmt: skip
+
+
+def test_what_a_device_cannot_know_is_a_dash_and_zero_is_zero() -> None:
+    *_, line = shown([UNKNOWN]).splitlines()
+    assert line.split() == ["hybrid", "run", "yes", *["-"] * 7]
+    text = shown([KNOWN])
+    cells = text.splitlines()[-2].split()
+    assert cells[:3] == ["managed", "replay", "yes"]
+    assert " ".join(cells[3:]) == "3.0 GiB 512 MiB 1.5 KiB 0 1.2 M 250.0 ms 3.46"
+    assert text.splitlines()[-1].split() == ["+", "prefetch", "1.23"]
+
+
+def test_only_a_model_says_simulated_in_its_headings() -> None:
+    assert "(simul.)" in shown([KNOWN])
+    assert "simul" not in shown([KNOWN], simulated=False)
+
+
+SIZES = st.none() | st.integers(0, 2**49)
+
+
+@given(
+    st.sampled_from(["unmanaged", "managed", "hybrid"]), st.booleans(), st.lists(SIZES, min_size=4,
+    max_size=4), st.none() | st.integers(0, 10**10), st.none() | st.floats(0, 864000),
+    st.none() | st.lists(st.floats(0, 1e99) | st.just(float('nan')), max_size=3),
+)  # fmt: skip
+@settings(deadline=None)
+def test_a_table_never_passes_80_columns_and_loses_no_figure(
+    mode: Any, fits: bool, sizes: list[int | None], faults: int | None, seconds: float | None,
+    loss: list[float] | None,
+) -> None:  # fmt: skip
+    row = ModeRow(
+        mode, "replay", fits, False, "read_mostly", None, *sizes, 0, faults, seconds,
+        None if loss is None else tuple(loss),
+    )  # fmt: skip
+    text = shown([row, KNOWN, UNKNOWN])
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    if faults is not None and faults < 10**6:
+        assert f"{faults:,}" in text
+
+
+def test_a_row_goes_to_json_without_its_timeline() -> None:
+    row = KNOWN.to_json()
+    assert row["loss"] == [3.456, 2.0, 1.234]
+    assert "timeline" not in row
+    assert UNKNOWN.to_json()["loss"] is None
+
+
+def test_a_row_of_a_run_that_failed_has_no_time() -> None:
+    import umem
+    from umem.trace import Mark, Trace
+
+    figures = umem.replay(Trace([Mark("step")] * 3), "t4").figures
+    assert simulated_row("managed", "run", figures, (), None).seconds == 0.0
+    assert simulated_row("managed", "run", figures, (), "full").seconds is None
+    assert not simulated_row("managed", "run", figures, (), "full").fits
+
+
+def rows_with_timeline(*seconds: float) -> list[ModeRow]:
+    samples = tuple(Sample(s, 100 * MIB, 50 * MIB) for s in seconds)
+    return [
+        ModeRow("unmanaged", "run", False, timeline=samples[:1]),
+        ModeRow("managed", "run", True, seconds=0.5, timeline=samples),
+        UNKNOWN,
+    ]
+
+
+@pytest.mark.parametrize("seconds", [(0.0,), (0.0, 0.0), (0.0, 1.0, 2.5)])
+def test_a_picture_is_drawn_of_the_rows_that_have_a_timeline(
+    tmp_path: Path, seconds: tuple[float, ...]
+) -> None:
+    path = tmp_path / "x.png"
+    draw_modes(rows_with_timeline(*seconds), 64 * MIB, "a $title_ with [marks]", path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        draw_modes(rows_with_timeline(0, 1), MIB, "x", tmp_path / "nowhere" / "x.png")
+
+
+def test_without_matplotlib_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingDependencyError, match=r'pip install "umem\[plot\]"'):
+        draw_modes([KNOWN], MIB, "x", tmp_path / "x.png")
