@@ -173,6 +173,8 @@ def _recorded_pop(original: Any) -> Any:
     """Under ``lazy_grad_sum`` gradients are added up here, between backward steps."""
 
     def pop(self: Any, node: Any) -> Any:
+        if len(self.grads.get(node, ())) < 2:  # nothing to add up
+            return original(self, node)
         _backward.depth += 1
         try:
             return original(self, node)
