@@ -22,9 +22,9 @@ import click
 import common
 
 from umem.devices.base import BLOCK_BYTES, Policy
-from umem.devices.model import Model
-from umem.devices.residency import READ_MOSTLY, Residency
 from umem.devices.specs import COSTS, gpu_spec
+from umem.devices.virtual.model import Model
+from umem.devices.virtual.residency import READ_MOSTLY, Residency
 from umem.trace import Access, Alloc, Hint, Op
 
 QUESTION = "How many block touches a second does the virtual GPU handle on one core?"

@@ -20,11 +20,12 @@ cupy = pytest.importorskip("cupy")
 
 from cuda_host_driver import GIB, PREFER_HOST, PREFETCH, HostDriver, HostPool, installed  # noqa: E402
 
-from umem.devices import cuda, cuda_driver  # noqa: E402
 from umem.devices.base import MODES, Policy  # noqa: E402
 from umem.devices.cuda import CudaDevice, cuda_reason, open_cuda  # noqa: E402
-from umem.devices.cuda_errors import CudaLimitError, CudaOutOfMemoryError  # noqa: E402
-from umem.devices.cuda_hybrid import LARGE_BYTES, PROBE_EVERY, Hybrid  # noqa: E402
+from umem.devices.cuda import device as cuda  # noqa: E402
+from umem.devices.cuda import driver as cuda_driver  # noqa: E402
+from umem.devices.cuda.errors import CudaLimitError, CudaOutOfMemoryError  # noqa: E402
+from umem.devices.cuda.hybrid import LARGE_BYTES, PROBE_EVERY, Hybrid  # noqa: E402
 from umem.errors import (  # noqa: E402
     DeviceError,
     DeviceNotFoundError,
@@ -76,7 +77,7 @@ class TestOpening:
         assert run(code).stdout.strip() == "[]"
 
     def test_without_cupy_the_reason_says_so(self):
-        code = "import sys; sys.modules['cupy'] = None; import umem.devices.cuda as c;"
+        code = "import sys; sys.modules['cupy'] = None; import umem.devices.cuda.device as c;"
         assert run(code + "print(c.cuda_reason())").stdout == "CuPy is not installed\n"
 
     def test_an_old_cupy_is_refused_with_its_version(self, monkeypatch):

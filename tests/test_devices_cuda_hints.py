@@ -17,11 +17,11 @@ cupy = pytest.importorskip("cupy")
 
 from cuda_host_driver import HostDriver, host_memory, installed  # noqa: E402
 
-from umem.devices import cuda_hints  # noqa: E402
 from umem.devices.base import Location, Policy, Span  # noqa: E402
 from umem.devices.cuda import CudaDevice  # noqa: E402
-from umem.devices.cuda_driver import Driver  # noqa: E402
-from umem.devices.cuda_hints import CoreHints  # noqa: E402
+from umem.devices.cuda import hints as cuda_hints  # noqa: E402
+from umem.devices.cuda.driver import Driver  # noqa: E402
+from umem.devices.cuda.hints import CoreHints  # noqa: E402
 from umem.errors import DeviceError, HintError, MissingDependencyError  # noqa: E402
 
 MIB = 1 << 20

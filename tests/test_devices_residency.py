@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_um import Oracle
 
-from umem.devices.moves import Moves
-from umem.devices.residency import (
+from umem.devices.virtual.moves import Moves
+from umem.devices.virtual.residency import (
     ACCESSED_BY_GPU,
     PREFER_GPU,
     PREFER_HOST,

@@ -12,9 +12,9 @@ from contracts import DeviceContract
 
 import umem
 from umem.devices.base import Device, Policy
-from umem.devices.model import Model
 from umem.devices.specs import COSTS, GpuSpec, gpu_spec
 from umem.devices.virtual import VirtualGPU
+from umem.devices.virtual.model import Model
 from umem.errors import DeviceError, LimitError, OutOfMemoryError, SizeError, StateError
 from umem.trace import Access, Alloc, Free, Hint, Mark, Op, Trace
 

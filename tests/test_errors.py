@@ -62,7 +62,7 @@ def test_an_error_has_a_sentence_of_its_own(name: str) -> None:
 
 
 def test_an_unfollowed_name_is_also_an_attribute_error_so_that_hasattr_works() -> None:
-    from umem.devices import arrays
+    from umem.devices.virtual import arrays
 
     assert not hasattr(arrays, "linalg")
     with pytest.raises(errors.UnsupportedError, match="linalg"):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import umem
 from umem import recorder as module
-from umem.devices import arrays as xp
+from umem.devices.virtual import arrays as xp
 from umem.errors import OutOfMemoryError, StateError
 from umem.recorder import Measured, Recorder, active, paused, root_of
 from umem.trace import Access, Alloc, Checker, Event, Free, Mark, Op

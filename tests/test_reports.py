@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from umem.comparing import ModeRow, simulated_row
-from umem.devices.figures import Sample
+from umem.devices.virtual.figures import Sample
 from umem.errors import MissingDependencyError
 from umem.reports.mode_picture import draw_modes
 from umem.reports.mode_table import mode_table

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Literal
 
 from umem.devices.base import Mode
-from umem.devices.figures import Figures, Sample
+from umem.devices.virtual.figures import Figures, Sample
 from umem.replaying import Replay
 
 

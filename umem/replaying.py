@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from umem.devices.base import ADVICE, MODES, Mode, Policy
-from umem.devices.figures import Figures, Sample
-from umem.devices.model import Allocator
 from umem.devices.specs import COSTS, Costs, GpuSpec
 from umem.devices.virtual import VirtualGPU
+from umem.devices.virtual.figures import Figures, Sample
+from umem.devices.virtual.model import Allocator
 from umem.errors import HintError, OutOfMemoryError, StateError
 from umem.memory import Size
 from umem.trace import Access, Alloc, Checker, Event, Hint, Trace

@@ -24,11 +24,12 @@ from umem.devices.base import (
     Usage,
     byte_ranges,
 )
-from umem.devices.driver import covered, half_covered
-from umem.devices.figures import Figures, Sample
-from umem.devices.model import Allocator, Model
-from umem.devices.moves import Moves
-from umem.devices.residency import (
+from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec
+from umem.devices.virtual.driver import covered, half_covered
+from umem.devices.virtual.figures import Figures, Sample
+from umem.devices.virtual.model import Allocator, Model
+from umem.devices.virtual.moves import Moves
+from umem.devices.virtual.residency import (
     ACCESSED_BY_GPU,
     ACCESSED_BY_HOST,
     PREFER_GPU,
@@ -38,7 +39,6 @@ from umem.devices.residency import (
     TO_HOST,
     Residency,
 )
-from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec
 from umem.errors import DeviceError, StateError
 from umem.recorder import Reach, Recorder, active, address_of, root_of
 from umem.trace import Access, Event, Hint
@@ -88,8 +88,8 @@ class VirtualGPU(Device):
 
     @property
     def xp(self) -> Any:
-        """Array functions whose NumPy arrays this GPU follows; see `umem.devices.arrays`."""
-        from umem.devices import arrays
+        """Array functions whose NumPy arrays this GPU follows; `umem.devices.virtual.arrays`."""
+        from umem.devices.virtual import arrays
 
         return arrays
 

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 import cupy
 from cupy.cuda import runtime
 
-from umem.devices import cuda_hints, host_memory
+from umem.devices import host_memory
 from umem.devices.base import Span
-from umem.devices.cuda_hints import CoreHints
+from umem.devices.cuda import hints
+from umem.devices.cuda.hints import CoreHints
 from umem.errors import DeviceError
 
 Malloc = Callable[[int], Any]
@@ -79,7 +80,7 @@ class Driver:
         Raises:
             MissingDependencyError: cuda-core is missing or too old.
         """
-        return cuda_hints.load(self.cuda_major)
+        return hints.load(self.cuda_major)
 
     def check_advice(self) -> None:
         """See that `prefer_host` and `prefetch_here` can work.

@@ -27,8 +27,8 @@ from umem.devices.base import (
 from umem.errors import DeviceError, DeviceNotFoundError, UmemError
 
 if TYPE_CHECKING:
-    from umem.devices.cuda_driver import Driver
-    from umem.devices.cuda_hints import CoreHints
+    from umem.devices.cuda.driver import Driver
+    from umem.devices.cuda.hints import CoreHints
 
 OLDEST_CUPY = 13
 
@@ -52,7 +52,7 @@ def open_cuda(ordinal: int | None = None) -> CudaDevice:
     reason = cuda_reason(ordinal)
     if reason is not None:
         raise DeviceNotFoundError(_ways_out(reason))
-    driver = importlib.import_module("umem.devices.cuda_driver")
+    driver = importlib.import_module("umem.devices.cuda.driver")
     number = driver.current_ordinal() if ordinal is None else ordinal
     with _lock:
         if number not in _devices:
@@ -63,7 +63,7 @@ def open_cuda(ordinal: int | None = None) -> CudaDevice:
 def _already_open(ordinal: int | None) -> CudaDevice | None:
     # Every hint asks for the current device, so the checks are not repeated.
     if ordinal is None and _devices:
-        ordinal = importlib.import_module("umem.devices.cuda_driver").current_ordinal()
+        ordinal = importlib.import_module("umem.devices.cuda.driver").current_ordinal()
     return None if ordinal is None else _devices.get(ordinal)
 
 
@@ -75,7 +75,7 @@ def cuda_reason(ordinal: int | None = None) -> str | None:
     reason = _cupy_reason()
     if reason is not None:
         return reason
-    driver = importlib.import_module("umem.devices.cuda_driver")
+    driver = importlib.import_module("umem.devices.cuda.driver")
     gpus: int | str = driver.visible_gpus()
     if isinstance(gpus, str):
         return gpus
@@ -117,8 +117,8 @@ class CudaDevice(Device):
     kind: ClassVar[Literal["cuda", "virtual"]] = "cuda"
 
     def __init__(self, driver: Driver) -> None:
-        from umem.devices.cuda_install import Installer
-        from umem.devices.cuda_pools import Pools
+        from umem.devices.cuda.install import Installer
+        from umem.devices.cuda.pools import Pools
 
         self._driver = driver
         self._installer = Installer()
@@ -171,7 +171,7 @@ class CudaDevice(Device):
         reason = self.why_not(policy.mode)
         if reason is not None:
             raise DeviceError(f"{self.name} cannot serve mode {policy.mode!r}: {reason}")
-        cuda_modes = importlib.import_module("umem.devices.cuda_modes")
+        cuda_modes = importlib.import_module("umem.devices.cuda.modes")
         malloc, pool = cuda_modes.allocator(policy, self._driver, self._pools)
         if policy.mode != "unmanaged":
             self._clear_default_pool()

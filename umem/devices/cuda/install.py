@@ -13,7 +13,7 @@ from typing import Any
 import cupy
 
 from umem.devices.base import Policy, Restore
-from umem.devices.cuda_driver import Malloc, Pool
+from umem.devices.cuda.driver import Malloc, Pool
 from umem.errors import StateError
 
 

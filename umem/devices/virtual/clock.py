@@ -13,8 +13,8 @@ compute other than prefetches.
 from __future__ import annotations
 
 from umem.devices.base import BLOCK_BYTES
-from umem.devices.moves import Moves
 from umem.devices.specs import Costs, GpuSpec
+from umem.devices.virtual.moves import Moves
 
 
 class Clock:

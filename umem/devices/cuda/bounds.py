@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from umem.devices.base import Policy
-from umem.devices.cuda_driver import Driver
-from umem.devices.cuda_errors import CudaLimitError, CudaOutOfMemoryError
-from umem.devices.cuda_ledger import Kind
+from umem.devices.cuda.driver import Driver
+from umem.devices.cuda.errors import CudaLimitError, CudaOutOfMemoryError
+from umem.devices.cuda.ledger import Kind
 from umem.units import format_bytes
 
 HOST_SHARE = 0.9

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from umem.devices.moves import Moves
-from umem.devices.runs import end_of_run, end_of_stamp, fill, stretches
+from umem.devices.virtual.moves import Moves
+from umem.devices.virtual.runs import end_of_run, end_of_stamp, fill, stretches
 
 FEW = 6
 """Ranges up to this are handled block by block; measured with bench/residency.py."""

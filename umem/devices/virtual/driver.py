@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Literal
 
 from umem.devices.base import BLOCK_BYTES, Policy, Span
-from umem.devices.moves import Moves
-from umem.devices.pool import Pool, UncachedPool
-from umem.devices.residency import ACCESSED_BY_GPU, PREFER_HOST, Residency
+from umem.devices.virtual.moves import Moves
+from umem.devices.virtual.pool import Pool, UncachedPool
+from umem.devices.virtual.residency import ACCESSED_BY_GPU, PREFER_HOST, Residency
 from umem.errors import OutOfMemoryError, SizeError
 from umem.units import format_bytes
 

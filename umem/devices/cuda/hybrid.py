@@ -7,8 +7,8 @@ from typing import Any
 
 from cupy.cuda.memory import OutOfMemoryError
 
-from umem.devices import cuda_driver
-from umem.devices.cuda_driver import Driver, Malloc, Pool
+from umem.devices.cuda import driver as cuda_driver
+from umem.devices.cuda.driver import Driver, Malloc, Pool
 
 LARGE_BYTES = 1 << 20
 """From this size on, requests go straight to managed memory while the pressure lasts. Smaller

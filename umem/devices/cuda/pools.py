@@ -12,12 +12,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from umem.devices import cuda_driver
 from umem.devices.base import Policy
-from umem.devices.cuda_bounds import Bounds
-from umem.devices.cuda_driver import Driver, Malloc, Pool
-from umem.devices.cuda_errors import CudaOutOfMemoryError
-from umem.devices.cuda_ledger import Kind, Lease, Ledger
+from umem.devices.cuda import driver as cuda_driver
+from umem.devices.cuda.bounds import Bounds
+from umem.devices.cuda.driver import Driver, Malloc, Pool
+from umem.devices.cuda.errors import CudaOutOfMemoryError
+from umem.devices.cuda.ledger import Kind, Lease, Ledger
 from umem.errors import DeviceError
 from umem.units import format_bytes
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from umem.devices.base import BLOCK_BYTES
-from umem.devices.clock import Clock
-from umem.devices.moves import Moves
+from umem.devices.virtual.clock import Clock
+from umem.devices.virtual.moves import Moves
 
 SAMPLE_LIMIT = 20_000
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from umem.devices.base import Policy
-from umem.devices.cuda_bounds import limit_of
-from umem.devices.cuda_driver import Driver, Malloc, Pool
-from umem.devices.cuda_hybrid import Hybrid
-from umem.devices.cuda_ledger import Kind
-from umem.devices.cuda_pools import Pools
+from umem.devices.cuda.bounds import limit_of
+from umem.devices.cuda.driver import Driver, Malloc, Pool
+from umem.devices.cuda.hybrid import Hybrid
+from umem.devices.cuda.ledger import Kind
+from umem.devices.cuda.pools import Pools
 from umem.errors import SizeError
 from umem.units import format_bytes
 

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from umem.devices.base import BLOCK_BYTES, Place, Policy, Span
-from umem.devices.clock import Clock
-from umem.devices.driver import Driver, covered, half_covered, wholly_covered
-from umem.devices.figures import Counters, Figures
-from umem.devices.moves import Moves
-from umem.devices.pool import Pool
-from umem.devices.residency import (
+from umem.devices.specs import Costs, GpuSpec
+from umem.devices.virtual.clock import Clock
+from umem.devices.virtual.driver import Driver, covered, half_covered, wholly_covered
+from umem.devices.virtual.figures import Counters, Figures
+from umem.devices.virtual.moves import Moves
+from umem.devices.virtual.pool import Pool
+from umem.devices.virtual.residency import (
     ACCESSED_BY_GPU,
     ACCESSED_BY_HOST,
     PREFER_GPU,
     PREFER_HOST,
     READ_MOSTLY,
 )
-from umem.devices.specs import Costs, GpuSpec
 from umem.errors import HintError, LimitError, OutOfMemoryError, SizeError
 from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op
 from umem.units import format_bytes
