@@ -143,6 +143,8 @@ class Recorder:
         self.measure = measure
         self.backend = "numpy"
         self._listener = listener
+        # Plain tuples, as in a file: the garbage collector soon leaves them alone, while to walk
+        # through a hundred thousand named ones costs more than the rest of recording.
         self._raw: list[tuple[Any, ...]] | None = [] if keep else None
         self._decoded: list[Event] = []
         self._known: dict[int, _Ref] = {}
@@ -248,15 +250,27 @@ class Recorder:
     def follow(self, arrays: list[Any], kind: str, label: str) -> list[Any]:
         """The access to each array, allocated where it was never seen; None stays None."""
         found: list[Any] = []
+        table = self._known
         for array in arrays:
-            found.append(None if array is None else self.access(array, kind, label))
+            ref = table.get(id(array))
+            if ref is not None and ref() is array:
+                found.append(ref.access)
+            elif array is None:
+                found.append(None)
+            elif array.base is None:
+                found.append(self._allocate(array, kind, label, False))
+            else:
+                found.append(self.access(array, kind, label))
         return found
 
     def emit(self, event: Hint | Mark) -> None:
         """Something has happened; its accesses come from `access`."""
         if self._dead:
             self.flush()
-        self._send(type(event), tuple(event))
+        if self._listener is not None:
+            self._listener(event)
+        if self._raw is not None:
+            self._raw.append((CODES[type(event)], *event))
 
     def emit_op(
         self, name: str, phase: str, reads: list[Any], writes: list[Any], flops: int,
@@ -279,14 +293,17 @@ class Recorder:
         if self._dead:
             self.flush()
         fields = (
-            name, phase, tuple(reads), tuple(writes), flops, traffic_bytes, pattern, host_seconds,
-            workspace_bytes,
+            "op", name, phase, tuple(reads), tuple(writes), flops, traffic_bytes, pattern,
+            host_seconds, workspace_bytes,
         )  # fmt: skip
-        self._send(Op, fields)
+        if self._listener is not None:
+            self._listener(tuple.__new__(Op, fields[1:]))
+        if self._raw is not None:
+            self._raw.append(fields)
 
     def flush(self) -> None:
         """Turn the deaths of arrays so far into events."""
-        dead, known = self._dead, self._known
+        dead, known, raw = self._dead, self._known, self._raw
         while dead:
             try:
                 ref = dead.popleft()
@@ -294,7 +311,10 @@ class Recorder:
                 return
             if known.get(ref.key) is ref:
                 del known[ref.key]
-                self._send(Free, (ref.access[0],))
+                if self._listener is not None:
+                    self._listener(Free(ref.access[0]))
+                if raw is not None:
+                    raw.append(("free", ref.access[0]))
 
     def adopt(self, arrays: Iterable[tuple[Any, str, str]]) -> None:
         """Follow arrays (array, kind, label) that exist already, as if uploaded from the host."""
@@ -309,27 +329,27 @@ class Recorder:
         nbytes = int(root.nbytes)
         if type(root) is not np.ndarray and type(root).__module__.startswith("cupy"):
             self.backend = "cupy"
-        fields = (self._count, nbytes, kind, label, uploaded)
-        try:
-            self._send(Alloc, fields)
-        except OutOfMemoryError:
-            gc.collect()
-            self.flush()
-            self._send(Alloc, fields)
+        count = self._count
+        if self._listener is not None:
+            self._announce(Alloc(count, nbytes, kind, label, uploaded))
+        if self._raw is not None:
+            self._raw.append(("alloc", count, nbytes, kind, label, uploaded))
         ref = _Ref(root, self._dead.append)
         ref.key = id(root)
-        ref.access = access = (self._count, 0, nbytes)
-        self._count += 1
+        ref.access = access = (count, 0, nbytes)
+        self._count = count + 1
         self._known[ref.key] = ref
         return access
 
-    def _send(self, kind: Any, fields: tuple[Any, ...]) -> None:
-        """Tell the listener, and keep the event as plain tuples: a hundred thousand objects that
-        the garbage collector walks through would cost more than the rest of recording."""
-        if self._listener is not None:
-            self._listener(tuple.__new__(kind, fields))
-        if self._raw is not None:
-            self._raw.append((CODES[kind], *fields))
+    def _announce(self, alloc: Alloc) -> None:
+        """Ask the listener for room, once more after the garbage was collected."""
+        assert self._listener is not None
+        try:
+            self._listener(alloc)
+        except OutOfMemoryError:
+            gc.collect()
+            self.flush()
+            self._listener(alloc)
 
 
 def _part(array: Any, root: Any, whole: Reach) -> Reach:

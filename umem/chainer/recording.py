@@ -104,7 +104,10 @@ def _emit_apply(
         ins.append(x._data[0] if isinstance(x, Variable) else x)
     for y in outputs:
         outs.append(y._data[0])
-    held = _arrays_on(func)
+    held: list[tuple[str, Any]] = []
+    for key, value in func.__dict__.items():
+        if key not in _OWN and value.__class__ not in _PLAIN:
+            _find_arrays(key, value, held)
     flops, traffic = kind.estimate(func, ins, outs)
     for recorder in recorders:
         reads = recorder.find(ins)
