@@ -10,6 +10,8 @@
     +-- UnknownGpuError         also KeyError
     +-- SizeError               also ValueError: not a size, or out of range
     +-- HintError               also ValueError: advice or preset that cannot be given
+    +-- GraphError              also ValueError: a graph or a plan that does not hold together
+    +-- BudgetError             also ValueError: no plan needs as little as that
     +-- StateError              also RuntimeError: enable twice, disable without enable, ...
     +-- SpanError               also ValueError: a span freed twice, or never handed out
     +-- TraceError              also ValueError: a trace that cannot be read or replayed
@@ -57,6 +59,14 @@ class SizeError(UmemError, ValueError):
 
 class HintError(UmemError, ValueError):
     """Advice, a preset or a prefetch that cannot be given; no hint was given."""
+
+
+class GraphError(UmemError, ValueError):
+    """A graph or a plan that does not hold together; the message names the node."""
+
+
+class BudgetError(UmemError, ValueError):
+    """No plan fits the budget; the message names the smallest that one fits, and what forces it."""
 
 
 class StateError(UmemError, RuntimeError):
