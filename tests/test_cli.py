@@ -31,11 +31,12 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("option", ["-h", "--help"])
 @pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_everything_has_help_that_fits_a_terminal(name: str, option: str) -> None:
-    result = CliRunner().invoke(main, [*name.split(), option], terminal_width=80)
-    assert result.exit_code == 0
-    assert result.output.startswith("Usage: ")
-    assert len(result.output.splitlines()) > 4
-    assert max(map(len, result.output.splitlines())) <= 80
+    # a process of its own: click keeps the names of the option from the first call
+    result = python("-m", "umem", *name.split(), option)
+    assert result.returncode == 0
+    assert result.stdout.startswith("Usage: ")
+    assert len(result.stdout.splitlines()) > 4
+    assert max(map(len, result.stdout.splitlines())) <= 80
 
 
 def test_the_group_lists_every_command_with_a_sentence() -> None:
