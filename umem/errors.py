@@ -13,6 +13,7 @@
     +-- GraphError              also ValueError: a graph or a plan that does not hold together
     +-- BudgetError             also ValueError: no plan needs as little as that
     +-- StateError              also RuntimeError: enable twice, disable without enable, ...
+    +-- LeakError               also RuntimeError: allocations outlived the block that tracks them
     +-- SpanError               also ValueError: a span freed twice, or never handed out
     +-- TraceError              also ValueError: a trace that cannot be read or replayed
     +-- DataError               also ValueError: a data file that is not what it should be
@@ -71,6 +72,10 @@ class BudgetError(UmemError, ValueError):
 
 class StateError(UmemError, RuntimeError):
     """The call does not fit what is on now; what is on stays on."""
+
+
+class LeakError(UmemError, RuntimeError):
+    """Allocations of a tracked block are still held at its end; they live on, unwatched."""
 
 
 class SpanError(UmemError, ValueError):
