@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -77,6 +77,20 @@ class Usage:
 Restore = Callable[[], None]
 
 
+class Watcher(Protocol):
+    """Is told of allocations, and of what became of them."""
+
+    def allocated(self, nbytes: int, label: str) -> Any:
+        """Memory was handed out; what is returned comes back with `freed`."""
+
+    def freed(self, ticket: Any) -> None:
+        """That memory is free again.
+
+        Any thread may call this, at any moment, the garbage collector in the middle of
+        `allocated` included: so it must take no lock.
+        """
+
+
 class Device(ABC):
     """A place for arrays, with modes of allocation and hints.
 
@@ -118,6 +132,18 @@ class Device(ABC):
             SizeError: the limit is below what the mode's pool has in use.
             StateError: another allocator of the thread stands in the way.
         """
+
+    @abstractmethod
+    def watch(self, watcher: Watcher) -> Restore:
+        """Tell ``watcher`` of every allocation of this thread from now on, but of no empty one.
+
+        Watchers nest with each other and with `install` in any order. What is returned ends it,
+        in the same thread, in the reverse order of watching and installing; anything else is a
+        StateError where it can be told. Memory that is freed later may still be told of.
+        """
+
+    def settle(self) -> None:  # noqa: B027 (most devices tell at once)
+        """Tell watchers of everything that was freed so far."""
 
     @abstractmethod
     def usage(self) -> Usage:

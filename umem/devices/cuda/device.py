@@ -22,6 +22,7 @@ from umem.devices.base import (
     Restore,
     Span,
     Usage,
+    Watcher,
     byte_ranges,
 )
 from umem.errors import DeviceError, DeviceNotFoundError, UmemError
@@ -176,6 +177,14 @@ class CudaDevice(Device):
         if policy.mode != "unmanaged":
             self._clear_default_pool()
         return self._installer.install(policy, malloc, pool, everywhere)
+
+    def watch(self, watcher: Watcher) -> Restore:
+        """Tell ``watcher`` of this thread's allocations; see `Device.watch`.
+
+        Wraps the allocator in force, whoever set it, and those of the blocks inside. With no
+        watcher nothing is wrapped. Inside, CuPy takes no process-wide allocator.
+        """
+        return self._installer.watch(watcher)
 
     def follow_chainer(self) -> None:
         """Point Chainer's alias of the pool at the one installed; for after Chainer's import."""

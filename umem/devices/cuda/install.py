@@ -12,18 +12,23 @@ from typing import Any
 
 import cupy
 
-from umem.devices.base import Policy, Restore
+from umem.devices.base import Policy, Restore, Watcher
 from umem.devices.cuda.driver import Malloc, Pool
+from umem.devices.cuda.watching import watched
 from umem.errors import StateError
 
 
 @dataclass(eq=False)
 class _Installed:
-    """One allocator that was put in: with which policy, and how to undo it."""
+    """One allocator that was put in: with which policy, and how to undo it.
 
-    policy: Policy
-    pool: Pool
+    One that is there for a watcher belongs to no pool, and has the policy of what it wraps.
+    """
+
+    policy: Policy | None
+    pool: Pool | None
     undo: Restore
+    watcher: Watcher | None = None
     alias: ChainerAlias = field(default_factory=lambda: ChainerAlias())
 
 
@@ -69,7 +74,8 @@ class Installer:
         return stack[-1].policy if stack else None
 
     def install(self, policy: Policy, malloc: Malloc, pool: Pool, everywhere: bool) -> Restore:
-        """Make CuPy allocate with ``malloc``; returns what undoes it.
+        """Make CuPy allocate with ``malloc``, bare unless this thread is watched; returns what
+        undoes it.
 
         Raises:
             StateError: process-wide, inside a block of this thread; nothing has changed. The
@@ -78,16 +84,35 @@ class Installer:
         """
         swap = _for_process if everywhere else _for_thread
         stack = self._everywhere if everywhere else self._thread_stack()
+        for watcher in () if everywhere else self._watchers():
+            malloc = watched(malloc, watcher, policy)
         installed = _Installed(policy, pool, swap(malloc))
         stack.append(installed)
         if everywhere:
             installed.alias.point_at(pool)
         return lambda: self._restore(installed, everywhere)
 
+    def watch(self, watcher: Watcher) -> Restore:
+        """Wrap the allocator of this thread so that ``watcher`` is told; returns what undoes it.
+
+        What is installed for the thread until then is wrapped too. The undo raises as that of
+        `install` does.
+        """
+        policy = self.policy()
+        malloc = watched(cupy.cuda.get_allocator(), watcher, policy)
+        installed = _Installed(policy, None, _for_thread(malloc), watcher)
+        self._thread_stack().append(installed)
+        return lambda: self._restore(installed, False)
+
+    def _watchers(self) -> list[Watcher]:
+        stack = self._thread_stack()
+        return [entry.watcher for entry in stack if entry.watcher is not None]
+
     def follow_chainer(self) -> None:
         """Point Chainer's alias at the process-wide pool; for after Chainer's import."""
-        if self._everywhere:
-            self._everywhere[-1].alias.point_at(self._everywhere[-1].pool)
+        pool = self._everywhere[-1].pool if self._everywhere else None
+        if pool is not None:
+            self._everywhere[-1].alias.point_at(pool)
 
     def _restore(self, installed: _Installed, everywhere: bool) -> None:
         stack = self._everywhere if everywhere else self._thread_stack()

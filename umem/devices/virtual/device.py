@@ -22,6 +22,7 @@ from umem.devices.base import (
     Restore,
     Span,
     Usage,
+    Watcher,
     byte_ranges,
 )
 from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec
@@ -39,6 +40,7 @@ from umem.devices.virtual.residency import (
     TO_HOST,
     Residency,
 )
+from umem.devices.virtual.watching import Watch
 from umem.errors import DeviceError, StateError
 from umem.recorder import Reach, Recorder, active, address_of, root_of
 from umem.trace import Access, Event, Hint
@@ -76,6 +78,7 @@ class VirtualGPU(Device):
         self.spec, self.name, self.ordinal = spec, spec.name, 0
         self.model = Model(spec, costs, allocator, backend, lambda: self.policy)
         self.recorder: Recorder | None = None
+        self._watches: tuple[Watch, ...] = ()
         self._everywhere: list[list[Policy]] = []
         self._local = threading.local()
 
@@ -125,6 +128,29 @@ class VirtualGPU(Device):
         if stack is None:
             stack = self._local.stack = []
         return stack
+
+    def watch(self, watcher: Watcher) -> Restore:
+        """Tell ``watcher`` of what this GPU's thread allocates; see `Device.watch`.
+
+        Raises:
+            StateError: by what is returned, when it is called twice or before what was begun
+                inside it is over; nothing has changed then.
+        """
+        self.settle()
+        watch = Watch(watcher)
+        self._watches = (*self._watches, watch)
+        return lambda: self._unwatch(watch)
+
+    def _unwatch(self, watch: Watch) -> None:
+        if not self._watches or self._watches[-1] is not watch:
+            raise StateError("ended before, or while a watch that began inside goes on")
+        self.settle()
+        self._watches = self._watches[:-1]
+
+    def settle(self) -> None:
+        """Tell watchers of every array that died so far."""
+        with self.model.lock:
+            self._flush()
 
     def usage(self) -> Usage:
         """What the pools hold; resident bytes are known here, because they are simulated."""
@@ -191,6 +217,8 @@ class VirtualGPU(Device):
     def on_event(self, event: Event) -> None:
         """Follow one event; see `Model.on_event`."""
         self.model.on_event(event)
+        for watch in self._watches:
+            watch.on_event(event)
 
     @property
     def timeline(self) -> list[Sample]:

@@ -1,0 +1,33 @@
+"""Who allocates on a virtual GPU, from its events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from umem.devices.base import Watcher
+from umem.trace import Alloc, Event, Free, Op
+
+
+class Watch:
+    """Tells a watcher of the tensors and workspaces that events allocate from now on.
+
+    What was there before, and arrays without elements, are left out. Not thread-safe: its
+    device's events come one at a time.
+    """
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._tickets: dict[int, Any] = {}
+
+    def on_event(self, event: Event) -> None:
+        """Follow an event that the model has accepted."""
+        watcher = self._watcher
+        if isinstance(event, Alloc):
+            if event.nbytes:
+                label = f"{event.label} {event.kind}"
+                self._tickets[event.tensor] = watcher.allocated(event.nbytes, label)
+        elif isinstance(event, Free):
+            if event.tensor in self._tickets:
+                watcher.freed(self._tickets.pop(event.tensor))
+        elif isinstance(event, Op) and event.workspace_bytes:
+            watcher.freed(watcher.allocated(event.workspace_bytes, f"{event.name} workspace"))
