@@ -14,6 +14,10 @@
     +-- BudgetError             also ValueError: no plan needs as little as that
     +-- StateError              also RuntimeError: enable twice, disable without enable, ...
     +-- LeakError               also RuntimeError: allocations outlived the block that tracks them
+    +-- RecomputeError          also RuntimeError: a second run differs from the first
+    |   +-- RecomputeCountError     in its functions
+    |   +-- RecomputeShapeError     in their shapes
+    |   +-- RecomputeDtypeError     in their types
     +-- SpanError               also ValueError: a span freed twice, or never handed out
     +-- TraceError              also ValueError: a trace that cannot be read or replayed
     +-- DataError               also ValueError: a data file that is not what it should be
@@ -76,6 +80,22 @@ class StateError(UmemError, RuntimeError):
 
 class LeakError(UmemError, RuntimeError):
     """Allocations of a tracked block are still held at its end; they live on, unwatched."""
+
+
+class RecomputeError(UmemError, RuntimeError):
+    """The second run of a region is not the first; no gradient was set."""
+
+
+class RecomputeCountError(RecomputeError):
+    """The second run has more, fewer or other functions."""
+
+
+class RecomputeShapeError(RecomputeError):
+    """A function of the second run has inputs of other shapes."""
+
+
+class RecomputeDtypeError(RecomputeError):
+    """A function of the second run has inputs of other types."""
 
 
 class SpanError(UmemError, ValueError):

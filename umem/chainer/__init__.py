@@ -6,6 +6,11 @@ install()
 
 import chainer  # noqa: E402, F401  (the layer must be in place first)
 
+from umem.chainer.checkpointing import (  # noqa: E402
+    checkpoint,
+    checkpoint_sequential,
+    checkpointed,
+)
 from umem.chainer.devices import device  # noqa: E402
 from umem.chainer.recording import ChainerSource  # noqa: E402
 from umem.memory import follow_chainer  # noqa: E402
@@ -14,4 +19,4 @@ from umem.recorder import add_source  # noqa: E402
 add_source(ChainerSource())
 follow_chainer()
 
-__all__ = ["device"]
+__all__ = ["checkpoint", "checkpoint_sequential", "checkpointed", "device"]
