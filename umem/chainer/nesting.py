@@ -23,8 +23,9 @@ def rebuild(leaves: list[Any], shape: Shape) -> Any:
 def _take_apart(value: Any, leaves: list[Any]) -> Shape:
     if type(value) in (list, tuple):
         return type(value), [_take_apart(item, leaves) for item in value]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)._make, [_take_apart(item, leaves) for item in value]
+    make = getattr(type(value), "_make", None)
+    if make is not None and isinstance(value, tuple):
+        return make, [_take_apart(item, leaves) for item in value]
     if type(value) is dict:
         keys = list(value)
         return dict, keys, [_take_apart(value[key], leaves) for key in keys]

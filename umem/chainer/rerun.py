@@ -24,7 +24,7 @@ _CONFIG = (
 )  # fmt: skip
 _STATISTICS = ("running_mean", "running_var")
 _numbers = count()
-_INSIDE = tuple(str(Path(module.__file__).parent) + os.sep for module in (chainer, umem))
+_INSIDE = tuple(str(Path(str(module.__file__)).parent) + os.sep for module in (chainer, umem))
 
 
 class Call(NamedTuple):
@@ -58,7 +58,8 @@ class FirstRun(_Hook):
         super().__init__()
         self.checks = determinism_check
         self.calls: list[Call] = []
-        self.config = {key: getattr(chainer.config, key) for key in _CONFIG}
+        known = (key for key in _CONFIG if hasattr(chainer.config, key))
+        self.config = {key: getattr(chainer.config, key) for key in known}
         self.random = RandomState() if preserve_rng_state else None
         self._functions: set[Any] = set()
         self._stack = ExitStack()
