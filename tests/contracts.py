@@ -232,6 +232,22 @@ class DeviceContract:
         for field in ("read_mostly", "preferred", "accessed_by"):
             assert getattr(after, field) == getattr(before, field)
 
+    @pytest.mark.parametrize("name", ["streaming", "random", "read_mostly", "optimizer_state"])
+    def test_memory_of_a_preset_is_advised_from_the_start_and_kept_apart(
+        self, hints: Device, memory_block: Any, name: Any
+    ) -> None:
+        with memory_block("managed") as memory:
+            plain = memory.xp.ones(8 * MIB, "uint8")
+            with memory_block("managed", preset=name):
+                array = memory.xp.ones(8 * MIB, "uint8")
+            given, other = umem.location(array), umem.location(plain)
+            assert given.read_mostly or given.preferred is not None
+            assert (other.read_mostly, other.preferred, other.accessed_by) == (False, None, ())
+            del array
+            reused = memory.xp.ones(8 * MIB, "uint8")
+            found = umem.location(reused)
+        assert (found.read_mostly, found.preferred, found.accessed_by) == (False, None, ())
+
     def test_unmanaged_memory_takes_no_hints(self, hints: Device, memory_block: Any) -> None:
         with memory_block("unmanaged") as memory:
             array = memory.xp.ones(4 * MIB, "uint8")

@@ -144,6 +144,12 @@ class HostDriver(Driver):
     def prefer_host(self, address: int, nbytes: int) -> None:
         self.calls.append((PREFER_HOST, nbytes))
 
+    def _advise(self, address: int, nbytes: int, advice, place) -> None:
+        if self._core is None:
+            self.calls.append((advice, place, nbytes))
+        else:
+            super()._advise(address, nbytes, advice, place)
+
     def prefetch_here(self, address: int, nbytes: int) -> None:
         self.calls.append((PREFETCH, nbytes))
 

@@ -26,6 +26,7 @@ from umem.devices.cuda import device as cuda  # noqa: E402
 from umem.devices.cuda import driver as cuda_driver  # noqa: E402
 from umem.devices.cuda.errors import CudaLimitError, CudaOutOfMemoryError  # noqa: E402
 from umem.devices.cuda.hybrid import LARGE_BYTES, PROBE_EVERY, Hybrid  # noqa: E402
+from umem.devices.presets import PRESETS  # noqa: E402
 from umem.errors import (  # noqa: E402
     DeviceError,
     DeviceNotFoundError,
@@ -126,6 +127,7 @@ class TestCuPyIsAsWeAssume:
             lambda: driver.allocate(512),
             lambda: driver.allocate_managed(512),
             lambda: driver.prefer_host(4096, 4096),
+            lambda: driver.give_preset(4096, 4096, "read_mostly"),
             lambda: driver.prefetch_here(4096, 4096),
             driver.default_pool_bytes,
             driver.free_bytes,
@@ -205,7 +207,7 @@ class TestInstalling:
             make_pool = cuda_driver.Driver.make_pool
 
         device = CudaDevice(RealPools())
-        device._pools._make = lambda kind: device._driver.make_pool(lambda nbytes: None)
+        device._pools._make = lambda *_: device._driver.make_pool(lambda nbytes: None)
         with installed(device, MANAGED):
             assert isinstance(cupy.cuda.get_allocator().__self__, cupy.cuda.MemoryPool)
             assert type(cupy.cuda.get_allocator()).__name__ in (
@@ -599,6 +601,61 @@ class TestGrowing:
             thread.join()
         assert len(kept) == 8 and len(refused) == 24
         assert device.usage().managed_bytes == 8 * MIB
+
+
+class TestPresets:
+    """Advice belongs to addresses, so each preset has a pool of its own."""
+
+    def test_memory_is_advised_where_the_pool_grows_and_the_allocator_stays_bare(
+        self, device, driver, alone
+    ):
+        with installed(device, Policy("managed", preset="streaming")):
+            assert cupy.cuda.get_allocator() is device._pools.malloc("managed", "streaming")
+            cupy.empty(MIB, dtype="u1")
+            cupy.empty(MIB, dtype="u1")
+        advised = [("preferred_location", "cpu", MIB), ("accessed_by", 0, MIB)]
+        assert driver.calls == advised
+
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_each_preset_gives_what_it_advises(self, device, driver, alone, name):
+        with installed(device, Policy("managed", preset=name)):
+            cupy.empty(MIB, dtype="u1")
+        places = {"cpu": "cpu", "gpu": 0, None: 0}
+        assert driver.calls == [(advice, places[where], MIB) for advice, where in PRESETS[name]]
+
+    def test_no_other_array_gets_the_memory(self, device, driver, alone):
+        with installed(device, Policy("managed", preset="random")):
+            address = cupy.empty(MIB, dtype="u1").data.ptr
+        for policy in (MANAGED, Policy("managed", preset="streaming")):
+            with installed(device, policy):
+                other = cupy.empty(MIB, dtype="u1")
+                assert other.data.ptr != address
+        with installed(device, Policy("managed", preset="random")):
+            assert cupy.empty(MIB, dtype="u1").data.ptr == address
+
+    def test_a_limit_bounds_all_managed_memory_and_free_blocks_of_any_pool_make_room(
+        self, device, alone
+    ):
+        preset = Policy("managed", limit_bytes=4 * MIB, preset="random")
+        with installed(device, MANAGED):
+            cupy.empty(3 * MIB, dtype="u1")  # free again, and cached
+        with installed(device, preset):
+            keep = cupy.empty(2 * MIB, dtype="u1")
+            with installed(device, Policy("managed", limit_bytes=4 * MIB)):
+                with pytest.raises(LimitError, match=r"2\.0 MiB of the 4\.0 MiB"):
+                    cupy.empty(3 * MIB, dtype="u1")
+        with pytest.raises(SizeError):
+            device.install(Policy("managed", limit_bytes=MIB), everywhere=False)
+        assert device.usage().managed_bytes == keep.nbytes
+
+    def test_on_cuda_13_without_cuda_core_it_is_refused_and_nothing_installed(
+        self, device, driver, monkeypatch
+    ):
+        driver.cuda_major = 13
+        monkeypatch.setitem(sys.modules, "cuda.core", None)
+        with pytest.raises(MissingDependencyError, match=r"umem\[cuda13\]"):
+            device.install(Policy("managed", preset="random"), everywhere=False)
+        assert device._installer.policy() is None
 
 
 class TestPrefetchOnAllocation:

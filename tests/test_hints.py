@@ -16,7 +16,7 @@ import scipy.sparse
 import umem
 from umem.devices.base import BLOCK_BYTES, Location
 from umem.devices.virtual import VirtualGPU
-from umem.errors import DeviceError, HintError, StateError
+from umem.errors import DeviceError, HintError, LimitError, SizeError, StateError
 from umem.hints import PRESETS, arrays_in
 from umem.trace import Access, Alloc, Hint
 from umem.units import MIB
@@ -218,6 +218,71 @@ def test_optimizer_state_can_be_left_on_the_host(gpu: VirtualGPU, managed: Any) 
     step()
     assert umem.location(layer.W.update_rule.state["m"]).resident_bytes == 0
     assert gpu.figures.remote_bytes - before >= 2 * 2 * layer.W.array.nbytes  # read and written
+
+
+# -- presets of new memory ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_memory_of_a_preset_has_its_advice_from_the_first_byte(gpu: VirtualGPU, name: Any) -> None:
+    with umem.managed() as memory:
+        plain = memory.xp.ones(4 * MIB, "u1")
+        umem.preset(plain, name)
+        with umem.managed(preset=name):
+            a = memory.xp.ones(4 * MIB, "u1")
+        after = memory.xp.ones(4 * MIB, "u1")
+    given, found = umem.location(plain), umem.location(a)
+    for field in ("preferred", "accessed_by", "read_mostly"):
+        assert getattr(found, field) == getattr(given, field)
+    assert umem.location(after) == Location(True, resident_bytes=4 * MIB)
+
+
+def test_the_memory_of_a_preset_goes_to_no_other_array(gpu: VirtualGPU) -> None:
+    with umem.managed(preset="read_mostly") as memory:
+        a = memory.xp.ones(4 * MIB, "u1")
+        del a
+        with umem.managed():
+            other = memory.xp.ones(4 * MIB, "u1")
+        again = memory.xp.ones(4 * MIB, "u1")
+    assert not umem.location(other).read_mostly
+    assert umem.location(again).read_mostly
+    assert gpu.usage().managed_bytes == 8 * MIB
+
+
+def test_small_arrays_of_a_preset_share_no_block_with_others(gpu: VirtualGPU) -> None:
+    with umem.managed() as memory:
+        plain = memory.xp.ones(1000)
+        with umem.managed(preset="random"):
+            umem.prefetch(memory.xp.ones(1000))
+        assert umem.location(plain).preferred is None
+
+
+def test_streamed_memory_stays_on_the_host_and_is_read_over_the_bus(gpu: VirtualGPU) -> None:
+    with umem.managed(preset="streaming") as memory:
+        a = memory.xp.ones(32 * MIB, "u1")
+        umem.prefetch(a, "cpu")
+        with umem.managed():
+            a.sum()
+    assert umem.location(a).resident_bytes == 0
+    assert gpu.figures.remote_bytes >= 32 * MIB
+
+
+def test_a_limit_bounds_the_memory_of_all_presets_together(gpu: VirtualGPU) -> None:
+    with umem.managed() as memory:
+        memory.xp.ones(12 * MIB, "u1")  # free again, and cached
+    with umem.managed("16MiB", preset="random") as memory:
+        kept = memory.xp.ones(8 * MIB, "u1")
+        with umem.managed("16MiB"), pytest.raises(LimitError, match=r"8\.0 MiB of the limit"):
+            memory.xp.ones(12 * MIB, "u1")
+        with pytest.raises(SizeError, match=r"below the 8\.0 MiB"), umem.managed("4MiB"):
+            raise AssertionError("entered")
+    assert gpu.usage().managed_bytes == kept.nbytes
+
+
+@pytest.mark.parametrize("name", ["stream", "", 3, [], {}])
+def test_an_unknown_preset_is_refused_before_the_block(name: Any) -> None:
+    with pytest.raises(HintError, match="preset must be one of streaming, random, read_mostly"):
+        umem.managed(preset=name)
 
 
 # -- what cannot be given ----------------------------------------------------------------------

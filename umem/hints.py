@@ -5,30 +5,22 @@ of them in dicts, lists and tuples; shared arrays count once. All return the byt
 reached: memory that is not managed takes none, and counts 0.
 
 Advice belongs to addresses, not to arrays: on memory from a pool it stays when the pool hands the
-same addresses to the next array. Take it back with ``unset=True`` before the array dies.
+same addresses to the next array, and it reaches neighbours on the same page. Take it back with
+``unset=True`` before the array dies; or allocate under ``umem.managed(preset=...)``, where whole
+pools have the advice and no other array gets their memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from umem.devices.base import ADVICE, Advice, Device, Location, Place
+from umem.devices.presets import PRESETS, Preset, check_preset
 from umem.errors import HintError
 from umem.memory import current_device
-
-Preset = Literal["streaming", "random", "read_mostly", "optimizer_state"]
-
-PRESETS: dict[str, tuple[tuple[Advice, Literal["gpu", "cpu"] | None], ...]] = {
-    "streaming": (("preferred_location", "cpu"), ("accessed_by", "gpu")),
-    "random": (("preferred_location", "gpu"),),
-    "read_mostly": (("read_mostly", None),),
-    "optimizer_state": (("preferred_location", "cpu"), ("accessed_by", "gpu")),
-}
-"""What each preset advises. ``streaming`` and ``optimizer_state`` leave the data on the host and
-map it for the GPU: it is read once a step, so moving it would only push other data out."""
 
 
 def arrays_in(x: Any) -> Iterator[Any]:
@@ -142,6 +134,9 @@ def advise(
         unset: take the advice back.
         strict: raise where memory is not managed.
 
+    On pooled memory the advice outlives the array, as the module says: whatever array gets the
+    addresses next has it too, until it is taken back from that one.
+
     Raises:
         HintError: unknown advice, or with ``strict`` memory that is not managed.
         DeviceError, DeviceNotFoundError: see `prefetch`.
@@ -164,11 +159,14 @@ def preset(x: Any, name: Preset, *, unset: bool = False, strict: bool = False) -
     ``read_mostly``: written once, read by all. ``optimizer_state``: read and written by the
     update only. `PRESETS` says what each advises.
 
+    For arrays that exist. New ones get it from their first byte, and leave it to no other array,
+    under ``umem.managed(preset=name)``; ``unset`` on those takes it from the pool's memory, so
+    an array that gets the same addresses later goes without.
+
     Raises:
         HintError: unknown preset; see `advise`.
     """
-    if name not in tuple(PRESETS):  # whatever it is, also what cannot be hashed
-        raise HintError(f"preset must be one of {', '.join(PRESETS)}; got {name!r}")
+    check_preset(name)
     reached = [
         advise(x, advice, "cpu" if place == "cpu" else None, unset=unset, strict=strict)
         for advice, place in PRESETS[name]

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, SupportsIndex
 
 from umem.devices.base import MODES, Device, Policy, Restore
+from umem.devices.presets import Preset, check_preset
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.devices.virtual import VirtualGPU
 from umem.errors import DeviceError, DeviceNotFoundError, StateError, UnsupportedError
@@ -56,13 +57,17 @@ def current_device() -> Device:
     return open_cuda()
 
 
-def _policy(mode: str, limit: Size | None, prefetch: bool, spill: str) -> Policy:
+def _policy(
+    mode: str, limit: Size | None, prefetch: bool, spill: str, preset: Preset | None = None
+) -> Policy:
     if mode not in MODES:
         raise StateError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
     if spill not in ("host", "migrate"):
         raise StateError(f"spill must be 'host' or 'migrate'; got {spill!r}")
+    if preset is not None:
+        check_preset(preset)
     limit_bytes = None if limit is None else parse_bytes(limit, "limit")
-    return Policy(mode, limit_bytes, bool(prefetch), spill)  # type: ignore[arg-type]
+    return Policy(mode, limit_bytes, bool(prefetch), spill, preset)  # type: ignore[arg-type]
 
 
 def _install(device: Device, policy: Policy, *, everywhere: bool) -> Restore:
@@ -135,15 +140,21 @@ class Block(_Decorator):
         _local.blocks.pop().restore()
 
 
-def managed(limit: Size | None = None, *, prefetch: bool = False) -> Block:
+def managed(
+    limit: Size | None = None, *, prefetch: bool = False, preset: Preset | None = None
+) -> Block:
     """Allocate managed memory in this block: arrays may be larger than VRAM.
 
     Args:
         limit: the most bytes that managed memory may reserve, as an int or text ("24GiB").
         prefetch: make memory resident as it is handed out. Saves most of the cost of a first
             touch by fault; costs a call for each allocation.
+        preset: ``"streaming"``, ``"random"``, ``"read_mostly"`` or ``"optimizer_state"``: memory
+            that has this advice (`umem.preset`) from its first byte, from a pool of its own, so
+            that no other array gets it.
 
     Raises:
+        HintError: there is no such preset.
         DeviceNotFoundError: on entering, when there is no CUDA device and no virtual GPU.
         DeviceError: on entering, when the device cannot oversubscribe; the message says why.
         SizeError: the limit is not a size, or below what managed memory has in use.
@@ -152,7 +163,7 @@ def managed(limit: Size | None = None, *, prefetch: bool = False) -> Block:
     >>> with umem.virtual_gpu("v100-16gb", vram="64MiB"), umem.managed() as memory:
     ...     total = memory.xp.ones((4096, 4096), "float32").sum()
     """
-    return Block(_policy("managed", limit, prefetch, "host"))
+    return Block(_policy("managed", limit, prefetch, "host", preset))
 
 
 def hybrid(

@@ -38,13 +38,15 @@ class Policy:
 
     ``limit_bytes`` bounds what the mode's pool may reserve; under ``hybrid`` it bounds the
     unmanaged part. ``prefetch`` makes memory resident as it is handed out. ``spill`` says where
-    hybrid's spilled memory lives: ``"host"`` (read over the bus) or ``"migrate"``.
+    hybrid's spilled memory lives: ``"host"`` (read over the bus) or ``"migrate"``. ``preset``, of
+    managed memory, names the pool whose memory has that advice (`umem.devices.presets`).
     """
 
     mode: Mode
     limit_bytes: int | None = None
     prefetch: bool = False
     spill: Literal["host", "migrate"] = "host"
+    preset: str | None = None
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ import cupy
 from cupy.cuda import runtime
 
 from umem.devices import host_memory
-from umem.devices.base import Span
+from umem.devices.base import Advice, Place, Span
 from umem.devices.cuda import hints
 from umem.devices.cuda.hints import CoreHints
+from umem.devices.presets import PRESETS
 from umem.errors import DeviceError
 
 Malloc = Callable[[int], Any]
@@ -27,8 +28,7 @@ INSUFFICIENT_DRIVER = 35
 NO_DEVICE = 100
 CAPTURE_IMPLICIT = 906  # another stream captures, so the legacy stream cannot be used
 _MANAGED_POINTER = 3  # cudaMemoryTypeManaged
-_SET_PREFERRED_LOCATION = 3
-_SET_ACCESSED_BY = 5
+_SET: dict[Advice, int] = {"read_mostly": 1, "preferred_location": 3, "accessed_by": 5}
 _CPU = -1
 
 
@@ -83,7 +83,7 @@ class Driver:
         return hints.load(self.cuda_major)
 
     def check_advice(self) -> None:
-        """See that `prefer_host` and `prefetch_here` can work.
+        """See that `give_preset`, `prefer_host` and `prefetch_here` can work.
 
         On CUDA 12 CuPy's own calls will do, so modes need no more than CuPy. On CUDA 13 they
         raise (CuPy 13) or cannot mean the host (CuPy 14), so cuda.core is needed.
@@ -96,13 +96,18 @@ class Driver:
 
     def prefer_host(self, address: int, nbytes: int) -> None:
         """Advise that a range lives in host memory and that this GPU reads it there."""
+        self.give_preset(address, nbytes, "streaming")
+
+    def give_preset(self, address: int, nbytes: int, name: str) -> None:
+        """Give a range what `PRESETS` advises."""
+        for advice, where in PRESETS[name]:
+            self._advise(address, nbytes, advice, "cpu" if where == "cpu" else self.ordinal)
+
+    def _advise(self, address: int, nbytes: int, advice: Advice, place: Place) -> None:
         if self._core is None:
-            runtime.memAdvise(address, nbytes, _SET_PREFERRED_LOCATION, _CPU)
-            runtime.memAdvise(address, nbytes, _SET_ACCESSED_BY, self.ordinal)
-            return
-        spans = [Span(address, nbytes)]
-        self._core.advise(spans, "preferred_location", "cpu", unset=False)
-        self._core.advise(spans, "accessed_by", self.ordinal, unset=False)
+            runtime.memAdvise(address, nbytes, _SET[advice], _CPU if place == "cpu" else place)
+        else:
+            self._core.advise([Span(address, nbytes)], advice, place, unset=False)
 
     def prefetch_here(self, address: int, nbytes: int) -> None:
         """Move a range to this GPU, in the order of the current stream."""

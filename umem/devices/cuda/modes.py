@@ -17,9 +17,10 @@ from umem.units import format_bytes
 def allocator(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, Pool]:
     """The allocator to install, and the pool that it draws on first.
 
-    Plain `managed`, with or without a limit, is the pool's own method, the same object each
-    time. `unmanaged` is CuPy's default pool, with a limit a pool of ours. `hybrid` is a new
-    `Hybrid`, which knows of no pressure yet, over the pools that stay.
+    Plain `managed`, with or without a limit or a preset, is the pool's own method, the same
+    object each time; a preset has a pool of its own. `unmanaged` is CuPy's default pool, with a
+    limit a pool of ours. `hybrid` is a new `Hybrid`, which knows of no pressure yet, over the
+    pools that stay.
 
     Raises:
         SizeError: the limit is below what arrays use already; no pool has changed.
@@ -31,10 +32,12 @@ def allocator(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, Poo
     kind: Kind | None = "managed"
     if policy.mode == "unmanaged":
         kind = None if policy.limit_bytes is None else "unmanaged"
-    malloc = pools.malloc(kind)
+    if policy.preset is not None:
+        driver.check_advice()
+    malloc = pools.malloc(kind, policy.preset)
     if policy.mode == "managed" and policy.prefetch:
         malloc = prefetching(malloc, driver)
-    return malloc, pools.pool(kind)
+    return malloc, pools.pool(kind, policy.preset)
 
 
 def prefetching(malloc: Malloc, driver: Driver) -> Malloc:

@@ -26,7 +26,7 @@ class Growth:
     """The allocator that a pool calls when its cache has nothing that fits.
 
     Under ``hybrid`` a refusal is final at once, because there the spill pool is the way out;
-    otherwise the pool's free blocks are given back, then garbage is collected, before giving
+    otherwise free blocks are given back (`give_back`), then garbage is collected, before giving
     up. Safe from any thread: CuPy holds no lock here.
 
     Raises:
@@ -37,11 +37,12 @@ class Growth:
 
     def __init__(
         self, kind: Kind, driver: Driver, ledger: Ledger, bounds: Bounds,
-        policy: Callable[[], Policy | None],
+        policy: Callable[[], Policy | None], preset: str | None = None,
     ) -> None:  # fmt: skip
         self._kind, self._driver, self._ledger = kind, driver, ledger
+        self._preset = preset
         self._bounds, self._policy = bounds, policy
-        self.pool: Pool | None = None
+        self.give_back: Callable[[], None] = lambda: None
 
     def __call__(self, nbytes: int) -> Any:
         if not nbytes:
@@ -54,7 +55,7 @@ class Growth:
         return self._reserve(nbytes)
 
     def _reserve(self, nbytes: int) -> Any:
-        reclaims = () if self._spills() else (self._give_back, self._collect)
+        reclaims = () if self._spills() else (self.give_back, self._collect)
         for reclaim in reclaims:
             try:
                 return self._attempt(nbytes)
@@ -66,13 +67,9 @@ class Growth:
         policy = self._policy()
         return self._kind == "unmanaged" and policy is not None and policy.mode == "hybrid"
 
-    def _give_back(self) -> None:
-        if self.pool is not None:
-            self.pool.free_all_blocks()
-
     def _collect(self) -> None:
         cuda_driver.collect_garbage()
-        self._give_back()
+        self.give_back()
 
     def _attempt(self, nbytes: int) -> Any:
         self._ledger.claim(
@@ -95,6 +92,8 @@ class Growth:
         pointer = self._driver.allocate_managed(nbytes)
         if self._kind == "spill" and nbytes:
             self._driver.prefer_host(pointer.ptr, nbytes)
+        if self._preset is not None and nbytes:
+            self._driver.give_preset(pointer.ptr, nbytes, self._preset)
         return pointer
 
     def _leased(self, pointer: Any, nbytes: int) -> Any:
@@ -112,6 +111,8 @@ class Growth:
 class Pools:
     """The pools of one GPU, made when they are first needed and kept for good.
 
+    Advice belongs to addresses, so managed memory of each preset has a pool of its own. They
+    count together: a limit bounds them all, and what one has free, another may grow into.
     Thread-safety: any thread.
     """
 
@@ -120,34 +121,42 @@ class Pools:
         self.ledger = Ledger()
         self.bounds = Bounds(driver, policy)
         self._lock = threading.Lock()
-        self._pools: dict[Kind, Pool] = {}
-        self._mallocs: dict[Kind | None, Malloc] = {}
+        self._pools: dict[tuple[Kind, str | None], Pool] = {}
+        self._mallocs: dict[tuple[Kind | None, str | None], Malloc] = {}
 
-    def pool(self, kind: Kind | None) -> Pool:
-        """The pool of a kind; None is CuPy's default pool."""
+    def pool(self, kind: Kind | None, preset: str | None = None) -> Pool:
+        """The pool of a kind and a preset; kind None is CuPy's default pool."""
         if kind is None:
             return self._driver.default_pool
         with self._lock:
-            if kind not in self._pools:
-                self._pools[kind] = self._make(kind)
-            return self._pools[kind]
+            if (kind, preset) not in self._pools:
+                self._pools[kind, preset] = self._make(kind, preset)
+            return self._pools[kind, preset]
 
-    def malloc(self, kind: Kind | None) -> Malloc:
+    def malloc(self, kind: Kind | None, preset: str | None = None) -> Malloc:
         """The pool's own bound method, the same object every time."""
-        return self._mallocs.setdefault(kind, self.pool(kind).malloc)
+        return self._mallocs.setdefault((kind, preset), self.pool(kind, preset).malloc)
 
     def used_bytes(self, kind: Kind) -> int:
-        """Bytes of a pool that arrays use now; costs a pass over them."""
-        with self._lock:
-            pool = self._pools.get(kind)
-        if pool is None:
-            return 0
+        """Bytes of a kind that arrays use now, of every preset; costs a pass over them."""
         with self._driver.current():
-            return int(pool.used_bytes())
+            return sum(int(pool.used_bytes()) for pool in self._of(kind))
 
-    def _make(self, kind: Kind) -> Pool:
-        grow = Growth(kind, self._driver, self.ledger, self.bounds, self._policy)
-        pool = grow.pool = self._driver.make_pool(grow)
+    def give_back(self, *kinds: Kind) -> None:
+        """Give the free blocks of these kinds back to the driver."""
+        for kind in kinds:
+            for pool in self._of(kind):
+                pool.free_all_blocks()
+
+    def _of(self, kind: Kind) -> list[Pool]:
+        with self._lock:
+            return [pool for (other, _), pool in self._pools.items() if other == kind]
+
+    def _make(self, kind: Kind, preset: str | None) -> Pool:
+        grow = Growth(kind, self._driver, self.ledger, self.bounds, self._policy, preset)
+        together: tuple[Kind, ...] = ("managed", "spill") if kind != "unmanaged" else (kind,)
+        grow.give_back = lambda: self.give_back(*together)
+        pool = self._driver.make_pool(grow)
         if kind != "unmanaged":
             # CUPY_GPU_MEMORY_LIMIT caps every new pool: right for VRAM, and for managed memory
             # a ban on oversubscription that nobody asked for.

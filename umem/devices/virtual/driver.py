@@ -7,14 +7,24 @@ Does not model: the driver's fragmentation, the VRAM that a CUDA context takes f
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Literal
 
-from umem.devices.base import BLOCK_BYTES, Policy, Span
+from umem.devices.base import BLOCK_BYTES, Place, Policy, Span
+from umem.devices.presets import PRESETS
 from umem.devices.virtual.moves import Moves
 from umem.devices.virtual.pool import Pool, UncachedPool
-from umem.devices.virtual.residency import ACCESSED_BY_GPU, PREFER_HOST, Residency
-from umem.errors import OutOfMemoryError, SizeError
+from umem.devices.virtual.residency import (
+    ACCESSED_BY_GPU,
+    ACCESSED_BY_HOST,
+    PREFER_GPU,
+    PREFER_HOST,
+    READ_MOSTLY,
+    Residency,
+)
+from umem.errors import HintError, OutOfMemoryError, SizeError
 from umem.units import format_bytes
 
 SMALL_BYTES = BLOCK_BYTES // 2
@@ -143,9 +153,11 @@ class Driver:
         self.numbers = BlockNumbers(self.residency.grow)
         self._on_moves = on_moves
         self._on_free = on_free
-        make = Pool if allocator == "caching" else UncachedPool
+        self._make = make = Pool if allocator == "caching" else UncachedPool
+        self._managed: list[Pool] = []
+        self._presets: dict[str, Pool] = {}
         self.unmanaged = make(_Pinned(self))
-        self.managed = make(_Managed(self))
+        self.managed = make(_Managed(self), self._managed)
         self.spill_host = make(_Managed(self, PREFER_HOST | ACCESSED_BY_GPU))
         self.spill_migrate = make(_Managed(self))
 
@@ -157,7 +169,7 @@ class Driver:
     @property
     def managed_bytes(self) -> int:
         """What the pools of managed memory hold."""
-        pools = (self.managed, self.spill_host, self.spill_migrate)
+        pools = (*self._managed, self.spill_host, self.spill_migrate)
         return sum(pool.reserved_bytes for pool in pools)
 
     @property
@@ -172,7 +184,8 @@ class Driver:
             OutOfMemoryError: no room in the mode; LimitError where the limit is the reason.
         """
         if policy.mode == "managed":
-            return self.managed, self.managed.malloc(nbytes, policy.limit_bytes)
+            pool = self._pool_of(policy.preset)
+            return pool, pool.malloc(nbytes, policy.limit_bytes)
         try:
             return self.unmanaged, self.unmanaged.malloc(nbytes, policy.limit_bytes)
         except OutOfMemoryError:
@@ -188,14 +201,24 @@ class Driver:
             SizeError: it is, even after the pool gave back what it had free.
         """
         limit = policy.limit_bytes
-        pool = self.managed if policy.mode == "managed" else self.unmanaged
-        if limit is not None and pool.reserved_bytes > limit:
+        pools = self._managed if policy.mode == "managed" else [self.unmanaged]
+        if limit is None or _reserved(pools) <= limit:
+            return
+        for pool in pools:
             pool.free_all_blocks()
-        if limit is not None and pool.reserved_bytes > limit:
+        if _reserved(pools) > limit:
             raise SizeError(
                 f"limit of {format_bytes(limit)} is below the "
-                f"{format_bytes(pool.reserved_bytes)} that {policy.mode} memory has in use"
+                f"{format_bytes(_reserved(pools))} that {policy.mode} memory has in use"
             )
+
+    def _pool_of(self, preset: str | None) -> Pool:
+        if preset is None:
+            return self.managed
+        if preset not in self._presets:
+            source = _Managed(self, preset_flags(preset))
+            self._presets[preset] = self._make(source, self._managed)
+        return self._presets[preset]
 
     # -- what the pools' sources call ------------------------------------------------------
 
@@ -216,6 +239,26 @@ class Driver:
         """Managed blocks were given back; their advice is gone."""
         self._on_moves(self.residency.release(start, stop))
         self._on_free(stop - start)
+
+
+def _reserved(pools: list[Pool]) -> int:
+    return sum(pool.reserved_bytes for pool in pools)
+
+
+def advice_flag(action: str, place: Place | str | None) -> int:
+    """The flag of advice for a place."""
+    if action == "read_mostly":
+        return READ_MOSTLY
+    if action == "preferred_location":
+        return PREFER_HOST if place == "cpu" else PREFER_GPU
+    if action == "accessed_by":
+        return ACCESSED_BY_HOST if place == "cpu" else ACCESSED_BY_GPU
+    raise HintError(f"unknown advice {action!r}")
+
+
+def preset_flags(name: str) -> int:
+    """The flags of all that a preset advises."""
+    return functools.reduce(operator.or_, (advice_flag(*pair) for pair in PRESETS[name]))
 
 
 def covered(span: Span) -> tuple[int, int]:

@@ -10,21 +10,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from umem.devices.base import BLOCK_BYTES, Place, Policy, Span
+from umem.devices.base import BLOCK_BYTES, Policy, Span
 from umem.devices.specs import Costs, GpuSpec
 from umem.devices.virtual.clock import Clock
-from umem.devices.virtual.driver import Driver, covered, half_covered, wholly_covered
+from umem.devices.virtual.driver import (
+    Driver,
+    advice_flag,
+    covered,
+    half_covered,
+    wholly_covered,
+)
 from umem.devices.virtual.figures import Counters, Figures
 from umem.devices.virtual.moves import Moves
 from umem.devices.virtual.pool import Pool
-from umem.devices.virtual.residency import (
-    ACCESSED_BY_GPU,
-    ACCESSED_BY_HOST,
-    PREFER_GPU,
-    PREFER_HOST,
-    READ_MOSTLY,
-)
-from umem.errors import HintError, LimitError, OutOfMemoryError, SizeError
+from umem.errors import LimitError, OutOfMemoryError, SizeError
 from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op
 from umem.units import format_bytes
 
@@ -244,7 +243,7 @@ class Model:
         elif hint.action == "discard":
             self.counters.moves.add(residency.discard(*wholly_covered(span)))
         else:
-            flag = _advice_flag(hint.action, hint.place)
+            flag = advice_flag(hint.action, hint.place)
             residency.advise(*half_covered(span), flag, unset=hint.unset)
 
     def _prefetch_blocks(self, start: int, stop: int, hint: Hint) -> None:
@@ -255,13 +254,3 @@ class Model:
         done = self.clock.move(moves, overlap=hint.overlap)
         if hint.overlap and not to_host:
             self._pending.append((start, stop, done))
-
-
-def _advice_flag(action: str, place: Place | str | None) -> int:
-    if action == "read_mostly":
-        return READ_MOSTLY
-    if action == "preferred_location":
-        return PREFER_HOST if place == "cpu" else PREFER_GPU
-    if action == "accessed_by":
-        return ACCESSED_BY_HOST if place == "cpu" else ACCESSED_BY_GPU
-    raise HintError(f"unknown advice {action!r}")

@@ -41,11 +41,15 @@ class _Chunk:
 class Pool:
     """Hands out spans in units of 512 bytes from what ``source`` reserves.
 
+    A limit bounds what the pools in ``together`` reserve in all; each joins that list.
+
     Not thread-safe: its device holds the lock. Cost: a few microseconds an allocation.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, together: list[Pool] | None = None) -> None:
         self._source = source
+        self._together = [] if together is None else together
+        self._together.append(self)
         self._sizes: list[int] = []
         self._free: dict[int, dict[_Chunk, None]] = {}
         self._used: dict[int, _Chunk] = {}
@@ -102,12 +106,14 @@ class Pool:
     # -- inside ----------------------------------------------------------------------------
 
     def _reserve(self, nbytes: int, limit_bytes: int | None) -> _Chunk:
-        if limit_bytes is not None and self.reserved_bytes + nbytes > limit_bytes:
-            self.free_all_blocks()
-            if self.reserved_bytes + nbytes > limit_bytes:
+        if limit_bytes is not None and self._reserved_together() + nbytes > limit_bytes:
+            for pool in self._together:
+                pool.free_all_blocks()
+            if self._reserved_together() + nbytes > limit_bytes:
                 raise LimitError(
-                    f"needs {format_bytes(nbytes)} more; {format_bytes(self.reserved_bytes)} of "
-                    f"the limit of {format_bytes(limit_bytes)} reserved"
+                    f"needs {format_bytes(nbytes)} more; "
+                    f"{format_bytes(self._reserved_together())} of the limit of "
+                    f"{format_bytes(limit_bytes)} reserved"
                 )
         try:
             address = self._source.reserve(nbytes)
@@ -117,6 +123,9 @@ class Pool:
             address = self._source.reserve(nbytes)
         self.reserved_bytes += nbytes
         return _Chunk(address, nbytes)
+
+    def _reserved_together(self) -> int:
+        return sum(pool.reserved_bytes for pool in self._together)
 
     def _take(self, nbytes: int) -> _Chunk | None:
         index = bisect_left(self._sizes, nbytes)

@@ -1,0 +1,29 @@
+"""Presets: which advice suits a way of using memory."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from umem.devices.base import Advice
+from umem.errors import HintError
+
+Preset = Literal["streaming", "random", "read_mostly", "optimizer_state"]
+
+PRESETS: dict[str, tuple[tuple[Advice, Literal["gpu", "cpu"] | None], ...]] = {
+    "streaming": (("preferred_location", "cpu"), ("accessed_by", "gpu")),
+    "random": (("preferred_location", "gpu"),),
+    "read_mostly": (("read_mostly", None),),
+    "optimizer_state": (("preferred_location", "cpu"), ("accessed_by", "gpu")),
+}
+"""What each preset advises. ``streaming`` and ``optimizer_state`` leave the data on the host and
+map it for the GPU: it is read once a step, so moving it would only push other data out."""
+
+
+def check_preset(name: str) -> None:
+    """See that there is such a preset.
+
+    Raises:
+        HintError: there is not.
+    """
+    if name not in tuple(PRESETS):  # whatever it is, also what cannot be hashed
+        raise HintError(f"preset must be one of {', '.join(PRESETS)}; got {name!r}")
