@@ -17,10 +17,10 @@ import umem
 
 ROOT = Path(umem.__file__).parent
 LEVELS = {
-    "errors": 0, "units": 0,
+    "errors": 0, "units": 0, "stacks": 0,
     "trace": 1, "recorder": 1, "graphs": 1, "compat": 1,
     "devices": 2, "planner": 2,
-    "memory": 3, "hints": 3, "counters": 3,
+    "memory": 3, "hints": 3, "counters": 3, "tracking": 3,
     "replaying": 4, "comparing": 4, "": 4,
     "chainer": 5, "reports": 5,
     "cli": 6, "__main__": 7,

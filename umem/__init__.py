@@ -3,6 +3,7 @@
 ``import umem.chainer`` for what concerns Chainer. docs/design.md has the whole picture.
 """
 
+from umem.counters import statistics
 from umem.errors import DeviceNotFoundError, OutOfMemoryError, UmemError
 from umem.hints import advise, location, prefetch, preset
 from umem.memory import (
@@ -17,6 +18,7 @@ from umem.memory import (
 from umem.recorder import record
 from umem.replaying import Replay, replay
 from umem.trace import Trace
+from umem.tracking import track
 
 __all__ = [
     "DeviceNotFoundError",
@@ -35,7 +37,9 @@ __all__ = [
     "preset",
     "record",
     "replay",
+    "statistics",
     "status",
+    "track",
     "unmanaged",
     "virtual_gpu",
 ]
