@@ -31,6 +31,8 @@ _OWN = frozenset((
     "_retained_output_data", "_use_cudnn", "_local_function_hooks", "_n_local_function_hooks",
 ))  # fmt: skip
 """Attributes that function nodes have anyway."""
+_STATISTICS = ("running_mean", "running_var")
+"""What normalisation holds and changes in place."""
 _GATHERS = frozenset(("EmbedID", "SparseMatMul", "GetItem", "SelectItem", "Permutate"))
 
 
@@ -133,7 +135,11 @@ def _add_held(
     seen = {access[0] for access in (*reads, *writes)}
     for key, array in held:
         if id(array) in old:
-            reads.append(recorder.access(array, "input", f"{name}.{key}", True))
+            kind = "state" if key in _STATISTICS else "input"
+            access = recorder.access(array, kind, f"{name}.{key}", True)
+            reads.append(access)
+            if kind == "state":
+                writes.append(access)
             continue
         access = recorder.access(array, "stash", f"{name}.{key}")
         if access[0] not in seen:
