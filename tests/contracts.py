@@ -279,6 +279,30 @@ class DeviceContract:
             location = umem.location(array)
             assert location.preferred is None and not location.read_mostly
 
+    # -- views of the host -----------------------------------------------------------------
+
+    def test_a_host_view_shares_the_memory_in_both_directions(self, memory_block: Any) -> None:
+        with memory_block("managed") as memory:
+            array = memory.xp.arange(MIB, dtype="int32")
+            part = array[10:20][::-1]
+            view = umem.as_numpy(part)
+            assert view.tolist() == list(range(19, 9, -1))
+            view[:] = -1
+            assert int(array[:30].sum()) == sum(range(10)) - 10 + sum(range(20, 30))
+            array += 1
+            assert umem.as_numpy(part).max() == umem.as_numpy(part).min() == 0
+
+    def test_a_host_view_outlives_its_array(self, memory_block: Any) -> None:
+        with memory_block("managed") as memory:
+            view = umem.as_numpy(memory.xp.full(4 * MIB, 7, "uint8"))
+            memory.xp.full(4 * MIB, 8, "uint8")
+        assert view.min() == view.max() == 7
+
+    def test_unmanaged_memory_has_no_host_view(self, memory_block: Any) -> None:
+        with memory_block("unmanaged") as memory:
+            with pytest.raises(HintError, match="not managed memory"):
+                umem.as_numpy(memory.xp.ones(4 * MIB, "uint8"))
+
     # -- sizes and books -------------------------------------------------------------------
 
     @pytest.mark.parametrize("mode", ["unmanaged", "managed", "hybrid"])

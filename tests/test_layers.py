@@ -25,6 +25,7 @@ LEVELS = {
     "chainer": 5, "reports": 5,
     "cli": 6, "__main__": 7,
 }  # fmt: skip
+    "views": 3,
 """The empty name is the package itself: its public names, the highest of which is `replay`."""
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
 FILES = sorted(ROOT.rglob("*.py"))

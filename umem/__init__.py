@@ -18,6 +18,7 @@ from umem.memory import (
 from umem.recorder import record
 from umem.replaying import Replay, replay
 from umem.trace import Trace
+from umem.views import as_numpy
 from umem.tracking import track
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "__version__",
     "advise",
     "disable",
+    "as_numpy",
     "enable",
     "hybrid",
     "location",

@@ -9,7 +9,7 @@
     +-- DeviceError             also RuntimeError: the device cannot do what was asked
     +-- UnknownGpuError         also KeyError
     +-- SizeError               also ValueError: not a size, or out of range
-    +-- HintError               also ValueError: advice or preset that cannot be given
+    +-- HintError               also ValueError: a hint or a view that cannot be given
     +-- GraphError              also ValueError: a graph or a plan that does not hold together
     +-- BudgetError             also ValueError: no plan needs as little as that
     +-- StateError              also RuntimeError: enable twice, disable without enable, ...
@@ -63,7 +63,7 @@ class SizeError(UmemError, ValueError):
 
 
 class HintError(UmemError, ValueError):
-    """Advice, a preset or a prefetch that cannot be given; no hint was given."""
+    """Advice, a preset, a prefetch or a view that cannot be given; none was given."""
 
 
 class GraphError(UmemError, ValueError):

@@ -42,7 +42,7 @@ def arrays_in(x: Any) -> Iterator[Any]:
 def _walk(x: Any) -> Iterator[Any]:
     if x is None:
         return
-    if _is_array(x):
+    if is_array(x):
         yield x
     elif isinstance(x, Mapping):
         for value in x.values():
@@ -69,7 +69,7 @@ def _walk_link(link: Any) -> Iterator[Any]:
     for part in link.links():
         for name in getattr(part, "_persistent", ()):
             value = getattr(part, name)
-            if _is_array(value):
+            if is_array(value):
                 yield value
 
 
@@ -82,11 +82,12 @@ def _walk_optimizer(optimizer: Any) -> Iterator[Any]:
         if copy is not None and copy.array is not None:
             yield copy.array
         state = getattr(param.update_rule, "state", None) or {}
-        yield from (value for value in state.values() if _is_array(value))
+        yield from (value for value in state.values() if is_array(value))
 
 
-def _is_array(x: Any) -> bool:
-    return isinstance(x, np.ndarray) or hasattr(x, "__cuda_array_interface__")
+def is_array(x: Any) -> bool:
+    """Whether ``x`` is an array; asks its type, because CuPy computes the interface."""
+    return isinstance(x, np.ndarray) or hasattr(type(x), "__cuda_array_interface__")
 
 
 def prefetch(

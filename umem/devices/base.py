@@ -186,6 +186,14 @@ def byte_ranges(
     if any(n == 0 for _, n, _ in dims):
         return []
     address += sum((n - 1) * st for _, n, st in dims if st < 0)
+    @abstractmethod
+    def host_view(self, array: Any) -> np.ndarray[Any, Any]:
+        """A managed array's memory as a NumPy array, after waiting for the GPU.
+
+        Raises:
+            HintError: the array is not managed; DeviceError: the host cannot reach it now.
+        """
+
     extent = itemsize
     outer: list[tuple[int, int]] = []
     for step, count, _ in dims:

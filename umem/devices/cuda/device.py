@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+
 from umem.devices.base import (
     Advice,
     Device,
@@ -25,7 +27,8 @@ from umem.devices.base import (
     Watcher,
     byte_ranges,
 )
-from umem.errors import DeviceError, DeviceNotFoundError, UmemError
+from umem.devices.host_view import host_view, unmanaged_text
+from umem.errors import DeviceError, DeviceNotFoundError, HintError, UmemError
 
 if TYPE_CHECKING:
     from umem.devices.cuda.driver import Driver
@@ -243,6 +246,22 @@ class CudaDevice(Device):
         with self._ready() as hints:
             return hints.location(spans)
 
+    def host_view(self, array: Any) -> np.ndarray[Any, Any]:
+        """The array's memory for the host; see `Device.host_view`. Waits for the whole GPU."""
+        self._check_mine(array)
+        if array.nbytes and not self._driver.is_managed(array.data.ptr):
+            raise HintError(unmanaged_text(array.shape))
+        reason = self._driver.managed_problem()
+        if reason is not None:
+            raise DeviceError(f"the host cannot share an array of {self.name}: {reason}")
+        if self._driver.capturing():
+            raise DeviceError(
+                "a host view waits for the GPU, which would end the capture of the current "
+                "stream; take it before or after"
+            )
+        self._driver.synchronize()
+        return host_view(array.data.ptr, array.shape, array.strides, array.dtype, array)
+
     def synchronize(self) -> None:
         """Wait for everything that was asked of this GPU."""
         self._driver.synchronize()
@@ -253,14 +272,18 @@ class CudaDevice(Device):
         with self._driver.current():
             self._pools.pool(None).free_all_blocks()
 
-    def _managed_spans(self, array: Any) -> list[Span]:
-        xp = self.xp
-        if not isinstance(array, xp.ndarray):
+    def _check_mine(self, array: Any) -> None:
+        if not isinstance(array, self.xp.ndarray):
             raise DeviceError(f"not an array of GPU {self.ordinal}: {type(array).__name__}")
-        if array.device.id != self.ordinal:
+        home = array.device.id
+        if home != self.ordinal:
             raise DeviceError(
-                f"the array lives on GPU {array.device.id}, and this is GPU {self.ordinal}"
+                f"the array lives on GPU {home}, and this is GPU {self.ordinal}: make that one "
+                f"the current one, with cupy.cuda.Device({home})"
             )
+
+    def _managed_spans(self, array: Any) -> list[Span]:
+        self._check_mine(array)
         if not array.nbytes or not self._driver.is_managed(array.data.ptr):
             return []
         return byte_ranges(array.data.ptr, array.shape, array.strides, array.itemsize)

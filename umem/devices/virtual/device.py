@@ -11,6 +11,8 @@ import operator
 import threading
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from umem.devices.base import (
     BLOCK_BYTES,
     Advice,
@@ -25,6 +27,7 @@ from umem.devices.base import (
     Watcher,
     byte_ranges,
 )
+from umem.devices.host_view import host_view, unmanaged_text
 from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec
 from umem.devices.virtual.driver import covered, half_covered
 from umem.devices.virtual.figures import Figures, Sample
@@ -41,7 +44,7 @@ from umem.devices.virtual.residency import (
     Residency,
 )
 from umem.devices.virtual.watching import Watch
-from umem.errors import DeviceError, StateError
+from umem.errors import DeviceError, HintError, StateError
 from umem.recorder import Reach, Recorder, active, address_of, root_of
 from umem.trace import Access, Event, Hint
 
@@ -189,6 +192,17 @@ class VirtualGPU(Device):
                 return Location(managed=False, resident_bytes=array.nbytes)
             parts = [tensor.part(low, high) for _, low, high in _parts(array, found)]
             return _location(self.model.driver.residency, parts, array.nbytes)
+
+    def host_view(self, array: Any) -> np.ndarray[Any, Any]:
+        """The array's memory as a plain NumPy array, which is a host array to this GPU."""
+        with self.model.lock:
+            found = None if self.recorder is None else self.recorder.known(array)
+            if found is None or not (
+                array.nbytes == 0 or self.model.is_managed(self.model.tensors[found[0]])
+            ):
+                raise HintError(unmanaged_text(array.shape))
+        self.synchronize()
+        return host_view(address_of(array), array.shape, array.strides, array.dtype, array)
 
     def synchronize(self) -> None:
         """The host waits for the GPU."""
