@@ -20,12 +20,13 @@ LEVELS = {
     "errors": 0, "units": 0, "stacks": 0,
     "trace": 1, "recorder": 1, "graphs": 1, "compat": 1,
     "devices": 2, "planner": 2,
-    "memory": 3, "hints": 3, "counters": 3, "tracking": 3,
+    "limits": 3, "environment": 3, "memory": 3, "inspecting": 3, "hints": 3, "counters": 3,
+    "tracking": 3,
     "replaying": 4, "comparing": 4, "": 4,
     "chainer": 5, "reports": 5,
     "cli": 6, "__main__": 7,
-}  # fmt: skip
     "views": 3,
+}  # fmt: skip
 """The empty name is the package itself: its public names, the highest of which is `replay`."""
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
 FILES = sorted(ROOT.rglob("*.py"))

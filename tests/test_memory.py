@@ -143,7 +143,7 @@ def test_a_limit_that_is_no_size_is_refused_before_anything_changes(
 
 
 def test_unknown_modes_and_spills_are_refused(gpu: VirtualGPU) -> None:
-    for mode in ("mangaed", None, [], 3):
+    for mode in ("mangaed", "off", "", [], 3):
         with pytest.raises(StateError, match="mode must be one of unmanaged, managed, hybrid"):
             umem.enable(mode)  # type: ignore[arg-type]
     with pytest.raises(StateError, match="spill must be 'host' or 'migrate'; got 'disk'"):

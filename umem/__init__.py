@@ -6,12 +6,12 @@
 from umem.counters import statistics
 from umem.errors import DeviceNotFoundError, OutOfMemoryError, UmemError
 from umem.hints import advise, location, prefetch, preset
+from umem.inspecting import Status, status
 from umem.memory import (
     disable,
     enable,
     hybrid,
     managed,
-    status,
     unmanaged,
     virtual_gpu,
 )
@@ -25,12 +25,13 @@ __all__ = [
     "DeviceNotFoundError",
     "OutOfMemoryError",
     "Replay",
+    "Status",
     "Trace",
     "UmemError",
     "__version__",
     "advise",
-    "disable",
     "as_numpy",
+    "disable",
     "enable",
     "hybrid",
     "location",

@@ -9,19 +9,18 @@ from __future__ import annotations
 import inspect
 import threading
 from contextlib import ContextDecorator
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, SupportsIndex
+from typing import Any, Literal, NamedTuple
 
-from umem.devices.base import MODES, Device, Policy, Restore
+from umem import environment
+from umem.devices.base import MODES, Device, Mode, Policy, Restore
 from umem.devices.presets import Preset, check_preset
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.devices.virtual import VirtualGPU
-from umem.errors import DeviceError, DeviceNotFoundError, StateError, UnsupportedError
+from umem.errors import DeviceError, StateError, UnsupportedError
+from umem.limits import Limit, Size, parse_limit
 from umem.recorder import Recorder
-from umem.units import format_bytes, parse_bytes
-
-Size = str | SupportsIndex
+from umem.units import parse_bytes
 
 
 class _Entered(NamedTuple):
@@ -50,24 +49,45 @@ def current_device() -> Device:
     Raises:
         DeviceNotFoundError: there is neither; the message names both ways out.
     """
-    if _local.virtual:
-        return _local.virtual[-1]
+    virtual = _virtual()
+    if virtual is not None:
+        return virtual
     from umem.devices.cuda import open_cuda
 
     return open_cuda()
 
 
-def _policy(
-    mode: str, limit: Size | None, prefetch: bool, spill: str, preset: Preset | None = None
-) -> Policy:
+def _virtual() -> VirtualGPU | None:
+    return _local.virtual[-1] if _local.virtual else None
+
+
+class _Request(NamedTuple):
+    """What was asked for; on a device it becomes a policy."""
+
+    mode: Mode
+    limit: Limit | None = None
+    prefetch: bool = False
+    spill: Literal["host", "migrate"] = "host"
+    preset: Preset | None = None
+
+    def on(self, device: Device) -> Policy:
+        """The policy on this device, with the limit in bytes."""
+        limit_bytes = None if self.limit is None else self.limit.resolve(device)
+        return Policy(self.mode, limit_bytes, self.prefetch, self.spill, self.preset)
+
+
+def _request(
+    mode: str, limit: Size | None, prefetch: bool, spill: str = "host",
+    preset: Preset | None = None,
+) -> _Request:  # fmt: skip
     if mode not in MODES:
         raise StateError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
     if spill not in ("host", "migrate"):
         raise StateError(f"spill must be 'host' or 'migrate'; got {spill!r}")
     if preset is not None:
         check_preset(preset)
-    limit_bytes = None if limit is None else parse_bytes(limit, "limit")
-    return Policy(mode, limit_bytes, bool(prefetch), spill, preset)  # type: ignore[arg-type]
+    checked = None if limit is None else parse_limit(limit)
+    return _Request(mode, checked, bool(prefetch), spill, preset)  # type: ignore[arg-type]
 
 
 def _install(device: Device, policy: Policy, *, everywhere: bool) -> Restore:
@@ -114,17 +134,18 @@ _RUN_LATER = (
 class Block(_Decorator):
     """A block, or a function, whose allocations in this thread come from one mode."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, request: _Request) -> None:
+        self._request = request
 
     def _recreate_cm(self) -> Block:
-        return Block(self._policy)
+        return Block(self._request)
 
     def __enter__(self) -> Memory:
         device = current_device()
-        restore = _install(device, self._policy, everywhere=False)
-        _local.blocks.append(_Entered(self, device, self._policy, restore))
-        return Memory(device, self._policy)
+        policy = self._request.on(device)
+        restore = _install(device, policy, everywhere=False)
+        _local.blocks.append(_Entered(self, device, policy, restore))
+        return Memory(device, policy)
 
     def __exit__(
         self,
@@ -146,7 +167,10 @@ def managed(
     """Allocate managed memory in this block: arrays may be larger than VRAM.
 
     Args:
-        limit: the most bytes that managed memory may reserve, as an int or text ("24GiB").
+        limit: the most that managed memory may reserve: bytes as an int, or text such as
+            "24GiB", "1.5x" (of the device's VRAM) or "90%" (of the host memory that is available
+            when the block is entered, in this process's control groups; on a virtual GPU too that
+            is this machine's).
         prefetch: make memory resident as it is handed out. Saves most of the cost of a first
             touch by fault; costs a call for each allocation.
         preset: ``"streaming"``, ``"random"``, ``"read_mostly"`` or ``"optimizer_state"``: memory
@@ -157,13 +181,14 @@ def managed(
         HintError: there is no such preset.
         DeviceNotFoundError: on entering, when there is no CUDA device and no virtual GPU.
         DeviceError: on entering, when the device cannot oversubscribe; the message says why.
-        SizeError: the limit is not a size, or below what managed memory has in use.
+        SizeError: the limit is none, at once; or, on entering, it is below what managed memory
+            has in use, or a share of what is not known.
 
     >>> import umem
     >>> with umem.virtual_gpu("v100-16gb", vram="64MiB"), umem.managed() as memory:
     ...     total = memory.xp.ones((4096, 4096), "float32").sum()
     """
-    return Block(_policy("managed", limit, prefetch, "host", preset))
+    return Block(_request("managed", limit, prefetch, preset=preset))
 
 
 def hybrid(
@@ -175,7 +200,7 @@ def hybrid(
     """Allocate unmanaged memory until it is full, then managed memory.
 
     Args:
-        limit: the most bytes of unmanaged memory; None is all of VRAM.
+        limit: the most of the unmanaged part, as in `managed`; None is all of VRAM.
         spill: ``"host"``: spilled memory stays on the host and is read over the bus;
             ``"migrate"``: it moves, so leave it room by a ``limit``.
         prefetch: as in `managed`, for what is spilled.
@@ -183,32 +208,53 @@ def hybrid(
     Raises:
         see `managed`.
     """
-    return Block(_policy("hybrid", limit, prefetch, spill))
+    return Block(_request("hybrid", limit, prefetch, spill))
 
 
 def unmanaged(limit: Size | None = None) -> Block:
     """Allocate plain device memory in this block, for instance hot buffers inside `managed`.
 
     Args:
-        limit: the most bytes of it.
+        limit: the most of it, as in `managed`: "0.9x" is nine tenths of VRAM, and "90%" is of
+            host memory here too. CUPY_GPU_MEMORY_LIMIT is CuPy's own limit on the same memory,
+            and holds beside this one.
 
     Raises:
         DeviceNotFoundError, SizeError: see `managed`.
     """
-    return Block(_policy("unmanaged", limit, False, "host"))
+    return Block(_request("unmanaged", limit, False))
 
 
 class Handle:
-    """What `enable` returns: leave it as a context manager, or call `umem.disable`."""
+    """What `enable` returns: leave it as a context manager, or call `umem.disable`.
 
-    def __init__(self, device: Device, policy: Policy, restore: Restore) -> None:
-        self.device, self.policy = device, policy
+    ``policy`` is None where UMEM_MODE keeps everything off.
+    """
+
+    def __init__(
+        self, device: Device | None, request: _Request | None, policy: Policy | None,
+        restore: Restore,
+    ) -> None:  # fmt: skip
+        self._device, self._request, self.policy = device, request, policy
         self._restore = restore
+
+    @property
+    def device(self) -> Device:
+        """The device; where UMEM_MODE keeps everything off, the current one."""
+        return current_device() if self._device is None else self._device
 
     @property
     def xp(self) -> Any:
         """CuPy, or the virtual GPU's array functions."""
         return self.device.xp
+
+    def _answers(self, device: Device | None, request: _Request | None) -> bool:
+        return self._device is device and self._request == request
+
+    def __str__(self) -> str:
+        if self.policy is None or self._device is None:
+            return f"umem.enable() was called before, {environment.MODE} being off,"
+        return f"{self.policy.mode} memory is enabled on {self._device.name}"
 
     def __enter__(self) -> Handle:
         return self
@@ -224,34 +270,55 @@ class Handle:
 
 
 def enable(
-    mode: Literal["managed", "hybrid", "unmanaged"] = "managed",
+    mode: Literal["managed", "hybrid", "unmanaged"] | None = None,
     *,
     limit: Size | None = None,
-    prefetch: bool = False,
+    prefetch: bool | None = None,
 ) -> Handle:
     """Serve every allocation of the process by ``mode``, until `disable`.
 
     Call it before arrays are made; arrays that exist stay where they are. Calling it again with
     the same arguments changes nothing.
 
+    Args:
+        mode: None is what UMEM_MODE says, otherwise ``"managed"``. Where UMEM_MODE is off,
+            nothing changes: the handle that is returned stands for nothing, until `disable`.
+        limit: as in `managed`, resolved now; None is what UMEM_LIMIT says, otherwise no limit.
+        prefetch: as in `managed`; None is what UMEM_PREFETCH says, otherwise False.
+
+    An argument goes before its variable, also when the others are not given, and a variable
+    before the default. The variables are read by this call: `umem.environment` has their values.
+
     Raises:
         DeviceNotFoundError, DeviceError, SizeError: see `managed`; nothing is on then.
-        StateError: another mode is on, or the thread is inside a block; what is on stays on.
+        StateError: another mode is on, or the thread is inside a block, and what is on stays on;
+            or UMEM_MODE or UMEM_PREFETCH has a value that says nothing.
     """
     global _enabled
-    policy = _policy(mode, limit, prefetch, "host")
     with _lock:
-        device = current_device()
+        request = _requested(mode, limit, prefetch)
+        device = _virtual() if request is None else current_device()
         if _enabled is not None:
-            if (_enabled.device, _enabled.policy) == (device, policy):
+            if _enabled._answers(device, request):
                 return _enabled
-            raise StateError(
-                f"{_enabled.policy.mode} memory is enabled on {_enabled.device.name} with other "
-                "arguments; call umem.disable() first"
-            )
+            raise StateError(f"{_enabled} with other arguments; call umem.disable() first")
+        if request is None or device is None:
+            _enabled = Handle(device, None, None, lambda: None)
+            return _enabled
         _outside_blocks(device, "enable")
-        _enabled = Handle(device, policy, _install(device, policy, everywhere=True))
+        policy = request.on(device)
+        _enabled = Handle(device, request, policy, _install(device, policy, everywhere=True))
         return _enabled
+
+
+def _requested(mode: str | None, limit: Size | None, prefetch: bool | None) -> _Request | None:
+    """What is asked of `enable`, by its arguments or the environment; None is nothing."""
+    chosen = environment.mode() if mode is None else mode
+    if chosen == "off" and mode is None:
+        return None
+    on = environment.prefetch() if prefetch is None else prefetch
+    request = _request("managed" if chosen is None else chosen, limit, bool(on))
+    return request if limit is not None else request._replace(limit=environment.limit())
 
 
 def disable() -> None:
@@ -264,18 +331,18 @@ def disable() -> None:
     with _lock:
         if _enabled is None:
             raise StateError("nothing is enabled; umem.enable() comes first")
-        _outside_blocks(_enabled.device, "disable")
+        _outside_blocks(_enabled._device, "disable")
         _enabled._restore()
         _enabled = None
 
 
 def follow_chainer() -> None:
     """Chainer was imported just now; what was enabled before concerns it too."""
-    if _enabled is not None:
-        _enabled.device.follow_chainer()
+    if _enabled is not None and _enabled._device is not None:
+        _enabled._device.follow_chainer()
 
 
-def _outside_blocks(device: Device, what: str) -> None:
+def _outside_blocks(device: Device | None, what: str) -> None:
     if any(entered.device is device for entered in _local.blocks):
         raise StateError(f"umem.{what}() inside a block of umem memory; leave the block first")
 
@@ -326,87 +393,29 @@ class virtual_gpu(_Decorator):
             raise StateError("a virtual GPU is left once, in the thread that entered it")
         gpu, recorder = self._entered[-1]
         _local.blocks = [entered for entered in _local.blocks if entered.device is not gpu]
-        if _enabled is not None and _enabled.device is gpu:
+        if _enabled is not None and _enabled._device is gpu:
             disable()
         self._entered.pop()
         _local.virtual.remove(gpu)
         recorder.__exit__(kind, error, traceback)
 
 
-@dataclass(frozen=True)
-class Status:
-    """What is on, and what it holds. ``str()`` of it is a table for a person.
-
-    ``factor`` is managed and unmanaged bytes reserved over VRAM. None is "unknown".
-    """
-
-    on: bool
-    mode: str
-    device: str | None
-    simulated: bool
-    why_not: str | None
-    limit_bytes: int | None
-    vram_bytes: int | None
-    reserved_bytes: int | None
-    peak_bytes: int | None
-    managed_bytes: int | None
-    factor: float | None
-    resident_bytes: int | None
-    paging: str
-
-    def __str__(self) -> str:
-        return "\n".join(f"{name:<14}{text}" for name, text in self._rows())
-
-    def _rows(self) -> list[tuple[str, str]]:
-        if self.device is None:
-            return [("umem", "off"), ("device", "none"), ("why", self.why_not or "unknown")]
-        simulated = " (simulated)" if self.simulated else ""
-        limit = f", limit {format_bytes(self.limit_bytes)}" if self.limit_bytes else ""
-        return [
-            ("umem", "on" if self.on else "off"),
-            ("mode", f"{self.mode}{limit}"),
-            ("device", f"{self.device}{simulated}"),
-            ("managed", f"refused: {self.why_not}" if self.why_not else "supported"),
-            ("VRAM", format_bytes(self.vram_bytes)),
-            ("reserved", f"{format_bytes(self.reserved_bytes)}, at most "
-                         f"{format_bytes(self.peak_bytes)}"),
-            ("factor", "unknown" if self.factor is None else f"{self.factor:.2f}"),
-            ("resident", f"{format_bytes(self.resident_bytes)}{simulated}"),
-            ("paging", self.paging),
-        ]  # fmt: skip
-
-
-def status() -> Status:
-    """What is on in this thread, on which device, and how much it holds. Never raises."""
-    try:
-        device = current_device()
-    except DeviceNotFoundError as error:
-        return Status(
-            on=False, mode="none", device=None, simulated=False, why_not=str(error),
-            limit_bytes=None, vram_bytes=None, reserved_bytes=None, peak_bytes=None,
-            managed_bytes=None, factor=None, resident_bytes=None, paging="unknown",
-        )  # fmt: skip
-    policy = _active_policy(device)
-    usage = device.usage()
-    return Status(
-        on=policy is not None,
-        mode="unmanaged" if policy is None else policy.mode,
-        device=device.name,
-        simulated=device.simulated,
-        why_not=device.why_not("managed"),
-        limit_bytes=None if policy is None else policy.limit_bytes,
-        vram_bytes=device.vram_bytes,
-        reserved_bytes=usage.reserved_bytes,
-        peak_bytes=usage.peak_bytes,
-        managed_bytes=usage.managed_bytes,
-        factor=usage.reserved_bytes / device.vram_bytes,
-        resident_bytes=usage.resident_bytes,
-        paging=usage.paging,
-    )
-
-
-def _active_policy(device: Device) -> Policy | None:
+def active_policy(device: Device) -> Policy | None:
+    """What this thread's allocations on a device follow, or None where umem leaves them alone."""
     for entered in reversed(_local.blocks):
         if entered.device is device:
             return entered.policy
-    return _enabled.policy if _enabled is not None and _enabled.device is device else None
+    handle = _enabled
+    return None if handle is None or handle._device is not device else handle.policy
+
+
+def why_on(device: Device) -> str:
+    """Why umem is on or off on this device in this thread, in words."""
+    if any(entered.device is device for entered in _local.blocks):
+        return "a block of this thread"
+    handle = _enabled
+    if handle is not None and handle.policy is None:
+        return f"umem.enable() was called, and {environment.MODE} keeps it off"
+    if handle is None or handle._device is not device:
+        return "umem.enable() was not called, and this thread is in no block"
+    return "umem.enable() was called, for the whole process"

@@ -13,7 +13,7 @@ from umem.devices.virtual import VirtualGPU
 from umem.devices.virtual.figures import Figures, Sample
 from umem.devices.virtual.model import Allocator
 from umem.errors import HintError, OutOfMemoryError, StateError
-from umem.memory import Size
+from umem.limits import Size
 from umem.trace import Access, Alloc, Checker, Event, Hint, Trace
 from umem.units import parse_bytes
 

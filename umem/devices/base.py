@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from umem.devices import host_memory
+
 Mode = Literal["unmanaged", "managed", "hybrid"]
 Advice = Literal["read_mostly", "preferred_location", "accessed_by"]
 Place = int | Literal["cpu"]
@@ -74,6 +76,15 @@ class Usage:
     managed_bytes: int
     resident_bytes: int | None
     paging: str
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something that a device has or lacks, and why; ``on`` is None where nobody can tell."""
+
+    name: str
+    on: bool | None
+    why: str
 
 
 Restore = Callable[[], None]
@@ -151,6 +162,18 @@ class Device(ABC):
     def usage(self) -> Usage:
         """What is reserved now, and at most."""
 
+    def features(self) -> tuple[Feature, ...]:
+        """What is on and off here, and why; in the order in which a person wants to read it."""
+        return ()
+
+    def versions(self) -> dict[str, str | None]:
+        """Versions of what stands between umem and the GPU; None where they cannot be told."""
+        return {}
+
+    def host_available_bytes(self) -> int | None:
+        """Host bytes that this process may still take, None where it is unknown."""
+        return host_memory.available_bytes()
+
     @abstractmethod
     def prefetch(self, array: Any, to: Place, stream: Any) -> int:
         """Move a managed array's bytes; returns how many, 0 if the array is not managed."""
@@ -162,6 +185,14 @@ class Device(ABC):
     @abstractmethod
     def location(self, array: Any) -> Location:
         """What is known of where an array's bytes are."""
+
+    @abstractmethod
+    def host_view(self, array: Any) -> np.ndarray[Any, Any]:
+        """A managed array's memory as a NumPy array, after waiting for the GPU.
+
+        Raises:
+            HintError: the array is not managed; DeviceError: the host cannot reach it now.
+        """
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -186,14 +217,6 @@ def byte_ranges(
     if any(n == 0 for _, n, _ in dims):
         return []
     address += sum((n - 1) * st for _, n, st in dims if st < 0)
-    @abstractmethod
-    def host_view(self, array: Any) -> np.ndarray[Any, Any]:
-        """A managed array's memory as a NumPy array, after waiting for the GPU.
-
-        Raises:
-            HintError: the array is not managed; DeviceError: the host cannot reach it now.
-        """
-
     extent = itemsize
     outer: list[tuple[int, int]] = []
     for step, count, _ in dims:

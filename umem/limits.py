@@ -1,0 +1,100 @@
+"""Limits: how much memory a mode may reserve, as people write it.
+
+A limit is bytes as an int, or text: ``"24GiB"``, ``"1.5x"`` (of VRAM), or ``"90%"`` (of the host
+memory that is available). Shares are resolved when a mode is switched on, because only then the
+device is known, and because the host's memory changes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal, SupportsIndex
+
+from umem.devices.base import Device
+from umem.errors import SizeError
+from umem.units import MAX_BYTES, format_bytes, parse_bytes
+
+Size = str | SupportsIndex
+
+ACCEPTED = (
+    'A limit is bytes as an int, or text: "24GiB", "1.5x" of VRAM, or "90%" of the host memory '
+    "that is available"
+)
+_SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([xX%])\s*")
+_MAX_DIGITS = 40
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit as it was asked for: so many ``"bytes"``, or a share of ``"vram"`` or ``"host"``."""
+
+    of: Literal["bytes", "vram", "host"]
+    amount: int | Fraction
+    text: str = field(compare=False)
+    name: str = field(compare=False, default="limit")
+
+    def resolve(self, device: Device) -> int:
+        """The limit in bytes, on this device and now.
+
+        Costs nothing for bytes and shares of VRAM; a few file reads for a share of the host.
+
+        Raises:
+            SizeError: the share comes to less than a byte or more than addresses reach, or the
+                host does not say what is available.
+        """
+        if self.of == "bytes":
+            return int(self.amount)
+        whole = device.vram_bytes if self.of == "vram" else self._host_bytes(device)
+        nbytes = int(self.amount * whole)
+        if 0 < nbytes <= MAX_BYTES:
+            return nbytes
+        raise SizeError(
+            f"{self.name} of {self.text}, with {format_bytes(whole)} there, is no size. {ACCEPTED}"
+        )
+
+    def _host_bytes(self, device: Device) -> int:
+        available = device.host_available_bytes()
+        if available is None:
+            raise SizeError(
+                f"{self.name} of {self.text} cannot be resolved: this system does not say how much "
+                'host memory is available. Give bytes, or a share of VRAM such as "1.5x"'
+            )
+        return available
+
+
+def parse_limit(limit: Size, name: str = "limit") -> Limit:
+    """Read a limit, without asking a device.
+
+    Args:
+        limit: above zero; a percentage is at most 100, since nobody has more than is available.
+        name: what the caller calls it; it starts the error message.
+
+    Raises:
+        SizeError: it is no limit; the message names what is accepted.
+
+    >>> parse_limit("1.5x").amount, parse_limit("24GiB").amount
+    (Fraction(3, 2), 25769803776)
+    """
+    share = _SHARE.fullmatch(limit) if isinstance(limit, str) else None
+    if share is not None:
+        return _parse_share(share, name)
+    try:
+        return Limit("bytes", parse_bytes(limit, name), str(limit), name)
+    except SizeError as error:
+        raise SizeError(f"{error}. {ACCEPTED}") from None
+
+
+def _parse_share(share: re.Match[str], name: str) -> Limit:
+    text = share[0].strip()
+    if len(share[1]) > _MAX_DIGITS:
+        raise SizeError(f"{name} must have at most {_MAX_DIGITS} digits; got {text!r}")
+    amount = Fraction(share[1])
+    if not amount:
+        raise SizeError(f"{name} must be above zero; got {text!r}. {ACCEPTED}")
+    if share[2] != "%":
+        return Limit("vram", amount, text, name)
+    if amount > 100:
+        raise SizeError(f"{name} must be at most 100% of the host's memory; got {text!r}")
+    return Limit("host", amount / 100, text, name)
