@@ -18,8 +18,8 @@ from umem.memory import (
 from umem.recorder import record
 from umem.replaying import Replay, replay
 from umem.trace import Trace
-from umem.views import as_numpy
 from umem.tracking import track
+from umem.views import as_numpy
 
 __all__ = [
     "DeviceNotFoundError",

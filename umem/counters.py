@@ -49,13 +49,13 @@ class Statistics:
     """
 
     def __init__(self) -> None:
-        self._watch = Watch(self)
+        self._watch = Watch()
         self._lock = threading.RLock()
         self._dead: deque[int] = deque()
         self._figures = dict.fromkeys(_FIGURES, 0)
 
     def __enter__(self) -> Statistics:
-        self._watch.begin()
+        self._watch.begin(self)
         return self
 
     def __exit__(
@@ -155,17 +155,16 @@ class Statistics:
 class Watch:
     """One watch of one device, begun once and ended once by the same thread."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+    def __init__(self) -> None:
         self._device: Device | None = None
         self._restore: Restore | None = None
         self._thread = 0
 
-    def begin(self) -> None:
+    def begin(self, watcher: Watcher) -> None:
         if self._device is not None:
             raise StateError("this block was used before; make a new one for each time")
         device = current_device()
-        self._restore = device.watch(self._watcher)
+        self._restore = device.watch(watcher)
         self._device, self._thread = device, threading.get_ident()
 
     def end(self, settled: Callable[[], None]) -> None:

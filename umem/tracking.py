@@ -67,14 +67,14 @@ class Tracker:
 
     def __init__(self, stacks: bool, check: bool) -> None:
         self._stacks, self._check = stacks, check
-        self._watch = Watch(self)
+        self._watch = Watch()
         self._lock = threading.RLock()
         self._dead: deque[int] = deque()
         self._live: dict[int, _Allocation] = {}
         self._next = 0
 
     def __enter__(self) -> Tracker:
-        self._watch.begin()
+        self._watch.begin(self)
         return self
 
     def __exit__(
@@ -133,7 +133,7 @@ class Tracker:
     def __repr__(self) -> str:
         found = self.outstanding()
         total = format_bytes(sum(holding.nbytes for holding in found))
-        return f"<tracker: {total} held by {len(found)} places>"
+        return f"<tracker: {total} held by {_counted(len(found), 'place')}>"
 
 
 def _grouped(live: Iterable[_Allocation]) -> list[Holding]:
@@ -159,21 +159,28 @@ def _label(group: list[_Allocation]) -> str:
     return ", ".join(labels[:3]) + (", ..." if len(labels) > 3 else "")
 
 
-def _lines(holdings: list[Holding], unit: str, count: int) -> list[str]:
+def _lines(
+    holdings: list[Holding], unit: str, count: int, depth: int | None = None
+) -> list[str]:
     lines = []
     for holding in holdings[:count]:
         lines.append(f"{format_in(holding.nbytes, unit)} in {holding.count}: {holding.label}")
-        lines += [f"    {frame}" for frame in holding.stack]
+        lines += [f"    {frame}" for frame in holding.stack[:depth]]
     if len(holdings) > count:
         rest = sum(holding.nbytes for holding in holdings[count:])
-        lines.append(f"{format_in(rest, unit)} held by {len(holdings) - count} more places")
+        places = _counted(len(holdings) - count, "more place")
+        lines.append(f"{format_in(rest, unit)} held by {places}")
     return lines
 
 
 def _leak_text(holdings: list[Holding], device: str) -> str:
-    count = sum(holding.count for holding in holdings)
     total = format_bytes(sum(holding.nbytes for holding in holdings))
-    lines = [f"{total} in {count} allocations on {device} outlive the block that made them:"]
-    lines += _lines(holdings, "auto", 5)
+    made = _counted(sum(holding.count for holding in holdings), "allocation")
+    lines = [f"{total} in {made} on {device}, made in this block, are still held at its end:"]
+    lines += _lines(holdings, "auto", count=5, depth=6)
     lines.append("Drop what holds them, or make them before the block.")
     return "\n".join(lines)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
