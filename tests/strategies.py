@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from umem.trace import (
+from umem.events import (
     ACTIONS,
     KINDS,
     PATTERNS,
@@ -18,8 +18,8 @@ from umem.trace import (
     Hint,
     Mark,
     Op,
-    Trace,
 )
+from umem.trace import Trace
 
 LABELS = st.text(st.characters(exclude_categories=()), max_size=6)
 COUNTS = st.integers(0, 2**40)

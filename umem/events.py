@@ -1,0 +1,178 @@
+"""What happens in a step: allocations, releases, operations, hints, marks.
+
+Everything in umem that follows a run, or replays one, is fed with these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from umem.errors import TraceError
+
+PHASES = ("forward", "backward", "update", "array")
+PATTERNS = ("stream", "random", "strided")
+KINDS = ("parameter", "input", "activation", "stash", "gradient", "state", "array")
+ACTIONS = ("prefetch", "discard", "read_mostly", "preferred_location", "accessed_by")
+
+
+class Access(NamedTuple):
+    """A byte range of a tensor that an operation reads or writes."""
+
+    tensor: int
+    start: int
+    stop: int
+
+
+class Alloc(NamedTuple):
+    """A tensor comes into being.
+
+    ``uploaded`` says that its contents come from the host rather than from an operation.
+    """
+
+    tensor: int
+    nbytes: int
+    kind: str
+    label: str
+    uploaded: bool = False
+
+
+class Free(NamedTuple):
+    """The last reference to a tensor's memory is gone."""
+
+    tensor: int
+
+
+class Op(NamedTuple):
+    """An operation has run.
+
+    ``flops`` is an estimate. ``traffic_bytes`` is what it moves through device memory, which
+    for gathers is more than what it touches. ``pattern`` is how it walks: ``stream``,
+    ``random`` or ``strided``. ``host_seconds`` is what the host measured, None where memory
+    rather than time was measured; ``workspace_bytes`` the reverse.
+    """
+
+    name: str
+    phase: str
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    flops: int = 0
+    traffic_bytes: int = 0
+    pattern: str = "stream"
+    host_seconds: float | None = None
+    workspace_bytes: int | None = None
+
+
+class Hint(NamedTuple):
+    """A prefetch, a discard or advice was given.
+
+    ``action`` is ``prefetch``, ``discard`` or an advice; ``place`` a GPU's ordinal or ``"cpu"``;
+    ``overlap`` says that a prefetch runs beside the operations, on a stream of its own.
+    """
+
+    action: str
+    accesses: tuple[Access, ...]
+    place: int | str | None = None
+    unset: bool = False
+    overlap: bool = False
+
+
+class Mark(NamedTuple):
+    """A place in the trace with a name; ``"step"`` is the end of an optimizer's update."""
+
+    label: str
+
+
+Event = Alloc | Free | Op | Hint | Mark
+CODES: dict[type, str] = {Alloc: "alloc", Free: "free", Op: "op", Hint: "hint", Mark: "mark"}
+TYPES = {code: kind for kind, code in CODES.items()}
+
+
+def decode(code: str, *fields: Any) -> Event:
+    """The event of a kind's name and plain fields, as a file and a recorder keep it."""
+    event: Event = TYPES[code](*fields)
+    if isinstance(event, Op):
+        return event._replace(reads=_accesses(event.reads), writes=_accesses(event.writes))
+    if isinstance(event, Hint):
+        return event._replace(accesses=_accesses(event.accesses))
+    return event
+
+
+def _accesses(items: Iterable[Any]) -> tuple[Access, ...]:
+    return tuple(Access(*item) for item in items)
+
+
+class Checker:
+    """Follows events and raises TraceError at the first that does not hold together."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, int] = {}
+
+    def check(self, event: Event) -> None:
+        """Check one event against those before it."""
+        if isinstance(event, Op):
+            self._check_op(event)
+        elif isinstance(event, Alloc):
+            self._check_alloc(event)
+        elif isinstance(event, Free):
+            _check_count(event.tensor, "tensor")
+            if self._sizes.pop(event.tensor, None) is None:
+                raise TraceError(f"tensor {event.tensor} is freed, and is not alive")
+        elif isinstance(event, Hint):
+            self._check_hint(event)
+        else:
+            _check_type(event.label, str, "label")
+
+    def _check_alloc(self, alloc: Alloc) -> None:
+        _check_count(alloc.tensor, "tensor")
+        _check_count(alloc.nbytes, "nbytes")
+        _check_type(alloc.label, str, "label")
+        _check_type(alloc.uploaded, bool, "uploaded")
+        if alloc.kind not in KINDS:
+            raise TraceError(f"kind {alloc.kind!r} is unknown")
+        if alloc.tensor in self._sizes:
+            raise TraceError(f"tensor {alloc.tensor} is allocated twice")
+        self._sizes[alloc.tensor] = alloc.nbytes
+
+    def _check_op(self, op: Op) -> None:
+        _check_type(op.name, str, "name")
+        if op.phase not in PHASES or op.pattern not in PATTERNS:
+            raise TraceError(f"phase {op.phase!r} or pattern {op.pattern!r} is unknown")
+        _check_count(op.flops, "flops")
+        _check_count(op.traffic_bytes, "traffic_bytes")
+        if op.workspace_bytes is not None:
+            _check_count(op.workspace_bytes, "workspace_bytes")
+        seconds = op.host_seconds
+        if seconds is not None and not (type(seconds) in (int, float) and 0 <= seconds < 1e18):
+            raise TraceError(f"host_seconds is {seconds!r}")
+        self._check_accesses(op.reads)
+        self._check_accesses(op.writes)
+
+    def _check_hint(self, hint: Hint) -> None:
+        if hint.action not in ACTIONS:
+            raise TraceError(f"action {hint.action!r} is unknown")
+        if hint.place is not None and hint.place != "cpu":
+            _check_count(hint.place, "place")
+        _check_type(hint.unset, bool, "unset")
+        _check_type(hint.overlap, bool, "overlap")
+        self._check_accesses(hint.accesses)
+
+    def _check_accesses(self, accesses: tuple[Access, ...]) -> None:
+        for tensor, start, stop in accesses:
+            if type(tensor) is not int or type(start) is not int or type(stop) is not int:
+                raise TraceError(f"an access is three whole numbers; got {[tensor, start, stop]}")
+            size = self._sizes.get(tensor)
+            if size is None:
+                raise TraceError(f"tensor {tensor} is used, and is not alive")
+            if not 0 <= start <= stop <= size:
+                raise TraceError(f"bytes {start}:{stop} of tensor {tensor}, which has {size}")
+
+
+def _check_type(value: Any, kind: type, name: str) -> None:
+    if not isinstance(value, kind):
+        raise TraceError(f"{name} is {value!r}, not a {kind.__name__}")
+
+
+def _check_count(value: Any, name: str) -> None:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise TraceError(f"{name} is {value!r}, not a count of at most 63 bits")

@@ -1,0 +1,142 @@
+"""The file format of traces, version 1.
+
+gzip-compressed UTF-8 text, one JSON value a line. The first line is an object,
+``{"format": "umem-trace", "version": 1, "backend": "numpy", "meta": {...}}``. Then one array an
+event, its kind first and its fields in the order of the classes of `umem.events`:
+``["alloc", tensor, nbytes, kind, label, uploaded]``, ``["free", tensor]``,
+``["op", name, phase, reads, writes, flops, traffic_bytes, pattern, host_seconds,
+workspace_bytes]``, ``["hint", action, accesses, place, unset, overlap]``, ``["mark", label]``.
+An access is ``[tensor, start, stop]`` in bytes. The last line is ``["end", event_count]``, so
+that a truncated file is told from a short one. Loading parses JSON and executes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from umem.errors import TraceError
+from umem.events import CODES, TYPES, Checker, Event, decode
+
+FORMAT = "umem-trace"
+VERSION = 1
+LINE_BYTES = 16 << 20
+"""The longest line that is read: what is longer is no event."""
+
+
+def write(
+    path: Path, events: list[Event], backend: str, meta: Mapping[str, str], *, force: bool
+) -> Path:
+    """Write a file, whole or not at all; see `umem.Trace.save`."""
+    try:
+        if not force and path.exists():
+            raise TraceError(f"{path} exists; pass force=True to overwrite it")
+        _write(path, path.with_name(path.name + ".partial"), _lines(events, backend, meta))
+    except TraceError:
+        raise
+    except (OSError, ValueError) as error:
+        raise TraceError(f"cannot write the trace to {str(path)!r}: {error}") from error
+    return path
+
+
+def _write(path: Path, partial: Path, lines: Iterator[str]) -> None:
+    try:
+        with open(partial, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
+            file.writelines(line.encode() for line in lines)
+        partial.replace(path)
+    except BaseException:  # Ctrl-C included
+        with contextlib.suppress(OSError, ValueError):
+            partial.unlink()
+        raise
+
+
+def _lines(events: list[Event], backend: str, meta: Mapping[str, str]) -> Iterator[str]:
+    header = {"format": FORMAT, "version": VERSION, "backend": backend}
+    yield json.dumps({**header, "meta": dict(meta)}) + "\n"
+    for event in events:
+        yield json.dumps([CODES[type(event)], *event], separators=(",", ":")) + "\n"
+    yield json.dumps(["end", len(events)]) + "\n"
+
+
+def read(path: Path) -> tuple[list[Event], str, dict[str, str]]:
+    """The events, backend and meta of a file; see `umem.Trace.load`."""
+    try:
+        with gzip.open(path, "rb") as file:
+            header = _header(path, file.readline(LINE_BYTES))
+            return _events(path, file), header["backend"], header["meta"]
+    except EOFError as error:
+        raise TraceError(f"{path} is truncated: {error}") from error
+    except (OSError, zlib.error) as error:
+        raise TraceError(f"{path} cannot be read as a trace: {error}") from error
+    except TraceError:
+        raise
+    except ValueError as error:  # a path with a null byte
+        raise TraceError(f"{str(path)!r} cannot be read as a trace: {error}") from error
+
+
+def _header(path: Path, line: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(line)
+        if not isinstance(header, dict) or header.get("format") != FORMAT:
+            raise ValueError(f'it does not begin with {{"format": "{FORMAT}"')
+        version, backend, meta = header.get("version"), header.get("backend"), header.get("meta")
+        if type(version) is not int or version < 1:
+            raise ValueError(f"version is {version!r}")
+        if version > VERSION:
+            raise TraceError(
+                f"{path} is a trace of version {version}; this umem reads up to version "
+                f"{VERSION}: update umem to read it"
+            )
+        if not isinstance(backend, str) or not isinstance(meta, dict):
+            raise ValueError("backend or meta is missing")
+        if not all(isinstance(value, str) for value in meta.values()):
+            raise ValueError("meta holds something other than text")
+    except TraceError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{path} is not a umem trace (line 1: {error})") from error
+    return {"backend": backend, "meta": meta}
+
+
+def _events(path: Path, file: gzip.GzipFile) -> list[Event]:
+    events: list[Event] = []
+    checker = Checker()
+    for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES), b""), start=2):
+        try:
+            event = _decode(line)
+            if isinstance(event, int):
+                _check_end(event, len(events), file)
+                return events
+            checker.check(event)
+        except (ValueError, RecursionError) as error:
+            raise TraceError(f"{path}, line {number}: {error}") from error
+        events.append(event)
+    raise TraceError(f"{path} is truncated: it has {len(events)} events and no end")
+
+
+def _check_end(announced: int, count: int, file: gzip.GzipFile) -> None:
+    if announced != count:
+        raise TraceError(f"{count} events instead of the {announced} it announces")
+    if file.read(1):
+        raise TraceError("it goes on after its end")
+
+
+def _decode(line: bytes) -> Event | int:
+    """The event in a line, or the count that the last line announces."""
+    value = json.loads(line)
+    if not isinstance(value, list) or not value or not isinstance(value[0], str):
+        raise TraceError("not an event: an event is a list that begins with its kind")
+    code, *fields = value
+    if code == "end" and len(fields) == 1 and type(fields[0]) is int:
+        return fields[0]
+    if code not in TYPES:
+        raise TraceError(f"there is no event {code!r}")
+    try:
+        return decode(code, *fields)
+    except TypeError as error:
+        raise TraceError(f"{code!r} has other fields: {error}") from error
