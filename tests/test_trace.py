@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from strategies import traces
 
 import umem
+from umem import trace_file
 from umem.errors import TraceError
 from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
 
@@ -115,11 +116,11 @@ def test_an_interrupted_save_keeps_the_old_file_and_nothing_else(
 ) -> None:
     path = Trace([Mark("old")]).save(tmp_path / "x")
 
-    def lines(_: Trace) -> Any:
+    def lines(*_: object) -> Any:
         yield '{"format":\n'
         raise interruption
 
-    monkeypatch.setattr(Trace, "_lines", lines)
+    monkeypatch.setattr(trace_file, "_lines", lines)
     with pytest.raises(interruption):
         EXAMPLE.save(path, force=True)
     monkeypatch.undo()
