@@ -89,6 +89,15 @@ def allocator():
     return cupy.cuda.get_allocator()
 
 
+def run(folder, *args):
+    """Python in a process of its own, as a user starts it."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return subprocess.run(
+        [sys.executable, *args], cwd=folder, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
 def here():
     """The line that calls this."""
     return sys._getframe(1).f_lineno
@@ -774,14 +783,37 @@ EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", PAGE, re.DOTALL)
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
 def test_the_code_of_the_page_prints_what_the_page_says(number, tmp_path):
     (tmp_path / "train.py").write_text(EXAMPLES[number][0], encoding="utf-8")
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    done = run(tmp_path, "train.py")
     printed = done.stdout.replace(f"{tmp_path}{os.sep}", "")
     assert (printed, done.stderr) == (EXAMPLES[number][1], "")
 
 
 def test_the_page_has_code():
     assert len(EXAMPLES) == 3
+
+
+# -- what it costs -------------------------------------------------------------------------------
+
+
+def test_the_benchmark_runs_and_hybrid_adds_less_than_a_microsecond(tmp_path):
+    pytest.importorskip("cupy")
+    args = ["--device", "stub", "--quick", "--json", str(tmp_path / "report.json")]
+    done = run(tmp_path, str(ROOT / "bench/allocation.py"), *args)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    added = {row["allocation"]: row["added_us"] for row in report["rows"] if row["pool"] == "stub"}
+    assert {"unmanaged", "managed", "managed, limit", "managed, track"} <= added.keys()
+    assert added["hybrid, before pressure"] < report["wanted_hybrid_added_us"] == 1
+    assert added["managed, statistics"] > added["hybrid, before pressure"]
+    assert "microsecond" in done.stdout.lower()
+    assert any(row["pool"] == "virtual GPU" for row in report["rows"])
+
+
+def test_the_benchmark_says_why_there_is_no_gpu(tmp_path):
+    from umem.devices.cuda import cuda_reason
+
+    if cuda_reason() is None:
+        pytest.skip("there is a CUDA device")
+    done = run(tmp_path, str(ROOT / "bench/allocation.py"), "--device", "cuda")
+    assert done.returncode and "Error: no CUDA device" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,297 @@
+"""What does an allocation cost?
+
+One allocation and its free, called from under 20 frames of the user's own, as `pool alone` (the
+pool's method that CuPy would call) and in each of umem's modes, bare and watched. Everything takes
+turns, sample by sample, in one process.
+
+Without a GPU the pool is a stub that hands out one and the same pointer, so that what is left is
+what umem adds; CuPy's own pool asks the driver and cannot run. With one it is CuPy's pool, beside
+RMM's where rmm is installed. The virtual GPU's pool is measured in both cases.
+
+Counted is the processor time of the one thread, not the wall's: a busy machine slows it less.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import repeat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import common
+import numpy as np
+
+import umem
+from umem.devices.base import Policy, Watcher
+from umem.devices.cuda import CudaDevice, cuda_reason, open_cuda
+from umem.devices.virtual import VirtualGPU
+from umem.trace import Alloc, Free
+from umem.units import MIB
+
+QUESTION = "What does an allocation cost?"
+WANTED_HYBRID_US = 1.0
+NBYTES = 64 << 10
+FRAMES = 20
+MANAGED = Policy("managed")
+
+Malloc = Callable[[int], Any]
+
+
+class Case(NamedTuple):
+    """One way to allocate; ``open`` is a context that gives the function to call."""
+
+    pool: str
+    name: str
+    open: Callable[[], Any]
+
+
+# -- a pool that costs nothing -------------------------------------------------------------------
+
+
+def stub_device() -> CudaDevice:
+    """umem's CUDA device over stub pools; imports CuPy, asks for no GPU."""
+    import cupy
+
+    from umem.devices.cuda.driver import Driver
+
+    buffer = np.empty(NBYTES, np.uint8)
+    memory = cupy.cuda.UnownedMemory(buffer.ctypes.data, NBYTES, buffer, device_id=0)
+    pointer = cupy.cuda.MemoryPointer(memory, 0)
+
+    class Pool:
+        def malloc(self, nbytes: int) -> Any:
+            return pointer
+
+        def free_all_blocks(self) -> None: ...
+        def set_limit(self, size: int) -> None: ...
+        def used_bytes(self) -> int:
+            return 0
+
+        def total_bytes(self) -> int:
+            return 0
+
+    class StubDriver(Driver):
+        default_pool = Pool()
+
+        def __init__(self) -> None:
+            self.ordinal, self.name, self.cuda_major = 0, "stub", 12
+            self.vram_bytes, self.integrated, self._core = 1 << 30, False, None
+
+        def current(self) -> Any:
+            return nullcontext()
+
+        def make_pool(self, grow: Malloc) -> Any:
+            return Pool()
+
+        def capturing(self) -> bool:
+            return False
+
+        def managed_problem(self) -> str | None:
+            return None
+
+    return CudaDevice(StubDriver())
+
+
+# -- the cases -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def installed(
+    device: CudaDevice, policy: Policy, *watchers: Callable[[], Watcher]
+) -> Iterator[Malloc]:
+    """CuPy's allocator in force under a policy, watched or not."""
+    import cupy
+
+    with ExitStack() as stack:
+        stack.callback(device.install(policy, everywhere=False))
+        for watcher in watchers:
+            stack.callback(device.watch(watcher()))
+        yield cupy.cuda.get_allocator()
+
+
+def cuda_cases(device: CudaDevice, pool: str) -> list[Case]:
+    """umem's modes over the pools of a device."""
+
+    def case(name: str, policy: Policy, *watchers: Callable[[], Watcher]) -> Case:
+        return Case(pool, name, lambda: installed(device, policy, *watchers))
+
+    return [
+        Case(pool, "pool alone", lambda: nullcontext(device._driver.default_pool.malloc)),
+        case("unmanaged", Policy("unmanaged")),
+        case("managed", MANAGED),
+        case("managed, limit", Policy("managed", limit_bytes=64 * MIB)),
+        case("hybrid, before pressure", Policy("hybrid")),
+        case("managed, statistics", MANAGED, umem.statistics),
+        case("managed, track without stacks", MANAGED, lambda: umem.track(stacks=False)),
+        case("managed, track", MANAGED, umem.track),
+        case("managed, statistics and track", MANAGED, umem.statistics, umem.track),
+    ]
+
+
+def virtual_cases() -> list[Case]:
+    """The virtual GPU's pool, and the whole model told of an allocation and its free."""
+    gpu = VirtualGPU("v100-16gb")
+    driver, lock = gpu.model.driver, gpu.model.lock
+
+    def pool(nbytes: int) -> None:
+        with lock:
+            found, span = driver.malloc(nbytes, MANAGED)
+            found.free(span)
+
+    def events(nbytes: int) -> None:
+        gpu.on_event(Alloc(0, nbytes, "array", "x"))
+        gpu.on_event(Free(0))
+
+    @contextmanager
+    def watched(watcher: Callable[[], Watcher]) -> Iterator[Malloc]:
+        restore = gpu.watch(watcher())
+        yield events
+        restore()
+
+    name = "virtual GPU"
+    return [
+        Case(name, "its pool", lambda: nullcontext(pool)),
+        Case(name, "events", lambda: nullcontext(events)),
+        Case(name, "events, statistics", lambda: watched(umem.statistics)),
+        Case(name, "events, track", lambda: watched(umem.track)),
+    ]
+
+
+def rmm_cases() -> list[Case]:
+    """RMM's CuPy allocator over its pool of 64 MiB, bare and with its own adaptors."""
+    if importlib.util.find_spec("rmm") is None:
+        return []
+    import rmm.mr
+    from rmm.allocators.cupy import rmm_cupy_allocator
+
+    pool = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=64 * MIB)
+    counting = rmm.mr.StatisticsResourceAdaptor(pool)
+    tracking = rmm.mr.TrackingResourceAdaptor(pool, capture_stacks=True)
+
+    @contextmanager
+    def current(resource: Any) -> Iterator[Malloc]:
+        before = rmm.mr.get_current_device_resource()
+        rmm.mr.set_current_device_resource(resource)
+        try:
+            yield rmm_cupy_allocator
+        finally:
+            rmm.mr.set_current_device_resource(before)
+
+    return [
+        Case("RMM", "pool alone", lambda: current(pool)),
+        Case("RMM", "statistics", lambda: current(counting)),
+        Case("RMM", "tracking with stacks", lambda: current(tracking)),
+    ]
+
+
+def gpu_cases() -> list[Case]:
+    """Everything that needs a GPU; holds it to the budget of gpu_guard."""
+    import gpu_guard
+
+    device = open_cuda()
+    gpu_guard.guard(device).check(NBYTES)
+    found = [case for case in cuda_cases(device, "CuPy's pool") if _serves(device, case)]
+    return found + rmm_cases()
+
+
+def _serves(device: CudaDevice, case: Case) -> bool:
+    return device.why_not("managed") is None or case.name in ("pool alone", "unmanaged")
+
+
+def cases(device: str) -> list[Case]:
+    """What to measure, the modes of one device first."""
+    if device == "cuda":
+        return gpu_cases() + virtual_cases()
+    if importlib.util.find_spec("cupy") is None:
+        click.echo("CuPy is not installed: the virtual GPU alone is measured")
+        return virtual_cases()
+    return cuda_cases(stub_device(), "stub") + virtual_cases()
+
+
+# -- measuring -----------------------------------------------------------------------------------
+
+
+def sample(malloc: Malloc, count: int, frames: int = FRAMES) -> float:
+    """Seconds of one allocation and its free, called from under so many frames."""
+    if frames:
+        return sample(malloc, count, frames - 1)
+    start = time.process_time()
+    for _ in repeat(None, count):
+        malloc(NBYTES)
+    return (time.process_time() - start) / count
+
+
+def measure(found: list[Case], repeats: int, count: int) -> list[list[float]]:
+    """Seconds of every case, every repeat; cases take turns, from another one each time."""
+    seconds: list[list[float]] = [[] for _ in found]
+    for number in range(-1, repeats):  # the first fills caches, and is forgotten
+        for place in range(len(found)):
+            index = (place + number) % len(found)
+            with found[index].open() as malloc:
+                taken = sample(malloc, count)
+            if number >= 0:
+                seconds[index].append(taken)
+    return seconds
+
+
+def rows(found: list[Case], seconds: list[list[float]]) -> list[dict[str, Any]]:
+    """A row a case; what is added is over ``pool alone`` of the same pool, repeat by repeat."""
+    alone = {case.pool: taken for case, taken in zip(found, seconds, strict=True)
+             if case.name == "pool alone"}  # fmt: skip
+    made = []
+    for case, taken in zip(found, seconds, strict=True):
+        s = common.summary(taken)
+        base = alone.get(case.pool)
+        added = None
+        if base is not None and case.name != "pool alone":
+            added = 1e6 * common.summary(a - b for a, b in zip(taken, base, strict=True)).median
+        made.append(
+            {"pool": case.pool, "allocation": case.name, "median_us": 1e6 * s.median,
+             "lowest_us": 1e6 * s.low, "highest_us": 1e6 * s.high, "added_us": added,
+             "seconds": taken}
+        )  # fmt: skip
+    return made
+
+
+@click.command(help=QUESTION)
+@click.option("--device", type=click.Choice(["auto", "stub", "cuda"]), default="auto",
+              show_default=True, help="auto: the GPU where there is one.")  # fmt: skip
+@click.option("--repeats", type=click.IntRange(1), default=31, show_default=True)
+@click.option("--quick", is_flag=True, help="Five short repeats.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every repeat.")
+def main(device: str, repeats: int, quick: bool, json_path: Path | None) -> None:
+    reason = None if device == "stub" else cuda_reason()
+    if device == "cuda" and reason is not None:
+        raise click.ClickException(f"no CUDA device: {reason}")
+    device = "cuda" if device != "stub" and reason is None else "stub"
+    repeats, count = (5, 500) if quick else (repeats, 5000)
+    found = cases(device)
+    made = rows(found, measure(found, repeats, count))
+    common.show(
+        "Microseconds of one allocation and its free",
+        ["pool", "allocation", "median", "lowest", "highest", "added"],
+        [[row["pool"], row["allocation"], *(f"{row[f'{key}_us']:.2f}" for key in
+          ("median", "lowest", "highest")), _signed(row["added_us"])] for row in made],
+    )  # fmt: skip
+    click.echo(f"Wanted: hybrid adds less than {WANTED_HYBRID_US:g} us before pressure.")
+    if json_path is not None:
+        options = {"device": device, "repeats": repeats, "quick": quick, "count": count,
+                   "nbytes": NBYTES, "frames": FRAMES}  # fmt: skip
+        gpu = {"name": open_cuda().name} if device == "cuda" else None
+        report = common.report(
+            "allocation", QUESTION, made, simulated=False, options=options, gpu=gpu,
+            wanted_hybrid_added_us=WANTED_HYBRID_US,
+        )  # fmt: skip
+        common.write_json(json_path, report)
+
+
+def _signed(added: float | None) -> str | None:
+    return None if added is None else f"{added:+.2f}"
+
+
+if __name__ == "__main__":
+    main()
