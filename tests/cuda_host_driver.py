@@ -51,6 +51,7 @@ class HostPool:
     def __init__(self, grow) -> None:
         self.grow = grow
         self.limits: list[int] = []
+        self.limit = _environment_limit()
         self._free = defaultdict(list)
         self._used = self._total = 0
 
@@ -65,6 +66,10 @@ class HostPool:
         return cupy.cuda.MemoryPointer(memory, 0)
 
     def _new(self, size: int):
+        if self.limit and self._total + size > self.limit:
+            self.free_all_blocks()
+            if self._total + size > self.limit:
+                raise cupy.cuda.memory.OutOfMemoryError(size, self._total, self.limit)
         block = self.grow(size)
         self._total += size
         return block
@@ -85,6 +90,12 @@ class HostPool:
 
     def set_limit(self, size: int) -> None:
         self.limits.append(size)
+        self.limit = size
+
+
+def _environment_limit() -> int:
+    """CuPy's own reading of CUPY_GPU_MEMORY_LIMIT, which every new pool starts with."""
+    return int(cupy.cuda.memory._parse_limit_string()["size"] or 0)
 
 
 class HostDriver(Driver):
@@ -95,6 +106,10 @@ class HostDriver(Driver):
         self.vram_bytes, self.host, self.integrated = vram, host, False
         self._core = None
         self.problem: str | None = None
+        self.attributes = {"ManagedMemory": 1, "ConcurrentManagedAccess": 1,
+                           "CanMapHostMemory": 1, "UnifiedAddressing": 1}  # fmt: skip
+        self.pinned_left = 2 * GIB
+        self.pinned_blocks: set[int] = set()
         self.is_capturing = False
         self.unmanaged_left = vram
         self.managed_blocks: set[int] = set()
@@ -121,6 +136,24 @@ class HostDriver(Driver):
         pointer = host_memory(nbytes)
         self.managed_blocks.add(pointer.ptr)
         return pointer
+
+    def allocate_pinned(self, nbytes: int):
+        """cudaHostAlloc: fails with the driver's status when the system pins no more."""
+        if nbytes > self.pinned_left:
+            raise DriverError(2)
+        self.pinned_left -= nbytes
+        pointer = host_memory(nbytes)
+        self.pinned_blocks.add(pointer.ptr)
+        return pointer
+
+    def is_on_host(self, address: int) -> bool:
+        return address in self.pinned_blocks
+
+    def attribute(self, name: str) -> int | None:
+        return self.attributes.get(name, 0)
+
+    def versions(self) -> dict[str, str | None]:
+        return {"nvidia driver": "550.54.14", "cuda of driver": "12.4", "cuda of cupy": "12.9"}
 
     def make_pool(self, grow) -> HostPool:
         return HostPool(grow)

@@ -315,12 +315,11 @@ class TestInstalling:
         finally:
             cupy.cuda.set_allocator(before)
 
-    def test_a_device_that_cannot_oversubscribe_refuses_managed_and_hybrid(self, device, driver):
+    def test_a_device_that_cannot_oversubscribe_refuses_managed(self, device, driver):
         driver.problem = "GPU 0 has no concurrent managed access"
         assert device.why_not("unmanaged") is None
-        for policy in (MANAGED, HYBRID):
-            with pytest.raises(DeviceError, match="no concurrent managed access"):
-                device.install(policy, everywhere=False)
+        with pytest.raises(DeviceError, match="no concurrent managed access"):
+            device.install(MANAGED, everywhere=False)
         assert device._installer.policy() is None
 
     def test_switching_to_managed_gives_back_the_default_pools_free_blocks(

@@ -45,7 +45,7 @@ class Bounds:
         )
 
     def _over_cap(self, nbytes: int, after: dict[Kind, int]) -> Exception | None:
-        total = after["managed"] + after["spill"]
+        total = after["managed"] + after["spill"] + after["pinned"]
         if self.cap_bytes is None or total <= self.cap_bytes:
             return None
         return CudaLimitError(
@@ -54,12 +54,13 @@ class Bounds:
         )
 
     def _over_host(self, kind: Kind, nbytes: int, after: dict[Kind, int]) -> Exception | None:
-        total = after["managed"] + after["spill"]
+        on_host = after["spill"] + after["pinned"]
+        total = after["managed"] + on_host
         host = self._host_bytes(total - nbytes)
         if host is None:
             return None
-        if kind == "spill" and after["spill"] > host:
-            return _host_error(nbytes, after["spill"] - nbytes, host, 0)
+        if kind != "managed" and on_host > host:
+            return _host_error(nbytes, on_host - nbytes, host, 0)
         vram = self._vram_bytes(after["unmanaged"])
         return _host_error(nbytes, total - nbytes, host, vram) if total > host + vram else None
 

@@ -17,6 +17,7 @@ import numpy as np
 from umem.devices.base import (
     Advice,
     Device,
+    Feature,
     Location,
     Mode,
     Place,
@@ -150,8 +151,24 @@ class CudaDevice(Device):
         return self._driver.host_available_bytes()
 
     def why_not(self, mode: Mode) -> str | None:
-        """Why this GPU cannot serve ``mode``: managed memory that cannot be oversubscribed."""
-        return None if mode == "unmanaged" else self._driver.managed_problem()
+        """Why this GPU cannot serve ``mode``: managed memory that cannot be oversubscribed.
+
+        Hybrid does not need it: there it spills to pinned host memory.
+        """
+        if mode == "managed":
+            return self._driver.managed_problem()
+        return None if mode == "unmanaged" else self._driver.hybrid_problem()
+
+    def features(self) -> tuple[Feature, ...]:
+        """What this GPU, its driver and its libraries can do, and why not more."""
+        found: tuple[Feature, ...] = importlib.import_module(
+            "umem.devices.cuda.features"
+        ).features(self._driver)
+        return found
+
+    def versions(self) -> dict[str, str | None]:
+        """Versions of NVIDIA's driver, of the CUDA that it serves, and of CuPy's CUDA."""
+        return self._driver.versions()
 
     def install(self, policy: Policy, *, everywhere: bool) -> Restore:
         """Serve CuPy's allocations by ``policy``, in this thread or process-wide.
@@ -242,7 +259,8 @@ class CudaDevice(Device):
         """What the driver says of the array's range; residency only where it is fixed."""
         spans = self._managed_spans(array)
         if not spans:
-            return Location(managed=False, resident_bytes=int(array.nbytes))
+            on_host = bool(array.nbytes) and self._driver.is_on_host(array.data.ptr)
+            return Location(managed=False, resident_bytes=0 if on_host else int(array.nbytes))
         with self._ready() as hints:
             return hints.location(spans)
 

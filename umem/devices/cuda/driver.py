@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import cupy
 from cupy.cuda import runtime
 
-from umem.devices import host_memory
+from umem.devices import host_memory, machine
 from umem.devices.base import Advice, Place, Span
 from umem.devices.cuda import hints
 from umem.devices.cuda.hints import CoreHints
@@ -73,6 +73,15 @@ class Driver:
     def allocate_managed(self, nbytes: int) -> Any:
         """cudaMallocManaged, without a pool."""
         return cupy.cuda.malloc_managed(nbytes)
+
+    def allocate_pinned(self, nbytes: int) -> Any:
+        """Host memory that this GPU reads and writes over the bus, without a pool.
+
+        Under unified addressing, which `hybrid_problem` asks for, both use the same address.
+        """
+        memory = cupy.cuda.PinnedMemory(nbytes, runtime.hostAllocMapped | runtime.hostAllocPortable)
+        unowned = cupy.cuda.UnownedMemory(memory.ptr, nbytes, memory, device_id=self.ordinal)
+        return cupy.cuda.MemoryPointer(unowned, 0)
 
     def load_hints(self) -> CoreHints:
         """cuda.core's managed memory calls.
@@ -155,6 +164,10 @@ class Driver:
         """Whether an address lies in managed memory."""
         return bool(runtime.pointerGetAttributes(address).type == _MANAGED_POINTER)
 
+    def is_on_host(self, address: int) -> bool:
+        """Whether an address lies in pinned host memory."""
+        return bool(runtime.pointerGetAttributes(address).type == runtime.memoryTypeHost)
+
     def stream_address(self, stream: Any) -> int:
         """The handle of a CuPy stream or of what says it is one; None is the current stream.
 
@@ -185,6 +198,34 @@ class Driver:
             if problem:
                 return problem
         return None
+
+
+    def hybrid_problem(self) -> str | None:
+        """Why hybrid memory has nothing to spill to here, or None.
+
+        Where managed memory cannot be oversubscribed, it spills to pinned host memory.
+        """
+        problem = self.managed_problem()
+        if problem is None or runtime.is_hip:
+            return problem
+        if self.integrated:
+            return f"{problem}; and its memory is the host's, so that there is nothing to spill to"
+        if not (self.attribute("CanMapHostMemory") and self.attribute("UnifiedAddressing")):
+            return f"{problem}; and it cannot map host memory either"
+        return None
+
+    def attribute(self, name: str) -> int | None:
+        """A device attribute, named as after ``cudaDevAttr``; None where CuPy does not know it."""
+        number = getattr(runtime, f"cudaDevAttr{name}", None)
+        return None if number is None else int(runtime.deviceGetAttribute(number, self.ordinal))
+
+    def versions(self) -> dict[str, str | None]:
+        """Versions of the kernel driver, of the CUDA that it serves, and of CuPy's CUDA."""
+        return {
+            "nvidia driver": machine.kernel_driver_version(),
+            "cuda of driver": _version(runtime.driverGetVersion()),
+            "cuda of cupy": _version(runtime.runtimeGetVersion()),
+        }
 
 
 def _managed_problem_of(ordinal: int) -> str | None:

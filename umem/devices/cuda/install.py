@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.abc import MetaPathFinder
 from typing import Any
 
 import cupy
@@ -32,30 +33,44 @@ class _Installed:
     alias: ChainerAlias = field(default_factory=lambda: ChainerAlias())
 
 
-class ChainerAlias:
+class ChainerAlias(MetaPathFinder):
     """``chainer.backends.cuda.memory_pool``: a name that Chainer binds once, at its import.
 
     Code that frees or measures through it would go on asking CuPy's default pool. Nothing is
-    imported: where Chainer is not loaded, nothing happens.
+    imported: where Chainer is not loaded yet, this watches the imports, finding nothing itself.
+    Chainer imports more modules after that one, so when ``import chainer`` is done, so is this.
     """
 
     def __init__(self) -> None:
+        self._pool: Pool | None = None
         self._undo: Restore | None = None
 
     def point_at(self, pool: Pool) -> None:
-        """Make the alias name ``pool``; a second call changes nothing."""
-        module: Any = sys.modules.get("chainer.backends.cuda")
-        if self._undo is not None or not hasattr(module, "memory_pool"):
-            return
-        before = module.memory_pool
-        module.memory_pool = pool
-        self._undo = lambda: setattr(module, "memory_pool", before)
+        """Make the alias name ``pool``, now or when Chainer is imported."""
+        self._pool = pool
+        if not self.follow():
+            sys.meta_path.insert(0, self)
 
     def restore(self) -> None:
         """Make the alias name what it named before."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
         if self._undo is not None:
             self._undo()
-            self._undo = None
+        self._undo = self._pool = None
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+        """Look whether Chainer is there by now; the list of finders stays as it is meanwhile."""
+        self.follow()
+
+    def follow(self) -> bool:
+        """Whether the alias names the pool now."""
+        module: Any = sys.modules.get("chainer.backends.cuda")
+        if self._undo is None and self._pool is not None and hasattr(module, "memory_pool"):
+            before = module.memory_pool
+            module.memory_pool = self._pool
+            self._undo = lambda: setattr(module, "memory_pool", before)
+        return self._undo is not None
 
 
 class Installer:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-Kind = Literal["managed", "spill", "unmanaged"]
-"""``spill`` is managed memory advised to stay on the host; ``unmanaged`` is our own pool over
-cudaMalloc, for hybrid and for a limit; without a limit `unmanaged` uses CuPy's default pool."""
+Kind = Literal["managed", "spill", "pinned", "unmanaged"]
+"""``spill`` is managed memory advised to stay on the host; ``pinned`` is host memory that the GPU
+maps, where managed memory cannot be oversubscribed; ``unmanaged`` is our own pool over cudaMalloc,
+for hybrid and for a limit; without a limit `unmanaged` uses CuPy's default pool."""
 
 
 class Ledger:
@@ -22,7 +23,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._reserved: dict[Kind, int] = {"managed": 0, "spill": 0, "unmanaged": 0}
+        self._reserved: dict[Kind, int] = dict.fromkeys(get_args(Kind), 0)
         self._returned: deque[tuple[Kind, int]] = deque()
         self._peak = 0
 

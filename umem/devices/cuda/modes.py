@@ -10,7 +10,7 @@ from umem.devices.cuda.driver import Driver, Malloc, Pool
 from umem.devices.cuda.hybrid import Hybrid
 from umem.devices.cuda.ledger import Kind
 from umem.devices.cuda.pools import Pools
-from umem.errors import SizeError
+from umem.errors import DeviceError, SizeError
 from umem.units import format_bytes
 
 
@@ -25,6 +25,7 @@ def allocator(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, Poo
     Raises:
         SizeError: the limit is below what arrays use already; no pool has changed.
         MissingDependencyError: CUDA 13 without cuda-core, for what needs advice or prefetch.
+        DeviceError: hybrid's spill is to migrate, and managed memory cannot be oversubscribed.
     """
     _check_limit(policy, pools)
     if policy.mode == "hybrid":
@@ -58,13 +59,26 @@ def prefetching(malloc: Malloc, driver: Driver) -> Malloc:
 
 
 def _hybrid(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, Pool]:
-    if policy.spill == "host":
+    kind = _spill_kind(policy, driver)
+    if kind == "spill":
         driver.check_advice()
-    spill = pools.malloc("spill" if policy.spill == "host" else "managed")
+    spill = pools.malloc(kind)
     if policy.prefetch and policy.spill == "migrate":
         spill = prefetching(spill, driver)
     pool = pools.pool("unmanaged")
     return Hybrid(driver, pools.malloc("unmanaged"), spill, pool).malloc, pool
+
+
+def _spill_kind(policy: Policy, driver: Driver) -> Kind:
+    problem = driver.managed_problem()
+    if problem is None:
+        return "spill" if policy.spill == "host" else "managed"
+    if policy.spill == "host":
+        return "pinned"
+    raise DeviceError(
+        f"hybrid memory cannot migrate on {driver.name}: {problem}. With spill='host' it spills "
+        "to pinned host memory, which the GPU reads over the bus."
+    )
 
 
 def _check_limit(policy: Policy, pools: Pools) -> None:

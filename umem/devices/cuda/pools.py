@@ -89,6 +89,8 @@ class Growth:
     def _allocate(self, nbytes: int) -> Any:
         if self._kind == "unmanaged":
             return self._driver.allocate(nbytes)
+        if self._kind == "pinned":
+            return self._driver.allocate_pinned(nbytes)
         pointer = self._driver.allocate_managed(nbytes)
         if self._kind == "spill" and nbytes:
             self._driver.prefer_host(pointer.ptr, nbytes)
@@ -154,7 +156,8 @@ class Pools:
 
     def _make(self, kind: Kind, preset: str | None) -> Pool:
         grow = Growth(kind, self._driver, self.ledger, self.bounds, self._policy, preset)
-        together: tuple[Kind, ...] = ("managed", "spill") if kind != "unmanaged" else (kind,)
+        one: tuple[Kind, ...] = ("managed", "spill")
+        together = one if kind in one else (kind,)
         grow.give_back = lambda: self.give_back(*together)
         pool = self._driver.make_pool(grow)
         if kind != "unmanaged":

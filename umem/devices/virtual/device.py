@@ -17,6 +17,7 @@ from umem.devices.base import (
     BLOCK_BYTES,
     Advice,
     Device,
+    Feature,
     Location,
     Mode,
     Place,
@@ -30,6 +31,7 @@ from umem.devices.base import (
 from umem.devices.host_view import host_view, unmanaged_text
 from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec
 from umem.devices.virtual.driver import covered, half_covered
+from umem.devices.virtual.features import features
 from umem.devices.virtual.figures import Figures, Sample
 from umem.devices.virtual.model import Allocator, Model
 from umem.devices.virtual.moves import Moves
@@ -107,6 +109,10 @@ class VirtualGPU(Device):
                 "access: there is nothing to oversubscribe"
             )
         return None
+
+    def features(self) -> tuple[Feature, ...]:
+        """What the model covers of this GPU, and what it leaves out."""
+        return features(self.spec, self.why_not("managed"))
 
     def install(self, policy: Policy, *, everywhere: bool) -> Restore:
         """Serve allocations by ``policy``; see `Device.install`.

@@ -1,0 +1,120 @@
+"""What a GPU, its driver and its libraries can do, in words: for `umem.status` and the doctor."""
+
+from __future__ import annotations
+
+import os
+
+from umem.compat.requirement import installed_version, release
+from umem.devices import machine
+from umem.devices.base import Feature
+from umem.devices.cuda.driver import Driver
+from umem.units import format_bytes
+
+OLDEST_CORE = (1, 1)
+CUPY_LIMIT = "CUPY_GPU_MEMORY_LIMIT"
+_PROFILER_ONLY = "CUDA tells its profiler only"
+
+
+def features(driver: Driver) -> tuple[Feature, ...]:
+    """Every feature, in the order in which a person wants to read it.
+
+    Costs about ten calls to the driver. Raises CuPy's error where the driver fails.
+    """
+    return (
+        _attribute(driver, "managed memory", "ManagedMemory"),
+        _attribute(driver, "concurrent access", "ConcurrentManagedAccess"),
+        _oversubscription(driver),
+        _spill(driver),
+        _pageable(driver),
+        _integrated(driver),
+        _wsl(),
+        _hints(driver),
+        _host_check(driver),
+        _cupy_limit(),
+        Feature("resident bytes", None, _PROFILER_ONLY),
+        Feature("paging", None, _PROFILER_ONLY),
+    )
+
+
+def _attribute(driver: Driver, name: str, attribute: str) -> Feature:
+    value = driver.attribute(attribute)
+    if value is None:
+        return Feature(name, None, f"this CuPy does not know the attribute {attribute}")
+    return Feature(name, bool(value), f"the driver says {attribute} = {value}")
+
+
+def _oversubscription(driver: Driver) -> Feature:
+    problem = driver.managed_problem()
+    if problem is not None:
+        return Feature("oversubscription", False, problem)
+    if driver.integrated:
+        why = "GPU and CPU share the memory, so there is nothing beyond it to use"
+        return Feature("oversubscription", False, why)
+    return Feature("oversubscription", True, "every visible GPU has concurrent managed access")
+
+
+def _spill(driver: Driver) -> Feature:
+    problem = driver.hybrid_problem()
+    if problem is not None:
+        return Feature("hybrid's spill", False, problem)
+    if driver.managed_problem() is None:
+        return Feature("hybrid's spill", True, "to managed memory that stays on the host, or moves")
+    why = "to pinned host memory, since managed memory cannot be oversubscribed"
+    return Feature("hybrid's spill", True, why)
+
+
+def _pageable(driver: Driver) -> Feature:
+    name = "pageable memory"
+    value = driver.attribute("PageableMemoryAccess")
+    if value is None:
+        return Feature(name, None, "this CuPy does not know the attribute PageableMemoryAccess")
+    if not value:
+        return Feature(name, False, "neither HMM nor ATS: the GPU reaches no memory from malloc")
+    if driver.attribute("PageableMemoryAccessUsesHostPageTables"):
+        return Feature(name, True, "ATS: the GPU uses the host's page tables; accessed_by is void")
+    return Feature(name, True, "HMM: the driver mirrors the host's page tables")
+
+
+def _integrated(driver: Driver) -> Feature:
+    if driver.integrated:
+        return Feature("integrated", True, "GPU and CPU share one memory")
+    return Feature("integrated", False, f"{format_bytes(driver.vram_bytes)} of VRAM of its own")
+
+
+def _wsl() -> Feature:
+    if machine.is_wsl():
+        return Feature("WSL", True, "the kernel is Microsoft's, so Windows' rules hold")
+    return Feature("WSL", False, "the kernel is not Microsoft's")
+
+
+def _hints(driver: Driver) -> Feature:
+    problem = driver.managed_problem() or _core_problem(driver.cuda_major)
+    if problem is not None:
+        return Feature("hints", False, problem)
+    return Feature("hints", True, "prefetch, advice and locations, through cuda-core")
+
+
+def _core_problem(cuda_major: int) -> str | None:
+    # By its metadata: importing cuda.core takes longer than anybody wants to wait for a status.
+    version = installed_version("cuda-core")
+    if version is not None and release(version) >= OLDEST_CORE:
+        return None
+    found = "it is not installed" if version is None else f"{version} is installed"
+    oldest = ".".join(map(str, OLDEST_CORE))
+    extra = "cuda13" if cuda_major == 13 else "cuda12"
+    return f"they need cuda-core {oldest} or newer, and {found}: pip install 'umem[{extra}]'"
+
+
+def _host_check(driver: Driver) -> Feature:
+    available = driver.host_available_bytes()
+    if available is None:
+        return Feature("host check", False, "this system does not say what is available")
+    return Feature("host check", True, f"{format_bytes(available)} of host memory are available")
+
+
+def _cupy_limit() -> Feature:
+    value = os.environ.get(CUPY_LIMIT)
+    if not value:
+        return Feature("CuPy's limit", False, f"{CUPY_LIMIT} is not set")
+    why = f"{CUPY_LIMIT}={value} bounds unmanaged memory, and not managed memory"
+    return Feature("CuPy's limit", True, why)
