@@ -1,0 +1,234 @@
+"""Exact means exact: against brute force over all chains of lower sets, from the formula."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+
+from umem.errors import GraphError
+from umem.planner import Graph, Node, Plan, min_budget, pareto, plan, simulate
+from umem.planner.exact import lower_sets
+from umem.planner.lower_sets import ancestors, prefixes
+from umem.planner.masks import bits, by_size
+from umem.planner.paper import PaperModel
+from umem.planner.prefixes import prefix_table
+from umem.planner.saved import SavedModel
+
+Lower = frozenset[str]
+
+
+class Brute:
+    """A graph by names, and all chains of its lower sets."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.nodes = {node.name: node for node in graph.nodes}
+        self.order = [node.name for node in graph.nodes]
+        self.pred = {name: {s for s, t in graph.edges if t == name} for name in self.nodes}
+        self.succ = {name: {t for s, t in graph.edges if s == name} for name in self.nodes}
+        every = [frozenset(n for n, take in zip(self.nodes, taken, strict=True) if take)
+                 for taken in product((0, 1), repeat=len(self.nodes))]  # fmt: skip
+        self.lower = [s for s in every if all(self.pred[name] <= s for name in s)]
+
+    def chains(self, start: Lower = frozenset()) -> Iterator[list[Lower]]:
+        if len(start) == len(self.nodes):
+            yield []
+            return
+        for larger in self.lower:
+            if start < larger:
+                for rest in self.chains(larger):
+                    yield [larger, *rest]
+
+    def boundary(self, lower: Lower) -> Lower:
+        return frozenset(name for name in lower if self.succ[name] - lower)
+
+    def bytes(self, names: set[str] | Lower) -> int:
+        return sum(self.nodes[name].nbytes for name in names)
+
+    def paper(self, chain: list[Lower]) -> tuple[float, int]:
+        """Overhead and peak, as the paper writes them."""
+        overhead: float = 0
+        peak, before, cached = 0, frozenset[str](), frozenset[str]()
+        for lower in chain:
+            block, edge = lower - before, self.boundary(lower)
+            users = set().union(*(self.succ[name] for name in lower))
+            inputs = set().union(*(self.pred[name] for name in users))
+            overhead += sum(self.nodes[name].cost for name in block - edge)
+            here = self.bytes(cached) + 2 * self.bytes(block)
+            peak = max(peak, here + self.bytes(users - lower) + self.bytes(inputs - lower))
+            cached, before = cached | edge, lower
+        return overhead, peak
+
+
+def random_graph(seed: int, nodes: int, most_sets: int, **fields: object) -> Graph:
+    """A graph of random sizes, costs and edges that has not too many lower sets."""
+    source = random.Random(seed)
+    while True:
+        edges = [(f"n{s}", f"n{t}") for t in range(nodes) for s in range(t)
+                 if source.random() < 0.35 or (s == t - 1 and source.random() < 0.6)]  # fmt: skip
+        graph = Graph(
+            [Node(f"n{v}", source.randrange(1, 30), source.randrange(4),
+                  saved=not fields or source.random() < 0.6,
+                  stash_bytes=source.choice((0, 0, 9)) if fields else 0) for v in range(nodes)],
+            edges,
+        )  # fmt: skip
+        if lower_sets(graph, most_sets) is not None:
+            return graph
+
+
+def check(graph: Graph, points: set[tuple[float, int]], model: str) -> None:
+    """The exact planner against every (overhead, peak) there is, for every budget that matters."""
+    peaks = sorted({peak for _, peak in points})
+    assert min_budget(graph, "lower_sets_exact", model) == peaks[0]
+    budgets = [*peaks, *(peak + 1 for peak in peaks)]
+    for budget in budgets if len(budgets) < 80 else random.Random(0).sample(budgets, 80):
+        within = [overhead for overhead, peak in points if peak <= budget]
+        for objective, wanted in (("time", min(within)), ("memory", max(within))):
+            found = plan(graph, budget, "lower_sets_exact", objective, model)
+            assert found.overhead == wanted
+            assert found.peak_bytes <= budget
+            assert (found.overhead, found.peak_bytes) in points
+    front = {(t, m) for t, m in points
+             if not any(u <= t and n <= m and (u, n) != (t, m) for u, n in points)}  # fmt: skip
+    assert set(pareto(graph, "lower_sets_exact", model)) == front
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_formula_is_optimised_exactly(seed):
+    graph = random_graph(seed, 2 + seed % 8, 40)
+    brute = Brute(graph)
+    points = {brute.paper(chain) for chain in brute.chains()}
+    check(graph, points, "paper")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_costs_that_are_not_small_whole_numbers_are_exact_too(seed):
+    graph = random_graph(seed, 7, 30)
+    for scale in (0.125, 10**7 + 1):
+        scaled = Graph(
+            [Node(n.name, n.nbytes, n.cost * scale + (seed == 0) * scale / 4) for n in graph.nodes],
+            graph.edges,
+        )
+        brute = Brute(scaled)
+        check(scaled, {brute.paper(chain) for chain in brute.chains()}, "paper")
+
+
+class Tape(Brute):
+    """Chains whose blocks are stored or run again, measured by the referee."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
+        self.graph = graph
+        saved = {name for name in self.nodes if self.nodes[name].saved}
+        self.needs = {name: ({name} | self.pred[name]) & saved for name in self.nodes}
+        self.needed = set().union(*self.needs.values())
+
+    def measured(self, chain: list[Lower], stored: tuple[bool, ...]) -> tuple[float, int]:
+        before: Lower = frozenset()
+        blocks, kept, again, stashed = [], [], [], []
+        for lower, store in zip(chain, (*stored, True), strict=True):
+            block = [name for name in self.order if name in lower - before]
+            keep = [n for n in block if n in self.boundary(lower) or (store and n in self.needed)]
+            rebuilt = [] if store else self.rebuilt(block, set(keep), lower)
+            blocks.append(tuple(block))
+            kept += keep
+            stashed += block if store else keep
+            again.append(tuple(rebuilt))
+            before = lower
+        guess = Plan(tuple(blocks), tuple(kept), tuple(again), tuple(stashed), 0, 0,
+                     "store_all", "time", "saved", 0)  # fmt: skip
+        done = simulate(self.graph, guess)
+        return done.overhead, done.peak_bytes
+
+    def rebuilt(self, block: list[str], kept: set[str], lower: Lower) -> list[str]:
+        wanted = set().union(*(self.needs[name] for name in lower))
+        wanted |= {name for name in block if self.nodes[name].stash_bytes}
+        found: list[str] = []
+        for name in reversed(block):
+            if name not in kept and (name in wanted or self.succ[name] & set(found)):
+                found.append(name)
+        return found[::-1]
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_tape_is_optimised_exactly(seed):
+    graph = random_graph(seed, 2 + seed % 5, 14, tape=True)
+    tape = Tape(graph)
+    points = {tape.measured(chain, stored) for chain in tape.chains()
+              for stored in product((False, True), repeat=len(chain) - 1)}  # fmt: skip
+    check(graph, points, "saved")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_approximate_family_is_searched_exactly(seed):
+    """All chains of {v and what leads to v}, the empty set and all."""
+    graph = random_graph(seed, 9, 60)
+    brute = Brute(graph)
+    family = {frozenset(graph.nodes[v].name for v in range(9) if mask >> v & 1)
+              for mask in ancestors(graph)}  # fmt: skip
+    assert family <= set(brute.lower) and len(family) <= 11
+    brute.lower = sorted(family, key=len)
+    points = {brute.paper(chain) for chain in brute.chains()}
+    for budget in sorted({peak for _, peak in points}):
+        within = [overhead for overhead, peak in points if peak <= budget]
+        for objective, wanted in (("time", min(within)), ("memory", max(within))):
+            assert plan(graph, budget, "lower_sets", objective).overhead == wanted
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_all_lower_sets_are_found_and_sorted_by_size(seed):
+    graph = random_graph(seed, 1 + seed % 9, 600)
+    found = lower_sets(graph, 10_000)
+    brute = Brute(graph)
+    named = [frozenset(graph.nodes[v].name for v in range(len(graph)) if mask >> v & 1)
+             for mask in found]  # fmt: skip
+    assert set(named) == set(brute.lower) and len(named) == len(brute.lower)
+    assert [len(s) for s in named] == sorted(len(s) for s in named)
+
+
+@pytest.mark.parametrize("model", ["paper", "saved"])
+def test_too_many_lower_sets_are_refused_with_the_way_out(model):
+    graph = Graph([Node(f"n{v}", 1, 1) for v in range(40)], [])
+    with pytest.raises(GraphError, match=r'more than .* lower sets.*use method="lower_sets"'):
+        plan(graph, method="lower_sets_exact", model=model)
+    assert plan(graph, model=model).peak_bytes >= 1
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_closed_formulas_are_what_one_step_after_the_other_gives(seed):
+    source = random.Random(seed)
+    nodes, edges = [], []
+    for v in range(14):
+        preds = [x for x in range(max(0, v - 4), v) if source.random() < 0.4]
+        edges += [(f"n{x}", f"n{v}") for x in preds]
+        view = f"n{preds[0]}" if preds and source.random() < 0.3 else None
+        nodes.append(Node(
+            f"n{v}", source.randrange(20), source.randrange(4), source.random() < 0.6, view,
+            source.random() < 0.9, 0 if view else source.choice((0, 0, 5)),
+            source.choice((None, 3)), source.choice((0, 25)), source.choice((0, 25)),
+        ))  # fmt: skip
+    graph = Graph(nodes, edges)
+    sets = prefixes(graph) if seed % 3 else prefixes(graph)[::2]
+    closed = prefix_table(graph.numbered, sets)
+    slow = SavedModel(graph).table_by_steps(sets, exact=True)
+    assert (closed.peak == slow.peak).all()
+    assert (closed.cached * (closed.peak < 1 << 61) == slow.cached).all()
+    assert (closed.time * (closed.peak < 1 << 61) == slow.time).all()
+
+
+def test_masks_become_rows_and_are_sorted_by_size():
+    masks = by_size([0b111, 0, 0b100, 0b11, 0b100])
+    assert masks == (0, 0b100, 0b11, 0b111)
+    assert bits(masks, 9).astype(int).tolist()[2] == [1, 1, 0, 0, 0, 0, 0, 0, 0]
+
+
+def test_a_step_exists_only_between_nested_sets():
+    graph = random_graph(3, 7, 100)
+    sets = lower_sets(graph, 100)
+    table = PaperModel(graph).table(sets)
+    for target, after in enumerate(sets):
+        for source, before in enumerate(sets):
+            inside = before != after and before & ~after == 0
+            assert (table.peak[0, target, source] < 1 << 61) == inside

@@ -1,0 +1,13 @@
+"""Planning recomputation: pure functions of a graph that know no device.
+
+A `Graph` has a node for each function call of a forward pass. `plan` decides what to keep and
+what to run again in backward so that a step fits a budget, `simulate` carries a plan out on a toy
+machine and checks it. An executor follows `umem.planner.schedule.actions`.
+"""
+
+from umem.planner.dispatch import min_budget, pareto, plan
+from umem.planner.graph import Graph, Node
+from umem.planner.plans import Plan
+from umem.planner.referee import simulate
+
+__all__ = ["Graph", "Node", "Plan", "min_budget", "pareto", "plan", "simulate"]

@@ -1,0 +1,264 @@
+"""The planners' public face: which algorithm for which question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from umem.errors import BudgetError, GraphError
+from umem.planner import chen, exact, lower_sets
+from umem.planner.graph import Graph
+from umem.planner.paper import PaperModel
+from umem.planner.plans import METHODS, MODELS, OBJECTIVES, Method, Model, Objective, Plan
+from umem.planner.referee import simulate
+from umem.planner.saved import SavedModel
+from umem.planner.search import INFINITE, Chain, Link, Table, best, peak_of, time_of
+from umem.units import format_bytes
+
+AUTO_SETS = 150
+"""Up to so many lower sets, ``auto`` looks at all of them."""
+EVERY_POINT = 64
+"""Up to so many nodes, `pareto` looks for every point."""
+
+
+def plan(
+    graph: Graph,
+    budget_bytes: int | None = None,
+    method: Method = "auto",
+    objective: Objective = "time",
+    model: Model = "paper",
+) -> Plan:
+    """What to keep and what to run again, so that a step takes no more than a budget.
+
+    Cost: about a second at most for ``auto`` and ``lower_sets``; ``lower_sets_exact`` grows with
+    the square of the number of lower sets. Pure; what it works out of a graph is remembered.
+
+    Args:
+        graph: the forward pass.
+        budget_bytes: above the constant of parameters and state, which the caller adds; None:
+            the least that the method can do.
+        method: ``store_all``; ``chen``; ``lower_sets``, the approximate family;
+            ``lower_sets_exact``, all lower sets; ``auto``, the best of them within a second.
+        objective: ``time``, the least overhead within the budget; ``memory``, the most, whose
+            coarse blocks leave more to be freed early.
+        model: ``paper``, the formula of Kusumoto et al.; ``saved``, what backward needs, freed
+            early.
+
+    Raises:
+        BudgetError: no plan of the method fits; names the smallest budget and what forces it.
+        GraphError: too many lower sets for the exact method.
+
+    >>> from umem.planner import Node
+    >>> chain = [Node(name, 4, 1) for name in "abcdefghi"]
+    >>> graph = Graph(chain, zip("abcdefgh", "bcdefghi"))
+    >>> plan(graph, 30, model="saved").overhead
+    5
+    """
+    _check(graph, budget_bytes, method, objective, model)
+    if not len(graph):
+        return Plan((), (), (), (), 0, 0, method, objective, model, budget_bytes or 0)
+    found: list[Plan] = []
+    for name in _methods(graph, method, model):
+        found += _plans(graph, budget_bytes, name, objective, model)
+    if not found:
+        raise _too_small(graph, budget_bytes or 0, method, model)
+    if budget_bytes is None:
+        least = min(candidate.peak_bytes for candidate in found)
+        found = [candidate for candidate in found if candidate.peak_bytes == least]
+    sign = -1 if objective == "memory" else 1
+    return min(found, key=lambda candidate: (sign * candidate.overhead, candidate.peak_bytes))
+
+
+def min_budget(graph: Graph, method: Method = "auto", model: Model = "paper") -> int:
+    """The smallest budget that a plan of the method fits, in bytes.
+
+    By bisection over the peaks that chains can have; exact for the method's family.
+    """
+    return plan(graph, None, method, "time", model).peak_bytes
+
+
+def pareto(
+    graph: Graph, method: Method = "auto", model: Model = "paper", points: int | None = None
+) -> list[tuple[float, int]]:
+    """Overhead against peak bytes, of the plans that no other beats in both; least bytes last.
+
+    Args:
+        graph, method, model: see `plan`.
+        points: how many budgets to look at, evenly from the least to where nothing is gained;
+            None: every point on graphs of up to 64 nodes, 33 budgets on larger ones.
+    """
+    _check(graph, None, method, "time", model)
+    if points is not None and (type(points) is not int or points < 2):
+        raise GraphError(f"points is a whole number from 2 on; got {points!r}")
+    if not len(graph):
+        return []
+    if points is None and len(graph) > EVERY_POINT:
+        points = 33
+    found = {
+        (candidate.overhead, candidate.peak_bytes)
+        for name in _methods(graph, method, model)
+        for candidate in _front(graph, name, model, points)
+    }
+    front: list[tuple[float, int]] = []
+    for overhead, peak in sorted(found):
+        if not front or peak < front[-1][1]:
+            front.append((overhead, peak))
+    return front
+
+
+# -- what is asked -----------------------------------------------------------------------------
+
+
+def _check(
+    graph: Graph, budget_bytes: int | None, method: Method, objective: Objective, model: Model
+) -> None:
+    for name, value, choices in (
+        ("method", method, METHODS), ("objective", objective, OBJECTIVES), ("model", model, MODELS)
+    ):  # fmt: skip
+        if value not in choices:
+            raise GraphError(f"{name} is one of {', '.join(choices)}; got {value!r}")
+    if not isinstance(graph, Graph):
+        raise GraphError(f"graph is a umem.planner.Graph; got a {type(graph).__name__}")
+    if budget_bytes is not None and (type(budget_bytes) is not int or budget_bytes < 0):
+        raise BudgetError(f"budget_bytes is bytes as an int, zero or more; got {budget_bytes!r}")
+
+
+def _methods(graph: Graph, method: Method, model: Model) -> tuple[Method, ...]:
+    if method != "auto":
+        return (method,)
+    if exact.lower_sets(graph, AUTO_SETS) is not None:
+        return ("store_all", "lower_sets_exact", "lower_sets")
+    return ("store_all", "chen", "lower_sets")
+
+
+def _too_small(graph: Graph, budget_bytes: int, method: Method, model: Model) -> BudgetError:
+    tightest = plan(graph, None, method, "time", model)
+    moments = simulate(graph, tightest, liveness=model == "saved").timeline
+    forced = max(moments, key=lambda moment: moment.during_bytes).action
+    smallest = tightest.peak_bytes
+    return BudgetError(
+        f"no plan of method {method!r} needs as little as {format_bytes(budget_bytes)} "
+        f"({budget_bytes} bytes): the smallest budget is {format_bytes(smallest)} "
+        f"({smallest} bytes), which {forced.kind} of {forced.node!r} forces"
+    )
+
+
+# -- how it is answered ------------------------------------------------------------------------
+
+
+class _Problem(NamedTuple):
+    """A graph under a model, and the steps that a method may take."""
+
+    graph: Graph
+    model: PaperModel | SavedModel
+    table: Table
+
+
+@lru_cache(maxsize=4)
+def _problem(graph: Graph, method: Method, model: Model) -> _Problem:
+    everything = (1 << len(graph)) - 1
+    sets: tuple[int, ...]
+    if method == "store_all":
+        sets = (0, everything)
+    elif method == "chen":
+        sets = chen.family(graph)
+    elif method == "lower_sets":
+        sets = lower_sets.family(graph, model)
+    else:
+        sets = exact.family(graph, model)
+    costs = PaperModel(graph) if model == "paper" else SavedModel(graph)
+    return _Problem(graph, costs, costs.table(sets, exact=method == "lower_sets_exact"))
+
+
+def _plans(
+    graph: Graph, budget_bytes: int | None, method: Method, objective: Objective, model: Model
+) -> list[Plan]:
+    """The method's plan, if one fits."""
+    if method == "store_all" and model == "paper":
+        found = _keep_all(graph, objective)
+        fits = budget_bytes is None or found.peak_bytes <= budget_bytes
+        return [replace(found, budget_bytes=budget_bytes or found.peak_bytes)] if fits else []
+    problem = _problem(graph, method, model)
+    table, limit = problem.table, budget_bytes
+    if method in ("chen", "store_all"):
+        chains = list(_fixed_chains(problem, method))
+        if limit is None:
+            limit = min(peak_of(table, chain) for chain in chains)
+        chain = _best_of(table, chains, limit, objective)
+    else:
+        limit = table.least if limit is None else min(limit, INFINITE - 1)
+        chain = best(table, limit, objective)
+    return [] if chain is None else [_plan_of(problem, chain, method, objective, limit)]
+
+
+def _fixed_chains(problem: _Problem, method: Method) -> Iterator[Chain]:
+    """The chains of a method that does not search."""
+    if method == "chen":
+        return chen.chains(problem.graph, problem.table, problem.model.kinds)
+    return iter([(Link(0, 1, problem.model.kinds - 1),)])
+
+
+def _best_of(table: Table, chains: list[Chain], limit: int, objective: Objective) -> Chain | None:
+    sign = -1 if objective == "memory" else 1
+    fit = [(sign * time_of(table, c), peak_of(table, c), c) for c in chains]
+    return min((key for key in fit if key[1] <= limit), default=(0, 0, None))[2]
+
+
+def _keep_all(graph: Graph, objective: Objective) -> Plan:
+    """Under the model ``paper``: every value and every gradient."""
+    g = graph.numbered
+    peak = sum(g.size) + sum(g.grad)
+    return Plan((g.names,), g.names, ((),), g.names, 0, peak, "store_all", objective, "paper", peak)
+
+
+def _plan_of(
+    problem: _Problem, chain: Chain, method: Method, objective: Objective, limit: int
+) -> Plan:
+    names, costs = problem.graph.numbered.names, problem.graph.numbered.cost
+    masks = problem.table.sets
+    blocks = [problem.model.block(masks[i], masks[j], kind) for i, j, kind in chain]
+    if isinstance(problem.model, SavedModel):
+        passed = [0, *(masks[link.target] for link in chain)]
+        peak = problem.model.peak_of(passed, [link.kind for link in chain])
+    else:
+        peak = peak_of(problem.table, chain)
+
+    def named(numbers: tuple[int, ...]) -> tuple[str, ...]:
+        return tuple(names[v] for v in numbers)
+
+    return Plan(
+        blocks=tuple(named(block.nodes) for block in blocks),
+        kept=named(tuple(v for block in blocks for v in block.kept)),
+        recomputed=tuple(named(block.rerun) for block in blocks),
+        stashed=named(tuple(v for block in blocks for v in block.stashed)),
+        overhead=sum(costs[v] for block in blocks for v in block.rerun),
+        peak_bytes=peak, method=method, objective=objective, model=problem.model.name,
+        budget_bytes=limit,
+    )  # fmt: skip
+
+
+def _front(graph: Graph, method: Method, model: Model, points: int | None) -> list[Plan]:
+    """A method's plans for every budget, or for so many."""
+    if method == "store_all" and model == "paper":
+        return [_keep_all(graph, "time")]
+    problem = _problem(graph, method, model)
+    table = problem.table
+    if method in ("store_all", "chen"):
+        chains = [(c, peak_of(table, c)) for c in _fixed_chains(problem, method)]
+        return [_plan_of(problem, chain, method, "time", peak) for chain, peak in chains]
+    found: list[Plan] = []
+    limit = INFINITE - 1
+    while chain := best(table, limit, "time"):
+        limit = peak_of(table, chain)
+        found.append(_plan_of(problem, chain, method, "time", limit))
+        limit = min(limit, found[-1].peak_bytes) - 1
+        if points is not None:
+            break
+    if points is not None:
+        for limit in np.linspace(table.least, found[0].peak_bytes, points):
+            found += _plans(graph, int(limit), method, "time", model)
+    return found

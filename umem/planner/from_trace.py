@@ -1,0 +1,120 @@
+"""A graph from the forward pass of a recorded step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+from umem.errors import GraphError
+from umem.planner.graph import Graph, Node
+from umem.trace import Access, Alloc, Op, Trace
+
+Cost = Literal["paper", "seconds", "flops"]
+NOT_AGAIN = frozenset(("Zoneout", "ZoneoutLSTM", "NegativeSampling", "DropoutRNN"))
+"""Functions that draw anew when they run again."""
+
+
+def from_trace(trace: Trace, cost: Cost = "paper", not_again: Collection[str] = NOT_AGAIN) -> Graph:
+    """A node for each call up to the first that is not forward.
+
+    A tensor is saved where it is still alive when forward has ended. A call that writes no new
+    tensor has made a view. What a call writes of the kind ``stash`` is its stash.
+
+    Args:
+        trace: a recorded step, or a forward pass whose result was still held at the end.
+        cost: ``paper``: 10 for convolutions, 1 for anything else; ``seconds`` that the host
+            measured; ``flops``.
+        not_again: names of functions that must not run twice.
+
+    Raises:
+        GraphError: there is no forward call, or it has no time where ``seconds`` are asked for.
+    """
+    if cost not in ("paper", "seconds", "flops"):
+        raise GraphError(f"cost is 'paper', 'seconds' or 'flops'; got {cost!r}")
+    reader = _Reader(trace, cost, not_again)
+    for index, event in enumerate(trace.events):
+        if isinstance(event, Op) and event.phase == "forward":
+            reader.add(event)
+        elif isinstance(event, Op) and event.phase in ("backward", "update") and reader.calls:
+            reader.end = index
+            break
+    if not reader.calls:
+        raise GraphError("the trace has no forward call")
+    return reader.graph()
+
+
+class _Reader:
+    """Calls and their edges, as they come."""
+
+    def __init__(self, trace: Trace, cost: Cost, not_again: Collection[str]) -> None:
+        self.calls: list[Op] = []
+        self.end = len(trace.events)
+        self._lives = trace.lifetimes()
+        self._cost, self._not_again = cost, not_again
+        self._names: list[str] = []
+        self._made: list[list[Alloc]] = []
+        self._bases: list[str | None] = []
+        self._writers: dict[int, list[tuple[Access, str]]] = {}
+        self._edges: list[tuple[str, str]] = []
+
+    def add(self, op: Op) -> None:
+        name = f"{op.name}#{len(self.calls)}"
+        inputs = [writer for access in op.reads if (writer := self._writer(access)) is not None]
+        self._edges += [(writer, name) for writer in dict.fromkeys(inputs)]
+        made: list[Alloc] = []
+        base = None
+        for access in op.writes:
+            alloc = self._lives[access.tensor].alloc
+            if access.tensor in self._writers:
+                base = self._writer(access)
+            elif not alloc.uploaded and alloc.kind in ("activation", "stash", "array"):
+                made.append(alloc)
+            if alloc.kind not in ("stash", "parameter", "input", "state"):
+                self._writers.setdefault(access.tensor, []).append((access, name))
+        if base is not None and base not in inputs:
+            self._edges.append((base, name))
+        self.calls.append(op)
+        self._names.append(name)
+        self._made.append(made)
+        self._bases.append(base)
+
+    def _writer(self, access: Access) -> str | None:
+        """The call whose output an access reads: the last of exactly these bytes, or the last."""
+        writers = self._writers.get(access.tensor)
+        if not writers:
+            return None
+        same = [name for written, name in writers if written == access]
+        return same[-1] if same else writers[-1][1]
+
+    def graph(self) -> Graph:
+        return Graph(map(self._node, range(len(self.calls))), self._edges)
+
+    def _node(self, index: int) -> Node:
+        op, made, base = self.calls[index], self._made[index], self._bases[index]
+        outputs = [alloc for alloc in made if alloc.kind != "stash"]
+        stashes = [alloc for alloc in made if alloc.kind == "stash" and self._is_saved(alloc)]
+        is_view = base is not None and not made
+        written = [self._lives[access.tensor].alloc for access in op.writes] if is_view else outputs
+        return Node(
+            name=self._names[index],
+            nbytes=sum(alloc.nbytes for alloc in outputs),
+            cost=self._cost_of(op),
+            saved=any(map(self._is_saved, written)),
+            alias_of=base if is_view else None,
+            recomputable=op.name not in self._not_again,
+            stash_bytes=sum(alloc.nbytes for alloc in stashes),
+            workspace_bytes=op.workspace_bytes or 0,
+        )
+
+    def _is_saved(self, alloc: Alloc) -> bool:
+        death = self._lives[alloc.tensor].death
+        return death is None or death > self.end
+
+    def _cost_of(self, op: Op) -> float:
+        if self._cost == "paper":
+            return 10 if "onvolution" in op.name else 1
+        if self._cost == "flops":
+            return op.flops
+        if op.host_seconds is None:
+            raise GraphError(f"{op.name!r} has no time: record the trace with measure='time'")
+        return op.host_seconds

@@ -1,0 +1,303 @@
+"""The graph that is planned: one node a function call of the forward pass.
+
+Models: bytes and costs of a training step's forward values, what backward needs of them, views,
+gradients as large as their values. Does not model: contents, devices, parameters (they are a
+constant that the caller adds to a budget).
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from umem.errors import GraphError
+
+if TYPE_CHECKING:
+    from umem.planner.from_trace import Cost
+    from umem.trace import Trace
+
+FORMAT = "umem-graph"
+VERSION = 1
+MAX_TOTAL = 1 << 53
+"""Sums of sizes stay below it, so that they are exact in double precision (8 PiB)."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A function call of the forward pass: what it makes, and what that costs.
+
+    Args:
+        name: unique in its graph.
+        nbytes: bytes of its outputs.
+        cost: what running it once more costs, in any unit; zero or more.
+        saved: whether backward needs its outputs.
+        alias_of: the input that its output is a view of; such a node holds no bytes of its own,
+            and keeping it keeps its base.
+        recomputable: False for what must not run twice; it is kept.
+        stash_bytes: what the call keeps on itself for its own backward, outputs apart.
+        grad_bytes: bytes of the gradient of its outputs; None: nbytes, and zero for a view.
+        workspace_bytes: what it needs only while it runs.
+        backward_workspace_bytes: what its backward needs only while it runs.
+        needs: the values that its backward reads, itself or inputs of it; None: those of them
+            that are saved.
+    """
+
+    name: str
+    nbytes: int
+    cost: float
+    saved: bool = True
+    alias_of: str | None = None
+    recomputable: bool = True
+    stash_bytes: int = 0
+    grad_bytes: int | None = None
+    workspace_bytes: int = 0
+    backward_workspace_bytes: int = 0
+    needs: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise GraphError(f"a node's name is text; got {self.name!r}")
+        if self.needs is not None:
+            if isinstance(self.needs, str) or not all(isinstance(n, str) for n in self.needs):
+                raise GraphError(f"node {self.name!r}: needs is a list of names")
+            object.__setattr__(self, "needs", tuple(self.needs))
+        for key in ("nbytes", "stash_bytes", "workspace_bytes", "backward_workspace_bytes"):
+            self._check_size(key, getattr(self, key))
+        if self.grad_bytes is not None:
+            self._check_size("grad_bytes", self.grad_bytes)
+        self._check_cost()
+        if self.alias_of is not None and self.stash_bytes:
+            raise GraphError(f"node {self.name!r} is a view; a view keeps no stash")
+
+    def _check_size(self, key: str, value: Any) -> None:
+        if type(value) is not int or value < 0:
+            raise GraphError(f"node {self.name!r}: {key} is {value!r}, not a count of bytes")
+
+    def _check_cost(self) -> None:
+        cost = self.cost
+        if type(cost) not in (int, float) or not 0 <= cost < math.inf:
+            raise GraphError(f"node {self.name!r}: cost is {cost!r}, not zero or more")
+
+
+class Numbered(NamedTuple):
+    """A graph by numbers: a node's number is its place in the order that forward runs in."""
+
+    names: tuple[str, ...]
+    preds: tuple[tuple[int, ...], ...]
+    succs: tuple[tuple[int, ...], ...]
+    root: tuple[int, ...]
+    """The node whose bytes a node's output lies in: itself, unless it is a view."""
+    size: tuple[int, ...]
+    grad: tuple[int, ...]
+    stash: tuple[int, ...]
+    workspace: tuple[int, ...]
+    backward_workspace: tuple[int, ...]
+    cost: tuple[float, ...]
+    needs: tuple[tuple[int, ...], ...]
+    recomputable: tuple[bool, ...]
+    pinned: tuple[bool, ...]
+    """Whether a node lies in the bytes of one that must not run twice."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in the order in which forward runs them, and an edge from each input to its user.
+
+    A view depends on its base even where no edge says so. Nodes that are out of order are
+    sorted; otherwise their order stays.
+
+    Raises:
+        GraphError: a cycle, an edge or a base that leads nowhere, a name that is there twice;
+            it names the node.
+
+    >>> Graph([Node("a", 4, 1), Node("b", 4, 1)], [("a", "b")]).names
+    ('a', 'b')
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[tuple[str, str], ...]
+
+    def __init__(self, nodes: Iterable[Node], edges: Iterable[tuple[str, str]]) -> None:
+        object.__setattr__(self, "nodes", tuple(nodes))
+        object.__setattr__(self, "edges", tuple(dict.fromkeys(_pair(edge) for edge in edges)))
+        self._check()
+        object.__setattr__(self, "_order", self._sorted())
+        self._check_needs()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The nodes' names, in the order in which forward runs them."""
+        return self.numbered.names
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    # -- checks ----------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        known: set[str] = set()
+        for node in self.nodes:
+            if not isinstance(node, Node):
+                raise GraphError(f"nodes are Node objects; got {node!r}")
+            if node.name in known:
+                raise GraphError(f"node {node.name!r} is there twice")
+            known.add(node.name)
+        for source, target in self.edges:
+            for name in (source, target):
+                if name not in known:
+                    raise GraphError(f"edge {(source, target)} leads to {name!r}, no node")
+        for node in self.nodes:
+            if node.alias_of is not None and node.alias_of not in known:
+                raise GraphError(f"node {node.name!r} is a view of {node.alias_of!r}, no node")
+        if sum(n.nbytes + n.stash_bytes + (n.grad_bytes or n.nbytes) for n in self.nodes) >= (
+            MAX_TOTAL
+        ):
+            raise GraphError("the sizes add up to 8 PiB or more")
+
+    def _check_needs(self) -> None:
+        saved = {node.name: node.saved for node in self.nodes}
+        inputs = self._inputs()
+        for node in self.nodes:
+            for name in node.needs or ():
+                if name != node.name and name not in inputs[node.name]:
+                    raise GraphError(f"node {node.name!r} needs {name!r}, which it does not read")
+                if not saved[name]:
+                    raise GraphError(f"node {node.name!r} needs {name!r}, which is not saved")
+
+    def _inputs(self) -> dict[str, list[str]]:
+        inputs: dict[str, dict[str, None]] = {node.name: {} for node in self.nodes}
+        for source, target in self.edges:
+            inputs[target][source] = None
+        for node in self.nodes:
+            if node.alias_of is not None:
+                inputs[node.name][node.alias_of] = None
+        return {name: list(found) for name, found in inputs.items()}
+
+    def _sorted(self) -> tuple[int, ...]:
+        """Places in `nodes`, inputs first, otherwise as they were given."""
+        place = {node.name: i for i, node in enumerate(self.nodes)}
+        users: list[list[int]] = [[] for _ in self.nodes]
+        waits = [0] * len(self.nodes)
+        for name, names in self._inputs().items():
+            waits[place[name]] = len(names)
+            for other in names:
+                users[place[other]].append(place[name])
+        ready = [i for i, count in enumerate(waits) if count == 0]
+        order = []
+        while ready:
+            i = heapq.heappop(ready)
+            order.append(i)
+            for user in users[i]:
+                waits[user] -= 1
+                if waits[user] == 0:
+                    heapq.heappush(ready, user)
+        if len(order) < len(self.nodes):
+            raise GraphError(f"node {self._on_a_cycle(waits)!r} depends on itself")
+        return tuple(order)
+
+    def _on_a_cycle(self, waits: list[int]) -> str:
+        """A node of a cycle: what is left, followed from input to input, comes back."""
+        left = {self.nodes[i].name for i, count in enumerate(waits) if count}
+        inputs = self._inputs()
+        name, seen = min(left), set[str]()
+        while name not in seen:
+            seen.add(name)
+            name = next(other for other in inputs[name] if other in left)
+        return name
+
+    # -- by numbers ------------------------------------------------------------------------
+
+    @cached_property
+    def numbered(self) -> Numbered:
+        """The graph by numbers, which the algorithms work on."""
+        order: tuple[int, ...] = self._order  # type: ignore[attr-defined]
+        nodes = [self.nodes[i] for i in order]
+        number = {node.name: v for v, node in enumerate(nodes)}
+        inputs = self._inputs()
+        preds = tuple(tuple(sorted(number[n] for n in inputs[node.name])) for node in nodes)
+        succs: list[list[int]] = [[] for _ in nodes]
+        root: list[int] = []
+        for v, node in enumerate(nodes):
+            root.append(v if node.alias_of is None else root[number[node.alias_of]])
+            for x in preds[v]:
+                succs[x].append(v)
+        pinned = {root[v] for v, node in enumerate(nodes) if not node.recomputable}
+        alias = [node.alias_of is not None for node in nodes]
+        grads = [0 if a else n.nbytes for n, a in zip(nodes, alias, strict=True)]
+        return Numbered(
+            names=tuple(number),
+            preds=preds,
+            succs=tuple(map(tuple, succs)),
+            root=tuple(root),
+            size=tuple(0 if a else n.nbytes for n, a in zip(nodes, alias, strict=True)),
+            grad=tuple(
+                g if n.grad_bytes is None else n.grad_bytes
+                for n, g in zip(nodes, grads, strict=True)
+            ),
+            stash=tuple(node.stash_bytes for node in nodes),
+            workspace=tuple(node.workspace_bytes for node in nodes),
+            backward_workspace=tuple(node.backward_workspace_bytes for node in nodes),
+            cost=tuple(node.cost for node in nodes),
+            needs=tuple(
+                tuple(x for x in (*preds[v], v) if nodes[x].saved)
+                if node.needs is None
+                else tuple(sorted({number[name] for name in node.needs}))
+                for v, node in enumerate(nodes)
+            ),
+            recomputable=tuple(node.recomputable for node in nodes),
+            pinned=tuple(root[v] in pinned for v in range(len(nodes))),
+        )
+
+    # -- to and from -----------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        """As JSON text; what has its default value is left out."""
+        default = {field.name: field.default for field in fields(Node)}
+        nodes = [
+            {key: value for key, value in asdict(node).items() if value != default[key]}
+            for node in self.nodes
+        ]
+        return json.dumps(
+            {"format": FORMAT, "version": VERSION, "nodes": nodes, "edges": self.edges}
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Graph:
+        """Read what `to_json` wrote.
+
+        Raises:
+            GraphError: it is no such text, or no graph.
+        """
+        try:
+            content = json.loads(text)
+            if not isinstance(content, dict) or content.get("format") != FORMAT:
+                raise GraphError(f'it does not say {{"format": "{FORMAT}"')
+            if content["version"] != VERSION:
+                raise GraphError(f"version is {content['version']!r}, and {VERSION} is read")
+            return cls([Node(**node) for node in content["nodes"]], content["edges"])
+        except GraphError:
+            raise
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise GraphError(f"not a graph in JSON: {error}") from error
+
+    @classmethod
+    def from_trace(cls, trace: Trace, cost: Cost = "paper") -> Graph:
+        """The first forward pass of a trace; see `umem.planner.from_trace`."""
+        from umem.planner.from_trace import from_trace
+
+        return from_trace(trace, cost)
+
+
+def _pair(edge: Any) -> tuple[str, str]:
+    try:
+        source, target = edge
+    except (TypeError, ValueError):
+        raise GraphError(f"an edge is a pair of names; got {edge!r}") from None
+    if not isinstance(source, str) or not isinstance(target, str):
+        raise GraphError(f"an edge is a pair of names; got {edge!r}")
+    return source, target

@@ -1,0 +1,54 @@
+"""Lower sets as bit masks, and what a block is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Block(NamedTuple):
+    """The nodes of a block, by numbers: all, those kept, those run again, stashes kept."""
+
+    nodes: tuple[int, ...]
+    kept: tuple[int, ...]
+    rerun: tuple[int, ...]
+    stashed: tuple[int, ...]
+
+
+def numbers(mask: int) -> list[int]:
+    """The numbers in a mask, in order."""
+    return [v for v in range(mask.bit_length()) if mask >> v & 1]
+
+
+def mask_of(nodes: Iterable[int]) -> int:
+    """The mask that holds some numbers."""
+    mask = 0
+    for v in nodes:
+        mask |= 1 << v
+    return mask
+
+
+def bits(masks: tuple[int, ...], width: int) -> npt.NDArray[np.bool_]:
+    """A row of booleans for each mask."""
+    nbytes = (width + 7) // 8
+    raw = b"".join(mask.to_bytes(nbytes, "little") for mask in masks)
+    rows = np.frombuffer(raw, np.uint8).reshape(len(masks), nbytes)
+    return np.unpackbits(rows, axis=1, bitorder="little", count=width).astype(bool)
+
+
+def nested(inside: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+    """[target, source]: whether the source lies within the target, and is smaller.
+
+    Rows must be distinct and sorted by size.
+    """
+    missing = (~inside).astype(np.float32) @ inside.T.astype(np.float32)
+    found: npt.NDArray[Any] = np.tril(missing == 0, -1)
+    return found
+
+
+def by_size(masks: Iterable[int]) -> tuple[int, ...]:
+    """Distinct masks, sorted by size: numbered like this, every step leads to a larger number."""
+    return tuple(sorted(set(masks), key=lambda mask: (mask.bit_count(), mask)))

@@ -1,0 +1,42 @@
+"""What a planner decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Method = Literal["auto", "store_all", "chen", "lower_sets", "lower_sets_exact"]
+Objective = Literal["time", "memory"]
+Model = Literal["paper", "saved"]
+METHODS = ("auto", "store_all", "chen", "lower_sets", "lower_sets_exact")
+OBJECTIVES = ("time", "memory")
+MODELS = ("paper", "saved")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which values are kept, and what is run again for each block.
+
+    Attributes:
+        blocks: the nodes of each block, in the order in which forward runs them.
+        kept: the nodes whose outputs are kept from forward until their block's backward.
+        recomputed: for each block, what runs again before its backward, in order.
+        stashed: the nodes whose stashes are kept from forward on.
+        overhead: the cost of all that runs again.
+        peak_bytes: the most bytes that the model counts at once.
+        method: the algorithm that found it.
+        objective: what it optimises within its budget.
+        model: how bytes were counted.
+        budget_bytes: the budget that it was made for.
+    """
+
+    blocks: tuple[tuple[str, ...], ...]
+    kept: tuple[str, ...]
+    recomputed: tuple[tuple[str, ...], ...]
+    stashed: tuple[str, ...]
+    overhead: float
+    peak_bytes: int
+    method: Method
+    objective: Objective
+    model: Model
+    budget_bytes: int

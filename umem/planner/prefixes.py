@@ -1,0 +1,261 @@
+"""The costs of `umem.planner.saved` in closed form, for blocks that are runs of the node order.
+
+With blocks of the form [a, b), forward runs in the order of the nodes and backward in reverse,
+whatever the blocks are. Then backward's bytes at a place do not depend on b, and forward's
+hardly, so that all steps together cost O(cuts * nodes); only rebuilding costs a little for each
+pair of cuts. A block that is run again has at most ``WINDOW`` nodes, unless the table has to be
+exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from umem.planner.graph import Numbered
+from umem.planner.search import INFINITE, Ints, Table, units
+
+WINDOW = 256
+NEVER = 1 << 40
+
+
+def prefix_table(g: Numbered, sets: tuple[int, ...], *, exact: bool = False) -> Table:
+    """Every step between runs of the node order from its beginning, sorted by size."""
+    return _Prefixes(g, [mask.bit_length() for mask in sets], exact).table(sets)
+
+
+class _Prefixes:
+    """Arrays by node; rows of two-dimensional ones are cuts."""
+
+    def __init__(self, g: Numbered, cuts: list[int], exact: bool) -> None:
+        self.g = g
+        self.cuts = np.array(cuts, np.int64)
+        self.count = len(g.names)
+        self.place = np.arange(self.count)
+        self.root = np.array(g.root, np.int64)
+        self.size = np.array(g.size, np.int64)
+        self.stash = np.array(g.stash, np.int64)
+        self.grad = np.array(g.grad, np.int64)
+        self.pinned = np.array(g.pinned, bool) & (self.root == self.place)
+        self.units = units(g.cost, exact=exact)
+        self.window = self.count if exact else WINDOW
+        self._find_uses()
+
+    def _find_uses(self) -> None:
+        """Of each node's bytes: the last call that reads them, the first step that needs them."""
+        g = self.g
+        self.last = np.full(self.count, -1, np.int64)
+        self.need = np.full(self.count, NEVER, np.int64)
+        self.own_need = np.full(self.count, NEVER, np.int64)
+        self.last_push = np.full(self.count, -1, np.int64)
+        for v in range(self.count - 1, -1, -1):
+            if g.succs[v]:
+                self.last_push[v] = g.succs[v][-1]
+                self.last[g.root[v]] = max(self.last[g.root[v]], g.succs[v][-1])
+            for x in g.needs[v]:
+                self.own_need[x] = v
+                self.need[g.root[x]] = min(self.need[g.root[x]], v)
+
+    # -- the whole table -------------------------------------------------------------------
+
+    def table(self, sets: tuple[int, ...]) -> Table:
+        count = len(self.cuts)
+        peak = np.full((2, count, count), INFINITE, np.int64)
+        cached = np.zeros((2, count, count), np.int64)
+        time = np.zeros((2, count, count), self.units.costs.dtype)
+        backward = _highest(self._backward(), self.cuts)
+        stored = _highest(self._forward(stored=True), self.cuts)
+        kept_all = np.maximum(stored, backward)
+        forward = self._forward(stored=False)
+        for target in range(1, count):
+            end = int(self.cuts[target])
+            sources = self.cuts[:target]
+            cached[1, target, :target] = self._stored_bytes(end, sources)
+            peak[1, target, :target] = kept_all[:target, target]
+            if end < self.count:
+                again = _Again(self, end, forward)
+                first = again.first
+                peak[0, target, first:target] = np.maximum(
+                    again.peak(first, target), backward[first:target, target]
+                )
+                cached[0, target, first:target] = again.cached(sources[first:])
+                time[0, target, first:target] = again.time(sources[first:])
+        return Table(sets, peak, cached, time, self.units.total)
+
+    def _stored_bytes(self, end: int, sources: Ints) -> Ints:
+        kept = (self.last >= end) | (self.need < NEVER) | self.pinned
+        return _after(np.where(kept, self.size, 0)[:end] + self.stash[:end], sources)
+
+    # -- forward and backward --------------------------------------------------------------
+
+    def _forward(self, *, stored: bool) -> Ints:
+        """The bytes while each node runs, with what lies before each cut left out.
+
+        What a block that is run again keeps of its stashes is left out too: it depends on the
+        block's end.
+        """
+        always = self.pinned | (self.need < NEVER) if stored else self.pinned
+        until = np.where(always, self.count, np.maximum(self.last, self.place))
+        found = self._intervals(self.place, until)
+        if stored:
+            found += self._since_cuts(self.stash)
+        else:
+            found += self.stash
+        return found + np.array(self.g.workspace, np.int64)
+
+    def _backward(self) -> Ints:
+        """The bytes while each node's backward runs, with what lies before each cut left out."""
+        start = np.minimum(self.need, self.count)
+        found = self._intervals(start, np.full(self.count, self.count))
+        found += self._since_cuts(self.stash)
+        return found + self._gradients() + np.array(self.g.backward_workspace, np.int64)
+
+    def _gradients(self) -> Ints:
+        """The bytes of gradients while each node's backward runs."""
+        ends = np.maximum(self.last_push, self.place)
+        changes = np.zeros(self.count + 1, np.int64)
+        np.add.at(changes, self.place, self.grad)
+        np.add.at(changes, ends + 1, -self.grad)
+        found: Ints = np.cumsum(changes)[:-1]
+        return found
+
+    def _intervals(self, starts: Ints, ends: Ints) -> Ints:
+        """[cut, place]: bytes of the nodes from a cut on, each from its start to its end.
+
+        A node's own start is never before the node.
+        """
+        found = np.zeros((len(self.cuts), self.count + 1), np.int64)
+        line = np.zeros(self.count + 1, np.int64)
+        for row in range(len(self.cuts) - 1, -1, -1):
+            low = self.cuts[row]
+            high = self.cuts[row + 1] if row + 1 < len(self.cuts) else self.count
+            nodes = self.place[low:high]
+            np.add.at(line, starts[nodes], self.size[nodes])
+            np.add.at(line, np.minimum(ends[nodes] + 1, self.count), -self.size[nodes])
+            found[row] = line
+        total: Ints = np.cumsum(found, axis=1)[:, :-1]
+        return total
+
+    def _since_cuts(self, amounts: Ints) -> Ints:
+        """[cut, place]: the sum from a cut to a place, the place included."""
+        total = np.concatenate(([0], np.cumsum(amounts)))
+        found: Ints = np.maximum(total[1:][None, :] - total[self.cuts][:, None], 0)
+        return found
+
+
+class _Again:
+    """Blocks that end at one cut and are run again, for all their beginnings."""
+
+    def __init__(self, whole: _Prefixes, end: int, forward: Ints) -> None:
+        self.w, self.end, self.forward = whole, end, forward
+        near = int(np.searchsorted(whole.cuts, end - whole.window))
+        self.first = min(near, int(np.searchsorted(whole.cuts, end)) - 1)
+        self.low = int(whole.cuts[self.first])
+        self.here = slice(self.low, end)
+        self.root = whole.root[self.here]
+        self.size = whole.size[self.here]
+        kept = (whole.last >= end) | whole.pinned
+        self.kept = kept[self.here]
+        self.kept_node = kept[self.root]
+        self.needed = whole.need[self.here] < end
+        self._find_rerun()
+
+    def _find_rerun(self) -> None:
+        """What runs again, and for each node's bytes the last call among it that reads them."""
+        g, low = self.w.g, self.low
+        self.rerun = np.zeros(self.end - low, bool)
+        self.last = np.full(self.end - low, -1, np.int64)
+        target = (self.w.own_need[self.here] < self.end) | (self.w.stash[self.here] > 0)
+        wanted = (target & ~self.kept_node).tolist()
+        kept = self.kept_node.tolist()
+        for v in range(self.end - 1, low - 1, -1):
+            if wanted[v - low]:
+                self.rerun[v - low] = True
+                for x in g.preds[v]:
+                    if x >= low:
+                        wanted[x - low] = not kept[x - low]
+                    if g.root[x] >= low:
+                        at = g.root[x] - low
+                        self.last[at] = max(self.last[at], v)
+
+    def cached(self, sources: Ints) -> Ints:
+        kept = np.where(self.kept, self.size, 0) + np.where(self.kept_node, self._stash, 0)
+        return _after(kept, sources - self.low)
+
+    def time(self, sources: Ints) -> npt.NDArray[Any]:
+        costs = self.w.units.costs[self.here]
+        return _after(np.where(self.rerun, costs, 0), sources - self.low)
+
+    def peak(self, first: int, target: int) -> Ints:
+        starts = self.w.cuts[first:target] - self.low
+        places = np.arange(self.end - self.low)
+        forward: Ints = self.forward[first:target, self.here].copy()
+        if self._stash.any():
+            forward += _between(np.where(self.kept_node, self._stash, 0), starts, before=True)
+        begun = places >= starts[:, None]
+        forward[~begun] = 0
+        rebuild = self._rebuilding(starts, places)
+        rebuild[~(begun & self.rerun)] = 0
+        found: Ints = np.maximum(forward.max(axis=1), rebuild.max(axis=1))
+        return found
+
+    @property
+    def _stash(self) -> Ints:
+        return self.w.stash[self.here]
+
+    def _rebuilding(self, starts: Ints, places: Ints) -> Ints:
+        """[cut, place]: the bytes while a node runs again."""
+        whole = self.w
+        pushed = (whole.last_push[: self.end] >= self.end) @ whole.grad[: self.end]
+        own = self.root == places + self.low
+        rebuilt = self.rerun & own
+        held = np.where(self.kept & self.needed, self.size, 0)
+        held += np.where(self.kept_node, self._stash, 0)
+        made = np.where(rebuilt & self.needed, self.size, 0)
+        made += np.where(self.rerun, self._stash, 0)
+        passing = own & ~self.needed & (self.kept | self.rerun) & (self.size > 0)
+        found = _after(held, starts)[:, None] + _between(made, starts, before=False)
+        found += self._passing(passing, starts)
+        found += np.array(whole.g.workspace[self.low : self.end], np.int64) + int(pushed)
+        return found
+
+    def _passing(self, passing: npt.NDArray[np.bool_], starts: Ints) -> Ints:
+        """[cut, place]: what is there only until its last reader has run again."""
+        length = self.end - self.low
+        nodes = np.flatnonzero(passing)
+        changes = np.zeros((len(starts), length + 1), np.int64)
+        row = np.searchsorted(starts, nodes, side="right") - 1
+        kept = self.kept[nodes]
+        begin = np.where(kept, 0, nodes)
+        end = np.where(kept, self.last[nodes] - self.low, np.maximum(
+            self.last[nodes] - self.low, nodes))  # fmt: skip
+        np.add.at(changes, (row, begin), self.size[nodes])
+        np.add.at(changes, (row, np.maximum(end + 1, 0)), -self.size[nodes])
+        by_cut = np.cumsum(changes[::-1], axis=0)[::-1]
+        return np.cumsum(by_cut, axis=1)[:, :-1]
+
+
+def _after(amounts: npt.NDArray[Any], starts: Ints) -> npt.NDArray[Any]:
+    """The sums from each start to the end."""
+    total = np.concatenate((np.zeros(1, amounts.dtype), np.cumsum(amounts)))
+    found: npt.NDArray[Any] = total[-1] - total[starts]
+    return found
+
+
+def _between(amounts: Ints, starts: Ints, *, before: bool) -> Ints:
+    """[start, place]: the sum from a start to a place, without the place if ``before``."""
+    total = np.concatenate(([0], np.cumsum(amounts)))
+    upto = total[:-1] if before else total[1:]
+    found: Ints = upto[None, :] - total[starts][:, None]
+    return found
+
+
+def _highest(by_place: Ints, cuts: Ints) -> Ints:
+    """[source, target]: the largest value from one cut to another."""
+    place = np.arange(by_place.shape[1])
+    begun = np.where(place >= cuts[:, None], by_place, 0)
+    highest = np.maximum.accumulate(begun, axis=1)
+    found: Ints = np.concatenate((np.zeros((len(cuts), 1), np.int64), highest), axis=1)[:, cuts]
+    return found

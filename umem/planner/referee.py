@@ -1,0 +1,220 @@
+"""The referee: it carries a plan out on a toy machine and trusts nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from umem.errors import BudgetError, GraphError
+from umem.planner.graph import Graph
+from umem.planner.plans import Model, Plan
+from umem.planner.schedule import Action, actions
+from umem.units import format_bytes
+
+
+class Moment(NamedTuple):
+    """An action, the bytes in use while it ran (workspace included), and after it."""
+
+    action: Action
+    during_bytes: int
+    after_bytes: int
+
+
+class Simulation(NamedTuple):
+    """What carrying a plan out took."""
+
+    peak_bytes: int
+    overhead: float
+    timeline: tuple[Moment, ...]
+
+
+def simulate(
+    graph: Graph,
+    plan: Plan,
+    liveness: bool = True,
+    budget_bytes: int | None = None,
+    *,
+    model: Model | None = None,
+) -> Simulation:
+    """Carry a plan out, and check after every action that what it needs is there.
+
+    Args:
+        graph: the graph that was planned.
+        plan: its plan.
+        liveness: whether values go after their last use, or at the end of their block.
+        budget_bytes: what must never be passed; None: no limit.
+        model: whose rules of backward hold; None: the plan's own.
+
+    Raises:
+        GraphError: the plan does not hold together; names the action.
+        BudgetError: an action passes the budget; names it.
+
+    >>> from umem.planner import Node, plan
+    >>> graph = Graph([Node(n, 4, 1) for n in "abc"], [("a", "b"), ("b", "c")])
+    >>> simulate(graph, plan(graph, method="store_all", model="saved")).peak_bytes
+    20
+    """
+    stream = actions(graph, plan, liveness=liveness, model=model)
+    return referee(graph, stream, model or plan.model, budget_bytes)
+
+
+def referee(
+    graph: Graph, stream: Iterable[Action], model: Model = "saved", budget_bytes: int | None = None
+) -> Simulation:
+    """Carry any stream of actions out; see `simulate`."""
+    machine = _Machine(graph, model)
+    for action in stream:
+        moment = machine.act(action)
+        if budget_bytes is not None and moment.during_bytes > budget_bytes:
+            raise BudgetError(
+                f"{action.kind} of {action.node!r} needs {format_bytes(moment.during_bytes)}, "
+                f"and the budget is {format_bytes(budget_bytes)}"
+            )
+    machine.finish()
+    return Simulation(machine.peak, machine.overhead, tuple(machine.timeline))
+
+
+class _Machine:
+    """What is in memory, and what was done."""
+
+    def __init__(self, graph: Graph, model: Model) -> None:
+        self.g = graph.numbered
+        self.model = model
+        self._number = {name: v for v, name in enumerate(self.g.names)}
+        self._values: set[int] = set()
+        self._holders = [0] * len(self.g.names)  # values that lie in a node's bytes
+        self._stashes: set[int] = set()
+        self._grads: set[int] = set()
+        self._ran: set[int] = set()
+        self._backed: set[int] = set()
+        self._bytes = 0
+        self.peak = 0
+        self.overhead: float = 0
+        self.timeline: list[Moment] = []
+        self._rules = {
+            "forward": self._forward, "recompute": self._recompute, "drop": self._drop,
+            "drop_stash": self._drop_stash, "free": self._free,
+            "backward": self._pushed if model == "saved" else self._pulled,
+        }  # fmt: skip
+
+    def act(self, action: Action) -> Moment:
+        """Carry one action out."""
+        v = self._number.get(action.node)
+        if v is None or action.kind not in self._rules:
+            raise GraphError(f"{action} is no action on this graph")
+        self._now = action
+        during = self._rules[action.kind](v)
+        moment = Moment(action, during, self._bytes)
+        self.peak = max(self.peak, during)
+        self.timeline.append(moment)
+        return moment
+
+    def finish(self) -> None:
+        """Check that everything was done, and that nothing is left."""
+        every = set(range(len(self.g.names)))
+        for what, done in (("forward", self._ran), ("backward", self._backed)):
+            for v in sorted(every - done):
+                raise GraphError(f"{what} of {self.g.names[v]!r} was never done")
+        for left in (self._values, self._stashes, self._grads):
+            for v in sorted(left):
+                raise GraphError(f"something of {self.g.names[v]!r} is left at the end")
+
+    def _check(self, holds: bool, why: str, v: int) -> None:
+        if not holds:
+            kind, node = self._now
+            raise GraphError(f"{kind} of {node!r}: {why} {self.g.names[v]!r}")
+
+    # -- forward ---------------------------------------------------------------------------
+
+    def _forward(self, v: int) -> int:
+        self._check(v not in self._ran, "forward was done of", v)
+        self._ran.add(v)
+        return self._run(v)
+
+    def _recompute(self, v: int) -> int:
+        self._check(v in self._ran, "forward was not done of", v)
+        self._check(v not in self._backed, "backward was done of", v)
+        self._check(self.g.recomputable[v], "it must not be run twice:", v)
+        self.overhead += self.g.cost[v]
+        return self._run(v)
+
+    def _run(self, v: int) -> int:
+        for x in self.g.preds[v]:
+            self._check(x in self._values, "it reads what is not there:", x)
+        self._check(v not in self._values, "it is there:", v)
+        self._hold(v)
+        if self.model == "paper":
+            return self._bytes
+        self._check(v not in self._stashes, "its stash is there:", v)
+        if self.g.stash[v]:
+            self._stashes.add(v)
+            self._bytes += self.g.stash[v]
+        return self._bytes + self.g.workspace[v]
+
+    # -- backward --------------------------------------------------------------------------
+
+    def _pushed(self, v: int) -> int:
+        self._begin(v)
+        for x in self.g.needs[v]:
+            self._check(x in self._values, "it needs what is not there:", x)
+        if self.g.stash[v]:
+            self._check(v in self._stashes, "its stash is not there:", v)
+        if not self.g.succs[v]:
+            self._add_grad(v)  # where backward starts
+        self._check(v in self._grads, "it has no gradient:", v)
+        for x in self.g.preds[v]:
+            self._add_grad(x)
+        return self._bytes + self.g.backward_workspace[v]
+
+    def _pulled(self, v: int) -> int:
+        self._begin(v)
+        for w in self.g.succs[v]:
+            self._check(w in self._grads, "it has no gradient:", w)
+            for x in self.g.preds[w]:
+                self._check(x in self._values, "it needs what is not there:", x)
+        self._add_grad(v)
+        return self._bytes
+
+    def _begin(self, v: int) -> None:
+        self._check(len(self._ran) == len(self.g.names), "forward is not done;", v)
+        self._check(v not in self._backed, "backward was done of", v)
+        for w in self.g.succs[v]:
+            self._check(w in self._backed, "backward was not done of", w)
+        self._backed.add(v)
+
+    def _add_grad(self, v: int) -> None:
+        if v not in self._grads:
+            self._grads.add(v)
+            self._bytes += self.g.grad[v]
+
+    # -- letting go ------------------------------------------------------------------------
+
+    def _hold(self, v: int) -> None:
+        root = self.g.root[v]
+        if not self._holders[root]:
+            self._bytes += self.g.size[root]
+        self._holders[root] += 1
+        self._values.add(v)
+
+    def _drop(self, v: int) -> int:
+        self._check(v in self._values, "it is not there:", v)
+        before, root = self._bytes, self.g.root[v]
+        self._values.remove(v)
+        self._holders[root] -= 1
+        if not self._holders[root]:
+            self._bytes -= self.g.size[root]
+        return before
+
+    def _drop_stash(self, v: int) -> int:
+        self._check(v in self._stashes, "its stash is not there:", v)
+        before = self._bytes
+        self._stashes.remove(v)
+        self._bytes -= self.g.stash[v]
+        return before
+
+    def _free(self, v: int) -> int:
+        self._check(v in self._grads and v in self._backed, "it has no gradient to free:", v)
+        before = self._bytes
+        self._grads.remove(v)
+        self._bytes -= self.g.grad[v]
+        return before

@@ -1,0 +1,237 @@
+"""The cost model of a tape: what backward needs, freed as early as can be.
+
+A block is *stored* (what backward needs of it is kept, nothing runs again) or *run again* (its
+boundary is kept; before its backward, what backward needs and was not kept is rebuilt from it).
+The last block is stored. Blocks after one another add up: when a block is worked on, everything
+that was kept of the blocks before it is there, and nothing else. On top of that come, in turn,
+
+- forward: the block's values until their last use, and longer where they are kept;
+- rebuilding: what backward needs, what is being rebuilt until its last use, the gradients of
+  the boundary;
+- backward, in reverse order: what is still needed, and the gradients from the first step that
+  adds to them to the step that reads them;
+
+each with stashes, and with the workspace of the call that runs. The largest of these is the
+block's peak, so that freeing early is part of what is optimised: after Kusumoto et al. (NeurIPS
+2019), whose formula counts all of a block and every value, saved or not.
+
+Models: retained values, stashes, views at no bytes, workspace, gradients that are pushed.
+Does not model: a gradient that is handed on without a copy, a kept value that could go before
+its own block's turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from umem.planner.graph import Graph
+from umem.planner.masks import Block, mask_of, numbers
+from umem.planner.plans import Model
+from umem.planner.prefixes import prefix_table
+from umem.planner.search import INFINITE, Table, units
+
+RUN_AGAIN, STORED = 0, 1
+NEVER = 1 << 40
+"""A place beyond every node's."""
+
+
+class SavedModel:
+    """Costs of steps between lower sets of a graph, as a tape would have them."""
+
+    name: Model = "saved"
+    kinds = 2
+
+    def __init__(self, graph: Graph) -> None:
+        self.g = g = graph.numbered
+        count = len(g.names)
+        self._all = (1 << count) - 1
+        self._users = [mask_of(users) for users in g.succs]
+        self._needers = [0] * count
+        for q, needs in enumerate(g.needs):
+            for x in needs:
+                self._needers[x] |= 1 << q
+        self._group = [0] * count
+        for v, root in enumerate(g.root):
+            self._group[root] |= 1 << v
+
+    # -- one block -------------------------------------------------------------------------
+
+    def block(self, before: int, after: int, kind: int) -> Block:
+        """What a step keeps and runs again."""
+        return _Target(self, after, kind).block(before)
+
+    def peak_of(self, masks: Sequence[int], kinds: Iterable[int]) -> int:
+        """The most bytes that a chain of lower sets takes, each step of its kind."""
+        peak = cached = 0
+        for (before, after), kind in zip(pairwise(masks), kinds, strict=True):
+            step = _Target(self, after, kind)
+            block = step.block(before)
+            peak = max(peak, cached + step.peak(block))
+            cached += self.cached(block)
+        return peak
+
+    def cached(self, block: Block) -> int:
+        """The bytes that a block adds to what is cached."""
+        g = self.g
+        return sum(g.size[v] for v in block.kept) + sum(g.stash[v] for v in block.stashed)
+
+    def _kept(self, after: int, kind: int) -> int:
+        """The nodes within a set whose bytes are kept once it is done."""
+        g, kept = self.g, 0
+        for v in numbers(after):
+            boundary = self._users[v] & ~after
+            if boundary or g.pinned[v] or (kind == STORED and self._needers[v]):
+                kept |= self._group[g.root[v]]
+        return kept & after
+
+    def _rerun(self, after: int, kind: int) -> int:
+        """What backward needs within a set and is not kept, and all that leads to it."""
+        if kind == STORED:
+            return 0
+        kept, rerun = self._kept(after, kind), 0
+        for v in reversed(numbers(after & ~kept)):
+            if self._needers[v] & after or self.g.stash[v] or self._users[v] & rerun:
+                rerun |= 1 << v
+        return rerun
+
+    # -- all steps -------------------------------------------------------------------------
+
+    def table(self, sets: tuple[int, ...], *, exact: bool = False) -> Table:
+        """Every step between nested lower sets, which are sorted by size.
+
+        Closed formulas where each set is a run of the node order from its beginning; otherwise
+        one step after the other, in time proportional to its nodes.
+        """
+        if all(mask & (mask + 1) == 0 for mask in sets):
+            return prefix_table(self.g, sets, exact=exact)
+        return self.table_by_steps(sets, exact=exact)
+
+    def table_by_steps(self, sets: tuple[int, ...], *, exact: bool = False) -> Table:
+        """The same for any lower sets, one step after the other."""
+        cost = units(self.g.cost, exact=exact)
+        count = len(sets)
+        peak = np.full((2, count, count), INFINITE, np.int64)
+        cached = np.zeros((2, count, count), np.int64)
+        time = np.zeros((2, count, count), cost.costs.dtype)
+        for target in range(1, count):
+            for kind in (STORED,) if target == count - 1 else (RUN_AGAIN, STORED):
+                step = _Target(self, sets[target], kind)
+                for source in range(target):
+                    if sets[source] & ~sets[target] == 0:
+                        at = kind, target, source
+                        block = step.block(sets[source])
+                        peak[at] = step.peak(block)
+                        cached[at] = self.cached(block)
+                        time[at] = sum(cost.costs[v] for v in block.rerun)
+        return Table(sets, peak, cached, time, cost.total)
+
+
+class _Target:
+    """All that steps into one lower set have in common."""
+
+    def __init__(self, model: SavedModel, after: int, kind: int) -> None:
+        self.model, self.g, self.after, self.kind = model, model.g, after, kind
+        self.kept = model._kept(after, kind)
+        self.rerun = model._rerun(after, kind)
+
+    @cached_property
+    def _grads(self) -> set[int]:
+        """The gradients that are there before the block's backward."""
+        return {v for v in numbers(self.after) if self.model._users[v] & ~self.after}
+
+    @cached_property
+    def _first_need(self) -> dict[int, int]:
+        """For each node with bytes, the first step that needs them in backward."""
+        first: dict[int, int] = {}
+        for v in numbers(self.after):
+            needers = self.model._needers[v] & self.after
+            if needers:
+                root, place = self.g.root[v], (needers & -needers).bit_length() - 1
+                first[root] = min(first.get(root, NEVER), place)
+        return first
+
+    def block(self, before: int) -> Block:
+        """What the step from a lower set keeps and runs again."""
+        found = numbers(self.after & ~before)
+        kept = tuple(v for v in found if self.kept >> v & 1)
+        rerun = tuple(v for v in found if self.rerun >> v & 1)
+        stashed = tuple(found) if self.kind == STORED else kept
+        return Block(tuple(found), kept, rerun, stashed)
+
+    def peak(self, block: Block) -> int:
+        """The most bytes while a block is worked on, above what was cached before."""
+        return max(self._forward(block), self._rebuild(block), self._backward(block))
+
+    def _forward(self, block: Block) -> int:
+        g = self.g
+        last = self._last_use(block.nodes, block.nodes)
+        goes = self._goes(block, {v for v in block.nodes if v not in set(block.kept)}, last)
+        stashed = set(block.stashed)
+        live = peak = 0
+        for v in block.nodes:
+            live += g.size[v] + g.stash[v]
+            peak = max(peak, live + g.workspace[v])
+            live -= goes.get(v, 0) + (0 if v in stashed else g.stash[v])
+        return peak
+
+    def _rebuild(self, block: Block) -> int:
+        g = self.g
+        if not block.rerun:
+            return 0
+        last = self._last_use(block.rerun, block.nodes)
+        for v in block.rerun:
+            last.setdefault(g.root[v], v)
+        held = {v for v in block.kept if g.root[v] == v}
+        held = {v for v in held if v in self._first_need or v in last}
+        rebuilt = {v for v in block.rerun if g.root[v] == v}
+        goes = self._goes(block, {v for v in held | rebuilt if v not in self._first_need}, last)
+        live = sum(g.size[v] for v in held) + sum(g.stash[v] for v in block.stashed)
+        live += sum(g.grad[v] for v in self._grads)
+        peak = 0
+        for v in block.rerun:
+            live += g.size[v] + g.stash[v]
+            peak = max(peak, live + g.workspace[v])
+            live -= goes.get(v, 0)
+        return peak
+
+    def _backward(self, block: Block) -> int:
+        g = self.g
+        grads, nodes = set(self._grads), set(block.nodes)
+        first = {v: place for v, place in self._first_need.items() if v in nodes}
+        goes: dict[int, int] = {}
+        for v, place in first.items():
+            goes[place] = goes.get(place, 0) + g.size[v]
+        live = sum(g.grad[v] for v in grads) + sum(g.size[v] for v in first)
+        live += sum(g.stash[v] for v in block.nodes)
+        peak = 0
+        for p in reversed(block.nodes):
+            for v in (p, *g.preds[p]):
+                if v not in grads:
+                    grads.add(v)
+                    live += g.grad[v]
+            peak = max(peak, live + g.backward_workspace[p])
+            live -= g.grad[p] + g.stash[p] + goes.get(p, 0)
+        return peak
+
+    def _last_use(self, users: tuple[int, ...], nodes: tuple[int, ...]) -> dict[int, int]:
+        """For each node with bytes in a block, the last of some users that reads them."""
+        g, own = self.g, set(nodes)
+        last: dict[int, int] = {}
+        for w in users:
+            for x in g.preds[w]:
+                if g.root[x] in own:
+                    last[g.root[x]] = w
+        return last
+
+    def _goes(self, block: Block, which: set[int], last: dict[int, int]) -> dict[int, int]:
+        """The bytes that go after each node has run."""
+        goes: dict[int, int] = {}
+        for v in which:
+            if self.g.root[v] == v:
+                place = last.get(v, v)
+                goes[place] = goes.get(place, 0) + self.g.size[v]
+        return goes

@@ -1,0 +1,192 @@
+"""The stream of actions that a plan turns into, for a referee or for an executor.
+
+With liveness, a value goes after its last use before it is made again, a gradient after its last
+use. A value that a ``saved`` plan keeps stays at least until its own block's backward begins.
+Without liveness, everything goes at the end of its block only, as the formula of Kusumoto et al.
+(NeurIPS 2019) assumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from umem.errors import GraphError
+from umem.planner.graph import Graph, Numbered
+from umem.planner.plans import Model, Plan
+
+Kind = Literal["forward", "drop", "drop_stash", "recompute", "backward", "free"]
+
+
+class Action(NamedTuple):
+    """One action on one node.
+
+    ``forward`` and ``recompute`` run the call, and make its outputs and its stash; ``drop`` lets
+    its outputs go, ``drop_stash`` its stash; ``free`` lets the gradient of its outputs go.
+    ``backward``: under the model ``saved``, a step of a tape: from the gradient of its outputs it
+    adds to those of its inputs. Under the model ``paper``, the gradient of its outputs is
+    computed from those of its users.
+    """
+
+    kind: Kind
+    node: str
+
+
+class Cell(NamedTuple):
+    """Something that takes memory: a node's ``value``, ``stash`` or ``grad``."""
+
+    what: Literal["value", "stash", "grad"]
+    node: int
+
+
+_GO: dict[str, Kind] = {"value": "drop", "stash": "drop_stash", "grad": "free"}
+
+
+@dataclass
+class _Step:
+    """A computation, what it makes and reads; one without a kind only holds on to things."""
+
+    kind: Kind | None
+    node: int
+    makes: tuple[Cell, ...] = ()
+    reads: list[Cell] = field(default_factory=list)
+    block: int = 0
+
+
+def actions(
+    graph: Graph, plan: Plan, *, liveness: bool = True, model: Model | None = None
+) -> Iterator[Action]:
+    """The actions that carry a plan out, in order.
+
+    Args:
+        graph: the graph that was planned.
+        plan: its plan.
+        liveness: whether things go after their last use, or at the end of their block.
+        model: whose rules of backward hold; None: the plan's own. A plan of ``paper`` can be
+            carried out under ``saved``, not the reverse.
+
+    Raises:
+        GraphError: the plan is not one of this graph.
+    """
+    model = model or plan.model
+    if model == "paper" and plan.model == "saved":
+        raise GraphError("a plan of the model 'saved' does not hold under the model 'paper'")
+    chain = _Chain(graph, plan)
+    steps = list(chain.steps(model))
+    ends = _last_uses(steps) if liveness else chain.block_ends(steps, model)
+    names = chain.g.names
+    for index, step in enumerate(steps):
+        if step.kind is not None:
+            yield Action(step.kind, names[step.node])
+        for cell in ends.get(index, ()):
+            yield Action(_GO[cell.what], names[cell.node])
+
+
+def _last_uses(steps: list[_Step]) -> dict[int, list[Cell]]:
+    """Which cells go after which step: those that nothing reads before they are made again."""
+    ends: dict[int, list[Cell]] = {}
+    later: set[Cell] = set()
+    for index in range(len(steps) - 1, -1, -1):
+        step = steps[index]
+        for cell in (*step.reads, *step.makes):
+            if cell not in later:
+                later.add(cell)
+                ends.setdefault(index, []).append(cell)
+        later.difference_update(step.makes if step.kind != "backward" else ())
+    return ends
+
+
+class _Chain:
+    """A plan by numbers."""
+
+    def __init__(self, graph: Graph, plan: Plan) -> None:
+        self.g: Numbered = graph.numbered
+        self._number = {name: v for v, name in enumerate(self.g.names)}
+        self.blocks = [self._numbers(names) for names in plan.blocks]
+        self.rerun = [self._numbers(names) for names in plan.recomputed]
+        self.kept = set(self._numbers(plan.kept))
+        self.stashed = set(self._numbers(plan.stashed))
+        if len(self.rerun) != len(self.blocks):
+            raise GraphError("a plan has a list of what runs again for each of its blocks")
+        if sorted(v for block in self.blocks for v in block) != list(range(len(self.g.names))):
+            raise GraphError("the blocks of a plan hold every node once")
+
+    def _numbers(self, names: Iterable[str]) -> list[int]:
+        try:
+            return [self._number[name] for name in names]
+        except KeyError as error:
+            raise GraphError(f"the plan names {error}, which is no node of the graph") from None
+
+    # -- what is computed ------------------------------------------------------------------
+
+    def steps(self, model: Model) -> Iterator[_Step]:
+        """All computations, in order, with what they read and make."""
+        for i, block in enumerate(self.blocks):
+            yield from (self._run("forward", v, i, model) for v in block)
+        for i in range(len(self.blocks) - 1, -1, -1):
+            if model == "saved":
+                held = [Cell("value", v) for v in self.blocks[i] if v in self.kept]
+                yield _Step(None, -1, (), held, i)
+            yield from (self._run("recompute", v, i, model) for v in self.rerun[i])
+            backward = self._pushed if model == "saved" else self._pulled
+            yield from (backward(v, i) for v in reversed(self.blocks[i]))
+
+    def _run(self, kind: Kind, v: int, block: int, model: Model) -> _Step:
+        makes = [Cell("value", v)]
+        if model == "saved" and self.g.stash[v]:
+            makes.append(Cell("stash", v))
+        reads = [Cell("value", x) for x in self.g.preds[v]]
+        return _Step(kind, v, tuple(makes), reads, block)
+
+    def _pushed(self, v: int, block: int) -> _Step:
+        """A step of a tape: it adds to the gradients of its inputs."""
+        reads = [Cell("value", x) for x in self.g.needs[v]] + [Cell("grad", v)]
+        reads += [Cell("stash", v)] * (self.g.stash[v] > 0)
+        return _Step("backward", v, tuple(Cell("grad", x) for x in self.g.preds[v]), reads, block)
+
+    def _pulled(self, v: int, block: int) -> _Step:
+        """The gradient of a value, from those of its users and from all that they read."""
+        users = self.g.succs[v]
+        reads = [Cell("value", x) for x in sorted({x for w in users for x in self.g.preds[w]})]
+        reads += [Cell("grad", w) for w in users]
+        return _Step("backward", v, (Cell("grad", v),), reads, block)
+
+    # -- without liveness ------------------------------------------------------------------
+
+    def block_ends(self, steps: list[_Step], model: Model) -> dict[int, list[Cell]]:
+        """Which cells go at the end of which block."""
+        last: dict[tuple[bool, int], int] = {}
+        for index, step in enumerate(steps):
+            last[step.kind == "forward", step.block] = index
+        ends: dict[int, list[Cell]] = {}
+        here: dict[Cell, None] = {}
+        later = _later_uses(steps, set(last.values()))
+        for index, step in enumerate(steps):
+            here.update(dict.fromkeys(step.makes))
+            if step.kind == "backward" and model == "saved":
+                here.setdefault(Cell("grad", step.node))
+            if index in later:
+                gone = [cell for cell in here if cell not in later[index]]
+                if step.kind == "forward" or model == "paper":
+                    ends[index] = gone
+                else:
+                    block = set(self.blocks[step.block])
+                    ends[index] = [cell for cell in gone if cell.node in block]
+                for cell in ends[index]:
+                    del here[cell]
+        return ends
+
+
+def _later_uses(steps: list[_Step], places: set[int]) -> dict[int, set[Cell]]:
+    """What is read after each place, before it is made again."""
+    found: dict[int, set[Cell]] = {}
+    later: set[Cell] = set()
+    for index in range(len(steps) - 1, -1, -1):
+        if index in places:
+            found[index] = set(later)
+        later.update(steps[index].reads)
+        if steps[index].kind != "backward":
+            later.difference_update(steps[index].makes)
+            later.update(steps[index].reads)
+    return found
