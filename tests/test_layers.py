@@ -25,7 +25,7 @@ LEVELS = {
     "replaying": 4, "comparing": 4, "": 4,
     "chainer": 5, "reports": 5,
     "cli": 6, "__main__": 7,
-    "views": 3,
+    "views": 3, "forking": 0,
 }  # fmt: skip
 """The empty name is the package itself: its public names, the highest of which is `replay`."""
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")

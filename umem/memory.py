@@ -18,6 +18,7 @@ from umem.devices.presets import Preset, check_preset
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.devices.virtual import VirtualGPU
 from umem.errors import DeviceError, StateError, UnsupportedError
+from umem.forking import safe_lock
 from umem.limits import Limit, Size, parse_limit
 from umem.recorder import Recorder
 from umem.units import parse_bytes
@@ -39,7 +40,7 @@ class _Local(threading.local):
 
 
 _local = _Local()
-_lock = threading.RLock()
+_lock = safe_lock()
 _enabled: Handle | None = None
 
 

@@ -25,7 +25,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from umem.errors import OutOfMemoryError, StateError
-from umem.trace import CODES, Alloc, Event, Free, Hint, Mark, Op, Trace, decode
+from umem.events import CODES, Alloc, Event, Free, Hint, Mark, Op, decode
+from umem.forking import safe_lock
+from umem.trace import Trace
 
 Measure = Literal["time", "workspace"]
 Reach = tuple[int, int, int]
@@ -71,7 +73,7 @@ class _Local(threading.local):
 _local = _Local()
 _sources: list[Source] = []
 _started_count = 0
-_lock = threading.RLock()
+_lock = safe_lock()
 
 
 def active() -> tuple[Recorder, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -28,6 +29,7 @@ from umem.devices.base import (
     Watcher,
     byte_ranges,
 )
+from umem.devices.cuda import fork
 from umem.devices.host_view import host_view, unmanaged_text
 from umem.errors import DeviceError, DeviceNotFoundError, HintError, UmemError
 
@@ -50,7 +52,9 @@ def open_cuda(ordinal: int | None = None) -> CudaDevice:
     Raises:
         DeviceNotFoundError: there is no such GPU that CuPy can use; the message says why, and
             what to do instead. Nothing was opened.
+        StateError: this process was forked from one that had used CUDA.
     """
+    fork.refuse_child()
     known = _already_open(ordinal)
     if known is not None:
         return known
@@ -111,12 +115,21 @@ def _ways_out(reason: str) -> str:
     )
 
 
+def _after_fork() -> None:
+    if any(device.is_installed for device in _devices.values()):
+        fork.refuse_allocations()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class CudaDevice(Device):
     """One GPU. Use `open_cuda`, which keeps one object a GPU.
 
     Thread-safety: `install(everywhere=False)` concerns the calling thread; the rest may be
     called from any thread. Residency and paging are unknown: CUDA does not tell without its
-    profiler.
+    profiler. A child by fork gets a StateError from all of it.
     """
 
     kind: ClassVar[Literal["cuda", "virtual"]] = "cuda"
@@ -125,11 +138,17 @@ class CudaDevice(Device):
         from umem.devices.cuda.install import Installer
         from umem.devices.cuda.pools import Pools
 
-        self._driver = driver
+        fork.remember_use()
+        self._own_driver = driver
         self._installer = Installer()
         self._pools = Pools(driver, self._installer.policy)
         self._hints: CoreHints | None = None
         self.name, self.ordinal = driver.name, driver.ordinal
+
+    @property
+    def _driver(self) -> Driver:
+        fork.refuse_child()
+        return self._own_driver
 
     @property
     def vram_bytes(self) -> int:
@@ -197,6 +216,11 @@ class CudaDevice(Device):
         if policy.mode != "unmanaged":
             self._clear_default_pool()
         return self._installer.install(policy, malloc, pool, everywhere)
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether this thread's allocations are served by a policy of this device."""
+        return self._installer.policy() is not None
 
     def watch(self, watcher: Watcher) -> Restore:
         """Tell ``watcher`` of this thread's allocations; see `Device.watch`.

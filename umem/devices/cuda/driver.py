@@ -15,7 +15,7 @@ from cupy.cuda import runtime
 
 from umem.devices import host_memory, machine
 from umem.devices.base import Advice, Place, Span
-from umem.devices.cuda import hints
+from umem.devices.cuda import fork, hints
 from umem.devices.cuda.hints import CoreHints
 from umem.devices.presets import PRESETS
 from umem.errors import DeviceError
@@ -24,6 +24,7 @@ Malloc = Callable[[int], Any]
 """CuPy's allocator interface: bytes to ``cupy.cuda.MemoryPointer``."""
 
 OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation; CuPy does not export the number
+NOT_INITIALISED = 3  # what the driver says in a child by fork
 INSUFFICIENT_DRIVER = 35
 NO_DEVICE = 100
 CAPTURE_IMPLICIT = 906  # another stream captures, so the legacy stream cannot be used
@@ -249,6 +250,8 @@ def visible_gpus() -> int | str:
 
 
 def _count_problem(error: Any) -> str:
+    if error.status == NOT_INITIALISED:
+        return fork.TEXT
     if error.status == NO_DEVICE:
         return "the driver sees no GPU (is CUDA_VISIBLE_DEVICES set?)"
     if error.status != INSUFFICIENT_DRIVER:

@@ -14,6 +14,7 @@ from typing import Any
 
 from umem.devices.base import Policy
 from umem.devices.cuda import driver as cuda_driver
+from umem.devices.cuda import fork
 from umem.devices.cuda.bounds import Bounds
 from umem.devices.cuda.driver import Driver, Malloc, Pool
 from umem.devices.cuda.errors import CudaOutOfMemoryError
@@ -33,6 +34,7 @@ class Growth:
         CudaLimitError, CudaOutOfMemoryError: nothing was reserved.
         DeviceError: the current stream records a graph, in which managed memory cannot be
             allocated; nothing was reserved, and the capture goes on.
+        StateError: this process was forked from one that had used CUDA.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Growth:
         self.give_back: Callable[[], None] = lambda: None
 
     def __call__(self, nbytes: int) -> Any:
+        fork.refuse_child()
         if not nbytes:
             return self._allocate(0)
         if self._kind != "unmanaged" and self._driver.capturing():

@@ -5,7 +5,6 @@ docs/virtual-gpu.md lists what it models and what it does not. Everything it cou
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -24,6 +23,7 @@ from umem.devices.virtual.figures import Counters, Figures
 from umem.devices.virtual.moves import Moves
 from umem.devices.virtual.pool import Pool
 from umem.errors import LimitError, OutOfMemoryError, SizeError
+from umem.forking import safe_lock
 from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op
 from umem.units import format_bytes
 
@@ -69,7 +69,7 @@ class Model:
                 f"got {format_bytes(spec.usable_bytes)}"
             )
         self.spec = spec
-        self.lock = threading.RLock()
+        self.lock = safe_lock()
         self.clock = Clock(spec, costs)
         self.driver = Driver(spec.usable_bytes, allocator, self._on_moves, self.clock.free)
         self.tensors: dict[int, Placed] = {}
