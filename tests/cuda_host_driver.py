@@ -111,6 +111,7 @@ class HostDriver(Driver):
         self.pinned_left = 2 * GIB
         self.pinned_blocks: set[int] = set()
         self.is_capturing = False
+        self.captured_streams: set[int] = set()
         self.unmanaged_left = vram
         self.managed_blocks: set[int] = set()
         self.calls: list[tuple] = []
@@ -168,8 +169,8 @@ class HostDriver(Driver):
     def host_available_bytes(self) -> int | None:
         return self.host
 
-    def capturing(self) -> bool:
-        return self.is_capturing
+    def capturing(self, stream: int | None = None) -> bool:
+        return self.is_capturing if stream is None else stream in self.captured_streams
 
     def is_managed(self, address: int) -> bool:
         return address in self.managed_blocks

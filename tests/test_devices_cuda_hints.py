@@ -12,16 +12,22 @@ import types
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 cupy = pytest.importorskip("cupy")
 
 from cuda_host_driver import HostDriver, host_memory, installed  # noqa: E402
 
+import umem  # noqa: E402
 from umem.devices.base import Location, Policy, Span  # noqa: E402
 from umem.devices.cuda import CudaDevice  # noqa: E402
+from umem.devices.cuda import device as cuda_device  # noqa: E402
+from umem.devices.cuda import driver as cuda_driver  # noqa: E402
 from umem.devices.cuda import hints as cuda_hints  # noqa: E402
 from umem.devices.cuda.driver import Driver  # noqa: E402
 from umem.devices.cuda.hints import CoreHints  # noqa: E402
+from umem.devices.presets import PRESETS  # noqa: E402
 from umem.errors import DeviceError, HintError, MissingDependencyError  # noqa: E402
 
 MIB = 1 << 20
@@ -202,6 +208,17 @@ def test_the_context_is_bound_before_a_hint(device, driver, array):
     assert driver.calls == [("bind",)]
 
 
+def test_a_prefetch_that_would_end_a_capture_is_refused_and_others_are_not(
+    device, driver, ranges, array
+):
+    captured, side = types.SimpleNamespace(ptr=11), types.SimpleNamespace(ptr=12)
+    driver.captured_streams = {11}
+    with pytest.raises(DeviceError, match="cannot be captured"):
+        device.prefetch(array, 0, captured)
+    assert not ranges.prefetches
+    assert device.prefetch(array, 0, side) == array.nbytes
+
+
 def test_memory_that_is_not_managed_is_left_alone(device, driver, ranges, array, monkeypatch):
     monkeypatch.setattr(driver, "is_managed", lambda address: False)
     assert device.prefetch(array, 0, None) == 0
@@ -294,3 +311,108 @@ class TestCudaCoreIsAsWeAssume:
         managed = hints._core.ManagedBuffer
         for name in ("read_mostly", "preferred_location", "accessed_by"):
             assert isinstance(inspect.getattr_static(managed, name), property)
+
+
+# -- through umem's own functions ----------------------------------------------------------------
+
+
+class Parameter:
+    """What hints ask of a Chainer parameter; Chainer itself takes CuPy's arrays on a GPU only."""
+
+    grad = None
+
+    def __init__(self, array, grad=None):
+        self.array, self.grad = array, grad
+        self.update_rule = types.SimpleNamespace(state={"m": array[:0], "t": 3})
+
+
+class Link:
+    """A link of some parameters, one of them shared."""
+
+    _persistent = ("mean",)
+
+    def __init__(self, mean, *parameters):
+        self.mean, self._parameters = mean, parameters
+
+    def params(self, include_uninit):
+        return iter(self._parameters)
+
+    def namedparams(self):
+        raise NotImplementedError
+
+    def links(self):
+        return iter([self])
+
+
+@pytest.fixture
+def current(device, monkeypatch):
+    """The device as the current one of umem's functions."""
+    monkeypatch.setattr(cuda_device, "_devices", {0: device})
+    monkeypatch.setattr(cuda_driver, "current_ordinal", lambda: 0)
+    return device
+
+
+def test_every_container_gives_its_bytes_once(current, ranges, array):
+    weight, bias, mean, more = (array[i * 16 : i * 16 + 16] for i in range(4))
+    shared = Parameter(weight)
+    link = Link(mean, shared, Parameter(bias, grad=more), shared)
+    assert umem.prefetch({"a": [link, (weight,)], "b": link, "c": None}) == array.nbytes
+    assert sorted(call[:2] for call in ranges.prefetches) == [
+        (part.data.ptr, part.nbytes) for part in (weight, bias, mean, more)
+    ]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_given_read_back_and_taken_back(current, array, name):
+    assert umem.preset(array, name) == array.nbytes
+    given, found = dict(PRESETS[name]), umem.location(array)
+    places = {"cpu": "cpu", "gpu": 0, None: None}
+    assert found.preferred == places[given.get("preferred_location")]
+    assert found.accessed_by == ((0,) if "accessed_by" in given else ())
+    assert found.read_mostly == ("read_mostly" in given)
+    assert umem.preset(array, name, unset=True) == array.nbytes
+    assert umem.location(array) == Location(managed=True)
+
+
+def test_the_host_and_a_stream_are_passed_on(current, ranges, array):
+    assert umem.prefetch([array], "cpu", stream=cupy.cuda.Stream.ptds) == array.nbytes
+    assert ranges.prefetches == [(array.data.ptr, array.nbytes, "per thread")]
+    assert umem.location(array).last_prefetch == "cpu"
+
+
+def test_strict_refuses_before_anything_is_asked_of_the_driver(
+    current, driver, ranges, array, monkeypatch
+):
+    plain = array[32:]
+    monkeypatch.setattr(driver, "is_managed", lambda address: address != plain.data.ptr)
+    with pytest.raises(HintError, match=r"shape \(32, 4096\) is not managed"):
+        umem.prefetch([array[:32], plain], strict=True)
+    assert not ranges.prefetches
+    assert umem.prefetch([array[:32], plain]) == array[:32].nbytes
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_hints_reach_every_page_of_a_view_and_no_page_beside_it(data):
+    """Oracle: the address of every element, one by one."""
+    ranges, driver = Ranges(), HostDriver()
+    driver.load_hints = lambda: CoreHints(ranges, Bindings(ranges))
+    driver.is_managed = lambda address: True
+    device = CudaDevice(driver)
+    steps = st.sampled_from([-3, -2, -1, 1, 2, 3])
+    with installed(device, Policy("managed")):
+        whole = cupy.empty((6, 5, 4096), dtype="u1")
+    start, stop = data.draw(st.integers(0, 3)), data.draw(st.integers(3, 6))
+    view = whole[start:stop][:: data.draw(steps), :: data.draw(steps), :: data.draw(steps)]
+    view = view.transpose(data.draw(st.permutations(range(3))))
+    moved = device.prefetch(view, 0, None)
+    offsets = sum(
+        np.arange(n).reshape([-1 if axis == other else 1 for other in range(3)]) * step
+        for axis, (n, step) in enumerate(zip(view.shape, view.strides, strict=True))
+    )
+    pages = {*((view.data.ptr + np.asarray(offsets)) // 4096).ravel().tolist()}
+    reached = set()
+    for address, nbytes, _ in ranges.prefetches:
+        reached.update(range(address // 4096, (address + nbytes - 1) // 4096 + 1))
+    assert reached == pages
+    assert moved == sum(nbytes for _, nbytes, _ in ranges.prefetches) >= view.size

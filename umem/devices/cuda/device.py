@@ -257,13 +257,19 @@ class CudaDevice(Device):
         """Move the array's own bytes, in the order of ``stream`` (None: CuPy's current one).
 
         Raises:
-            DeviceError: not an array of this GPU, or hints cannot work here.
+            DeviceError: not an array of this GPU; hints cannot work here; or the stream is being
+                captured, which a prefetch would end. Nothing was moved.
             MissingDependencyError: cuda-core is missing.
         """
         spans = self._managed_spans(array)
         if not spans:
             return 0
         address = self._driver.stream_address(stream)
+        if self._driver.capturing(address):
+            raise DeviceError(
+                "a prefetch cannot be captured, and would end the capture of its stream; "
+                "prefetch before capturing, or on another stream"
+            )
         with self._ready() as hints:
             return hints.prefetch(spans, to, address)
 

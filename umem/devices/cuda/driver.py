@@ -152,10 +152,12 @@ class Driver:
         """Bytes of host memory that this process may still take."""
         return host_memory.available_bytes()
 
-    def capturing(self) -> bool:
-        """Whether the current stream records a graph instead of running."""
+    def capturing(self, stream: int | None = None) -> bool:
+        """Whether a stream, by default the current one, records a graph instead of running."""
+        if stream is None:
+            stream = cupy.cuda.get_current_stream().ptr
         try:
-            return bool(runtime.streamIsCapturing(cupy.cuda.get_current_stream().ptr))
+            return bool(runtime.streamIsCapturing(stream))
         except runtime.CUDARuntimeError as error:
             if error.status == CAPTURE_IMPLICIT:
                 return True
