@@ -67,22 +67,6 @@ def test_help_loads_neither_chainer_nor_cupy() -> None:
     assert python("-c", code).stdout.splitlines()[-1] == "[]"
 
 
-# -- doctor ------------------------------------------------------------------------------------
-
-
-def test_doctor_says_what_is_here_and_why_not_more() -> None:
-    result = CliRunner().invoke(main, ["doctor"])
-    assert result.exit_code == 0
-    for name in ("umem", "numpy", "chainer", "cuda-core", "device"):
-        assert any(line.startswith(name) for line in result.output.splitlines())
-
-
-def test_doctor_sees_what_is_on() -> None:
-    with umem.virtual_gpu("t4", "64MiB"), umem.managed():
-        text = CliRunner().invoke(main, ["doctor"]).output
-    assert "t4 (simulated)" in text
-
-
 # -- run ---------------------------------------------------------------------------------------
 
 

@@ -135,6 +135,8 @@ def _of(device: Device) -> Status:
     why_not = _ask("modes", lambda: device.why_not("managed"), untold, problems)
     usage = _ask("usage", device.usage, None, problems)
     vram = _ask("VRAM", lambda: device.vram_bytes, None, problems)
+    unsaid: dict[str, str | None] = {}
+    found = _ask("versions", device.versions, unsaid, problems)
     known = usage or _NO_USAGE
     return Status(
         on=policy is not None,
@@ -151,7 +153,7 @@ def _of(device: Device) -> Status:
         resident_bytes=known.resident_bytes,
         paging=known.paging,
         features=(Feature("mode", policy is not None, why_on(device)), *features, *problems),
-        versions={**versions(), **_ask("versions", device.versions, {}, problems)},
+        versions={**versions(), **found},
     )
 
 

@@ -1,24 +1,128 @@
-"""``umem doctor``: what umem finds on this machine."""
+"""``umem doctor``: what umem finds on this machine, and whether it works."""
 
 from __future__ import annotations
 
+import json
+import os
 import platform
-from importlib import metadata
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import click
 
 import umem
+from umem import environment
+from umem.devices.cuda import cuda_reason
+from umem.devices.selftest import Check, run_selftest
+from umem.errors import DeviceNotFoundError, UmemError
+from umem.inspecting import columns
+from umem.memory import current_device
 
-_PACKAGES = ("numpy", "chainer", "scipy", "cupy-cuda12x", "cupy-cuda13x", "cuda-core")
+_WORDS = {True: "ok", False: "FAILED", None: "skipped"}
+_WIDTH = 28
+_WAYS_OUT = """
+Two ways out:
+  with an NVIDIA GPU   pip install 'umem[cuda12]', or 'umem[cuda13]' for CUDA 13
+  without one          umem doctor --device virtual:v100-16gb
+                       with umem.virtual_gpu("v100-16gb"): ... (simulated)"""
+
+
+@dataclass(frozen=True)
+class _Report:
+    status: umem.Status
+    checks: tuple[Check, ...]
+    reason: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        status = self.status.to_json()
+        return {
+            "ok": self.reason is None,
+            "reason": self.reason,
+            "platform": platform.platform(),
+            "versions": status.pop("versions"),
+            "features": status.pop("features"),
+            "environment": _variables(),
+            "status": status,
+            "checks": [asdict(check) for check in self.checks],
+        }
 
 
 @click.command("doctor")
-def command() -> None:
-    """Show what is on, on which device, and why not more."""
-    click.echo(f"{'umem':<14}{umem.__version__} on Python {platform.python_version()}")
-    for name in _PACKAGES:
+@click.option("--device", metavar="DEVICE",
+              help="virtual:NAME, or cuda (the default: a real GPU).")
+@click.option("--vram", metavar="SIZE", help="VRAM of the virtual GPU instead of the table's.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+def command(device: str | None, vram: str | None, as_json: bool) -> None:
+    """Show what this machine can do and why not more, and test it.
+
+    The test allocates at most 16 MiB in each mode, prefetches them there and back, gives advice,
+    reads it back, takes it back, and frees. If anything fails, the exit code is 1.
+    """
+    name = _virtual_name(device, vram)
+    with ExitStack() as stack:
         try:
-            click.echo(f"{name:<14}{metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            click.echo(f"{name:<14}not installed")
-    click.echo(str(umem.status()))
+            if name is not None:
+                stack.enter_context(umem.virtual_gpu(name, vram))
+        except UmemError as error:
+            raise click.ClickException(str(error)) from error
+        report = _examine()
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        _print(report)
+    raise SystemExit(0 if report.reason is None else 1)
+
+
+def _virtual_name(device: str | None, vram: str | None) -> str | None:
+    kind, _, name = (device or "cuda").partition(":")
+    if kind not in ("cuda", "virtual") or (kind == "virtual") != bool(name):
+        raise click.BadParameter(f"virtual:NAME or cuda; got {device}", param_hint="--device")
+    if vram and kind != "virtual":
+        raise click.UsageError("--vram needs --device virtual:NAME")
+    return name or None
+
+
+def _examine() -> _Report:
+    checks = [_environment_check()]
+    status = umem.status()
+    try:
+        checks += run_selftest(current_device())
+    except DeviceNotFoundError as error:
+        checks.append(Check("device", False, f"no CUDA device: {cuda_reason() or error}"))
+    except Exception as error:
+        checks.append(Check("device", False, f"{type(error).__name__}: {error}"))
+    failed = next((check for check in checks if check.ok is False), None)
+    reason = None if failed is None else f"{failed.name}: {failed.detail}"
+    return _Report(status, tuple(checks), reason)
+
+
+def _variables() -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in environment.NAMES}
+
+
+def _environment_check() -> Check:
+    try:
+        environment.mode(), environment.limit(), environment.prefetch()
+    except UmemError as error:
+        return Check("environment", False, str(error))
+    found = [f"{name}={value}" for name, value in _variables().items() if value is not None]
+    return Check("environment", True, ", ".join(found) or f"no {', '.join(environment.NAMES)}")
+
+
+def _print(report: _Report) -> None:
+    click.echo(f"{'umem':<14}{umem.__version__} on {platform.system()} {platform.machine()}")
+    versions = {name: text for name, text in report.status.versions.items() if name != "umem"}
+    click.echo(columns((name, text or "not installed") for name, text in versions.items()))
+    if report.status.device is not None:
+        click.echo(f"\n{report.status}")
+    click.echo("\nTests")
+    for check in report.checks:
+        click.echo(columns([(check.name, f"{_WORDS[check.ok]}: {check.detail}")], _WIDTH))
+    simulated = " (simulated)" if report.status.simulated else ""
+    if report.reason is None:
+        click.echo(f"\nEverything works on {report.status.device}{simulated}.")
+    elif report.status.device is None:
+        click.echo(_WAYS_OUT)
+    else:
+        click.echo(f"\nNot everything works on {report.status.device}{simulated}: see above.")
