@@ -29,7 +29,7 @@ from umem.errors import (
     SizeError,
     StateError,
 )
-from umem.trace import Access, Alloc, Free, Op
+from umem.events import Access, Alloc, Free, Op
 
 ROOT = Path(__file__).parent.parent
 KIB, MIB = 1 << 10, 1 << 20
