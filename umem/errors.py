@@ -21,7 +21,7 @@
     +-- SpanError               also ValueError: a span freed twice, or never handed out
     +-- TraceError              also ValueError: a trace that cannot be read or replayed
     +-- DataError               also ValueError: a data file that is not what it should be
-    +-- UnsupportedError        also NotImplementedError: outside what the virtual GPU follows
+    +-- UnsupportedError        also NotImplementedError: outside what umem follows
     +-- CompatError             also ImportError: Chainer cannot be made to run here
     +-- MissingDependencyError  also ImportError: names the extra to install
 
@@ -111,7 +111,7 @@ class DataError(UmemError, ValueError):
 
 
 class UnsupportedError(UmemError, NotImplementedError):
-    """An operation that the virtual GPU does not follow; nothing was computed."""
+    """What the virtual GPU does not follow, or a checkpoint cannot run twice; nothing was done."""
 
 
 class CompatError(UmemError, ImportError):

@@ -9,19 +9,18 @@ updated once; arguments and results may be anything; the second run is checked a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
 import chainer
-from chainer import function_node, variable
+from chainer import function_node
 
-from umem.chainer.nesting import Shape, flatten, rebuild
-from umem.chainer.rerun import FirstRun, SecondRun
-from umem.errors import StateError
-
-_OUTPUT = object()
-"""Stands where a result has a Variable."""
+from umem.chainer.leaks import seal
+from umem.chainer.randomness import RandomState
+from umem.chainer.region import Region, detached
+from umem.chainer.rerun import FirstRun
+from umem.errors import SizeError, UnsupportedError
 
 
 def checkpoint(
@@ -37,48 +36,61 @@ def checkpoint(
     have them.
 
     Args:
-        func: any callable; what it captures may need gradients too.
+        func: any callable; what it captures may need gradients too. Both runs must do the same:
+            state that changes from call to call (of a stateful LSTM, say) is an argument, and
+            what is needed afterwards is a result.
         xs, kwargs: Variables, arrays, None, anything, also nested in lists, tuples and dicts.
             Variables get gradients.
         preserve_rng_state: draw the same random numbers in the second run (dropout). On CuPy the
             region draws from a generator of its own, seeded from the current one.
-        determinism_check: compare the functions of the second run with those of the first.
+        determinism_check: compare the functions, shapes, types, captured variables and random
+            numbers of the second run with those of the first; in Chainer's debug mode, on NumPy,
+            the values of the results too.
 
     Returns:
         what ``func`` returns.
 
     Raises:
         RecomputeCountError, RecomputeShapeError, RecomputeDtypeError: in backward, where the
-            second run differs; they name the function and the line. No gradient was set.
+            second run differs; they name the function and the line. `RecomputeError`: it reads
+            other variables or random numbers. This region has set no gradient.
+        StateError: in backward, where that goes through a Variable of the region that was not
+            returned.
+        UnsupportedError: an argument or a result is a ChainerX array, or ``static_graph`` runs.
         whatever ``func`` raises, in either run.
 
     Cost: one more forward run of the region. Memory: its inputs between forward and backward.
-    Gradients are those of a plain run bit for bit, except where a parameter is used more than
-    once both inside a region and outside: the sum is then taken in another order.
+    Gradients are those of a plain run bit for bit. They may differ by rounding where something is
+    added up in another order: a Variable that is used more than once both inside a region of
+    several results and outside, or under ``lazy_grad_sum``.
 
     >>> import numpy as np, umem.chainer, chainer.functions as F
     >>> x = chainer.Variable(np.ones((2, 3), "float32"))
     >>> umem.chainer.checkpoint(lambda x: F.tanh(x) * 2, x).shape
     (2, 3)
     """
-    if not callable(func):
-        raise TypeError(f"checkpoint needs something to call; got {type(func).__name__}")
+    _check_callable(func, "checkpoint")
     if not chainer.config.enable_backprop:
         return func(*xs, **kwargs)
-    leaves, shape = flatten((xs, kwargs))
-    first = FirstRun(preserve_rng_state, determinism_check)
-    positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, variable.Variable)]
-    inputs = [leaves[i] for i in positions]
-    region = _Region(func, leaves, shape, positions, first)
-    outputs, result, captured = region.run_first()
-    if not any(v.requires_grad for v in (*inputs, *captured)):
-        return result(outputs)
-    node = Checkpoint(region, captured, outputs)
-    return result(node.apply((*inputs, *captured)))
+    if chainer.config.schedule_func is not None:
+        raise UnsupportedError("checkpoint does not work inside a static_graph: it runs once")
+    region = Region(func, xs, kwargs)
+    _check_arrays(region.inputs)
+    random = RandomState(region.leaves) if preserve_rng_state else None
+    first = FirstRun(random, determinism_check)
+    result, outputs, captured = region.run_first(first)
+    _check_arrays(outputs)
+    sources = (*region.inputs, *captured)
+    made = _outer(Checkpoint(region, captured, outputs), sources, outputs)
+    region.inputs = ()
+    del outputs
+    seal(first.functions)
+    return result(made)
 
 
 def checkpointed(func: Callable[..., Any]) -> Callable[..., Any]:
     """`checkpoint` as a decorator; the options are passed at the call."""
+    _check_callable(func, "checkpointed")
 
     @wraps(func)
     def call(*xs: Any, **kwargs: Any) -> Any:
@@ -88,29 +100,38 @@ def checkpointed(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def checkpoint_sequential(
-    funcs: Sequence[Callable[..., Any]], x: Any, segments: int | None = None
+    funcs: Iterable[Callable[..., Any]], x: Any, segments: int | None = None
 ) -> Any:
     """Run ``funcs`` one after another, checkpointed in segments of about equal length.
 
     Args:
         funcs: callables, a ``chainer.Sequential`` or a ``ChainList``; each gets what the one
-            before returned.
+            before returned, a tuple as its arguments, as in ``chainer.Sequential``.
         x: the first one's argument.
         segments: how many; None is about the square root of their number (Chen et al. 2016).
 
     Raises:
-        StateError: there is nothing to run, or ``segments`` is not between 1 and their number.
+        SizeError: there is nothing to run, or ``segments`` is not between 1 and their number.
     """
     steps = list(funcs)
-    count = max(1, round(len(steps) ** 0.5)) if segments is None else segments
-    if not steps or isinstance(count, bool) or not isinstance(count, int):
-        raise StateError("checkpoint_sequential needs functions, and a whole number of segments")
-    if not 1 <= count <= len(steps):
-        raise StateError(f"segments must be between 1 and {len(steps)}; got {segments}")
+    for step in steps:
+        _check_callable(step, "checkpoint_sequential")
+    if not steps:
+        raise SizeError("checkpoint_sequential needs at least one function")
+    count = _segment_count(segments, len(steps))
     bounds = [index * len(steps) // count for index in range(count + 1)]
     for low, high in zip(bounds, bounds[1:], strict=False):  # noqa: RUF007
         x = checkpoint(_Chain(steps[low:high]), x)
     return x
+
+
+def _segment_count(segments: Any, steps: int) -> int:
+    if segments is None:
+        return max(1, round(steps**0.5))
+    whole = hasattr(segments, "__index__") and not isinstance(segments, bool)
+    if not whole or not 1 <= segments <= steps:
+        raise SizeError(f"segments must be a whole number from 1 to {steps}; got {segments!r}")
+    return int(segments)
 
 
 class _Chain:
@@ -121,96 +142,47 @@ class _Chain:
 
     def __call__(self, x: Any) -> Any:
         for step in self._steps:
-            x = step(x)
+            x = step(*x) if isinstance(x, tuple) else step(x)
         return x
-
-
-class _Region:
-    """A call, and how to make it again."""
-
-    def __init__(
-        self, func: Callable[..., Any], leaves: list[Any], shape: Shape, positions: list[int],
-        first: FirstRun,
-    ) -> None:  # fmt: skip
-        # The Variables themselves are not held: their arrays are the node's inputs.
-        gaps = set(positions)
-        self._func = func
-        self._rest = [None if i in gaps else leaf for i, leaf in enumerate(leaves)]
-        self._shape, self._positions = shape, positions
-        self._first = first
-        self._inputs: list[Any] | None = [leaves[i] for i in positions]
-
-    def run_first(self) -> tuple[list[Any], Callable[[Sequence[Any]], Any], list[Any]]:
-        """Returns the output Variables, how to put them into the result, and what is captured."""
-        assert self._inputs is not None
-        inputs = [_detached(x.array, x.requires_grad) for x in self._inputs]
-        self._inputs = None
-        with self._first:
-            outputs, shape, rest = self._call(inputs)
-        captured = self._first.captured(outputs, inputs)
-
-        def result(made: Sequence[Any]) -> Any:
-            variables = iter(made)
-            return rebuild([next(variables) if leaf is _OUTPUT else leaf for leaf in rest], shape)
-
-        return outputs, result, captured
-
-    def run_again(self, inputs: Sequence[Any]) -> list[Any]:
-        """The output Variables of the second run, its graph behind them."""
-        with SecondRun(self._first), _force_backprop():
-            outputs, _, _ = self._call(inputs)
-            nodes = {id(x.node) for x in inputs}
-            return [chainer.functions.identity(y) if id(y.node) in nodes else y for y in outputs]
-
-    def _call(self, inputs: Sequence[Any]) -> tuple[list[Any], Shape, list[Any]]:
-        leaves = list(self._rest)
-        for position, x in zip(self._positions, inputs, strict=True):
-            leaves[position] = x
-        args, kwargs = rebuild(leaves, self._shape)
-        made, shape = flatten(self._func(*args, **kwargs))
-        outputs = [leaf for leaf in made if isinstance(leaf, variable.Variable)]
-        rest = [_OUTPUT if isinstance(leaf, variable.Variable) else leaf for leaf in made]
-        return outputs, shape, rest
 
 
 class Checkpoint(function_node.FunctionNode):
     """The node of a region in the outer graph: its inputs, then what it captures."""
 
-    def __init__(self, region: _Region, captured: list[Any], outputs: list[Any]) -> None:
+    def __init__(self, region: Region, captured: Sequence[Any], outputs: Sequence[Any]) -> None:
         self._region = region
-        self._captured = captured
-        self._made: list[Any] | None = [y.array for y in outputs]
+        self._captured = tuple(captured)
+        self._made: Any = tuple(y.array for y in outputs)
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Hand out what the first run made, and let its graph go."""
         self.retain_inputs(tuple(range(len(inputs) - len(self._captured))))
         made, self._made = self._made, None
-        assert made is not None
         return tuple(made)
 
-    def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Run the region again and differentiate it."""
+    def backward_accumulate(
+        self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...],
+        grad_inputs: tuple[Any, ...],
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Run the region again and differentiate it, adding to the gradients that are there.
+
+        Adding here, and not afterwards, keeps the order of the sum that a plain run has.
+        """
+        if all(gy is None for gy in grad_outputs):
+            return grad_inputs
         double = bool(chainer.config.enable_backprop)
-        retained = self.get_retained_inputs()
-        inputs = (
-            list(retained) if double else [_detached(x.array, x.requires_grad) for x in retained]
-        )
-        sources = [*inputs, *self._captured]
+        inputs = self.get_retained_inputs()
+        if not double:
+            inputs = tuple(map(detached, inputs))
+        sources = (*inputs, *self._captured)
         with _Cut(sources):
-            outputs = self._region.run_again(inputs)
-            wanted = [i for i in indexes if sources[i].requires_grad]
-            pairs = [
-                (y, gy) for y, gy in zip(outputs, grad_outputs, strict=True)
-                if gy is not None and y.requires_grad
-            ]  # fmt: skip
-            if not pairs or not wanted:
-                return (None,) * len(indexes)
+            outputs = self._region.run_again(inputs, sources)
+            pairs = [(y, gy) for y, gy in zip(outputs, grad_outputs, strict=True) if gy is not None]
             grads = chainer.grad(
-                [y for y, _ in pairs], [sources[i] for i in wanted], [gy for _, gy in pairs],
-                enable_double_backprop=double,
+                [y for y, _ in pairs], [sources[i] for i in indexes], [gy for _, gy in pairs],
+                grad_inputs, enable_double_backprop=double,
             )  # fmt: skip
-        found = dict(zip(wanted, grads, strict=True))
-        return tuple(found.get(i) for i in indexes)
+        return tuple(grads)
 
 
 class _Cut:
@@ -230,10 +202,26 @@ class _Cut:
             node._creator_node = creator
 
 
-def _force_backprop() -> Any:
-    """Backward runs with backprop off; the second run needs a graph."""
-    return chainer.using_config("enable_backprop", True)
+def _outer(node: Checkpoint, sources: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Apply the node, at the place in the order of backward that the region has in a plain run."""
+    if not outputs:
+        return ()
+    rank = max(y.creator_node.rank for y in outputs)
+    made: tuple[Any, ...] = node.apply(sources)
+    node.rank = rank
+    for y in made:
+        y.node._rank = rank + 1
+    return made
 
 
-def _detached(array: Any, requires_grad: bool) -> Any:
-    return variable.Variable(array, requires_grad=requires_grad)
+def _check_callable(func: Any, caller: str) -> None:
+    if not callable(func):
+        raise TypeError(f"{caller} needs something to call; got {type(func).__name__}")
+
+
+def _check_arrays(variables: Iterable[Any]) -> None:
+    if any(x._has_chainerx_array for x in variables):
+        raise UnsupportedError(
+            "checkpoint does not work on ChainerX arrays: ChainerX keeps a graph of its own. "
+            "Move the model and its inputs to NumPy or CuPy with to_device"
+        )

@@ -1,108 +1,89 @@
-"""What has to hold when a region runs a second time: random numbers, configuration, statistics."""
+"""The two runs of a region: what the first leaves behind, and that the second is the same."""
 
 from __future__ import annotations
 
-import os
-import sys
-import traceback
+import threading
+import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import count
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
-import numpy as np
-from chainer import function_hook
+from chainer import function_hook, link_hook
 
-import umem
-from umem.errors import RecomputeCountError, RecomputeDtypeError, RecomputeShapeError
+from umem.chainer.calls import Call, call_of, check_call, outside
+from umem.chainer.randomness import RandomState
+from umem.errors import (
+    RecomputeCountError,
+    RecomputeDtypeError,
+    RecomputeError,
+    RecomputeShapeError,
+)
 
-_CONFIG = (
-    "train", "dtype", "use_cudnn", "autotune", "cudnn_deterministic", "cudnn_fast",
-    "use_cudnn_tensor_core", "use_ideep", "compute_mode", "type_check",
-)  # fmt: skip
-_STATISTICS = ("running_mean", "running_var")
+_NOT_CARRIED = frozenset((
+    "enable_backprop", "in_recomputing", "_will_recompute", "debug", "warn_nondeterministic",
+    "keep_graph_on_report", "schedule_func", "use_static_graph",
+))  # fmt: skip
+"""Configuration that the second run takes from where it happens, or sets itself."""
+_READ = ("_running_mean", "_running_var")
+"""Statistics that BatchRenormalization reads, and then updates."""
+_STATISTICS = (*_READ, "running_mean", "running_var", "running_projection")
 _numbers = count()
-_INSIDE = tuple(str(Path(str(module.__file__)).parent) + os.sep for module in (chainer, umem))
 
 
-class Call(NamedTuple):
-    """One function of a region, as the check compares it."""
-
-    label: str
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
-
-
-def call_of(func: Any, in_data: Sequence[Any]) -> Call:
-    """The call of a function on these arrays."""
-    shapes = tuple(x.shape for x in in_data if x is not None)
-    return Call(func.label, shapes, tuple(x.dtype.name for x in in_data if x is not None))
-
-
-class _Hook(function_hook.FunctionHook):  # type: ignore[misc, unused-ignore]
+class _Hook(function_hook.FunctionHook):
     """A hook under a name of its own, so that regions nest."""
 
     def __init__(self) -> None:
         self.name = f"umem.rerun-{next(_numbers)}"
+        self._stack = ExitStack()
+
+    def _enter(self, *contexts: Any) -> None:
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
+            super().__enter__()
+            stack.callback(super().__exit__)
+            self._stack = stack.pop_all()
 
 
 class FirstRun(_Hook):
     """Runs a region with a graph, and remembers what the second run needs.
 
-    The graph tells which variables the region captures; it is dropped with the outputs.
+    The functions are held weakly: what nobody needs any more dies during the run.
     """
 
-    def __init__(self, preserve_rng_state: bool, determinism_check: bool) -> None:
+    def __init__(self, random: RandomState | None, checks: bool) -> None:
         super().__init__()
-        self.checks = determinism_check
+        self.random = random
+        self.checks = checks
         self.calls: list[Call] = []
-        known = (key for key in _CONFIG if hasattr(chainer.config, key))
-        self.config = {key: getattr(chainer.config, key) for key in known}
-        self.random = RandomState() if preserve_rng_state else None
-        self._functions: set[Any] = set()
-        self._stack = ExitStack()
+        self.config = {key: getattr(chainer.config, key) for key in _config_keys()}
+        self.functions: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.statistics: dict[int, dict[str, Any]] = {}
+        self._done = 0
+        self._lazy = _LazyParameters(self.name)
 
     def __enter__(self) -> FirstRun:
-        stack = ExitStack()
-        with stack:
-            stack.enter_context(chainer.using_config("_will_recompute", True))
-            if self.random is not None:
-                stack.enter_context(self.random.first())
-            super().__enter__()
-            stack.callback(super().__exit__)
-            self._stack = stack.pop_all()
+        random = () if self.random is None else (self.random.first(),)
+        self._enter(chainer.using_config("_will_recompute", True), *random, self._lazy)
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self._stack.close()
 
     def forward_preprocess(self, function: Any, in_data: Any) -> None:
-        """Remember the function, weakly held by nobody: the set goes with `captured`."""
-        self._functions.add(function)
+        """Remember the function."""
+        self.functions.add(function)
         if self.checks:
             self.calls.append(call_of(function, in_data))
-
-    def captured(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        """The variables from outside that the outputs depend on, in order of their use."""
-        known = {id(x.node) for x in inputs}
-        found: dict[int, Any] = {}
-        functions = [y.creator_node for y in outputs if y.creator_node in self._functions]
-        seen = set(functions)
-        while functions:
-            for node in functions.pop().inputs:
-                creator = node.creator_node
-                if creator in self._functions:
-                    if creator not in seen:
-                        seen.add(creator)
-                        functions.append(creator)
-                elif node.requires_grad and id(node) not in known:
-                    held = node.get_variable_or_none()
-                    if held is not None:
-                        found.setdefault(id(node), held)
-        self._functions = set()
-        return list(found.values())
+        if self.random is not None and (self._lazy.were_made() or _local.jumped):
+            self.random.mark(self._done)
+        read = {name: vars(_real(function)).get(name) for name in _READ}
+        if read["_running_mean"] is not None:
+            self.statistics[self._done] = {name: value.copy() for name, value in read.items()}
+        self._done += 1
 
 
 class SecondRun(_Hook):
@@ -111,117 +92,149 @@ class SecondRun(_Hook):
     def __init__(self, first: FirstRun) -> None:
         super().__init__()
         self._first = first
+        self._calls: dict[Any, Call] = {}
         self._done = 0
-        self._statistics: list[tuple[Any, str, Any, Any]] = []
-        self._stack = ExitStack()
+        self._kept: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> SecondRun:
-        stack = ExitStack()
-        with stack:
-            for key, value in self._first.config.items():
-                stack.enter_context(chainer.using_config(key, value))
-            stack.enter_context(chainer.using_config("in_recomputing", True))
-            if self._first.random is not None:
-                stack.enter_context(self._first.random.again())
-            super().__enter__()
-            stack.callback(super().__exit__)
-            self._stack = stack.pop_all()
+        first = self._first
+        changed = [
+            chainer.using_config(key, value) for key, value in first.config.items()
+            if getattr(chainer.config, key, None) is not value
+        ]  # fmt: skip
+        random = () if first.random is None else (first.random.again(),)
+        self._enter(*changed, chainer.using_config("in_recomputing", True), *random)
         return self
 
     def __exit__(self, kind: Any, *exception: Any) -> None:
+        first = self._first
+        checks = kind is None and first.checks
+        differs = checks and first.random is not None and first.random.differs()
+        _local.jumped = False
         self._stack.close()
-        if kind is None and self._first.checks and self._done < len(self._first.calls):
-            missing = self._first.calls[self._done]
+        if checks and self._done < len(first.calls):
+            missing = first.calls[self._done]
             raise RecomputeCountError(
-                f"the second run made {self._done} functions and the first "
-                f"{len(self._first.calls)}: {missing.label!r} is missing. A checkpointed region "
-                "must do the same every time"
+                f"the second run made {self._done} functions and the first {len(first.calls)}: "
+                f"{missing.label!r} is missing ({missing.line}). A checkpointed region must do "
+                "the same every time"
+            )
+        if differs:
+            raise RecomputeError(
+                "the second run of a checkpointed region drew other random numbers than the "
+                "first: another thread draws from NumPy's global generator, or the region draws "
+                "a different number of them"
             )
 
     def forward_preprocess(self, function: Any, in_data: Any) -> None:
-        """Check the function, and put its running statistics aside: they are updated once."""
-        if self._first.checks:
-            self._check(call_of(function, in_data))
+        """Check the function, and give it statistics that nobody else sees: they count once."""
+        first = self._first
+        if first.checks:
+            self._calls[function] = call = call_of(function, in_data)
+            check_call(self._done, first.calls, call)
+        if first.random is not None and first.random.jump(self._done):
+            _local.jumped = True
+        read = first.statistics.get(self._done, {})
         self._done += 1
+        function = _real(function)
         for name in _STATISTICS:
-            value: Any = getattr(function, name, None)
+            value = vars(function).get(name)
             if hasattr(value, "copy"):
-                self._statistics.append((function, name, value, value.copy()))
+                self._kept.append((function, name, value))
+                setattr(function, name, read.get(name, value).copy())
 
     def forward_postprocess(self, function: Any, in_data: Any) -> None:
-        """Put the running statistics back."""
-        while self._statistics and self._statistics[-1][0] is function:
-            _, name, value, before = self._statistics.pop()
-            value[...] = before
-            setattr(function, name, value)
+        """Give the statistics back, for links that store what the function made of them."""
+        _local.jumped = False
+        while self._kept and self._kept[-1][0] is _real(function):
+            setattr(*self._kept.pop())
 
-    def _check(self, call: Call) -> None:
-        if self._done >= len(self._first.calls):
-            raise RecomputeCountError(
-                f"the second run has a function more than the first: {call.label!r}{_where()}"
-            )
-        before = self._first.calls[self._done]
-        if call.label != before.label:
-            raise RecomputeCountError(
-                f"function {self._done + 1} was {before.label!r} in the first run and is "
-                f"{call.label!r} in the second{_where()}"
-            )
-        if call.shapes != before.shapes:
-            raise RecomputeShapeError(
-                f"{call.label!r} had inputs of shapes {before.shapes} in the first run and "
-                f"{call.shapes} in the second{_where()}"
-            )
-        if call.dtypes != before.dtypes:
-            raise RecomputeDtypeError(
-                f"{call.label!r} had inputs of types {before.dtypes} in the first run and "
-                f"{call.dtypes} in the second{_where()}"
-            )
+    def check_outputs(self, outputs: Sequence[Any], kinds: Sequence[tuple[Any, Any]]) -> None:
+        """Raise unless the region's outputs have these shapes and types."""
+        for y, (shape, dtype) in zip(outputs, kinds, strict=True):
+            call = self._calls.get(y.creator_node)
+            if call is None:
+                raise RecomputeCountError(
+                    "a result of a checkpointed region was computed in the first run, and is "
+                    f"passed on in the second: {y.label}"
+                )
+            if y.shape != shape:
+                raise RecomputeShapeError(
+                    f"{call.label!r} made shape {shape} in the first run and {y.shape} in the "
+                    f"second ({call.line})"
+                )
+            if y.dtype != dtype:
+                raise RecomputeDtypeError(
+                    f"{call.label!r} made type {dtype} in the first run and {y.dtype} in the "
+                    f"second ({call.line})"
+                )
+
+    def check_captured(self, outputs: Sequence[Any], sources: Sequence[Any]) -> None:
+        """Raise unless the region depends on the same variables as in the first run."""
+        left = {id(x.node): x for x in sources}
+        known = set(left)
+        for node, func in outside(outputs, self._calls):
+            left.pop(id(node), None)
+            if id(node) not in known and _lasts(node):
+                call = self._calls[func]
+                raise RecomputeError(
+                    f"{call.label!r} reads a Variable in the second run that the region did not "
+                    f"read in the first ({call.line}). State that changes from call to call has "
+                    "to be passed as an argument"
+                )
+        for x in left.values():
+            if _lasts(x.node):
+                raise RecomputeError(
+                    f"the second run of a checkpointed region does not read {_name(x)}, which "
+                    "the first run read. State that changes from call to call has to be passed "
+                    "as an argument"
+                )
 
 
-def _where() -> str:
-    """The line outside Chainer and umem that applies the function now."""
-    for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith(_INSIDE):
-            return f" ({frame.filename}, line {frame.lineno})"
-    return ""
+class _LazyParameters(link_hook.LinkHook):
+    """Watches for parameters that get their values inside a region."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._waiting: list[Any] = []
+
+    def forward_preprocess(self, args: Any) -> None:
+        """Remember the link's own parameters that have no array yet."""
+        self._waiting += [p for p in chainer.Link.params(args.link) if p.array is None]
+
+    def were_made(self) -> bool:
+        """Whether some got their arrays since this was last asked."""
+        before = len(self._waiting)
+        if before:
+            self._waiting = [p for p in self._waiting if p.array is None]
+        return len(self._waiting) < before
 
 
-class RandomState:
-    """The random numbers that a region draws, to be drawn again.
+class _Local(threading.local):
+    """Whether a run around this one moved the random numbers before the present function."""
 
-    NumPy's global generator is set back and forth. CuPy's cannot be copied, so the region draws
-    from a new one each time, with a seed that the current one gave.
+    jumped = False
+
+
+_local = _Local()
+
+
+def _config_keys() -> set[str]:
+    return (set(vars(chainer.global_config)) | set(vars(chainer.config._local))) - _NOT_CARRIED
+
+
+def _real(function: Any) -> Any:
+    """What holds a function's attributes: an old-style function is behind an adapter."""
+    return getattr(function, "_function", None) or function
+
+
+def _lasts(node: Any) -> bool:
+    """Whether a node from outside a region was there before it, as far as can be told.
+
+    A leaf may as well be a constant that each run makes for itself.
     """
-
-    def __init__(self) -> None:
-        self._numpy = np.random.get_state()
-        self._cupy = _cupy_random()
-        self._seed = None if self._cupy is None else int(np.random.randint(2**31))
-        if self._cupy is not None:
-            self._numpy = np.random.get_state()
-
-    def first(self) -> Any:
-        """Context of the first run: NumPy's generator goes on as without a checkpoint."""
-        return self._own_cupy(ExitStack())
-
-    def again(self) -> Any:
-        """Context of the second run: nothing outside sees that numbers were drawn."""
-        stack = ExitStack()
-        now = np.random.get_state()
-        stack.callback(lambda: np.random.set_state(now))
-        np.random.set_state(self._numpy)
-        return self._own_cupy(stack)
-
-    def _own_cupy(self, stack: ExitStack) -> ExitStack:
-        if self._cupy is not None:
-            module = self._cupy
-            before = module.get_random_state()
-            stack.callback(lambda: module.set_random_state(before))
-            module.set_random_state(module.RandomState(self._seed))
-        return stack
+    return node.rank > 0 or isinstance(node.get_variable_or_none(), chainer.Parameter)
 
 
-def _cupy_random() -> Any:
-    if "cupy" not in sys.modules or not chainer.backends.cuda.available:
-        return None
-    return sys.modules["cupy"].random
+def _name(x: Any) -> str:
+    return f"the parameter {x.name!r}" if isinstance(x, chainer.Parameter) else f"a {x.label}"

@@ -1,0 +1,112 @@
+"""The random numbers that a region draws, so that its second run draws them again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import chainer
+import numpy as np
+
+
+class RandomState:
+    """Where NumPy's and CuPy's global generators stand when a region begins.
+
+    NumPy's is set back for the second run. CuPy's cannot be copied, so the region draws from a
+    new one each time, with a seed that the current one gave; the host waits for that seed.
+
+    Does not model: ``random`` of the standard library, generators of the user's own. Other
+    threads that draw from NumPy's generator meanwhile are not held off; `differs` finds them.
+    """
+
+    def __init__(self, leaves: Iterable[Any] = ()) -> None:
+        self._cupy = _cupy_random(leaves)
+        self._seed = 0 if self._cupy is None else int(self._cupy.randint(2**31 - 1))
+        self._start: Any = np.random.get_state(legacy=False)
+        self._end: int | None = None
+        self._jumps: dict[int, Any] = {}
+
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        """Context of the first run: NumPy's generator goes on as without a checkpoint."""
+        with self._own_cupy():
+            yield
+        self._end = _fingerprint(np.random.get_state(legacy=False))
+        if self._end == _fingerprint(self._start):
+            self._start = None  # nothing was drawn: the second run leaves the generator alone
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Context of the second run: nothing outside sees that numbers were drawn."""
+        if self._start is None:
+            with self._own_cupy():
+                yield
+            return
+        now = np.random.get_state(legacy=False)
+        np.random.set_state(self._start)
+        try:
+            with self._own_cupy():
+                yield
+        finally:
+            np.random.set_state(now)
+
+    def mark(self, index: int) -> None:
+        """In the first run, before function ``index``: the second run will not get here by itself.
+
+        That is so where parameters were initialised: only the first run draws their values.
+        """
+        self._jumps[index] = np.random.get_state(legacy=False)
+        self._reseed(index)
+
+    def jump(self, index: int) -> bool:
+        """In the second run, before function ``index``: go to where the first run was."""
+        state = self._jumps.get(index)
+        if state is None:
+            return False
+        np.random.set_state(state)
+        self._reseed(index)
+        return True
+
+    def differs(self) -> bool:
+        """At the end of the second run: it drew, and not what the first run drew."""
+        if self._start is None:
+            return False
+        now = _fingerprint(np.random.get_state(legacy=False))
+        return now != self._end and now != _fingerprint(self._start)
+
+    @contextmanager
+    def _own_cupy(self) -> Iterator[None]:
+        if self._cupy is None:
+            yield
+            return
+        before = self._cupy.get_random_state()
+        self._reseed(-1)
+        try:
+            yield
+        finally:
+            self._cupy.set_random_state(before)
+
+    def _reseed(self, index: int) -> None:
+        if self._cupy is not None:
+            self._cupy.set_random_state(self._cupy.RandomState(self._seed + 1 + index))
+
+
+def _fingerprint(state: Any) -> int:
+    return hash(_frozen(state))
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple(_frozen(item) for item in value.values())
+    return value.tobytes() if isinstance(value, np.ndarray) else value
+
+
+def _cupy_random(leaves: Iterable[Any]) -> Any:
+    """CuPy's random module; None where the region's arguments are all NumPy's."""
+    if "cupy" not in sys.modules or not chainer.backends.cuda.available:
+        return None
+    arrays = [getattr(leaf, "array", leaf) for leaf in leaves]
+    kinds = {type(array).__module__.split(".")[0] for array in arrays if hasattr(array, "dtype")}
+    return None if kinds and "cupy" not in kinds else sys.modules["cupy"].random
