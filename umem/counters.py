@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from umem.devices.base import Device, Restore, Watcher
 from umem.errors import SizeError, StateError
+from umem.forking import safe_lock
 from umem.memory import current_device
 from umem.units import GIB, KIB, MIB, TIB, format_bytes
 
@@ -50,7 +51,7 @@ class Statistics:
 
     def __init__(self) -> None:
         self._watch = Watch()
-        self._lock = threading.RLock()
+        self._lock = safe_lock()
         self._dead: deque[int] = deque()
         self._figures = dict.fromkeys(_FIGURES, 0)
 

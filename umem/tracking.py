@@ -6,7 +6,6 @@ What is watched, and by which thread, is as in `umem.counters`.
 from __future__ import annotations
 
 import gc
-import threading
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, TextIO
 
 from umem.counters import Watch, format_in
 from umem.errors import LeakError
+from umem.forking import safe_lock
 from umem.stacks import Frame, Places, Reader, places
 from umem.units import format_bytes
 
@@ -68,7 +68,7 @@ class Tracker:
     def __init__(self, stacks: bool, check: bool) -> None:
         self._stacks, self._check = stacks, check
         self._watch = Watch()
-        self._lock = threading.RLock()
+        self._lock = safe_lock()
         self._dead: deque[int] = deque()
         self._live: dict[int, _Allocation] = {}
         self._next = 0
