@@ -1,339 +1,280 @@
 """The CUDA device on a GPU. None of this has run on one yet.
 
 A test whose docstring begins with "Fact n" holds a claim that was read in sources and issue
-threads and never seen: the first run confirms or corrects it. All managed memory together stays
-under the budget of bench/gpu_guard.py; no test oversubscribes.
+threads and never seen: the first run confirms or corrects it; test_gpu_facts.py has the others.
+All managed memory together stays under the budget of bench/gpu_guard.py; no test oversubscribes.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
-from test_gpu_guard import load_guard
+from contracts import DeviceContract
+from gpu_fixtures import MIB, OnGpu, run
 
 from umem.devices.base import Policy
 from umem.devices.cuda import open_cuda
 from umem.errors import DeviceError, LimitError, OutOfMemoryError
 
 pytestmark = pytest.mark.gpu
-MIB = 1 << 20
-gpu_guard = load_guard()
 
 
-@pytest.fixture
-def device():
-    device = open_cuda()
-    if device.why_not("managed"):
-        pytest.skip(device.why_not("managed"))
-    gpu_guard.guard(device)
-    yield device
-    device.synchronize()
-    for kind in ("managed", "spill", "unmanaged"):
-        device._pools.pool(kind).free_all_blocks()
+class TestCudaContract(OnGpu, DeviceContract):
+    """What the virtual GPU promises too; most of it is seen through `umem.location`."""
+
+    @pytest.fixture(autouse=True)
+    def _with_cuda_core(self):
+        pytest.importorskip("cuda.core", exc_type=ImportError)
 
 
-@pytest.fixture
-def cupy(device):
-    return device.xp
+class TestModes(OnGpu):
+    """Where memory comes from, and what bounds it."""
+
+    def test_the_device_says_what_it_is(self, device):
+        assert device.name and device.vram_bytes > 0 and not device.simulated
+        assert open_cuda(device.ordinal) is device
+        with pytest.raises(RuntimeError, match="was asked for"):
+            open_cuda(4096)
+
+    def test_managed_arrays_compute_and_are_managed(self, device, cupy, use):
+        use("managed")
+        array = cupy.arange(MIB, dtype="i4") + 1
+        assert int(array.sum()) == MIB * (MIB + 1) // 2
+        assert device._driver.is_managed(array.data.ptr)
+        assert cupy.cuda.get_allocator() is device._pools.malloc("managed")
+
+    def test_unmanaged_inside_managed_is_not_managed(self, device, cupy, use):
+        use("managed")
+        use("unmanaged")
+        assert not device._driver.is_managed(cupy.empty(MIB, dtype="u1").data.ptr)
+
+    def test_reserved_bytes_agree_with_the_pool(self, device, cupy, use):
+        use("managed")
+        keep = [cupy.empty(n * MIB, dtype="u1") for n in (1, 5, 2)]
+        del keep[1]
+        pool = device._pools.pool("managed")
+        assert device._pools.ledger.reserved()["managed"] == pool.total_bytes()
+        keep.clear()
+        pool.free_all_blocks()
+        assert device._pools.ledger.reserved()["managed"] == pool.total_bytes() == 0
+
+    def test_a_limit_raises_an_error_that_is_also_cupys(self, device, cupy, use):
+        use("managed", limit_bytes=8 * MIB)
+        keep = cupy.zeros(6 * MIB, dtype="u1")
+        for kind in (LimitError, OutOfMemoryError, cupy.cuda.memory.OutOfMemoryError):
+            with pytest.raises(kind):
+                cupy.empty(4 * MIB, dtype="u1")
+        assert int(keep.sum()) == 0
+
+    def test_hybrid_spills_to_the_host_and_computes_the_same(self, device, cupy, use):
+        use("hybrid", limit_bytes=8 * MIB)
+        arrays = [cupy.full(4 * MIB, n, dtype="u1") for n in range(4)]
+        managed = [device._driver.is_managed(array.data.ptr) for array in arrays]
+        assert managed == [False, False, True, True]
+        assert [int(array[-1]) for array in arrays] == [0, 1, 2, 3]
+        del arrays
+        again = cupy.empty(4 * MIB, dtype="u1")
+        assert not device._driver.is_managed(again.data.ptr)
+
+    def test_spilled_memory_prefers_the_host_and_is_mapped(self, hints, cupy, use):
+        use("hybrid", limit_bytes=512)
+        location = hints.location(cupy.zeros(4 * MIB, dtype="u1"))
+        assert location.preferred == "cpu" and location.accessed_by == (hints.ordinal,)
+
+    def test_prefetch_on_allocation_is_read_back(self, hints, cupy, use):
+        """Fact 21, and signatures: the attribute says where an allocation was last sent."""
+        use("managed", prefetch=True)
+        assert hints.location(cupy.empty(4 * MIB, dtype="u1")).last_prefetch == hints.ordinal
+
+    def test_cupys_memory_limit_does_not_forbid_managed_memory(self):
+        """Fact 5: the variable caps CuPy's pools, and not ours of managed memory."""
+        code = (
+            "import umem\n"
+            "with umem.managed() as memory: a = memory.xp.ones(64 << 20, 'u1')\n"
+            "try:\n"
+            "    with umem.unmanaged(): memory.xp.ones(64 << 20, 'u1')\n"
+            "except MemoryError: print(int(a[-1]))\n"
+        )
+        done = run(code, CUPY_GPU_MEMORY_LIMIT=str(32 * MIB))
+        assert (done.stdout, done.stderr) == ("1\n", "")
+
+    def test_a_process_that_ends_with_managed_arrays_ends_silently(self):
+        code = "import umem; umem.enable(); import cupy; a = cupy.ones(1 << 20); b = [a];"
+        code += "b.append(b); view = umem.as_numpy(a[:8]);"
+        code += "block = umem.managed(preset='random'); block.__enter__(); c = cupy.ones(1 << 20)"
+        done = run(code)
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def test_the_default_pool_is_emptied_before_managed_memory_is_used(self, device, cupy, use):
+        """Fact 9: cached cudaMalloc blocks are given back to the driver."""
+        use("unmanaged")
+        cupy.empty(64 * MIB, dtype="u1")
+        cached = cupy.get_default_memory_pool().free_bytes()
+        use("managed")
+        assert cached >= 64 * MIB and cupy.get_default_memory_pool().free_bytes() < 64 * MIB
+
+    def test_growing_in_a_capture_is_refused_and_the_capture_survives(self, device, cupy, use):
+        """Fact 15: refused before the driver sees it, the capture can still be ended and run."""
+        use("managed")
+        stream = cupy.cuda.Stream(non_blocking=True)
+        array = cupy.zeros(MIB, dtype="f4")
+        array += 1  # compiled before the capture
+        device.synchronize()
+        with stream:
+            stream.begin_capture()
+            array += 1
+            with pytest.raises(DeviceError, match="while a stream is captured"):
+                cupy.empty(512 * MIB, dtype="u1")
+            graph = stream.end_capture()
+        graph.launch(stream)
+        stream.synchronize()
+        assert float(array[0]) == 2.0
+
+    def test_arrays_made_in_many_threads_keep_their_contents(self, device, cupy):
+        failures = []
+
+        def work(number):
+            restore = device.install(Policy("managed"), everywhere=False)
+            try:
+                arrays = [cupy.full(64 << 10, number, dtype="i4") for _ in range(16)]
+                failures.extend(1 for array in arrays if int(array.min()) != number)
+            finally:
+                restore()
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
 
 
-@pytest.fixture
-def use(device):
-    """Install a policy until the test ends."""
-    restores = []
+class TestHints(OnGpu):
+    """Where memory goes."""
 
-    def install(mode, **options):
-        restores.append(device.install(Policy(mode, **options), everywhere=False))
+    def test_prefetch_there_and_back_is_read_back(self, hints, cupy, use):
+        """Fact 1: the CPU is a target, on CUDA 12 and on 13."""
+        use("managed")
+        array = cupy.ones(4 * MIB, dtype="u1")
+        for place in (hints.ordinal, "cpu", hints.ordinal):
+            assert hints.prefetch(array, place, None) == array.nbytes
+            hints.synchronize()
+            assert hints.location(array).last_prefetch == place
+        assert int(array.sum(dtype="i8")) == 4 * MIB
 
-    yield install
-    for restore in reversed(restores):
-        restore()
+    def test_advice_is_read_back_and_taken_back(self, hints, cupy, use):
+        use("managed")
+        array = cupy.ones(4 * MIB, dtype="u1")
+        for advice, place in (
+            ("read_mostly", None),
+            ("preferred_location", "cpu"),
+            ("accessed_by", hints.ordinal),
+            ("accessed_by", "cpu"),
+        ):
+            assert hints.advise(array, advice, place, unset=False) == array.nbytes
+        location = hints.location(array)
+        assert location.read_mostly and location.preferred == "cpu"
+        assert set(location.accessed_by) == {hints.ordinal, "cpu"}
+        for advice, place in (
+            ("read_mostly", None),
+            ("preferred_location", "cpu"),
+            ("accessed_by", hints.ordinal),
+            ("accessed_by", "cpu"),
+        ):
+            hints.advise(array, advice, place, unset=True)
+        location = hints.location(array)
+        assert (location.read_mostly, location.preferred, location.accessed_by) == (False, None, ())
 
-
-@pytest.fixture
-def hints(device):
-    pytest.importorskip("cuda.core", exc_type=ImportError)
-    return device
-
-
-def run(code, **environment):
-    import os
-
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
-        env={**os.environ, **environment}, timeout=120,
-    )  # fmt: skip
-
-
-# -- modes --------------------------------------------------------------------------------------
-
-
-def test_the_device_says_what_it_is(device):
-    assert device.name and device.vram_bytes > 0 and not device.simulated
-    assert open_cuda(device.ordinal) is device
-    with pytest.raises(RuntimeError, match="was asked for"):
-        open_cuda(4096)
-
-
-def test_managed_arrays_compute_and_are_managed(device, cupy, use):
-    use("managed")
-    array = cupy.arange(MIB, dtype="i4") + 1
-    assert int(array.sum()) == MIB * (MIB + 1) // 2
-    assert device._driver.is_managed(array.data.ptr)
-    assert cupy.cuda.get_allocator() is device._pools.malloc("managed")
-
-
-def test_unmanaged_inside_managed_is_not_managed(device, cupy, use):
-    use("managed")
-    use("unmanaged")
-    assert not device._driver.is_managed(cupy.empty(MIB, dtype="u1").data.ptr)
-
-
-def test_reserved_bytes_agree_with_the_pool(device, cupy, use):
-    use("managed")
-    keep = [cupy.empty(n * MIB, dtype="u1") for n in (1, 5, 2)]
-    del keep[1]
-    pool = device._pools.pool("managed")
-    assert device._pools.ledger.reserved()["managed"] == pool.total_bytes()
-    keep.clear()
-    pool.free_all_blocks()
-    assert device._pools.ledger.reserved()["managed"] == pool.total_bytes() == 0
-
-
-def test_a_limit_raises_an_error_that_is_also_cupys(device, cupy, use):
-    use("managed", limit_bytes=8 * MIB)
-    keep = cupy.zeros(6 * MIB, dtype="u1")
-    for kind in (LimitError, OutOfMemoryError, cupy.cuda.memory.OutOfMemoryError):
-        with pytest.raises(kind):
-            cupy.empty(4 * MIB, dtype="u1")
-    assert int(keep.sum()) == 0
-
-
-def test_hybrid_spills_to_the_host_and_computes_the_same(device, cupy, use):
-    use("hybrid", limit_bytes=8 * MIB)
-    arrays = [cupy.full(4 * MIB, n, dtype="u1") for n in range(4)]
-    managed = [device._driver.is_managed(array.data.ptr) for array in arrays]
-    assert managed == [False, False, True, True]
-    assert [int(array[-1]) for array in arrays] == [0, 1, 2, 3]
-    del arrays
-    again = cupy.empty(4 * MIB, dtype="u1")
-    assert not device._driver.is_managed(again.data.ptr)
-
-
-def test_spilled_memory_prefers_the_host_and_is_mapped(hints, cupy, use):
-    use("hybrid", limit_bytes=512)
-    location = hints.location(cupy.zeros(4 * MIB, dtype="u1"))
-    assert location.preferred == "cpu" and location.accessed_by == (hints.ordinal,)
-
-
-def test_prefetch_on_allocation_is_read_back(hints, cupy, use):
-    """Fact 21, and signatures: the attribute says where an allocation was last sent."""
-    use("managed", prefetch=True)
-    assert hints.location(cupy.empty(4 * MIB, dtype="u1")).last_prefetch == hints.ordinal
-
-
-def test_cupys_memory_limit_does_not_forbid_managed_memory():
-    """Fact 5: the variable caps CuPy's pools, and not ours of managed memory."""
-    code = (
-        "import umem\n"
-        "with umem.managed() as memory: a = memory.xp.ones(64 << 20, 'u1')\n"
-        "try:\n"
-        "    with umem.unmanaged(): memory.xp.ones(64 << 20, 'u1')\n"
-        "except MemoryError: print(int(a[-1]))\n"
-    )
-    done = run(code, CUPY_GPU_MEMORY_LIMIT=str(32 * MIB))
-    assert (done.stdout, done.stderr) == ("1\n", "")
-
-
-def test_a_process_that_ends_with_managed_arrays_ends_silently():
-    code = "import umem; umem.enable(); import cupy; a = cupy.ones(1 << 20); b = [a]; b.append(b)"
-    done = run(code)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_default_pool_is_emptied_before_managed_memory_is_used(device, cupy, use):
-    """Fact 9: cached cudaMalloc blocks are given back to the driver."""
-    use("unmanaged")
-    cupy.empty(64 * MIB, dtype="u1")
-    cached = cupy.get_default_memory_pool().free_bytes()
-    use("managed")
-    assert cached >= 64 * MIB and cupy.get_default_memory_pool().free_bytes() < 64 * MIB
-
-
-def test_growing_in_a_capture_is_refused_and_the_capture_survives(device, cupy, use):
-    """Fact 15: refused before the driver sees it, the capture can still be ended and run."""
-    use("managed")
-    stream = cupy.cuda.Stream(non_blocking=True)
-    array = cupy.zeros(MIB, dtype="f4")
-    array += 1  # compiled before the capture
-    device.synchronize()
-    with stream:
-        stream.begin_capture()
-        array += 1
-        with pytest.raises(DeviceError, match="while a stream is captured"):
-            cupy.empty(512 * MIB, dtype="u1")
-        graph = stream.end_capture()
-    graph.launch(stream)
-    stream.synchronize()
-    assert float(array[0]) == 2.0
-
-
-def test_arrays_made_in_many_threads_keep_their_contents(device, cupy):
-    failures = []
-
-    def work(number):
-        restore = device.install(Policy("managed"), everywhere=False)
-        try:
-            arrays = [cupy.full(64 << 10, number, dtype="i4") for _ in range(16)]
-            failures.extend(1 for array in arrays if int(array.min()) != number)
-        finally:
-            restore()
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-
-
-# -- hints --------------------------------------------------------------------------------------
-
-
-def test_prefetch_there_and_back_is_read_back(hints, cupy, use):
-    """Fact 1: the CPU is a target, on CUDA 12 and on 13."""
-    use("managed")
-    array = cupy.ones(4 * MIB, dtype="u1")
-    for place in (hints.ordinal, "cpu", hints.ordinal):
-        assert hints.prefetch(array, place, None) == array.nbytes
+    def test_a_hint_reaches_the_view_and_not_its_neighbours(self, hints, cupy, use):
+        """Fact 2: by address and length, though both halves lie in one pool segment."""
+        use("managed")
+        array = cupy.ones(8 * MIB, dtype="u1")
+        low, high = array[: 4 * MIB], array[4 * MIB :]
+        hints.prefetch(array, hints.ordinal, None)
+        hints.prefetch(low[::-1], "cpu", None)
         hints.synchronize()
-        assert hints.location(array).last_prefetch == place
-    assert int(array.sum(dtype="i8")) == 4 * MIB
+        assert hints.location(low).last_prefetch == "cpu"
+        assert hints.location(high).last_prefetch == hints.ordinal
+        assert hints.location(array).last_prefetch is None
+
+    def test_advice_stays_with_the_address_when_the_block_is_reused(self, hints, cupy, use):
+        """Fact 3."""
+        use("managed")
+        array = cupy.ones(4 * MIB, dtype="u1")
+        address = array.data.ptr
+        hints.advise(array, "read_mostly", None, unset=False)
+        del array
+        again = cupy.empty(4 * MIB, dtype="u1")
+        assert again.data.ptr == address and hints.location(again).read_mostly
+        hints.advise(again, "read_mostly", None, unset=True)
+
+    def test_a_side_stream_orders_a_prefetch(self, hints, cupy, use):
+        use("managed")
+        array = cupy.ones(4 * MIB, dtype="u1")
+        hints.synchronize()
+        with cupy.cuda.Stream(non_blocking=True) as side:
+            hints.prefetch(array, "cpu", None)
+            hints.prefetch(array, hints.ordinal, side)
+        hints.prefetch(array, "cpu", cupy.cuda.Stream.ptds)
+        hints.synchronize()
+        assert hints.location(array).last_prefetch in ("cpu", hints.ordinal)
+
+    def test_a_thread_that_never_used_the_gpu_can_give_hints(self, hints, cupy, use):
+        """The driver's calls need a current context, which a fresh thread does not have."""
+        use("managed")
+        array, moved = cupy.ones(4 * MIB, dtype="u1"), []
+        thread = threading.Thread(target=lambda: moved.append(hints.prefetch(array, "cpu", None)))
+        thread.start()
+        thread.join()
+        assert moved == [array.nbytes]
+
+    def test_unmanaged_arrays_are_left_alone(self, device, cupy, use):
+        use("unmanaged")
+        array = cupy.ones(MIB, dtype="u1")
+        assert device.prefetch(array, "cpu", None) == 0
+        location = device.location(array)
+        assert not location.managed and location.resident_bytes == array.nbytes
 
 
-def test_advice_is_read_back_and_taken_back(hints, cupy, use):
-    use("managed")
-    array = cupy.ones(4 * MIB, dtype="u1")
-    for advice, place in (
-        ("read_mostly", None),
-        ("preferred_location", "cpu"),
-        ("accessed_by", hints.ordinal),
-        ("accessed_by", "cpu"),
-    ):
-        assert hints.advise(array, advice, place, unset=False) == array.nbytes
-    location = hints.location(array)
-    assert location.read_mostly and location.preferred == "cpu"
-    assert set(location.accessed_by) == {hints.ordinal, "cpu"}
-    for advice, place in (
-        ("read_mostly", None),
-        ("preferred_location", "cpu"),
-        ("accessed_by", hints.ordinal),
-        ("accessed_by", "cpu"),
-    ):
-        hints.advise(array, advice, place, unset=True)
-    location = hints.location(array)
-    assert (location.read_mostly, location.preferred, location.accessed_by) == (False, None, ())
+class TestFacts(OnGpu):
+    """What the rest of umem takes for granted."""
 
+    def test_cupys_own_advice_may_mean_the_host(self, hints, cupy, use):
+        """Fact 1: right on CUDA 12, where our spill pool uses it; raises or misses on CUDA 13."""
+        if hints._driver.cuda_major >= 13:
+            pytest.skip("there cuda.core is used")
+        use("managed")
+        array = cupy.ones(4 * MIB, dtype="u1")
+        cupy.cuda.runtime.memAdvise(array.data.ptr, array.nbytes, 3, -1)
+        assert hints.location(array).preferred == "cpu"
+        cupy.cuda.runtime.memAdvise(array.data.ptr, array.nbytes, 4, -1)
 
-def test_a_hint_reaches_the_view_and_not_its_neighbours(hints, cupy, use):
-    """Fact 2: by address and length, though both halves lie in one pool segment."""
-    use("managed")
-    array = cupy.ones(8 * MIB, dtype="u1")
-    low, high = array[: 4 * MIB], array[4 * MIB :]
-    hints.prefetch(array, hints.ordinal, None)
-    hints.prefetch(low[::-1], "cpu", None)
-    hints.synchronize()
-    assert hints.location(low).last_prefetch == "cpu"
-    assert hints.location(high).last_prefetch == hints.ordinal
-    assert hints.location(array).last_prefetch is None
+    def test_a_host_view_of_managed_memory_shares_it(self, device, cupy, use):
+        """Fact 17: NumPy 2.1 and CuPy 13.6 or newer."""
+        use("managed")
+        array = cupy.arange(1000)
+        view = np.from_dlpack(array, device="cpu", copy=False)
+        view[0] = 7
+        assert int(array[0]) == 7 and view.__array_interface__["data"][0] == array.data.ptr
 
+    def test_managed_memory_does_not_show_in_free_memory(self, device, cupy, use):
+        """Fact 19: written on the GPU, it leaves the figure of memGetInfo as it was."""
+        use("managed")
+        cupy.ones(MIB, dtype="u1")
+        device.synchronize()
+        before = device.free_bytes
+        array = cupy.ones(256 * MIB, dtype="u1")
+        device.synchronize()
+        print("free bytes fell by", before - device.free_bytes, "of", array.nbytes)
+        assert before - device.free_bytes < 64 * MIB
 
-def test_advice_stays_with_the_address_when_the_block_is_reused(hints, cupy, use):
-    """Fact 3."""
-    use("managed")
-    array = cupy.ones(4 * MIB, dtype="u1")
-    address = array.data.ptr
-    hints.advise(array, "read_mostly", None, unset=False)
-    del array
-    again = cupy.empty(4 * MIB, dtype="u1")
-    assert again.data.ptr == address and hints.location(again).read_mostly
-    hints.advise(again, "read_mostly", None, unset=True)
-
-
-def test_a_side_stream_orders_a_prefetch(hints, cupy, use):
-    use("managed")
-    array = cupy.ones(4 * MIB, dtype="u1")
-    hints.synchronize()
-    with cupy.cuda.Stream(non_blocking=True) as side:
-        hints.prefetch(array, "cpu", None)
-        hints.prefetch(array, hints.ordinal, side)
-    hints.prefetch(array, "cpu", cupy.cuda.Stream.ptds)
-    hints.synchronize()
-    assert hints.location(array).last_prefetch in ("cpu", hints.ordinal)
-
-
-def test_a_thread_that_never_used_the_gpu_can_give_hints(hints, cupy, use):
-    """The driver's calls need a current context, which a fresh thread does not have."""
-    use("managed")
-    array, moved = cupy.ones(4 * MIB, dtype="u1"), []
-    thread = threading.Thread(target=lambda: moved.append(hints.prefetch(array, "cpu", None)))
-    thread.start()
-    thread.join()
-    assert moved == [array.nbytes]
-
-
-def test_unmanaged_arrays_are_left_alone(device, cupy, use):
-    use("unmanaged")
-    array = cupy.ones(MIB, dtype="u1")
-    assert device.prefetch(array, "cpu", None) == 0
-    location = device.location(array)
-    assert not location.managed and location.resident_bytes == array.nbytes
-
-
-# -- facts that others lean on --------------------------------------------------------------------
-
-
-def test_cupys_own_advice_may_mean_the_host(hints, cupy, use):
-    """Fact 1: right on CUDA 12, where our spill pool uses it; raises or misses on CUDA 13."""
-    if hints._driver.cuda_major >= 13:
-        pytest.skip("there cuda.core is used")
-    use("managed")
-    array = cupy.ones(4 * MIB, dtype="u1")
-    cupy.cuda.runtime.memAdvise(array.data.ptr, array.nbytes, 3, -1)
-    assert hints.location(array).preferred == "cpu"
-    cupy.cuda.runtime.memAdvise(array.data.ptr, array.nbytes, 4, -1)
-
-
-def test_a_host_view_of_managed_memory_shares_it(device, cupy, use):
-    """Fact 17: NumPy 2.1 and CuPy 13.6 or newer."""
-    use("managed")
-    array = cupy.arange(1000)
-    view = np.from_dlpack(array, device="cpu", copy=False)
-    view[0] = 7
-    assert int(array[0]) == 7 and view.__array_interface__["data"][0] == array.data.ptr
-
-
-def test_managed_memory_does_not_show_in_free_memory(device, cupy, use):
-    """Fact 19: written on the GPU, it leaves the figure of memGetInfo as it was."""
-    use("managed")
-    cupy.ones(MIB, dtype="u1")
-    device.synchronize()
-    before = device.free_bytes
-    array = cupy.ones(256 * MIB, dtype="u1")
-    device.synchronize()
-    print("free bytes fell by", before - device.free_bytes, "of", array.nbytes)
-    assert before - device.free_bytes < 64 * MIB
-
-
-def test_a_captured_stream_is_seen_and_others_are_not(device, cupy):
-    stream = cupy.cuda.Stream(non_blocking=True)
-    assert not device._driver.capturing()
-    with stream:
-        stream.begin_capture()
-        capturing = device._driver.capturing()
-        stream.end_capture()
-    assert capturing and not device._driver.capturing()
+    def test_a_captured_stream_is_seen_and_others_are_not(self, device, cupy):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        assert not device._driver.capturing()
+        with stream:
+            stream.begin_capture()
+            capturing = device._driver.capturing()
+            stream.end_capture()
+        assert capturing and not device._driver.capturing()

@@ -1,0 +1,59 @@
+"""What tests on a real GPU share: the device under its guard, and what is put back afterwards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from test_gpu_guard import load_guard
+
+from umem.devices.base import Policy
+from umem.devices.cuda import open_cuda
+
+MIB = 1 << 20
+gpu_guard = load_guard()
+
+
+class OnGpu:
+    """Fixtures for tests on the current GPU; all its managed memory is under the guard."""
+
+    @pytest.fixture
+    def device(self):
+        device = open_cuda()
+        if device.why_not("managed"):
+            pytest.skip(device.why_not("managed"))
+        gpu_guard.guard(device)
+        yield device
+        device.synchronize()
+        device._pools.give_back("managed", "spill", "unmanaged")
+
+    @pytest.fixture
+    def cupy(self, device):
+        return device.xp
+
+    @pytest.fixture
+    def use(self, device):
+        """Install a policy until the test ends."""
+        restores = []
+
+        def install(mode, **options):
+            restores.append(device.install(Policy(mode, **options), everywhere=False))
+
+        yield install
+        for restore in reversed(restores):
+            restore()
+
+    @pytest.fixture
+    def hints(self, device):
+        pytest.importorskip("cuda.core", exc_type=ImportError)
+        return device
+
+
+def run(code, **environment):
+    """A program in a process of its own; give it no more than a few MiB, nothing guards it."""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        env={**os.environ, **environment}, timeout=120,
+    )  # fmt: skip
