@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
+from math import sqrt
 from typing import Any
 
 import chainer
@@ -127,7 +128,7 @@ def checkpoint_sequential(
 
 def _segment_count(segments: Any, steps: int) -> int:
     if segments is None:
-        return max(1, round(steps**0.5))
+        return max(1, round(sqrt(steps)))
     whole = hasattr(segments, "__index__") and not isinstance(segments, bool)
     if not whole or not 1 <= segments <= steps:
         raise SizeError(f"segments must be a whole number from 1 to {steps}; got {segments!r}")
@@ -176,7 +177,7 @@ class Checkpoint(function_node.FunctionNode):
             inputs = tuple(map(detached, inputs))
         sources = (*inputs, *self._captured)
         with _Cut(sources):
-            outputs = self._region.run_again(inputs, sources)
+            outputs = self._region.run_again(inputs, self._captured)
             pairs = [(y, gy) for y, gy in zip(outputs, grad_outputs, strict=True) if gy is not None]
             grads = chainer.grad(
                 [y for y, _ in pairs], [sources[i] for i in indexes], [gy for _, gy in pairs],

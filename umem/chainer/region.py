@@ -67,7 +67,7 @@ class Region:
 
         return result, outputs, captured
 
-    def run_again(self, inputs: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+    def run_again(self, inputs: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
         """The outputs of the second run, their graph behind them."""
         first = self._first
         with SecondRun(first) as second, chainer.using_config("enable_backprop", True):
@@ -79,7 +79,7 @@ class Region:
         outputs = [leaves[place] for place in self._places]
         if first.checks:
             second.check_outputs(outputs, self._kinds)
-            second.check_captured(outputs, sources)
+            second.check_captured(outputs, inputs, captured)
             self._check_values(outputs)
         return outputs
 

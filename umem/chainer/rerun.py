@@ -169,10 +169,12 @@ class SecondRun(_Hook):
                     f"second ({call.line})"
                 )
 
-    def check_captured(self, outputs: Sequence[Any], sources: Sequence[Any]) -> None:
-        """Raise unless the region depends on the same variables as in the first run."""
-        left = {id(x.node): x for x in sources}
-        known = set(left)
+    def check_captured(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], captured: Sequence[Any]
+    ) -> None:
+        """Raise unless the region captures the same variables as in the first run."""
+        left = {id(x.node): x for x in captured}
+        known = {*left, *(id(x.node) for x in inputs)}
         for node, func in outside(outputs, self._calls):
             left.pop(id(node), None)
             if id(node) not in known and _lasts(node):
