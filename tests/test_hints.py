@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import umem.chainer  # isort: skip  (before Chainer, which it makes ready)
@@ -399,3 +401,22 @@ def test_a_prefetch_on_a_stream_overlaps_with_what_runs(managed: Any) -> None:
             later += 1
             seconds.append(gpu.figures.seconds)
     assert seconds[1] < seconds[0]
+
+
+# -- the page ----------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parent.parent / "docs/hints.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_the_code_of_the_page_runs_and_prints_what_it_says(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exec(compile(BLOCKS[number], f"docs/hints.md block {number}", "exec"), {})
+    said = [line.rpartition("# ")[2] for line in BLOCKS[number].splitlines() if "print(" in line]
+    assert capsys.readouterr().out.splitlines() == said
+
+
+def test_the_page_names_every_preset() -> None:
+    assert {*re.findall(r"^\| `(\w+)`", PAGE, re.MULTILINE)} == {*PRESETS}
