@@ -56,6 +56,7 @@ def test_mixed16_with_loss_scaling_is_equal_bit_for_bit(name: str) -> None:
 
 def test_the_loss_scale_reaches_the_parameters_of_a_region() -> None:
     link = L.Linear(4, 3)
+    link.cleargrads()
     F.sum(checkpoint(link, variable(2, 4))).backward(loss_scale=1000.0)
     assert link.W._loss_scale == 1000.0
     assert np.all(link.b.grad == 2000)

@@ -1,0 +1,444 @@
+"""What surrounds a checkpointed region: random numbers, running statistics, configuration."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import umem.chainer  # isort: skip  (before Chainer, which it makes ready)
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from checkpoint_cases import agree, draw, plain, variable
+from chainer.functions.normalization.batch_normalization import BatchNormalization
+
+from umem.chainer import checkpoint, randomness
+from umem.errors import RecomputeCountError, RecomputeError
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """Nothing stays: no hook, no configuration."""
+    before = dict(vars(chainer.config._local))
+    yield
+    assert not chainer.get_function_hooks() and not chainer._get_link_hooks()
+    assert dict(vars(chainer.config._local)) == before
+
+
+# -- random numbers ----------------------------------------------------------------------------
+
+
+def test_dropout_before_inside_between_and_after_regions_is_equal_bit_for_bit() -> None:
+    x = variable(9, 9)
+
+    def loss(call: Any) -> Any:
+        h = call(lambda x: F.dropout(F.tanh(F.dropout(x))), F.dropout(x))
+        h = call(lambda x: F.gaussian(F.dropout(x, 0.2), x), F.dropout(h))
+        return F.sum(F.dropout(call(lambda x: F.rrelu(F.zoneout(x, h)), h)))
+
+    agree(loss, x)
+
+
+def test_dropout_in_nested_regions_three_deep_is_equal_bit_for_bit() -> None:
+    link, x = L.Linear(6, 6), variable(5, 6)
+
+    def deep(call: Any, depth: int, x: Any) -> Any:
+        h = F.dropout(F.tanh(link(x)))
+        if depth:
+            h = call(lambda h: deep(call, depth - 1, F.dropout(h)), h)
+        return F.sigmoid(F.dropout(h, 0.2)) * x
+
+    agree(lambda call: F.sum(call(lambda x: deep(call, 2, x), x)), x, link.W, link.b)
+
+
+def test_the_stream_of_random_numbers_is_that_of_the_plain_run() -> None:
+    def numbers(call: Any) -> list[Any]:
+        np.random.seed(3)
+        x, found = variable(5, 5), []
+        for _ in range(2):
+            loss = F.sum(call(lambda x: F.dropout(x), x))
+            found.append(draw())
+            loss.backward()
+            found.append(draw())
+        return found
+
+    assert numbers(checkpoint) == numbers(plain)
+
+
+def test_a_region_that_draws_nothing_leaves_the_generator_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    y = checkpoint(F.tanh, variable(3))
+    monkeypatch.setattr(np.random, "set_state", None)
+    F.sum(y).backward()
+
+
+def test_without_preserved_numbers_the_second_run_draws_anew() -> None:
+    x = variable(99)
+    y = checkpoint(F.dropout, x, preserve_rng_state=False)
+    before = draw()
+    F.sum(y).backward()
+    assert np.any((x.grad != 0) != (y.array != 0)) and draw() != before
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_parameters_made_in_the_first_run_do_not_shift_the_dropout(depth: int) -> None:
+    def gradients(call: Any) -> list[Any]:
+        np.random.seed(0)
+        model = chainer.Sequential(F.dropout, L.Linear(None, 6), F.dropout, L.Linear(None, 3))
+
+        def nested(depth: int, x: Any) -> Any:
+            x = F.dropout(x, 0.1)
+            x = call(nested, depth - 1, x) if depth else model(x)
+            return F.dropout(x, 0.2)
+
+        y = nested(depth, x)
+        model.cleargrads()
+        F.sum(y * y).backward()
+        return [y.array, *(p.grad for _, p in sorted(model.namedparams())), np.random.rand()]
+
+    x = variable(5, 6)
+    for expected, found in zip(gradients(plain), gradients(checkpoint), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_numbers_drawn_in_between_by_the_region_itself_are_drawn_again() -> None:
+    x = variable(4, 4)
+
+    def region(x: Any) -> Any:
+        for _ in range(6):  # stochastic depth
+            if np.random.rand() < 0.5:
+                x = F.dropout(F.tanh(x), 0.3)
+        return x * np.random.rand(4, 4).astype(np.float32)
+
+    agree(lambda call: F.sum(call(region, x)), x)
+
+
+def test_numbers_that_another_thread_drew_are_noticed() -> None:
+    x = variable(8)
+
+    def region(x: Any) -> Any:
+        y = F.dropout(x)
+        if chainer.config.in_recomputing:
+            other = threading.Thread(target=np.random.rand)
+            other.start()
+            other.join()
+        return F.dropout(y)
+
+    y, before = checkpoint(region, x), draw()
+    with pytest.raises(RecomputeError, match="other random numbers.*another thread"):
+        F.sum(y).backward()
+    assert x.grad is None and draw() == before
+    F.sum(checkpoint(region, x, determinism_check=False)).backward()
+
+
+class FakeRandom:
+    """CuPy's random module, as far as it is used; draws from a generator that can be replaced."""
+
+    def __init__(self) -> None:
+        self.state = self.RandomState(1)
+        self.cupy = type("cupy", (), {"random": self})
+
+    RandomState = staticmethod(np.random.RandomState)
+
+    def get_random_state(self) -> Any:
+        return self.state
+
+    def set_random_state(self, state: Any) -> None:
+        self.state = state
+
+    def randint(self, high: int) -> Any:
+        return np.asarray(self.state.randint(high))
+
+
+def test_on_cupy_a_region_draws_from_a_seeded_generator_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeRandom()
+    monkeypatch.setattr(randomness, "_cupy_random", lambda leaves: fake)
+    drawn: list[list[float]] = []
+    link = L.Linear(None, 2)
+
+    def region(x: Any) -> Any:
+        drawn.append([])
+        for layer in (F.tanh, link, F.tanh):
+            if layer is link and link.W.array is None:
+                fake.state.rand(100)  # an initialiser on the GPU
+            x = layer(x)
+            drawn[-1].append(fake.state.rand())
+        return x
+
+    own, numpy_before = fake.state, draw()
+    link.W.initializer = chainer.initializers.One()
+    y = checkpoint(region, variable(3, 4))
+    z = checkpoint(F.tanh, y)
+    assert fake.state is own and draw() == numpy_before
+    F.sum(z).backward()
+    assert fake.state is own and drawn[0] == drawn[1] and len(set(drawn[0])) == 3
+    checkpoint(region, variable(3, 4))
+    assert drawn[2] != drawn[0]
+
+
+def test_cupy_is_asked_only_where_an_argument_may_be_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = type("module", (), {"random": "its random module"})
+    monkeypatch.setitem(randomness.sys.modules, "cupy", module)
+    monkeypatch.setattr(chainer.backends.cuda, "available", True)
+    array = type("ndarray", (), {"dtype": np.float32, "__module__": "cupy.core"})()
+    assert randomness._cupy_random([variable(2), 3]) is None
+    assert randomness._cupy_random([None, 3]) == "its random module"
+    assert randomness._cupy_random([np.ones(2), array]) == "its random module"
+    monkeypatch.setattr(chainer.backends.cuda, "available", False)
+    assert randomness._cupy_random([array]) is None
+
+
+# -- running statistics ------------------------------------------------------------------------
+
+
+class Unguarded(chainer.Link):  # type: ignore[misc, unused-ignore]
+    """Keeps statistics as chainermn's MultiNodeBatchNormalization does: not knowing of reruns."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.avg_mean, self.avg_var = np.zeros(size, np.float32), np.zeros(size, np.float32)
+        self.register_persistent("avg_mean")
+        self.register_persistent("avg_var")
+        with self.init_scope():
+            self.gamma = chainer.Parameter(1, size)
+            self.beta = chainer.Parameter(0, size)
+
+    def forward(self, x: Any) -> Any:
+        func = BatchNormalization(2e-5, self.avg_mean, self.avg_var, 0.9)
+        (y,) = func.apply((x, self.gamma, self.beta))
+        self.avg_mean[:] = func.running_mean
+        self.avg_var[:] = func.running_var
+        return y
+
+
+def renormalization(size: int) -> Any:
+    return L.BatchRenormalization(
+        size, rmax=3, dmax=5, initial_avg_mean=0, initial_avg_var=1, dtype=np.float32
+    )
+
+
+NORMS = {
+    "BatchNormalization": lambda: L.BatchNormalization(16),
+    "BatchRenormalization": lambda: renormalization(16),
+    "DecorrelatedBatchNormalization": lambda: L.DecorrelatedBatchNormalization(16, groups=4),
+    "one without a guard": lambda: Unguarded(16),
+}
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("name", NORMS)
+def test_running_statistics_are_updated_once(name: str, deep: bool) -> None:
+    def trained(call: Any) -> list[Any]:
+        np.random.seed(0)
+        norm, link = NORMS[name](), L.Linear(16, 16)
+        block = lambda x: F.tanh(link(norm(x)))  # noqa: E731
+        inner = (lambda x: call(block, x)) if deep else block
+        found = []
+        for step in range(3):
+            x = variable(20, 16, seed=step)
+            h = call(inner, x)
+            h = call(inner, h * 3 + 1)  # the same link again
+            link.cleargrads()
+            norm.cleargrads()
+            F.sum(h * h).backward()
+            found += [x.grad, link.W.grad, *(p.grad for _, p in sorted(norm.namedparams()))]
+        return found + [np.array(getattr(norm, key)) for key in sorted(norm._persistent)]
+
+    for expected, found in zip(trained(plain), trained(checkpoint), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_the_real_multi_node_batch_normalization_updates_its_statistics_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from chainermn.functions import batch_normalization
+    from chainermn.links import MultiNodeBatchNormalization
+
+    # Choosing a backend imports MPI, which the arithmetic does not need.
+    monkeypatch.setattr(batch_normalization, "get_communication_backend", lambda *_: "mpi")
+
+    class Alone:
+        """A communicator of one process."""
+
+        def _multi_node_mean(self, send: Any, receive: Any) -> None:
+            """The mean over one process is there already."""
+
+    def trained(call: Any) -> list[Any]:
+        with pytest.warns(FutureWarning, match="experimental"):
+            norm = MultiNodeBatchNormalization(4, Alone())
+        norm.cleargrads()
+        x = variable(6, 4)
+        F.sum(F.tanh(call(norm, x))).backward()
+        return [norm.avg_mean, norm.avg_var, norm.gamma.grad, x.grad]
+
+    for expected, found in zip(trained(plain), trained(checkpoint), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_fine_tuning_counts_each_batch_once() -> None:
+    norm = L.BatchNormalization(3)
+    for step in range(3):
+        F.sum(checkpoint(norm, variable(5, 3, seed=step), finetune=True)).backward()
+    assert norm.N == 3
+
+
+def test_statistics_stay_when_the_second_run_fails_inside_the_function() -> None:
+    norm = Unguarded(3)
+
+    class Failing(BatchNormalization):  # type: ignore[misc, unused-ignore]
+        def forward(self, inputs: Any) -> Any:
+            found = super().forward(inputs)
+            if chainer.config.in_recomputing:
+                raise ZeroDivisionError
+            return found
+
+    def region(x: Any) -> Any:
+        return Failing(2e-5, norm.avg_mean, norm.avg_var, 0.9).apply((x, norm.gamma, norm.beta))[0]
+
+    y = checkpoint(region, variable(5, 3))
+    before = norm.avg_mean.copy(), norm.avg_var.copy()
+    with pytest.raises(ZeroDivisionError):
+        F.sum(y).backward()
+    np.testing.assert_array_equal((norm.avg_mean, norm.avg_var), before)
+
+
+# -- configuration -----------------------------------------------------------------------------
+
+
+def test_the_second_run_has_the_configuration_of_the_first() -> None:
+    seen: list[tuple[Any, ...]] = []
+    keys = ("train", "dtype", "use_cudnn", "lazy_grad_sum", "my_own")
+
+    def region(x: Any) -> Any:
+        seen.append(tuple(getattr(chainer.config, key) for key in keys))
+        return F.dropout(x) * 2
+
+    chosen = (False, np.dtype("float16"), "never", True, "mine")
+    x = variable(30)
+    with chainer.using_config("my_own", "mine"):
+        for key, value in zip(keys, chosen, strict=True):
+            setattr(chainer.config, key, value)
+        y = checkpoint(region, x)
+    for key in keys[:-1]:
+        delattr(chainer.config, key)
+    with pytest.raises(AttributeError):
+        _ = chainer.config.my_own
+    F.sum(y).backward()
+    assert seen == [chosen, chosen]
+    assert np.all(x.grad == 2)  # no dropout in either run
+    assert chainer.config.train and chainer.config.use_cudnn != "never"
+
+
+def test_a_region_under_evaluation_is_equal_bit_for_bit() -> None:
+    norm, x = L.BatchNormalization(3), variable(6, 3)
+    with chainer.using_config("train", False):
+        agree(lambda call: F.sum(F.tanh(call(lambda x: F.dropout(norm(x)), x))), x, norm.gamma)
+
+
+def test_a_region_may_turn_backprop_off_inside() -> None:
+    x = variable(4)
+
+    def region(x: Any) -> Any:
+        with chainer.no_backprop_mode():
+            scale = F.sum(x * x)
+        return x / scale
+
+    agree(lambda call: F.sum(F.exp(call(region, x))), x)
+
+
+# -- after an error ----------------------------------------------------------------------------
+
+
+def fail(*_: Any) -> None:
+    raise ZeroDivisionError("as planned")
+
+
+class FailingBackward(chainer.FunctionNode):  # type: ignore[misc, unused-ignore]
+    def forward(self, inputs: Any) -> Any:
+        return inputs
+
+    def backward(self, indexes: Any, grads: Any) -> Any:
+        fail()
+
+
+def in_forward(x: Any) -> Any:
+    fail()
+
+
+def in_second_run(x: Any) -> Any:
+    y = F.dropout(x)
+    if chainer.config.in_recomputing:
+        fail()
+    return y
+
+
+def in_backward(x: Any) -> Any:
+    return FailingBackward().apply((F.dropout(x),))[0]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("region", [in_forward, in_second_run, in_backward])
+def test_after_an_error_everything_is_as_before_and_the_next_step_works(
+    region: Any, deep: bool
+) -> None:
+    x = variable(8)
+    func = (lambda x: checkpoint(region, F.dropout(x))) if deep else region
+    h = F.tanh(x)
+    creator = h.creator_node
+    with pytest.raises(ZeroDivisionError, match="as planned"):
+        y = checkpoint(lambda v: func(v) * h, h)
+        before = draw()
+        F.sum(y).backward()
+    if region is not in_forward:
+        assert draw() == before
+    assert h.creator_node is creator and x.grad is None
+    agree(lambda call: F.sum(call(F.dropout, x)), x)
+
+
+def test_after_a_failed_check_the_random_numbers_are_as_before() -> None:
+    x, extra = variable(8), []
+
+    def region(x: Any) -> Any:
+        for _ in extra:
+            x = F.dropout(x)
+        return F.dropout(x)
+
+    y, before = checkpoint(region, x), draw()
+    extra.append(None)
+    with pytest.raises(RecomputeCountError):
+        F.sum(y).backward()
+    assert draw() == before
+
+
+# -- threads -----------------------------------------------------------------------------------
+
+
+def test_threads_have_their_regions_to_themselves() -> None:
+    links = [L.Linear(6, 6) for _ in range(4)]
+    found: list[Any] = [None] * 4
+
+    def work(number: int) -> None:
+        link, x = links[number], variable(5, 6, seed=number)
+        for _ in range(20):
+            link.cleargrads()
+            x.cleargrad()
+            F.sum(F.tanh(checkpoint(lambda x: F.sigmoid(link(x)), x))).backward()
+        found[number] = (x.grad, link.W.grad)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, link in enumerate(links):
+        x = variable(5, 6, seed=number)
+        link.cleargrads()
+        F.sum(F.tanh(F.sigmoid(link(x)))).backward()
+        np.testing.assert_array_equal(found[number][0], x.grad)
+        np.testing.assert_array_equal(found[number][1], link.W.grad)
