@@ -85,7 +85,8 @@ def _recorded_apply(original: Any) -> Any:
         try:
             outputs = original(self, inputs)
             measured.stop()
-            _emit_apply(recorders, self, inputs, outputs, before, measured)
+            made = [y._data[0] for y in outputs]
+            _emit_apply(recorders, self, inputs, made, before, measured)
         finally:
             measured.close()
         return outputs
@@ -93,19 +94,35 @@ def _recorded_apply(original: Any) -> Any:
     return apply
 
 
+def rerun(func: Any, inputs: tuple[Any, ...]) -> Any:
+    """Run a function's forward once more, on arrays; recorders see it as part of backward."""
+    recorders = active()
+    if not recorders:
+        return func.forward(inputs)
+    before = tuple(func.__dict__.values())
+    measured = Measured()
+    _backward.depth += 1
+    try:
+        outputs = func.forward(inputs)
+        measured.stop()
+        _emit_apply(recorders, func, inputs, list(outputs), before, measured)
+    finally:
+        _backward.depth -= 1
+        measured.close()
+    return outputs
+
+
 def _emit_apply(
-    recorders: tuple[Recorder, ...], func: Any, inputs: Any, outputs: Any,
+    recorders: tuple[Recorder, ...], func: Any, inputs: Any, outs: list[Any],
     before: tuple[Any, ...], measured: Measured,
 ) -> None:  # fmt: skip
     """Emit one application; bench/overhead.py says what a microsecond here costs an LSTM."""
     kind = _kinds.get(func.__class__) or _kind_of(func)
     name = kind.label or func.label
     phase, made = ("backward", "gradient") if _backward.depth else ("forward", "activation")
-    ins, outs = [], []
+    ins = []
     for x in inputs:
         ins.append(x._data[0] if isinstance(x, Variable) else x)
-    for y in outputs:
-        outs.append(y._data[0])
     held: list[tuple[str, Any]] = []
     for key, value in func.__dict__.items():
         if key not in _OWN and value.__class__ not in _PLAIN:
@@ -207,7 +224,7 @@ def _emit_backprop(
         used = [_array(g) for g in grad_outputs if g is not None]
         used += [node.data for node in func.inputs]
         used += list(func._retained_output_data or ())
-        used += [array for _, array in _arrays_on(func)]
+        used += [array for _, array in arrays_on(func)]
         reads = [recorder.known(a) or _first_read(recorder, None, a, name) for a in _present(used)]
         writes = recorder.follow(made, "gradient", name)
         flops = 2 * sum(a.size for a in made)
@@ -305,7 +322,7 @@ def _present(arrays: Iterable[Any]) -> Iterator[Any]:
     return (array for array in arrays if array is not None)
 
 
-def _arrays_on(func: Any) -> list[tuple[str, Any]]:
+def arrays_on(func: Any) -> list[tuple[str, Any]]:
     """The arrays that a function holds as attributes, sparse matrices taken apart."""
     found: list[tuple[str, Any]] = []
     for key, value in func.__dict__.items():
@@ -330,4 +347,4 @@ def _find_arrays(key: str, value: Any, found: list[tuple[str, Any]]) -> None:
         parts = ("data", "indices", "indptr")
         found += [(f"{key}.{part}", getattr(value, part)) for part in parts]
     elif isinstance(value, chainer.Function):  # an old-style function behind its adapter
-        found += _arrays_on(value)
+        found += arrays_on(value)
