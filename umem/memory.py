@@ -159,7 +159,8 @@ class Block(_Decorator):
                 "blocks of memory are left in the reverse order of entering them, in the thread "
                 "that entered them"
             )
-        _local.blocks.pop().restore()
+        _local.blocks[-1].restore()  # first: where it is refused, the block is still there
+        _local.blocks.pop()
 
 
 def managed(

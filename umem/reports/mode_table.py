@@ -52,7 +52,9 @@ def _count(number: int | None) -> str:
     """A count in at most seven characters."""
     if number is None:
         return "-"
-    return f"{number:,}" if number < 10**6 else f"{number / 10**6:.1f} M"
+    if number < 10**6:
+        return f"{number:,}"
+    return f"{number / 10**6:.1f} M" if number < 999.95e6 else f"{number:.1e}"
 
 
 def _loss(loss: float) -> str:
