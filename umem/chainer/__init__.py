@@ -12,6 +12,7 @@ from umem.chainer.checkpointing import (  # noqa: E402
     checkpointed,
 )
 from umem.chainer.devices import device  # noqa: E402
+from umem.chainer.lookahead import LookaheadPrefetch  # noqa: E402
 from umem.chainer.recompute import Recompute  # noqa: E402
 from umem.chainer.recording import ChainerSource  # noqa: E402
 from umem.memory import follow_chainer  # noqa: E402
@@ -20,4 +21,4 @@ from umem.recorder import add_source  # noqa: E402
 add_source(ChainerSource())
 follow_chainer()
 
-__all__ = ["Recompute", "checkpoint", "checkpoint_sequential", "checkpointed", "device"]
+__all__ = ["LookaheadPrefetch", "Recompute", "checkpoint", "checkpoint_sequential", "checkpointed", "device"]

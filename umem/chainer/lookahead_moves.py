@@ -1,12 +1,14 @@
 """Which arrays to move while which operation runs.
 
-A pure function of a learned order. It walks the order twice, as if it repeated for ever, with
-whole arrays in ``capacity`` bytes of VRAM, and notes what it does the second time. What goes out
-is what is used again furthest in the future, and only as much as there must be room for: Belady,
-"A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5 (1966).
+A pure function of a learned order. It walks the order as if it repeated for ever, with whole
+arrays in ``capacity`` bytes of VRAM. Where the arrays of the next operations have no room, what
+is used again furthest in the future gives way: Belady, "A study of replacement algorithms for a
+virtual-storage computer", IBM Systems Journal 5 (1966).
 
-Differs from it: an array that dies within the window is left where it is, because its memory
-comes back for nothing; what the operation at hand uses stays until the next.
+Differs from it: what gives way is sent as soon as its last use before that is over, while the
+link may be idle, rather than when the room is needed; arrays that die within the window stay,
+because their memory comes back for nothing; arrays below one block stay, because sending one
+takes its neighbours along.
 
 Models: sizes, births and deaths of arrays. Does not model: blocks, the pool's gaps, workspace.
 """
@@ -18,17 +20,21 @@ from dataclasses import dataclass, field
 from math import inf
 
 from umem.chainer.order import Order
+from umem.devices.base import BLOCK_BYTES
+
+ROUNDS = 3
+"""The second round starts as every later one; its moves of the end are noted in the third."""
 
 
 @dataclass(frozen=True)
 class Moves:
-    """For each operation, the slots to send to the host, and then those to bring to the GPU.
+    """For each operation, the slots to bring to the GPU and to send to the host while it runs.
 
     Both are empty everywhere where all arrays have room.
     """
 
-    sends: tuple[tuple[int, ...], ...]
     fetches: tuple[tuple[int, ...], ...]
+    sends: tuple[tuple[int, ...], ...]
 
     @property
     def any(self) -> bool:
@@ -39,118 +45,129 @@ class Moves:
 def plan_moves(order: Order, depth: int, capacity_bytes: int) -> Moves:
     """The moves that keep the arrays of ``depth`` operations ahead in VRAM.
 
-    Cost: about one pass over the order; evictions cost the logarithm of the arrays in VRAM.
+    Fetched is what the last operation of that window uses, resident or not: asking for what is
+    there moves nothing, and makes it the last that the driver evicts.
+
+    Cost: three passes over the order; evictions cost the logarithm of the arrays in VRAM.
     """
     walk = _Walk(order, depth, capacity_bytes)
-    walk.round(0)
-    first = walk.round(1)
-    return first
+    for _ in range(ROUNDS):
+        walk.round()
+    count = len(order.steps)
+    if not walk.short:
+        return Moves(((),) * count, ((),) * count)
+    fetches = tuple(walk.existing(k, k + depth) for k in range(count))
+    return Moves(fetches, tuple(map(tuple, walk.sends)))
 
 
 @dataclass
 class _Walk:
-    """The state of the walk: what is in VRAM, and when each of it is used next."""
+    """The state of the walk: what is in VRAM, and when each of it is used next.
+
+    Times are operations counted over all rounds.
+    """
 
     order: Order
     depth: int
     capacity: int
-    resident: set[int] = field(default_factory=set)
-    used: int = 0
-    next_use: dict[int, float] = field(default_factory=dict)
-    heap: list[tuple[float, int]] = field(default_factory=list)
+    short: bool = False
+    sends: list[list[int]] = field(default_factory=list)
+    _resident: set[int] = field(default_factory=set)
+    _used: int = 0
+    _start: int = 0
+    _last_use: dict[int, int] = field(default_factory=dict)
+    _next_use: dict[int, float] = field(default_factory=dict)
+    _heap: list[tuple[float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        steps = self.order.steps
-        self.touched = [tuple(dict.fromkeys((*step.reads, *step.writes))) for step in steps]
-        self.touches: dict[int, list[int]] = {}
-        for number, slots in enumerate(self.touched):
+        self._touched = [tuple(dict.fromkeys((*s.reads, *s.writes))) for s in self.order.steps]
+        self._uses: dict[int, list[int]] = {}
+        for number, slots in enumerate(self._touched):
             for slot in slots:
-                self.touches.setdefault(slot, []).append(number)
-        self.deaths: dict[int, list[int]] = {}
+                self._uses.setdefault(slot, []).append(number)
+        self._deaths: dict[int, list[int]] = {}
         for slot, end in self.order.ends.items():
-            self.deaths.setdefault(end, []).append(slot)
+            self._deaths.setdefault(end, []).append(slot)
 
-    def round(self, number: int) -> Moves:
+    def round(self) -> None:
         """Walk the order once."""
-        count = len(self.touched)
-        for slot in [s for s in self.resident if s not in self.order.kept]:
+        self.short, self.sends = False, [[] for _ in self._touched]
+        for slot in [s for s in self._resident if s not in self.order.kept]:
             self._leave(slot)
-        self.later = {slot: iter(touches[1:]) for slot, touches in self.touches.items()}
-        sends, fetches = [], []
-        for k in range(count):
-            for slot in self.deaths.get(k, ()):
+        later = {slot: iter(uses[1:]) for slot, uses in self._uses.items()}
+        for k, slots in enumerate(self._touched):
+            for slot in self._deaths.get(k, ()):
                 self._leave(slot)
-            self._touch(k, number * count)
-            out, into = self._look_ahead(k, number * count)
-            sends.append(tuple(out))
-            fetches.append(tuple(into))
-            for slot in self.touched[k]:  # from the next operation on they may go
-                heapq.heappush(self.heap, (-self.next_use[slot], slot))
-        return Moves(tuple(sends), tuple(fetches))
+            for slot in slots:
+                self._touch(slot, k, next(later[slot], None))
+            self._look_ahead(k)
+        self._start += len(self._touched)
 
-    def _touch(self, k: int, base: int) -> None:
-        count = len(self.touched)
-        for slot in self.touched[k]:
-            self._enter(slot)
-            after = next(self.later[slot], None)
-            if after is not None:
-                self.next_use[slot] = base + after
-            elif slot in self.order.kept:
-                self.next_use[slot] = base + count + self.touches[slot][0]
-            else:
-                self.next_use[slot] = inf
+    def existing(self, k: int, number: int) -> tuple[int, ...]:
+        """The slots of operation ``number`` that there is an array for during operation ``k``."""
+        wraps, number = divmod(number, len(self._touched))
+        kept, uses = self.order.kept, self._uses
+        slots = self._touched[number]
+        return tuple([s for s in slots if s in kept or (not wraps and uses[s][0] <= k)])
 
-    def _look_ahead(self, k: int, base: int) -> tuple[list[int], list[int]]:
+    def _touch(self, slot: int, k: int, after: int | None) -> None:
+        self._enter(slot)
+        use: float = inf
+        if after is not None:
+            use = self._start + after
+        elif slot in self.order.kept:
+            use = self._start + len(self._touched) + self._uses[slot][0]
+        self._last_use[slot], self._next_use[slot] = self._start + k, use
+        if self.order.sizes[slot] >= BLOCK_BYTES:
+            heapq.heappush(self._heap, (-use, slot))
+
+    def _look_ahead(self, k: int) -> None:
         """Make room for the operations after ``k``, and bring in what exists of their arrays."""
-        sends: list[int] = []
-        fetches: list[int] = []
-        unborn: set[int] = set()
-        room = 0
-        for j in range(k + 1, k + 1 + self.depth):
-            wraps, number = divmod(j, len(self.touched))
-            for slot in self.touched[number]:
-                if slot in self.resident or slot in unborn:
+        unborn: dict[int, int] = {}
+        for number in range(k + 1, k + 1 + self.depth):
+            existing = self.existing(k, number)
+            for slot in self._touched[number % len(self._touched)]:
+                if slot in self._resident or slot in unborn:
                     continue
                 size = self.order.sizes[slot]
-                if not self._make_room(size + room, k, base, sends):
-                    return sends, fetches
-                exists = slot in self.order.kept or (not wraps and self.touches[slot][0] <= k)
-                if exists:
+                if not self._make_room(size + sum(unborn.values()), k):
+                    return
+                if slot in existing:
+                    self.short = True
                     self._enter(slot)
-                    fetches.append(slot)
                 else:
-                    unborn.add(slot)
-                    room += size
-        return sends, fetches
+                    unborn[slot] = size
 
-    def _make_room(self, nbytes: int, k: int, base: int, sends: list[int]) -> bool:
-        while self.used + nbytes > self.capacity:
-            slot = self._furthest(k, base)
+    def _make_room(self, nbytes: int, k: int) -> bool:
+        while self._used + nbytes > self.capacity:
+            self.short = True
+            slot = self._furthest(k)
             if slot is None:
                 return False
             self._leave(slot)
-            sends.append(slot)
+            self.sends[self._last_use[slot] % len(self._touched)].append(slot)
         return True
 
-    def _furthest(self, k: int, base: int) -> int | None:
-        """The array that is used again last of all, if that is after the window."""
-        while self.heap:
-            use, slot = self.heap[0]
-            stale = slot not in self.resident or self.next_use[slot] != -use
-            if not stale and -use <= base + k + self.depth:
+    def _furthest(self, k: int) -> int | None:
+        """The array that is used again last of all, None if that is within the window."""
+        while self._heap:
+            use, slot = -self._heap[0][0], self._heap[0][1]
+            stale = slot not in self._resident or self._next_use[slot] != use
+            if not stale and use <= self._start + k + self.depth:
                 return None
-            heapq.heappop(self.heap)
-            dies = -use == inf and self.order.ends.get(slot, len(self.touched)) <= k + self.depth
+            heapq.heappop(self._heap)
+            end = self.order.ends.get(slot, len(self._touched))
+            dies = use == inf and end <= k + self.depth
             if not stale and not dies:
                 return slot
         return None
 
     def _enter(self, slot: int) -> None:
-        if slot not in self.resident:
-            self.resident.add(slot)
-            self.used += self.order.sizes[slot]
+        if slot not in self._resident:
+            self._resident.add(slot)
+            self._used += self.order.sizes[slot]
 
     def _leave(self, slot: int) -> None:
-        if slot in self.resident:
-            self.resident.discard(slot)
-            self.used -= self.order.sizes[slot]
+        if slot in self._resident:
+            self._resident.discard(slot)
+            self._used -= self.order.sizes[slot]

@@ -2,8 +2,8 @@
 
 Arrays are new objects in every iteration, so an order speaks of *slots*: a slot is an array by
 where it is first used (which operation, which of its accesses). Two iterations have the same
-order when, at every call, name, phase, slots and the bytes of new slots agree; that holds which
-operation made each array, too.
+order when name, phase, slots and the bytes of new slots agree at every call. That also says
+which operation made each array, and which arrays are the same parameter, state or constant.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from typing import NamedTuple
 
 from umem.trace import Op
 
+LASTING = ("parameter", "state", "input")
+"""Kinds of tensors that are taken to be older than the first iteration of all."""
+
 
 class Step(NamedTuple):
-    """One operation: the slots that it uses, and the bytes of those that it uses first."""
+    """One operation: the slots that it uses, and the bytes of those that nobody used before."""
 
     name: str
     phase: str
@@ -32,9 +35,9 @@ class Order:
     Attributes:
         steps: the operations, the optimizer's updates last.
         sizes: bytes of each slot.
-        ends: when each slot's array died: before which operation; missing where it lived on.
-        kept: the slots whose arrays are older than the iteration (parameters, optimizer state,
-            a graph's constants), and the tensors that they are.
+        ends: before which operation each slot's array died; missing where it lived on.
+        kept: the slots whose arrays are older than the iteration and outlived it (parameters,
+            optimizer state, constants of the model), and the tensors that they are.
     """
 
     steps: tuple[Step, ...]
@@ -59,7 +62,7 @@ class Iteration:
     _slots: dict[int, int] = field(default_factory=dict)
 
     def add(self, op: Op, bytes_of: Mapping[int, int]) -> Step:
-        """Append an operation."""
+        """Append an operation, given the bytes of the tensors that live."""
         known = len(self.tensors)
         reads = tuple([self._slot(access[0], bytes_of) for access in op.reads])
         writes = tuple([self._slot(access[0], bytes_of) for access in op.writes])
@@ -73,19 +76,21 @@ class Iteration:
         if slot is not None:
             self.ends[slot] = len(self.steps)
 
-    def order(self, guess: Mapping[int, str] | None = None) -> Order:
-        """What was done.
+    def kept(self, kinds: Mapping[int, str] | None = None) -> dict[int, int]:
+        """The slots of tensors that are older than the iteration and still there.
 
-        ``guess`` has the kinds of tensors, for the first iteration of all, in which everything
-        is new: what is a parameter, state or input is taken as older.
+        ``kinds`` of the tensors are given in the first iteration of all, in which everything is
+        new: `LASTING` says what is taken to be older.
         """
-        kept = {}
-        for slot, tensor in enumerate(self.tensors):
-            if slot in self.ends:
-                continue
-            lasting = guess is not None and guess.get(tensor) in ("parameter", "state", "input")
-            if tensor < self.first or lasting:
-                kept[slot] = tensor
+        known = {} if kinds is None else kinds
+        return {
+            slot: tensor
+            for slot, tensor in enumerate(self.tensors)
+            if slot not in self.ends and (tensor < self.first or known.get(tensor) in LASTING)
+        }
+
+    def order(self, kept: Mapping[int, int]) -> Order:
+        """What was done."""
         return Order(tuple(self.steps), tuple(self.sizes), dict(self.ends), kept)
 
     def _slot(self, tensor: int, bytes_of: Mapping[int, int]) -> int:
