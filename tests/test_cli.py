@@ -1,4 +1,4 @@
-"""The ``umem`` command as a whole: help, versions, what starting it costs, and ``umem run``."""
+"""The ``umem`` command as a whole: help, versions, and what starting it costs."""
 
 from __future__ import annotations
 
@@ -65,69 +65,6 @@ def test_help_loads_neither_chainer_nor_cupy() -> None:
         "except SystemExit: print([n for n in ('chainer', 'cupy', 'scipy') if n in sys.modules])"
     )
     assert python("-c", code).stdout.splitlines()[-1] == "[]"
-
-
-# -- run ---------------------------------------------------------------------------------------
-
-
-def run(tmp_path: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    script = tmp_path / "script.py"
-    script.write_text(code)
-    return python("-m", "umem", "run", *arguments, str(script), "--flag", "x")
-
-
-def test_run_gives_a_script_its_arguments_and_its_own_exit_code(tmp_path: Path) -> None:
-    code = "import sys; print(__name__, sys.argv[1:]); sys.exit(7)"
-    result = run(tmp_path, code)
-    assert (result.returncode, result.stdout) == (7, "__main__ ['--flag', 'x']\n")
-
-
-def test_run_shows_the_scripts_own_traceback(tmp_path: Path) -> None:
-    result = run(tmp_path, "def f():\n    1 / 0\nf()\n")
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[0] == "Traceback (most recent call last):"
-    assert "runpy" not in result.stderr
-    assert "umem" not in result.stderr
-    assert result.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
-
-
-def test_run_follows_a_script_with_a_virtual_gpu_and_reports(tmp_path: Path) -> None:
-    code = "import umem; print(umem.status().mode, umem.status().device)"
-    result = run(
-        tmp_path, code, "--virtual", "t4", "--vram", "64MiB", "--mode", "managed", "--report"
-    )
-    assert (result.returncode, result.stdout) == (0, "managed t4\n")
-    assert "(simulated)" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "text"),
-    [
-        (["--mode", "mangaed"], 2, "is not one of"),
-        (["--limit", "1GiB"], 2, "--limit needs a --mode"),
-        (["--prefetch"], 2, "--prefetch needs a --mode"),
-        (["--vram", "1GiB"], 2, "--vram needs --virtual"),
-        (["--virtual", "v101"], 1, "did you mean"),
-        (["--virtual", "t4", "--vram", "0"], 1, "vram must be above zero"),
-        (["--virtual", "t4", "--mode", "managed", "--limit", "-1"], 1, "limit must be a size"),
-    ],
-)
-def test_run_refuses_bad_input_before_the_script_runs(
-    tmp_path: Path, arguments: list[str], code: int, text: str
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("raise SystemError")
-    result = CliRunner().invoke(main, ["run", *arguments, str(script)])
-    assert text in result.output
-    assert result.exit_code == code
-    assert not umem.status().on
-
-
-def test_run_refuses_a_script_that_is_not_there(tmp_path: Path) -> None:
-    for name in ("nowhere.py", "."):
-        result = CliRunner().invoke(main, ["run", str(tmp_path / name)])
-        assert result.exit_code == 2
-        assert "there is no file" in result.output
 
 
 # -- what starting costs -----------------------------------------------------------------------

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import importlib
-import runpy
+import os
 import sys
-import traceback
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 
 import click
 
 import umem
-from umem.compat import install
-from umem.errors import MissingDependencyError, UmemError
+from umem import environment
+from umem.compat.finder import arm
+from umem.compat.installation import find_package
+from umem.errors import UmemError
 from umem.units import format_bytes, format_seconds
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -22,8 +26,9 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 @click.command("run", context_settings=_SETTINGS)
 @click.option("--mode", type=click.Choice(["managed", "hybrid", "unmanaged"]),
-              help="Where allocations come from (default: as without umem).")
-@click.option("--limit", metavar="SIZE", help="The most bytes the mode may reserve, as 24GiB.")
+              help="Where allocations come from (default: UMEM_MODE, or as without umem).")
+@click.option("--limit", metavar="SIZE",
+              help="The most the mode may reserve: 24GiB, 1.5x of VRAM, 90% of host memory.")
 @click.option("--prefetch", is_flag=True, help="Make memory resident as it is handed out.")
 @click.option("--virtual", metavar="GPU", help="Follow the run with the model of a GPU.")
 @click.option("--vram", metavar="SIZE", help="VRAM of the virtual GPU instead of the table's.")
@@ -37,12 +42,11 @@ def command(
     """Run SCRIPT unchanged, with Chainer made to work on today's NumPy, Python and CuPy.
 
     What follows SCRIPT is the script's own. Its exit code and its traceback are its own too.
+    Options go before the variables UMEM_MODE, UMEM_LIMIT and UMEM_PREFETCH, and the script and
+    the processes that it starts find them there. Chainer is mended in those processes as well;
+    the mode holds in this one, and where another calls umem.enable().
     """
-    if not script.is_file():
-        raise click.BadParameter(f"there is no file {script}", param_hint="SCRIPT")
-    for name, value in (("--limit", limit), ("--prefetch", prefetch)):
-        if value and not mode:
-            raise click.UsageError(f"{name} needs a --mode")
+    source = _read(script)
     if vram and not virtual:
         raise click.UsageError("--vram needs --virtual GPU")
     with ExitStack() as stack:
@@ -50,8 +54,21 @@ def command(
             _prepare(stack, mode, limit, prefetch, virtual, vram, report)
         except UmemError as error:
             raise click.ClickException(str(error)) from error
-        code = _run(script, arguments)
+        code = _run(script, source, arguments)
     raise SystemExit(code)
+
+
+def _read(script: Path) -> bytes:
+    """The script's text, before anything is set up for it."""
+    if script.is_dir():
+        raise click.BadParameter(f"{script} is a directory", param_hint="SCRIPT")
+    try:
+        return script.read_bytes()
+    except FileNotFoundError:
+        problem = f"there is no file {script}"
+    except OSError as error:
+        problem = f"{script} cannot be read: {error.strerror}"
+    raise click.BadParameter(problem, param_hint="SCRIPT")
 
 
 def _prepare(
@@ -59,47 +76,94 @@ def _prepare(
     vram: str | None, report: bool,
 ) -> None:  # fmt: skip
     """Put everything in place; the stack takes it away again, the report first."""
-    try:
-        install()
-    except MissingDependencyError:  # a script without Chainer is welcome too
-        if virtual:
-            raise
+    chosen = mode or environment.mode()
+    on = chosen not in (None, "off")
+    for name, value in (("--limit", limit), ("--prefetch", prefetch)):
+        if value and not on:
+            raise click.UsageError(f"{name} needs a --mode")
+    arm()
     if virtual:
-        importlib.import_module("umem.chainer")  # what the virtual GPU follows
+        if find_package() is not None:  # a script without Chainer is welcome too
+            importlib.import_module("umem.chainer")  # what the virtual GPU follows
         stack.enter_context(umem.virtual_gpu(virtual, vram))
-    if mode:
-        stack.enter_context(umem.enable(mode, limit=limit, prefetch=prefetch))  # type: ignore[arg-type]
+    if on:
+        stack.enter_context(umem.enable(chosen, limit=limit, prefetch=prefetch or None))  # type: ignore[arg-type]
+    stack.enter_context(_variables(mode, limit, prefetch))
     if report:
-        stack.callback(_report)
+        stack.callback(_report, os.getpid())
 
 
-def _run(script: Path, arguments: tuple[str, ...]) -> int | str | None:
-    """Run the script as ``__main__`` and return its exit code."""
-    sys.argv = [str(script), *arguments]
-    sys.path[0] = str(script.parent.resolve())
+@contextmanager
+def _variables(mode: str | None, limit: str | None, prefetch: bool) -> Iterator[None]:
+    """What the script and its processes find in the environment, for the length of the run."""
+    folder = str(Path(__file__).parent / "startup")
+    path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+    options = {environment.MODE: mode, environment.LIMIT: limit,
+               environment.PREFETCH: "1" if prefetch else None}  # fmt: skip
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", *options)}
+    _set({"PYTHONPATH": path, **{name: value for name, value in options.items() if value}})
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        yield
+    finally:
+        _set(before)
+
+
+def _set(variables: dict[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _run(script: Path, source: bytes, arguments: tuple[str, ...]) -> int | str | None:
+    """Run the script as ``__main__``, as Python would, and return its exit code.
+
+    Its module stays ``__main__``: what runs at exit, or is pickled, looks there.
+    """
+    path = os.path.abspath(script)
+    sys.argv = [str(script), *arguments]
+    if not getattr(sys.flags, "safe_path", False):  # python -P, from 3.11 on
+        sys.path[0] = str(Path(path).resolve().parent)
+    module = sys.modules["__main__"] = _main_module(path)
+    code: int | str | None = 0
+    try:
+        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
     except SystemExit as stop:
-        return stop.code
-    except KeyboardInterrupt as error:
-        _print_own_traceback(error, script)
-        return 130
+        code = stop.code
     except BaseException as error:
-        _print_own_traceback(error, script)
-        return 1
-    return 0
+        _show(error, path)
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    _wait_for_threads()
+    return code
 
 
-def _print_own_traceback(error: BaseException, script: Path) -> None:
-    """The traceback as Python prints it for the script alone."""
+def _main_module(path: str) -> ModuleType:
+    module = ModuleType("__main__")
+    module.__file__, module.__spec__ = path, None
+    module.__loader__ = SourceFileLoader("__main__", path)
+    return module
+
+
+def _show(error: BaseException, path: str) -> None:
+    """The traceback as Python shows it for the script alone, by the script's own hook if any."""
     frames: TracebackType | None = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename != str(script):
+    while frames is not None and frames.tb_frame.f_code.co_filename != path:
         frames = frames.tb_next
-    traceback.print_exception(type(error), error, frames or error.__traceback__)
+    sys.excepthook(type(error), error.with_traceback(frames), frames)
 
 
-def _report() -> None:
-    click.echo(str(umem.status()), err=True)
+def _wait_for_threads() -> None:
+    # Python waits too, but later: they still need what is taken away before.
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+
+
+def _report(process: int) -> None:
+    if os.getpid() != process:
+        return  # a child by fork that came to the end of the script
+    click.echo(umem.status().table(), err=True)
     try:
         from umem.devices.virtual import VirtualGPU
         from umem.memory import current_device
