@@ -116,7 +116,7 @@ def test_costs_that_are_not_small_whole_numbers_are_exact_too(seed):
 
 
 class Tape(Brute):
-    """Chains whose blocks are stored or run again, measured by the referee."""
+    """Chains whose blocks are stored (2) or run again (0, 1 cheaply), measured by the referee."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
@@ -124,17 +124,20 @@ class Tape(Brute):
         saved = {name for name in self.nodes if self.nodes[name].saved}
         self.needs = {name: ({name} | self.pred[name]) & saved for name in self.nodes}
         self.needed = set().union(*self.needs.values())
+        mean = sum(node.cost for node in graph.nodes) / len(graph)
+        self.costly = {node.name for node in graph.nodes if node.cost > mean}
 
-    def measured(self, chain: list[Lower], stored: tuple[bool, ...]) -> tuple[float, int]:
+    def measured(self, chain: list[Lower], kinds: tuple[int, ...]) -> tuple[float, int]:
         before: Lower = frozenset()
         blocks, kept, again, stashed = [], [], [], []
-        for lower, store in zip(chain, (*stored, True), strict=True):
+        for lower, kind in zip(chain, (*kinds, 2), strict=True):
             block = [name for name in self.order if name in lower - before]
-            keep = [n for n in block if n in self.boundary(lower) or (store and n in self.needed)]
-            rebuilt = [] if store else self.rebuilt(block, set(keep), lower)
+            extra = (set(), self.costly, self.needed)[kind]
+            keep = [name for name in block if name in self.boundary(lower) | extra]
+            rebuilt = [] if kind == 2 else self.rebuilt(block, set(keep), lower)
             blocks.append(tuple(block))
             kept += keep
-            stashed += block if store else keep
+            stashed += block if kind == 2 else keep
             again.append(tuple(rebuilt))
             before = lower
         guess = Plan(tuple(blocks), tuple(kept), tuple(again), tuple(stashed), 0, 0,
@@ -156,8 +159,8 @@ class Tape(Brute):
 def test_a_tape_is_optimised_exactly(seed):
     graph = random_graph(seed, 2 + seed % 5, 14, tape=True)
     tape = Tape(graph)
-    points = {tape.measured(chain, stored) for chain in tape.chains()
-              for stored in product((False, True), repeat=len(chain) - 1)}  # fmt: skip
+    points = {tape.measured(chain, kinds) for chain in tape.chains()
+              for kinds in product(range(3), repeat=len(chain) - 1)}  # fmt: skip
     check(graph, points, "saved")
 
 

@@ -19,8 +19,8 @@ from umem.planner.saved import SavedModel
 from umem.planner.search import INFINITE, Chain, Link, Table, best, peak_of, time_of
 from umem.units import format_bytes
 
-AUTO_SETS = 150
-"""Up to so many lower sets, ``auto`` looks at all of them."""
+AUTO_SETS = {"paper": 600, "saved": 80}
+"""Up to so many lower sets, ``auto`` looks at all of them: that takes less than a second."""
 EVERY_POINT = 64
 """Up to so many nodes, `pareto` looks for every point."""
 
@@ -130,7 +130,7 @@ def _check(
 def _methods(graph: Graph, method: Method, model: Model) -> tuple[Method, ...]:
     if method != "auto":
         return (method,)
-    if exact.lower_sets(graph, AUTO_SETS) is not None:
+    if exact.lower_sets(graph, AUTO_SETS[model]) is not None:
         return ("store_all", "lower_sets_exact", "lower_sets")
     return ("store_all", "chen", "lower_sets")
 

@@ -102,6 +102,8 @@ class Numbered(NamedTuple):
     recomputable: tuple[bool, ...]
     pinned: tuple[bool, ...]
     """Whether a node lies in the bytes of one that must not run twice."""
+    costly: tuple[bool, ...]
+    """Whether a node costs more than the average."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,7 @@ class Graph:
             root.append(v if node.alias_of is None else root[number[node.alias_of]])
             for x in preds[v]:
                 succs[x].append(v)
+        total_cost = sum(node.cost for node in nodes)
         pinned = {root[v] for v, node in enumerate(nodes) if not node.recomputable}
         alias = [node.alias_of is not None for node in nodes]
         grads = [0 if a else n.nbytes for n, a in zip(nodes, alias, strict=True)]
@@ -251,6 +254,7 @@ class Graph:
             ),
             recomputable=tuple(node.recomputable for node in nodes),
             pinned=tuple(root[v] in pinned for v in range(len(nodes))),
+            costly=tuple(node.cost * len(nodes) > total_cost for node in nodes),
         )
 
     # -- to and from -----------------------------------------------------------------------

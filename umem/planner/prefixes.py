@@ -39,6 +39,8 @@ class _Prefixes:
         self.stash = np.array(g.stash, np.int64)
         self.grad = np.array(g.grad, np.int64)
         self.pinned = np.array(g.pinned, bool) & (self.root == self.place)
+        self.costly = np.zeros(self.count, bool)
+        np.logical_or.at(self.costly, self.root, np.array(g.costly, bool))
         self.units = units(g.cost, exact=exact)
         self.window = self.count if exact else WINDOW
         self._find_uses()
@@ -62,26 +64,26 @@ class _Prefixes:
 
     def table(self, sets: tuple[int, ...]) -> Table:
         count = len(self.cuts)
-        peak = np.full((2, count, count), INFINITE, np.int64)
-        cached = np.zeros((2, count, count), np.int64)
-        time = np.zeros((2, count, count), self.units.costs.dtype)
+        peak = np.full((3, count, count), INFINITE, np.int64)
+        cached = np.zeros((3, count, count), np.int64)
+        time = np.zeros((3, count, count), self.units.costs.dtype)
         backward = _highest(self._backward(), self.cuts)
-        stored = _highest(self._forward(stored=True), self.cuts)
-        kept_all = np.maximum(stored, backward)
-        forward = self._forward(stored=False)
+        stored = _highest(self._forward(self.pinned | (self.need < NEVER)), self.cuts)
+        stored = np.maximum(stored, backward)
         for target in range(1, count):
             end = int(self.cuts[target])
-            sources = self.cuts[:target]
-            cached[1, target, :target] = self._stored_bytes(end, sources)
-            peak[1, target, :target] = kept_all[:target, target]
-            if end < self.count:
-                again = _Again(self, end, forward)
-                first = again.first
-                peak[0, target, first:target] = np.maximum(
-                    again.peak(first, target), backward[first:target, target]
-                )
-                cached[0, target, first:target] = again.cached(sources[first:])
-                time[0, target, first:target] = again.time(sources[first:])
+            cached[-1, target, :target] = self._stored_bytes(end, self.cuts[:target])
+            peak[-1, target, :target] = stored[:target, target]
+        for kind, always in enumerate((self.pinned, self.pinned | self.costly)):
+            forward = self._forward(always, stashes=False)
+            for target in range(1, count - 1 if kind == 0 or self.costly.any() else 0):
+                again = _Again(self, int(self.cuts[target]), forward, always)
+                some = slice(again.first, target)
+                sources = self.cuts[some]
+                below = backward[some, target]
+                peak[kind, target, some] = np.maximum(again.peak(sources), below)
+                cached[kind, target, some] = again.cached(sources)
+                time[kind, target, some] = again.time(sources)
         return Table(sets, peak, cached, time, self.units.total)
 
     def _stored_bytes(self, end: int, sources: Ints) -> Ints:
@@ -90,19 +92,15 @@ class _Prefixes:
 
     # -- forward and backward --------------------------------------------------------------
 
-    def _forward(self, *, stored: bool) -> Ints:
+    def _forward(self, always: npt.NDArray[np.bool_], stashes: bool = True) -> Ints:
         """The bytes while each node runs, with what lies before each cut left out.
 
-        What a block that is run again keeps of its stashes is left out too: it depends on the
-        block's end.
+        ``always``: what is kept whatever the block's end. Where only some stashes are kept, which
+        depends on the block's end, only the running node's is counted.
         """
-        always = self.pinned | (self.need < NEVER) if stored else self.pinned
         until = np.where(always, self.count, np.maximum(self.last, self.place))
         found = self._intervals(self.place, until)
-        if stored:
-            found += self._since_cuts(self.stash)
-        else:
-            found += self.stash
+        found += self._since_cuts(self.stash) if stashes else self.stash
         return found + np.array(self.g.workspace, np.int64)
 
     def _backward(self) -> Ints:
@@ -148,7 +146,9 @@ class _Prefixes:
 class _Again:
     """Blocks that end at one cut and are run again, for all their beginnings."""
 
-    def __init__(self, whole: _Prefixes, end: int, forward: Ints) -> None:
+    def __init__(
+        self, whole: _Prefixes, end: int, forward: Ints, always: npt.NDArray[np.bool_]
+    ) -> None:
         self.w, self.end, self.forward = whole, end, forward
         near = int(np.searchsorted(whole.cuts, end - whole.window))
         self.first = min(near, int(np.searchsorted(whole.cuts, end)) - 1)
@@ -156,7 +156,7 @@ class _Again:
         self.here = slice(self.low, end)
         self.root = whole.root[self.here]
         self.size = whole.size[self.here]
-        kept = (whole.last >= end) | whole.pinned
+        kept = (whole.last >= end) | always
         self.kept = kept[self.here]
         self.kept_node = kept[self.root]
         self.needed = whole.need[self.here] < end
@@ -188,10 +188,10 @@ class _Again:
         costs = self.w.units.costs[self.here]
         return _after(np.where(self.rerun, costs, 0), sources - self.low)
 
-    def peak(self, first: int, target: int) -> Ints:
-        starts = self.w.cuts[first:target] - self.low
+    def peak(self, sources: Ints) -> Ints:
+        starts = sources - self.low
         places = np.arange(self.end - self.low)
-        forward: Ints = self.forward[first:target, self.here].copy()
+        forward: Ints = self.forward[self.first : self.first + len(sources), self.here].copy()
         if self._stash.any():
             forward += _between(np.where(self.kept_node, self._stash, 0), starts, before=True)
         begun = places >= starts[:, None]

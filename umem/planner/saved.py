@@ -1,8 +1,9 @@
 """The cost model of a tape: what backward needs, freed as early as can be.
 
 A block is *stored* (what backward needs of it is kept, nothing runs again) or *run again* (its
-boundary is kept; before its backward, what backward needs and was not kept is rebuilt from it).
-The last block is stored. Blocks after one another add up: when a block is worked on, everything
+boundary is kept; before its backward, what backward needs and was not kept is rebuilt from it) or
+*cheaply run again* (what calls that cost more than the average made is kept, too). The last block
+is stored. Blocks after one another add up: when a block is worked on, everything
 that was kept of the blocks before it is there, and nothing else. On top of that come, in turn,
 
 - forward: the block's values until their last use, and longer where they are kept;
@@ -34,7 +35,7 @@ from umem.planner.plans import Model
 from umem.planner.prefixes import prefix_table
 from umem.planner.search import INFINITE, Table, units
 
-RUN_AGAIN, STORED = 0, 1
+RUN_AGAIN, CHEAP_AGAIN, STORED = 0, 1, 2
 NEVER = 1 << 40
 """A place beyond every node's."""
 
@@ -43,7 +44,7 @@ class SavedModel:
     """Costs of steps between lower sets of a graph, as a tape would have them."""
 
     name: Model = "saved"
-    kinds = 2
+    kinds = 3
 
     def __init__(self, graph: Graph) -> None:
         self.g = g = graph.numbered
@@ -83,8 +84,9 @@ class SavedModel:
         """The nodes within a set whose bytes are kept once it is done."""
         g, kept = self.g, 0
         for v in numbers(after):
-            boundary = self._users[v] & ~after
-            if boundary or g.pinned[v] or (kind == STORED and self._needers[v]):
+            keeps = self._users[v] & ~after or g.pinned[v]
+            keeps = keeps or (kind == STORED and self._needers[v])
+            if keeps or (kind == CHEAP_AGAIN and g.costly[v]):
                 kept |= self._group[g.root[v]]
         return kept & after
 
@@ -114,11 +116,11 @@ class SavedModel:
         """The same for any lower sets, one step after the other."""
         cost = units(self.g.cost, exact=exact)
         count = len(sets)
-        peak = np.full((2, count, count), INFINITE, np.int64)
-        cached = np.zeros((2, count, count), np.int64)
-        time = np.zeros((2, count, count), cost.costs.dtype)
+        peak = np.full((3, count, count), INFINITE, np.int64)
+        cached = np.zeros((3, count, count), np.int64)
+        time = np.zeros((3, count, count), cost.costs.dtype)
         for target in range(1, count):
-            for kind in (STORED,) if target == count - 1 else (RUN_AGAIN, STORED):
+            for kind in (STORED,) if target == count - 1 else (RUN_AGAIN, CHEAP_AGAIN, STORED):
                 step = _Target(self, sets[target], kind)
                 for source in range(target):
                     if sets[source] & ~sets[target] == 0:
