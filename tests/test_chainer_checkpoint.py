@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import umem.chainer  # isort: skip  (before Chainer, which it makes ready)
+import umem.chainer  # noqa: F401  # isort: skip  (before Chainer, which it makes ready)
 import chainer
 import chainer.functions as F
 import chainer.links as L

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import umem.chainer  # isort: skip  (before Chainer, which it makes ready)
+import umem.chainer  # noqa: F401  # isort: skip  (before Chainer, which it makes ready)
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from checkpoint_cases import agree, draw, plain, variable
 from chainer.functions.normalization.batch_normalization import BatchNormalization
+from checkpoint_cases import agree, draw, plain, variable
 
 from umem.chainer import checkpoint, randomness
 from umem.errors import RecomputeCountError, RecomputeError
@@ -129,7 +129,7 @@ def test_numbers_that_another_thread_drew_are_noticed() -> None:
         return F.dropout(y)
 
     y, before = checkpoint(region, x), draw()
-    with pytest.raises(RecomputeError, match="other random numbers.*another thread"):
+    with pytest.raises(RecomputeError, match=r"other random numbers.*another thread"):
         F.sum(y).backward()
     assert x.grad is None and draw() == before
     F.sum(checkpoint(region, x, determinism_check=False)).backward()

@@ -21,14 +21,14 @@ class Call(NamedTuple):
 
     label: str
     shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
+    dtypes: tuple[Any, ...]
     line: str
 
 
 def call_of(func: Any, in_data: Sequence[Any]) -> Call:
     """The call of a function on these arrays, now."""
     shapes = tuple(x.shape for x in in_data if x is not None)
-    return Call(func.label, shapes, tuple(x.dtype.name for x in in_data if x is not None), _line())
+    return Call(func.label, shapes, tuple(x.dtype for x in in_data if x is not None), _line())
 
 
 def outside(outputs: Sequence[Any], functions: Any) -> Iterator[tuple[Any, Any]]:
@@ -66,9 +66,13 @@ def check_call(index: int, before: Sequence[Call], call: Call) -> None:
         )
     if call.dtypes != first.dtypes:
         raise RecomputeDtypeError(
-            f"{call.label!r} had inputs of types {first.dtypes} in the first run and "
-            f"{call.dtypes} in the second ({call.line})"
+            f"{call.label!r} had inputs of types {_names(first.dtypes)} in the first run and "
+            f"{_names(call.dtypes)} in the second ({call.line})"
         )
+
+
+def _names(dtypes: Sequence[Any]) -> str:
+    return ", ".join(dtype.name for dtype in dtypes)
 
 
 def _line() -> str:
@@ -76,6 +80,6 @@ def _line() -> str:
     frame: Any = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_INSIDE):
-            return f"{frame.f_code.co_filename}, line {frame.f_lineno}"
+            return sys.intern(f"{frame.f_code.co_filename}, line {frame.f_lineno}")
         frame = frame.f_back
     return "no line outside Chainer"

@@ -61,9 +61,9 @@ def checkpoint(
         whatever ``func`` raises, in either run.
 
     Cost: one more forward run of the region. Memory: its inputs between forward and backward.
-    Gradients are those of a plain run bit for bit. They may differ by rounding where something is
-    added up in another order: a Variable that is used more than once both inside a region of
-    several results and outside, or under ``lazy_grad_sum``.
+    Gradients are those of a plain run bit for bit, as long as regions follow one another. Where a
+    Variable is used more than twice, in a region and in branches beside it, or under
+    ``lazy_grad_sum``, its gradient is added up in another order and may differ by rounding.
 
     >>> import numpy as np, umem.chainer, chainer.functions as F
     >>> x = chainer.Variable(np.ones((2, 3), "float32"))
@@ -76,11 +76,9 @@ def checkpoint(
     if chainer.config.schedule_func is not None:
         raise UnsupportedError("checkpoint does not work inside a static_graph: it runs once")
     region = Region(func, xs, kwargs)
-    _check_arrays(region.inputs)
     random = RandomState(region.leaves) if preserve_rng_state else None
     first = FirstRun(random, determinism_check)
     result, outputs, captured = region.run_first(first)
-    _check_arrays(outputs)
     sources = (*region.inputs, *captured)
     made = _outer(Checkpoint(region, captured, outputs), sources, outputs)
     region.inputs = ()
@@ -177,12 +175,15 @@ class Checkpoint(function_node.FunctionNode):
             inputs = tuple(map(detached, inputs))
         sources = (*inputs, *self._captured)
         with _Cut(sources):
-            outputs = self._region.run_again(inputs, self._captured)
+            outputs, functions = self._region.run_again(inputs, self._captured)
             pairs = [(y, gy) for y, gy in zip(outputs, grad_outputs, strict=True) if gy is not None]
             grads = chainer.grad(
                 [y for y, _ in pairs], [sources[i] for i in indexes], [gy for _, gy in pairs],
                 grad_inputs, enable_double_backprop=double,
             )  # fmt: skip
+        if not double:  # otherwise the graph of the second run is part of the outer one
+            del outputs, pairs
+            seal(functions)
         return tuple(grads)
 
 
@@ -218,11 +219,3 @@ def _outer(node: Checkpoint, sources: Sequence[Any], outputs: Sequence[Any]) -> 
 def _check_callable(func: Any, caller: str) -> None:
     if not callable(func):
         raise TypeError(f"{caller} needs something to call; got {type(func).__name__}")
-
-
-def _check_arrays(variables: Iterable[Any]) -> None:
-    if any(x._has_chainerx_array for x in variables):
-        raise UnsupportedError(
-            "checkpoint does not work on ChainerX arrays: ChainerX keeps a graph of its own. "
-            "Move the model and its inputs to NumPy or CuPy with to_device"
-        )

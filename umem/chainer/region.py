@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -13,7 +13,7 @@ from chainer import variable
 from umem.chainer.calls import outside
 from umem.chainer.nesting import Shape, flatten, rebuild
 from umem.chainer.rerun import FirstRun, SecondRun
-from umem.errors import RecomputeCountError, RecomputeError
+from umem.errors import RecomputeCountError, RecomputeError, UnsupportedError
 
 Result = Callable[[Sequence[Any]], Any]
 """Puts the outputs of a region's node into what the region returned."""
@@ -35,6 +35,7 @@ class Region:
     def __init__(self, func: Callable[..., Any], xs: Any, kwargs: Any) -> None:
         self._func = func
         self.leaves, self._shape = flatten((xs, kwargs), _is_variable)
+        _refuse_chainerx(self.leaves)
         unique = {id(leaf): leaf for leaf in self.leaves if _is_input(leaf)}
         numbers = {key: number for number, key in enumerate(unique)}
         self._numbers = {
@@ -67,8 +68,10 @@ class Region:
 
         return result, outputs, captured
 
-    def run_again(self, inputs: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
-        """The outputs of the second run, their graph behind them."""
+    def run_again(
+        self, inputs: Sequence[Any], captured: Sequence[Any]
+    ) -> tuple[list[Any], Iterable[Any]]:
+        """The outputs of the second run, their graph behind them, and its functions."""
         first = self._first
         with SecondRun(first) as second, chainer.using_config("enable_backprop", True):
             leaves, _ = self._call(inputs)
@@ -81,7 +84,7 @@ class Region:
             second.check_outputs(outputs, self._kinds)
             second.check_captured(outputs, inputs, captured)
             self._check_values(outputs)
-        return outputs
+        return outputs, second.functions
 
     def _stand_ins(self) -> tuple[Any, ...]:
         """For the first run: its graph begins at the inputs."""
@@ -92,7 +95,9 @@ class Region:
         for place, number in self._numbers.items():
             leaves[place] = inputs[number]
         args, kwargs = rebuild(leaves, self._shape)
-        return flatten(self._func(*args, **kwargs), _is_variable)
+        made = flatten(self._func(*args, **kwargs), _is_variable)
+        _refuse_chainerx(made[0])
+        return made
 
     def _remember(self, outputs: Sequence[Any], places: tuple[int, ...]) -> None:
         self._places = places
@@ -153,6 +158,14 @@ def _is_variable(leaf: Any) -> bool:
 def _is_input(leaf: Any) -> bool:
     """Parameters stay what they are; they may have no array yet."""
     return _is_variable(leaf) and not isinstance(leaf, variable.Parameter)
+
+
+def _refuse_chainerx(leaves: Sequence[Any]) -> None:
+    if any(_is_variable(leaf) and leaf._has_chainerx_array for leaf in leaves):
+        raise UnsupportedError(
+            "checkpoint does not work on ChainerX arrays: ChainerX keeps a graph of its own. "
+            "Move the model and its inputs to NumPy or CuPy with to_device"
+        )
 
 
 def _sums(outputs: Sequence[Any]) -> tuple[int, ...]:

@@ -92,7 +92,7 @@ class SecondRun(_Hook):
     def __init__(self, first: FirstRun) -> None:
         super().__init__()
         self._first = first
-        self._calls: dict[Any, Call] = {}
+        self.functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._done = 0
         self._kept: list[tuple[Any, str, Any]] = []
 
@@ -129,8 +129,9 @@ class SecondRun(_Hook):
     def forward_preprocess(self, function: Any, in_data: Any) -> None:
         """Check the function, and give it statistics that nobody else sees: they count once."""
         first = self._first
-        if first.checks:
-            self._calls[function] = call = call_of(function, in_data)
+        call = call_of(function, in_data) if first.checks else None
+        self.functions[function] = call
+        if call is not None:
             check_call(self._done, first.calls, call)
         if first.random is not None and first.random.jump(self._done):
             _local.jumped = True
@@ -152,12 +153,12 @@ class SecondRun(_Hook):
     def check_outputs(self, outputs: Sequence[Any], kinds: Sequence[tuple[Any, Any]]) -> None:
         """Raise unless the region's outputs have these shapes and types."""
         for y, (shape, dtype) in zip(outputs, kinds, strict=True):
-            call = self._calls.get(y.creator_node)
-            if call is None:
+            if y.creator_node not in self.functions:
                 raise RecomputeCountError(
                     "a result of a checkpointed region was computed in the first run, and is "
                     f"passed on in the second: {y.label}"
                 )
+            call = self.functions[y.creator_node]
             if y.shape != shape:
                 raise RecomputeShapeError(
                     f"{call.label!r} made shape {shape} in the first run and {y.shape} in the "
@@ -175,10 +176,10 @@ class SecondRun(_Hook):
         """Raise unless the region captures the same variables as in the first run."""
         left = {id(x.node): x for x in captured}
         known = {*left, *(id(x.node) for x in inputs)}
-        for node, func in outside(outputs, self._calls):
+        for node, func in outside(outputs, self.functions):
             left.pop(id(node), None)
             if id(node) not in known and _lasts(node):
-                call = self._calls[func]
+                call = self.functions[func]
                 raise RecomputeError(
                     f"{call.label!r} reads a Variable in the second run that the region did not "
                     f"read in the first ({call.line}). State that changes from call to call has "

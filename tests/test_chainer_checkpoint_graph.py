@@ -1,0 +1,504 @@
+"""A checkpointed region in the graph: what it captures, what it leaves, and what it refuses."""
+
+from __future__ import annotations
+
+import gc
+import re
+import tracemalloc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import umem.chainer  # isort: skip  (before Chainer, which it makes ready)
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from checkpoint_cases import agree, gradients, plain, variable
+
+import umem
+from umem.chainer import checkpoint, checkpoint_sequential
+from umem.errors import (
+    RecomputeCountError,
+    RecomputeDtypeError,
+    RecomputeError,
+    RecomputeShapeError,
+    StateError,
+    UnsupportedError,
+)
+from umem.trace import Checker
+
+# -- what a region captures --------------------------------------------------------------------
+
+
+def test_captured_variables_get_gradients_also_one_upstream_of_another() -> None:
+    x, link = variable(4, 4), L.Linear(4, 4)
+
+    def loss(call: Any) -> Any:
+        a = F.tanh(link(x))
+        b = F.exp(a)
+        y = call(lambda x: link(x * a) + b * a, x)
+        return F.sum(call(lambda: y * link(a * b)))
+
+    agree(loss, link.W, link.b)
+
+    def beside(call: Any) -> Any:
+        a = F.tanh(link(x))
+        y = call(lambda x: link(x * a) + F.exp(a) * a, x)
+        return F.sum(y * a) + F.sum(call(lambda: a * a * x))
+
+    for expected, found in zip(*gradients(beside, x, link.W, link.b), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_argument_may_be_captured_as_well() -> None:
+    x = variable(4)
+    agree(lambda call: F.sum(call(lambda v: F.tanh(v) * x, x)), x)
+
+
+def test_inner_parameters_and_inputs_can_be_asked_for() -> None:
+    link, x = L.Linear(4, 4), variable(3, 4)
+
+    def asked(call: Any) -> list[Any]:
+        h = F.tanh(x)
+        y = F.sum(call(lambda h: F.tanh(link(h)), h))
+        return [g.array for g in chainer.grad([y], [link.W, h, x, link.b])]
+
+    for expected, found in zip(asked(plain), asked(checkpoint), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert x.grad is None
+
+
+def test_a_gradient_that_is_not_asked_for_is_not_computed() -> None:
+    link, x = L.Linear(4, 4), variable(3, 4)
+    asked: list[tuple[int, ...]] = []
+
+    class Watch(chainer.FunctionNode):  # type: ignore[misc, unused-ignore]
+        def forward(self, inputs: Any) -> Any:
+            return (inputs[0] + inputs[1],)
+
+        def backward(self, indexes: Any, grads: Any) -> Any:
+            asked.append(indexes)
+            return grads[0], grads[0]
+
+    y = checkpoint(lambda x: Watch().apply((x, link(x)))[0], x)
+    chainer.grad([F.sum(y)], [link.W])
+    assert asked == [(1,)]
+
+
+def test_retain_grad_keeps_the_gradients_around_a_region() -> None:
+    def retained(call: Any) -> list[Any]:
+        x = variable(4)
+        h = F.tanh(x)
+        y = call(lambda h: F.exp(F.tanh(h)), h)
+        F.sum(y * y).backward(retain_grad=True)
+        return [x.grad, h.grad, y.grad]
+
+    for expected, found in zip(retained(plain), retained(checkpoint), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_unchaining_cuts_at_a_region_as_at_a_function() -> None:
+    x = variable(4)
+    h = checkpoint(F.tanh, x)
+    y = F.sum(checkpoint(lambda h: F.exp(F.sin(h)), h))
+    h.unchain()
+    y.backward()
+    assert h.grad is not None and x.grad is None
+    node = weakref.ref(y.creator_node)
+    y.unchain_backward()
+    assert y.creator_node is None and node() is None
+
+
+def test_second_derivatives_are_those_of_the_plain_run() -> None:
+    net = chainer.Sequential(L.Linear(5, 6), F.tanh, L.Linear(6, 3))
+    x = variable(4, 5)
+
+    def penalty(call: Any) -> Any:
+        h = F.sin(x)
+        y = call(lambda h: call(net, h) * F.sum(h), h)
+        (gx,) = chainer.grad([y], [x], enable_double_backprop=True)
+        return F.sum(y) + F.mean(gx * gx)
+
+    found = []
+    for call in (plain, checkpoint):
+        net.cleargrads()
+        x.cleargrad()
+        loss = penalty(call)
+        loss.backward()
+        found.append([loss.array, x.grad, *(p.grad for _, p in sorted(net.namedparams()))])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gradient_penalty_inside_a_region_is_equal_bit_for_bit() -> None:
+    link, x = L.Linear(5, 3), variable(4, 5)
+
+    def region(x: Any) -> Any:
+        h = F.dropout(F.tanh(link(x)))
+        (gx,) = chainer.grad([h], [x], enable_double_backprop=True)
+        return F.sum(gx * gx) + F.sum(h)
+
+    agree(lambda call: call(region, F.sin(x)), x, link.W, link.b)
+
+
+class OldStyle(chainer.Function):  # type: ignore[misc, unused-ignore]
+    def forward(self, inputs: Any) -> Any:
+        return (inputs[0] * 2,)
+
+    def backward(self, inputs: Any, grads: Any) -> Any:
+        return (grads[0] * 2,)
+
+
+def test_second_derivatives_of_an_old_style_function_say_so() -> None:
+    x = variable(3)
+    y = checkpoint(lambda x: OldStyle()(F.tanh(x)), x)
+    (gx,) = chainer.grad([y], [x], enable_double_backprop=True)
+    with pytest.raises(RuntimeError, match="twice-differentiate an old style Function"):
+        chainer.grad([gx * gx], [x])
+
+
+def test_forget_and_checkpoint_nest_either_way() -> None:
+    link, x = L.Linear(4, 4), variable(3, 4)
+    forget = {plain: plain, checkpoint: F.forget}
+    inner = lambda x: F.tanh(link(x))  # noqa: E731
+    agree(lambda call: F.sum(forget[call](lambda x: call(inner, F.sin(x)), x)), x, link.W)
+    agree(lambda call: F.sum(call(lambda x: forget[call](inner, F.sin(x)), x)), x, link.W)
+
+
+def test_function_hooks_of_the_user_fire_in_both_runs() -> None:
+    x = variable(4)
+    with chainer.function_hooks.TimerHook() as timer:
+        y = F.sum(checkpoint(lambda x: F.exp(F.tanh(x)), x))
+        assert [name for name, _ in timer.call_history] == ["Tanh", "Exp", "Checkpoint", "Sum"]
+        y.backward()
+    names = [name for name, _ in timer.call_history[4:]]
+    assert names.count("Tanh") == names.count("Exp") == 2 and names.count("Checkpoint") == 1
+    assert not chainer.get_function_hooks()
+
+
+# -- what a region leaves ----------------------------------------------------------------------
+
+
+def test_the_graph_dies_when_the_loss_does() -> None:
+    link, x = L.Linear(4, 4), variable(3, 4)
+    made: list[Any] = []
+
+    def region(x: Any) -> Any:
+        h = F.dropout(F.tanh(link(x)))
+        made.append(weakref.ref(h.node))
+        return F.exp(h)
+
+    gc.disable()
+    try:
+        y = checkpoint(lambda x: F.sin(checkpoint(region, x)), x)
+        assert made[0]() is None  # after the first run
+        loss = F.sum(y)
+        nodes = [weakref.ref(y.creator_node), weakref.ref(y.creator_node._region)]
+        loss.backward()
+        assert len(made) == 3 and all(ref() is None for ref in made)
+        del y, loss
+        assert [ref() for ref in nodes] == [None, None]
+    finally:
+        gc.enable()
+
+
+@pytest.fixture
+def _traced() -> Iterator[None]:
+    gc.collect()
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+def deep_net() -> tuple[Any, Any]:
+    steps = [step for _ in range(64) for step in (L.Bias(shape=(32,)), F.tanh)]
+    return chainer.Sequential(*steps), variable(1024, 32)
+
+
+def peak_of(run: Callable[[], Any]) -> int:
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    tracemalloc.reset_peak()
+    run()
+    return tracemalloc.get_traced_memory()[1] - before
+
+
+@pytest.mark.usefixtures("_traced")
+def test_the_peak_of_a_deep_net_is_below_two_fifths_of_the_plain_one() -> None:
+    net, x = deep_net()
+    net.cleargrads()
+    expected = peak_of(lambda: F.sum(net(x)).backward())
+    for segments in (None, 8):
+        net.cleargrads()
+        peak = peak_of(lambda n=segments: F.sum(checkpoint_sequential(net, x, n)).backward())  # type: ignore[misc]
+        assert peak < 0.4 * expected
+    net.cleargrads()
+    whole = peak_of(lambda: F.sum(checkpoint(halves, list(net), x)).backward())
+    assert whole < 0.4 * expected
+
+
+def halves(net: Any, x: Any) -> Any:
+    """Regions in regions: the depth of the tree of regions bounds the peak."""
+    if len(net) <= 4:
+        return chainer.Sequential(*net)(x)
+    middle = len(net) // 2
+    return checkpoint(halves, net[middle:], checkpoint(halves, net[:middle], x))
+
+
+@pytest.mark.usefixtures("_traced")
+def test_state_left_on_a_link_does_not_keep_the_graph_of_either_run() -> None:
+    link, cell, x = L.Bias(shape=(4,)), L.LSTM(4, 4), variable(20000, 4)
+
+    def region(x: Any) -> Any:
+        cell.reset_state()
+        for _ in range(20):
+            x = F.tanh(link(x))
+        return F.sum(cell(x))
+
+    before = tracemalloc.get_traced_memory()[0]
+    y = checkpoint(region, x)
+    array = x.array.nbytes
+    assert tracemalloc.get_traced_memory()[0] - before < 5 * array
+    y.backward()
+    assert tracemalloc.get_traced_memory()[0] - before < 5 * array
+
+
+@pytest.mark.usefixtures("_traced")
+def test_memory_falls_region_by_region_during_backward() -> None:
+    net, x = deep_net()
+    net.cleargrads()
+    sizes: list[int] = []
+
+    class Sizes(chainer.FunctionHook):  # type: ignore[misc, unused-ignore]
+        name = "sizes"
+
+        def backward_postprocess(self, function: Any, in_data: Any, grads: Any) -> None:
+            if type(function).__name__ == "Checkpoint":
+                sizes.append(tracemalloc.get_traced_memory()[0])
+
+    y = F.sum(checkpoint_sequential(net, x, 8))
+    before = tracemalloc.get_traced_memory()[0]
+    with Sizes():
+        y.backward()
+    assert len(sizes) == 8 and max(sizes) - before < 6 * x.array.nbytes
+
+
+def test_a_variable_that_was_not_returned_can_be_read_but_not_differentiated() -> None:
+    x, kept = variable(4), []
+
+    def region(x: Any) -> Any:
+        kept.append(F.tanh(x))
+        return F.exp(kept[-1])
+
+    y = checkpoint(region, x)
+    np.testing.assert_array_equal(kept[0].array, np.tanh(x.array))
+    for loss in (F.sum(y) + F.sum(kept[0]), F.sum(checkpoint(lambda: F.sin(kept[0])))):
+        for backward in (loss.backward, lambda v=loss: chainer.grad([v], [x])):  # type: ignore[misc]
+            with pytest.raises(StateError, match=r"did not return.*return it from the region"):
+                backward()
+    F.sum(y).backward()
+    with pytest.raises(StateError, match="did not return"):
+        F.sum(kept[1]).backward()
+
+
+# -- the second run is not the first -----------------------------------------------------------
+
+
+def line_of(func: Callable[..., Any], offset: int = 1) -> str:
+    code = func.__code__
+    return re.escape(f"({code.co_filename}, line {code.co_firstlineno + offset})")
+
+
+def again() -> bool:
+    return bool(chainer.config.in_recomputing)
+
+
+def more(x: Any) -> Any:
+    return F.exp(F.tanh(x)) if again() else F.tanh(x)
+
+
+def fewer(x: Any) -> Any:
+    return F.tanh(x) if again() else F.exp(F.tanh(x))
+
+
+def another(x: Any) -> Any:
+    return F.tanh(x) if again() else F.exp(x)
+
+
+def other_shape(x: Any) -> Any:
+    return F.tanh(x[: 3 if again() else 4])
+
+
+def other_output(x: Any) -> Any:
+    return F.reshape(x, (2, 4) if again() else (4, 2))
+
+
+def other_type(x: Any) -> Any:
+    return F.tanh(chainer.Variable(x.array.astype("d")) if again() else x)
+
+
+def other_output_type(x: Any) -> Any:
+    return F.cast(x, "float64" if again() else "float16")
+
+
+def passed_on(x: Any) -> Any:
+    return (x, F.tanh(x))[:1] if again() else (F.tanh(x),)
+
+
+def nothing(x: Any) -> Any:
+    y = F.tanh(x)
+    return None if again() else y
+
+
+DIFFERENT: dict[Callable[..., Any], tuple[type[RecomputeError], str]] = {
+    more: (RecomputeCountError, "a function more than the first: 'exp' " + line_of(more)),
+    fewer: (RecomputeCountError, "made 1 functions and the first 2: 'exp' is missing"),
+    another: (RecomputeCountError, "function 1 was 'exp' in the first run .* and is 'Tanh' "),
+    other_shape: (RecomputeShapeError, r"'Tanh' had inputs of shapes \(\(4,\),\) .* \(\(3,\),\) "),
+    other_output: (RecomputeShapeError, r"'Reshape' made shape \(4, 2\) .* and \(2, 4\) "),
+    other_type: (RecomputeDtypeError, r"'Tanh' had inputs of types float32 in .* and float64 "),
+    other_output_type: (RecomputeDtypeError, "'Cast' made type float16 .* and float64 "),
+    passed_on: (RecomputeCountError, "computed in the first run, and is passed on|other things"),
+    nothing: (RecomputeCountError, r"returned other things in its second run: \[None\]"),
+}
+
+
+@pytest.mark.parametrize("region", DIFFERENT)
+def test_a_second_run_that_differs_names_the_function_and_the_line(
+    region: Callable[..., Any],
+) -> None:
+    kind, message = DIFFERENT[region]
+    x = variable(8)
+    y = checkpoint(region, x)
+    with pytest.raises(kind, match=message) as caught:
+        F.sum(y[0] if isinstance(y, tuple) else y).backward()
+    assert type(caught.value) is kind and x.grad is None
+    if region not in (passed_on, nothing):
+        assert re.search(line_of(region), str(caught.value))
+
+
+def test_the_line_is_that_of_the_user_also_inside_links() -> None:
+    net = chainer.Sequential(L.Linear(3, 3), F.tanh)
+
+    def region(x: Any) -> Any:
+        return net(x[: 2 if again() else 3])
+
+    with pytest.raises(RecomputeShapeError, match=line_of(region)):
+        F.sum(checkpoint(region, variable(4, 3))).backward()
+
+
+def test_without_the_check_other_functions_may_run() -> None:
+    x = variable(8)
+    y = checkpoint(another, x, determinism_check=False)
+    F.sum(y).backward()
+    np.testing.assert_allclose(x.grad, 1 - np.tanh(x.array) ** 2, rtol=1e-5)
+    with pytest.raises(RecomputeCountError, match="returned other things"):
+        F.sum(checkpoint(nothing, x, determinism_check=False)).backward()
+
+
+def test_state_that_moves_on_from_call_to_call_is_noticed() -> None:
+    cell, x = L.LSTM(4, 4), variable(3, 4)
+    cell(x)  # a state from before
+    y = checkpoint(cell, x)
+    with pytest.raises(RecomputeError, match=r"'LSTM' reads a Variable .* passed as an argument"):
+        F.sum(y).backward()
+    cell.reset_state()
+    steps = [checkpoint(cell, x) for _ in range(3)]
+    with pytest.raises(RecomputeError):
+        F.sum(sum(steps)).backward()
+
+
+def test_a_parameter_that_is_not_the_same_any_more_is_noticed() -> None:
+    weights = [chainer.Parameter(np.ones(3, np.float32), name="w") for _ in range(2)]
+    y = checkpoint(lambda x: x * weights[0], variable(3))
+    w = weights.pop(0)
+    with pytest.raises(RecomputeError, match="reads a Variable in the second run"):
+        F.sum(y).backward()
+    weights[0] = variable(3)
+    with pytest.raises(RecomputeError, match="does not read the parameter 'w'"):
+        F.sum(y).backward()
+    assert w.grad is None
+
+
+def test_constants_that_each_run_makes_for_itself_are_no_difference() -> None:
+    x, kept = variable(3), {}
+
+    def region(x: Any) -> Any:
+        kept["scale"] = chainer.Variable(np.full(3, 2, np.float32))
+        return x * kept["scale"] * chainer.Variable(np.full(3, 3, np.float32))
+
+    agree(lambda call: F.sum(F.tanh(call(region, x))), x)
+
+
+def test_in_debug_mode_other_values_are_noticed() -> None:
+    scale = np.ones(3, np.float32)
+    x = variable(3)
+    with chainer.using_config("debug", True):
+        y = F.sum(checkpoint(lambda x: F.exp(x * scale), x))
+        y.backward()
+        scale *= 2
+        with pytest.raises(RecomputeError, match="other values than the first: an array"):
+            y.backward()
+
+
+# -- what is refused ---------------------------------------------------------------------------
+
+
+def test_chainerx_arrays_are_refused_wherever_they_come_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = variable(3)
+    monkeypatch.setattr(x, "_has_chainerx_array", True)
+    with pytest.raises(UnsupportedError, match=r"ChainerX arrays: .*to_device"):
+        checkpoint(F.tanh, x)
+
+    with pytest.raises(UnsupportedError, match="ChainerX"):
+        checkpoint(lambda x: mark(F.tanh(x)), variable(3))
+
+
+def mark(y: Any) -> Any:
+    y._has_chainerx_array = True
+    return y
+
+
+def test_static_graphs_are_refused() -> None:
+    with (
+        chainer.using_config("schedule_func", object()),
+        pytest.raises(UnsupportedError, match="static_graph"),
+    ):
+        checkpoint(F.tanh, variable(3))
+
+
+# -- under umem --------------------------------------------------------------------------------
+
+
+def test_inside_a_virtual_gpu_less_memory_is_enough() -> None:
+    net, x = deep_net()
+    with umem.virtual_gpu("v100-16gb", vram="8MiB"):
+        net.cleargrads()
+        with pytest.raises(umem.errors.OutOfMemoryError):
+            F.sum(net(x)).backward()
+        net.cleargrads()
+        gc.collect()
+        F.sum(checkpoint_sequential(net, x)).backward()
+    found = [p.grad.copy() for p in net.params()]
+    net.cleargrads()
+    F.sum(net(x)).backward()
+    for p, grad in zip(net.params(), found, strict=True):
+        np.testing.assert_array_equal(p.grad, grad)
+
+
+def test_a_recorded_trace_is_valid_and_its_peak_falls() -> None:
+    net, x = deep_net()
+    peaks = []
+    for run in (net, lambda x: checkpoint_sequential(net, x)):
+        net.cleargrads()
+        with umem.record() as recorder:
+            F.sum(run(x)).backward()
+        checker = Checker()
+        for event in recorder.trace.events:
+            checker.check(event)
+        peaks.append(recorder.trace.peak_bytes)
+    assert peaks[1] < 0.4 * peaks[0]
