@@ -11,14 +11,10 @@ deaths are queued and become events before the next event of the recording threa
 from __future__ import annotations
 
 import gc
-import threading
 import tracemalloc
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from time import perf_counter
-from tracemalloc import get_traced_memory, reset_peak
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
@@ -27,11 +23,16 @@ import numpy as np
 from umem.errors import OutOfMemoryError, StateError
 from umem.events import CODES, Alloc, Event, Free, Hint, Mark, Op, decode
 from umem.forking import safe_lock
+from umem.measuring import Measured, active, follow, inside, paused
+from umem.roots import Reach, address_of, part_of, root_of
 from umem.trace import Trace
 
+__all__ = [
+    "Measured", "Reach", "Recorder", "Source", "active", "add_source", "address_of", "inside",
+    "paused", "record", "root_of",
+]  # fmt: skip
+
 Measure = Literal["time", "workspace"]
-Reach = tuple[int, int, int]
-"""An `Access` while recording: a plain tuple, which the garbage collector soon leaves alone."""
 
 
 class Source(Protocol):
@@ -52,44 +53,9 @@ class _Ref(weakref.ref[Any]):
     access: Reach
 
 
-class _State:
-    """What concerns one thread."""
-
-    __slots__ = ("depth", "nested_seconds", "peak_bytes", "recorders", "traced")
-
-    def __init__(self) -> None:
-        self.peak_bytes = 0
-        self.recorders: tuple[Recorder, ...] = ()
-        self.traced = False
-        self.nested_seconds = 0.0
-        self.depth = 0
-
-
-class _Local(threading.local):
-    def __init__(self) -> None:
-        self.state = _State()
-
-
-_local = _Local()
 _sources: list[Source] = []
 _started_count = 0
 _lock = safe_lock()
-
-
-def active() -> tuple[Recorder, ...]:
-    """The recorders that follow the calling thread, outermost first."""
-    return _local.state.recorders
-
-
-def _follow(recorders: tuple[Recorder, ...]) -> None:
-    state = _local.state
-    state.recorders = recorders
-    state.traced = any(recorder.measure == "workspace" for recorder in recorders)
-
-
-def inside() -> bool:
-    """Whether the calling thread is inside an operation that is being measured."""
-    return _local.state.depth > 0
 
 
 def add_source(source: Source) -> None:
@@ -112,17 +78,6 @@ def record(*, measure: Measure = "time") -> Recorder:
     if measure not in ("time", "workspace"):
         raise StateError(f"measure is 'time' or 'workspace'; got {measure!r}")
     return Recorder(measure=measure)
-
-
-def root_of(array: Any) -> Any:
-    """The array at the end of the ``.base`` chain: the one whose death frees the memory."""
-    kinds = (np.ndarray, type(array))
-    base = getattr(array, "base", None)
-    while base is not None:
-        if isinstance(base, kinds):  # as_strided puts an object of its own in between
-            array = base
-        base = getattr(base, "base", None)
-    return array
 
 
 class Recorder:
@@ -171,7 +126,7 @@ class Recorder:
                 for source in _sources:
                     source.start()
             _started_count += 1
-        _follow((*active(), self))
+        follow((*active(), self))
         self._inside = True
         return self
 
@@ -185,7 +140,7 @@ class Recorder:
         if not self._inside:
             raise StateError("not inside this recorder's block")
         self._inside = False
-        _follow(tuple(r for r in active() if r is not self))
+        follow(tuple(r for r in active() if r is not self))
         with _lock:
             _started_count -= 1
             if _started_count == 0:
@@ -217,7 +172,7 @@ class Recorder:
         ref = self._known.get(id(root))
         if ref is None or ref() is not root:
             return None
-        return _part(array, root, ref.access)
+        return part_of(array, root, ref.access)
 
     def access(self, array: Any, kind: str, label: str, uploaded: bool = False) -> Reach:
         """The access to an array; one that was never seen is allocated first.
@@ -235,7 +190,7 @@ class Recorder:
         if found is not None:
             return found
         root = root_of(array)
-        return _part(array, root, self._allocate(root, kind, label, uploaded))
+        return part_of(array, root, self._allocate(root, kind, label, uploaded))
 
     def find(self, arrays: list[Any]) -> list[Any]:
         """The access to each array; None where it was never seen, or there is no array."""
@@ -352,79 +307,3 @@ class Recorder:
             gc.collect()
             self.flush()
             self._listener(alloc)
-
-
-def _part(array: Any, root: Any, whole: Reach) -> Reach:
-    """The byte range of a view; the whole root when the view has as many bytes."""
-    if array.nbytes == root.nbytes:
-        return whole
-    if not array.size:
-        return whole[0], 0, 0
-    low = address_of(array) - address_of(root)
-    high = low + array.itemsize
-    for count, step in zip(array.shape, array.strides, strict=True):
-        if count > 1 and step < 0:
-            low += (count - 1) * step
-        elif count > 1:
-            high += (count - 1) * step
-    low = min(max(low, 0), root.nbytes)  # memory of others may have gaps that nbytes leaves out
-    return whole[0], low, max(low, min(high, root.nbytes))
-
-
-def address_of(array: Any) -> int:
-    """Where an array's first element is."""
-    if isinstance(array, np.ndarray):
-        return int(array.__array_interface__["data"][0])
-    return int(array.data.ptr)
-
-
-@contextmanager
-def paused() -> Iterator[None]:
-    """Run a block that no recorder sees: the library's own arithmetic."""
-    before = active()
-    _follow(())
-    try:
-        yield
-    finally:
-        _follow(before)
-
-
-class Measured:
-    """One operation being measured: its own seconds, without those of operations inside it.
-
-    ``workspace_bytes`` is the traced peak, that of operations inside it included, above what was
-    left when the operation returned; None when time is measured instead.
-    """
-
-    __slots__ = ("_outer", "_outer_peak", "_start", "_state", "seconds", "workspace_bytes")
-
-    def __init__(self) -> None:
-        self._state = state = _local.state
-        self._outer = state.nested_seconds
-        state.nested_seconds = 0.0
-        state.depth += 1
-        self._outer_peak = -1
-        self.seconds: float | None = None
-        self.workspace_bytes: int | None = None
-        if state.traced:
-            self._outer_peak = max(state.peak_bytes, get_traced_memory()[1])
-            state.peak_bytes = 0
-            reset_peak()
-        self._start = perf_counter()
-
-    def stop(self) -> None:
-        """The operation has returned; what follows is recording."""
-        own = perf_counter() - self._start - self._state.nested_seconds
-        if self._outer_peak < 0:
-            self.seconds = own if own > 0.0 else 0.0
-        else:
-            left, peak = get_traced_memory()
-            self.workspace_bytes = max(0, peak - left, self._state.peak_bytes - left)
-
-    def close(self) -> None:
-        """Hand the time of this operation and of its recording to the enclosing one."""
-        state = self._state
-        state.depth -= 1
-        state.nested_seconds = self._outer + perf_counter() - self._start
-        if self._outer_peak >= 0:
-            state.peak_bytes = max(state.peak_bytes, self._outer_peak)
