@@ -32,7 +32,7 @@ LIMITS = {None: None, 8 * MIB: 8 * MIB, "16MiB": 16 * MIB, "0.5x": 32 * MIB}
 """As they are written, and what they come to."""
 MODES = st.sampled_from(["unmanaged", "managed", "hybrid"])
 THREADS = st.integers(0, 2)
-MANY = settings(max_examples=25, stateful_step_count=20, deadline=None)
+MANY = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
 class Worker:

@@ -1,0 +1,125 @@
+"""Limits, status, the doctor and pinned spill on a GPU. None of this has run on one yet.
+
+A test whose docstring begins with "Unseen" holds what was read in documentation only: the first
+run confirms or corrects it. No test holds more than 64 MiB of managed memory, and none
+oversubscribes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from test_gpu_guard import load_guard
+
+import umem
+from umem.devices.base import Policy
+from umem.devices.cuda import open_cuda
+from umem.devices.selftest import run_selftest
+
+pytestmark = pytest.mark.gpu
+MIB = 1 << 20
+
+
+@pytest.fixture
+def device():
+    device = open_cuda()
+    load_guard().guard(device)
+    yield device
+    device.synchronize()
+    device._pools.give_back("managed", "spill", "pinned", "unmanaged")
+
+
+def run(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300,
+        env={**os.environ, **environment},
+    ).stdout.split()  # fmt: skip
+
+
+def test_every_feature_has_a_reason(device):
+    status = umem.status()
+    assert status.device == device.name and status.vram_bytes == device.vram_bytes
+    assert len(status.features) == 13 and all(feature.why for feature in status.features)
+    assert (status.why_not is None) == status.feature("concurrent access").on
+    for name in ("nvidia driver", "cuda of driver", "cuda of cupy"):
+        print(name, status.versions[name])
+    print(status)
+    assert max(map(len, str(status).splitlines())) <= 80
+    json.dumps(status.to_json())
+
+
+def test_the_self_test_passes_where_managed_memory_can_be_oversubscribed(device):
+    if device.why_not("managed"):
+        pytest.skip(device.why_not("managed"))
+    pytest.importorskip("cuda.core", exc_type=ImportError)
+    failed = [check for check in run_selftest(device) if not check.ok]
+    assert not failed
+
+
+def test_the_doctor_says_the_same_in_a_process_of_its_own(device):
+    result = subprocess.run(
+        [sys.executable, "-m", "umem", "doctor", "--json"], capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    found = json.loads(result.stdout)
+    assert found["status"]["device"] == device.name
+    assert result.returncode == (0 if found["ok"] else 1), found["reason"]
+
+
+@pytest.mark.parametrize(("limit", "share"), [("0.5x", 0.5), ("1.5x", 1.5)])
+def test_a_share_of_vram_is_of_all_of_it(device, limit, share):
+    with umem.unmanaged(limit):
+        assert umem.status().limit_bytes == int(device.vram_bytes * share)
+
+
+def test_pinned_memory_is_read_and_written_by_kernels_and_copies(device):
+    """Unseen: one address for both sides, under unified addressing, also for CuPy's copies."""
+    cupy = device.xp
+    if device._driver.hybrid_problem() and device.why_not("managed"):
+        pytest.skip(device._driver.hybrid_problem())
+    with cupy.cuda.using_allocator(device._driver.allocate_pinned):
+        array = cupy.arange(MIB, dtype="i4")
+        array *= 3
+        copy = cupy.asarray(np.arange(MIB, dtype="i4"))
+    assert device._driver.is_on_host(array.data.ptr)
+    assert int(array.sum(dtype="i8")) == 3 * MIB * (MIB - 1) // 2
+    np.testing.assert_array_equal(copy.get(), np.arange(MIB))
+    array[:] = copy
+    assert bool((array == copy).all())
+
+
+def test_hybrid_without_oversubscription_spills_to_pinned_memory_and_computes(
+    device, monkeypatch
+):
+    """Unseen: as under Windows and WSL2, whose answer is put in the driver's mouth."""
+    monkeypatch.setattr(device._driver, "managed_problem", lambda: "as if it could not")
+    if device.why_not("hybrid"):
+        pytest.skip(device.why_not("hybrid"))
+    restore = device.install(Policy("hybrid", limit_bytes=8 * MIB), everywhere=False)
+    try:
+        arrays = [device.xp.full(4 * MIB, n, dtype="u1") for n in range(4)]
+        on_host = [device._driver.is_on_host(array.data.ptr) for array in arrays]
+        assert on_host == [False, False, True, True]
+        assert [int(array.max()) for array in arrays] == [0, 1, 2, 3]
+        assert device._pools.ledger.reserved()["pinned"] == 8 * MIB
+    finally:
+        restore()
+
+
+def test_cupys_own_limit_bounds_unmanaged_memory_and_not_managed(device):
+    if device.why_not("managed"):
+        pytest.skip(device.why_not("managed"))
+    code = """
+import cupy, umem
+def fits(block):
+    with block:
+        try: return cupy.empty(24 << 20, "u1").nbytes > 0
+        except cupy.cuda.memory.OutOfMemoryError: return False
+print(fits(umem.unmanaged()), fits(umem.managed()), fits(umem.hybrid()))
+"""
+    assert run(code, CUPY_GPU_MEMORY_LIMIT=str(16 * MIB)) == ["False", "True", "True"]
