@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +35,16 @@ def test_the_readme_has_both_commands_and_code_early() -> None:
 def test_every_file_the_readme_links_to_exists() -> None:
     for link in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / link).exists(), link
+
+
+def test_the_table_of_the_readme_is_the_demos_own(tmp_path: Path) -> None:
+    """Up to the losses, which may differ in their last digit from one BLAS to another."""
+    command = [sys.executable, "-m", "umem", "demo", "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    printed = {line[:73].rstrip() for line in run.stdout.splitlines()}
+    block = README.split("$ make demo\n")[1].split("```")[0]
+    table = block[block.index("simulated v100") : block.index("With all of its VRAM")]
+    lines = [line[:73].rstrip() for line in table.splitlines() if line.strip()]
+    assert len(lines) > 10
+    assert not [line for line in lines if line not in printed]
