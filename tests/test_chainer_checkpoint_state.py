@@ -281,6 +281,29 @@ def test_the_real_multi_node_batch_normalization_updates_its_statistics_once(
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("deep", [False, True])
+def test_spectral_normalization_of_a_link_that_is_called_twice_agrees_with_the_plain_run(
+    deep: bool,
+) -> None:
+    def trained(call: Any) -> list[Any]:
+        np.random.seed(0)
+        link = L.Linear(None, 6)
+        link.add_hook(chainer.link_hooks.SpectralNormalization())
+        block = lambda x: F.tanh(link(x))  # noqa: E731
+        region = (lambda x: call(block, F.sin(x))) if deep else block
+        found = []
+        for step in range(3):
+            real, fake = variable(5, 6, seed=step), variable(5, 6, seed=step + 9)
+            loss = F.sum(call(region, real)) - F.sum(F.exp(call(region, fake)))
+            link.cleargrads()
+            loss.backward()
+            found += [link.W.grad, link.W_u.copy(), real.grad]
+        return found
+
+    for expected, found in zip(trained(plain), trained(checkpoint), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_fine_tuning_counts_each_batch_once() -> None:
     norm = L.BatchNormalization(3)
     for step in range(3):

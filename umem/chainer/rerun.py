@@ -10,9 +10,10 @@ from itertools import count
 from typing import Any
 
 import chainer
-from chainer import function_hook, link_hook
+from chainer import function_hook
 
 from umem.chainer.calls import Call, call_of, check_call, outside
+from umem.chainer.link_state import FirstCalls, SecondCalls
 from umem.chainer.randomness import RandomState
 from umem.errors import (
     RecomputeCountError,
@@ -63,11 +64,11 @@ class FirstRun(_Hook):
         self.functions: weakref.WeakSet[Any] = weakref.WeakSet()
         self.statistics: dict[int, dict[str, Any]] = {}
         self._done = 0
-        self._lazy = _LazyParameters(self.name)
+        self.links = FirstCalls(self.name)
 
     def __enter__(self) -> FirstRun:
         random = () if self.random is None else (self.random.first(),)
-        self._enter(chainer.using_config("_will_recompute", True), *random, self._lazy)
+        self._enter(chainer.using_config("_will_recompute", True), *random, self.links)
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -78,7 +79,7 @@ class FirstRun(_Hook):
         self.functions.add(function)
         if self.checks:
             self.calls.append(call_of(function, in_data))
-        if self.random is not None and (self._lazy.were_made() or _local.jumped):
+        if self.random is not None and (self.links.were_made() or _local.jumped):
             self.random.mark(self._done)
         read = {name: vars(_real(function)).get(name) for name in _READ}
         if read["_running_mean"] is not None:
@@ -103,7 +104,8 @@ class SecondRun(_Hook):
             if getattr(chainer.config, key, None) is not value
         ]  # fmt: skip
         random = () if first.random is None else (first.random.again(),)
-        self._enter(*changed, chainer.using_config("in_recomputing", True), *random)
+        links = SecondCalls(self.name, first.links.vectors)
+        self._enter(*changed, chainer.using_config("in_recomputing", True), *random, links)
         return self
 
     def __exit__(self, kind: Any, *exception: Any) -> None:
@@ -192,25 +194,6 @@ class SecondRun(_Hook):
                     "the first run read. State that changes from call to call has to be passed "
                     "as an argument"
                 )
-
-
-class _LazyParameters(link_hook.LinkHook):
-    """Watches for parameters that get their values inside a region."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._waiting: list[Any] = []
-
-    def forward_preprocess(self, args: Any) -> None:
-        """Remember the link's own parameters that have no array yet."""
-        self._waiting += [p for p in chainer.Link.params(args.link) if p.array is None]
-
-    def were_made(self) -> bool:
-        """Whether some got their arrays since this was last asked."""
-        before = len(self._waiting)
-        if before:
-            self._waiting = [p for p in self._waiting if p.array is None]
-        return len(self._waiting) < before
 
 
 class _Local(threading.local):
