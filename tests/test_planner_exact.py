@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from umem.errors import GraphError
-from umem.planner import Graph, Node, Plan, min_budget, pareto, plan, simulate
+from umem.planner import Graph, Node, Plan, min_budget, pareto, plan, search, simulate
 from umem.planner.exact import lower_sets
 from umem.planner.lower_sets import ancestors, prefixes
 from umem.planner.masks import bits, by_size
@@ -235,3 +235,19 @@ def test_a_step_exists_only_between_nested_sets():
         for source, before in enumerate(sets):
             inside = before != after and before & ~after == 0
             assert (table.peak[0, target, source] < 1 << 61) == inside
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("model", ["paper", "saved"])
+def test_what_a_chain_of_few_sets_rules_out_was_not_the_best(seed, model, monkeypatch):
+    graph = random_graph(seed, 30, 300)
+    sets = prefixes(graph) if model == "saved" else ancestors(graph)
+    table = (SavedModel if model == "saved" else PaperModel)(graph).table(sets)
+    for budget in (table.least, table.least * 3 // 2, table.least * 3):
+        for objective in ("time", "memory"):
+            plain = search.best(table, budget, objective)
+            monkeypatch.setattr(search, "COARSE", 8)
+            pruned = search.best(table, budget, objective)
+            monkeypatch.undo()
+            assert search.time_of(table, pruned) == search.time_of(table, plain)
+            assert search.peak_of(table, pruned) <= budget

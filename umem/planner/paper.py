@@ -74,7 +74,7 @@ class PaperModel:
         time_type = np.float64 if cost.costs.dtype == np.float64 else np.int64
         return Table(
             sets, peak.astype(np.int64)[None], cached.astype(np.int64)[None],
-            time.astype(time_type)[None], cost.total,
+            time.astype(time_type)[None], outside @ cost.costs, cost.total,
         )  # fmt: skip
 
     def _kept(self, inside: Matrix) -> Matrix:

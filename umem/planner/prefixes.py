@@ -3,8 +3,8 @@
 With blocks of the form [a, b), forward runs in the order of the nodes and backward in reverse,
 whatever the blocks are. Then backward's bytes at a place do not depend on b, and forward's
 hardly, so that all steps together cost O(cuts * nodes); only rebuilding costs a little for each
-pair of cuts. A block that is run again has at most ``WINDOW`` nodes, unless the table has to be
-exact.
+pair of cuts. In a graph of more than ``2 * WINDOW`` nodes, a block that is run again has at most
+``WINDOW``, unless the table has to be exact.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from umem.planner.graph import Numbered
 from umem.planner.search import INFINITE, Ints, Table, units
 
-WINDOW = 256
+WINDOW = 128
 NEVER = 1 << 40
 
 
@@ -42,7 +42,7 @@ class _Prefixes:
         self.costly = np.zeros(self.count, bool)
         np.logical_or.at(self.costly, self.root, np.array(g.costly, bool))
         self.units = units(g.cost, exact=exact)
-        self.window = self.count if exact else WINDOW
+        self.window = self.count if exact or self.count <= 2 * WINDOW else WINDOW
         self._find_uses()
 
     def _find_uses(self) -> None:
@@ -84,7 +84,8 @@ class _Prefixes:
                 peak[kind, target, some] = np.maximum(again.peak(sources), below)
                 cached[kind, target, some] = again.cached(sources)
                 time[kind, target, some] = again.time(sources)
-        return Table(sets, peak, cached, time, self.units.total)
+        rest = _after(self.units.costs, self.cuts)
+        return Table(sets, peak, cached, time, rest, self.units.total)
 
     def _stored_bytes(self, end: int, sources: Ints) -> Ints:
         kept = (self.last >= end) | (self.need < NEVER) | self.pinned

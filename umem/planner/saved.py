@@ -30,7 +30,7 @@ from itertools import pairwise
 import numpy as np
 
 from umem.planner.graph import Graph
-from umem.planner.masks import Block, mask_of, numbers
+from umem.planner.masks import Block, bits, mask_of, numbers
 from umem.planner.plans import Model
 from umem.planner.prefixes import prefix_table
 from umem.planner.search import INFINITE, Table, units
@@ -114,7 +114,7 @@ class SavedModel:
 
     def table_by_steps(self, sets: tuple[int, ...], *, exact: bool = False) -> Table:
         """The same for any lower sets, one step after the other."""
-        cost = units(self.g.cost, exact=exact)
+        g, cost = self.g, units(self.g.cost, exact=exact)
         count = len(sets)
         peak = np.full((3, count, count), INFINITE, np.int64)
         cached = np.zeros((3, count, count), np.int64)
@@ -129,7 +129,7 @@ class SavedModel:
                         peak[at] = step.peak(block)
                         cached[at] = self.cached(block)
                         time[at] = sum(cost.costs[v] for v in block.rerun)
-        return Table(sets, peak, cached, time, cost.total)
+        return Table(sets, peak, cached, time, ~bits(sets, len(g.names)) @ cost.costs, cost.total)
 
 
 class _Target:

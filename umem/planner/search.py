@@ -24,6 +24,8 @@ Ints = npt.NDArray[np.int64]
 INFINITE = 1 << 61
 LEVELS = 4000
 """Costs are counted in at most so many levels, wherever that is not exact anyway."""
+COARSE = 128
+"""With more lower sets than that, some of them alone give a first chain to beat."""
 _CHUNK = 1 << 22
 
 
@@ -76,6 +78,7 @@ class Table:
             INFINITE where there is no such step.
         cached: the bytes that the step adds to what is cached.
         time: its overhead, in units.
+        rest: the cost of everything outside each set, in units.
         levels: the overhead of everything in units, None where they are too fine for a table.
     """
 
@@ -83,7 +86,17 @@ class Table:
     peak: Ints
     cached: Ints
     time: npt.NDArray[Any]
+    rest: npt.NDArray[Any]
     levels: int | None
+
+    def every(self, step: int) -> Table:
+        """The table with only one set in so many, the first and the last among them."""
+        some = np.unique([*range(0, len(self.sets), step), len(self.sets) - 1])
+        at = np.ix_(np.arange(len(self.peak)), some, some)
+        sets = tuple(self.sets[i] for i in some)
+        return Table(
+            sets, self.peak[at], self.cached[at], self.time[at], self.rest[some], self.levels
+        )
 
     @cached_property
     def least(self) -> int:
@@ -157,12 +170,21 @@ def best(table: Table, budget: int, objective: Objective) -> Chain | None:
 
 
 def _best_of_rows(table: Table, budget: int, objective: Objective, levels: int) -> Chain | None:
+    """Rows by time; what cannot beat a chain of few sets is left out."""
     count = len(table.sets)
+    low = np.zeros(count, np.int64)
+    if count > COARSE and (known := best(table.every(4), budget, objective)):
+        if objective == "time":
+            levels = int(time_of(table.every(4), known))
+        else:
+            low = np.maximum(int(time_of(table.every(4), known)) - table.rest, 0)
     rows = np.full((count, levels + 1), INFINITE, np.int64)
     rows[0, 0] = 0
     flat = rows.reshape(-1)
     for source in range(count - 1):
         times, cached = _front(rows[source], objective)
+        inside = times >= low[source]
+        times, cached = times[inside], cached[inside]
         if times.size:
             for kind in range(len(table.peak)):
                 _push(table, flat, kind, source, times, cached, budget)
@@ -187,17 +209,20 @@ def _push(
     table: Table, flat: Ints, kind: int, source: int, times: Ints, cached: Ints, budget: int
 ) -> None:
     """Take every step out of a source."""
-    peak = table.peak[kind, source + 1 :, source]
-    targets = np.flatnonzero(peak <= budget - int(cached.min())) + source + 1
     width = flat.size // len(table.sets)
+    after = slice(source + 1, None)
+    possible = table.peak[kind, after, source] <= budget - int(cached.min())
+    possible &= table.time[kind, after, source] < width - int(times[0])
+    targets = np.flatnonzero(possible) + source + 1
     step = max(1, _CHUNK // times.size)
     for start in range(0, targets.size, step):
         some = targets[start : start + step]
         room = budget - table.peak[kind, some, source]
+        left = width - table.time[kind, some, source]
         base = some * width + table.time[kind, some, source]
         places = base[:, None] + times
         values = table.cached[kind, some, source][:, None] + cached
-        fits = cached <= room[:, None]
+        fits = (cached <= room[:, None]) & (times < left[:, None])
         places, values = places[fits], values[fits]
         flat[places] = np.minimum(flat[places], values)
 

@@ -1,0 +1,1 @@
+"""Parts of bench/planners.py: the networks that it plans, and an optimum to compare with."""
