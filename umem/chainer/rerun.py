@@ -81,9 +81,9 @@ class FirstRun(_Hook):
             self.calls.append(call_of(function, in_data))
         if self.random is not None and (self.links.were_made() or _local.jumped):
             self.random.mark(self._done)
-        read = {name: vars(_real(function)).get(name) for name in _READ}
-        if read["_running_mean"] is not None:
-            self.statistics[self._done] = {name: value.copy() for name, value in read.items()}
+        held = vars(_real(function))
+        if held.get("_running_mean") is not None:
+            self.statistics[self._done] = {name: held[name].copy() for name in _READ}
         self._done += 1
 
 
@@ -140,9 +140,10 @@ class SecondRun(_Hook):
         read = first.statistics.get(self._done, {})
         self._done += 1
         function = _real(function)
+        held = vars(function)
         for name in _STATISTICS:
-            value = vars(function).get(name)
-            if hasattr(value, "copy"):
+            value = held.get(name)
+            if value is not None:
                 self._kept.append((function, name, value))
                 setattr(function, name, read.get(name, value).copy())
 
