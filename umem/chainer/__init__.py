@@ -21,4 +21,11 @@ from umem.recorder import add_source  # noqa: E402
 add_source(ChainerSource())
 follow_chainer()
 
-__all__ = ["LookaheadPrefetch", "Recompute", "checkpoint", "checkpoint_sequential", "checkpointed", "device"]
+__all__ = [
+    "LookaheadPrefetch",
+    "Recompute",
+    "checkpoint",
+    "checkpoint_sequential",
+    "checkpointed",
+    "device",
+]

@@ -20,9 +20,9 @@ class LookaheadPrefetch:
     operations and the arrays that each uses. While a later iteration takes the same order, the
     arrays that ``depth`` operations ahead will use and that exist already are prefetched to the
     GPU on a stream of their own (`umem.chainer.side_stream`), and what is used again furthest in
-    the future goes back to the host, as much as there must be room for. Where all arrays have
-    room it moves nothing, and where nothing is managed memory after the first iteration it lets
-    go of Chainer until it is entered again.
+    the future goes back to the host, as much as there must be room for. While all that is
+    reserved has room in VRAM it moves nothing. Where nothing is managed memory after the first
+    iteration it lets go of Chainer until it is entered again.
 
     An iteration that does otherwise (another graph or shape, a last small batch) is not helped
     from there on, which a warning says once, and is learned too; up to four orders are

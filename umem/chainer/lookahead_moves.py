@@ -30,7 +30,7 @@ ROUNDS = 3
 class Moves:
     """For each operation, the slots to bring to the GPU and to send to the host while it runs.
 
-    Both are empty everywhere where all arrays have room.
+    There are none at all where all arrays have room.
     """
 
     fetches: tuple[tuple[int, ...], ...]
@@ -40,6 +40,9 @@ class Moves:
     def any(self) -> bool:
         """Whether anything moves at all."""
         return any(self.sends) or any(self.fetches)
+
+
+NOTHING = Moves((), ())
 
 
 def plan_moves(order: Order, depth: int, capacity_bytes: int) -> Moves:
@@ -53,10 +56,9 @@ def plan_moves(order: Order, depth: int, capacity_bytes: int) -> Moves:
     walk = _Walk(order, depth, capacity_bytes)
     for _ in range(ROUNDS):
         walk.round()
-    count = len(order.steps)
     if not walk.short:
-        return Moves(((),) * count, ((),) * count)
-    fetches = tuple(walk.existing(k, k + depth) for k in range(count))
+        return NOTHING
+    fetches = tuple(walk.existing(k, k + depth) for k in range(len(order.steps)))
     return Moves(fetches, tuple(map(tuple, walk.sends)))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from umem.chainer.lookahead_moves import Moves, plan_moves
+from umem.chainer.lookahead_moves import NOTHING, Moves, plan_moves
 from umem.chainer.lookahead_report import LookaheadReport
 from umem.chainer.order import Iteration, Order, Step
 from umem.chainer.side_stream import SideStream, side_stream
@@ -26,8 +26,10 @@ ORDERS = 4
 """How many orders are remembered: the usual one, that of a last small batch, of an alternation."""
 LONGEST = 50_000
 """Operations without an update after which an iteration is given up."""
+USABLE = 0.95
+"""The share of a real GPU's VRAM that a program can have; a virtual GPU states what is usable."""
 ROOM = 0.9
-"""The share of VRAM that is planned with; gaps in the pool and workspace take the rest."""
+"""The share of usable VRAM that is planned with; gaps in the pool and workspace take the rest."""
 
 
 class Follower(Recorder):
@@ -58,7 +60,7 @@ class Learned:
 
     order: Order
     moves: Moves
-    capacity_bytes: int
+    capacity_bytes: int | None
 
 
 class Session:
@@ -175,17 +177,20 @@ class Session:
         order = iteration.order(iteration.kept(None if self._learned else self._kinds))
         capacity = self._capacity_bytes()
         if known is None or _differs(known, order, capacity):
-            moves = plan_moves(order, self._depth, capacity)
+            moves = NOTHING if capacity is None else plan_moves(order, self._depth, capacity)
         else:
             moves = known.moves
         self._current = Learned(order, moves, capacity)
         others = [item for item in self._learned if item is not known]
         self._learned = [*others, self._current][-ORDERS:]
 
-    def _capacity_bytes(self) -> int:
+    def _capacity_bytes(self) -> int | None:
+        """The VRAM to plan with; None while all that the pools reserved has room in it."""
         usage = self._device.usage()
-        unmanaged_bytes = usage.reserved_bytes - usage.managed_bytes
-        return max(0, round(ROOM * self._device.vram_bytes) - unmanaged_bytes)
+        usable = self._device.vram_bytes * (1 if self._device.simulated else USABLE)
+        if usage.reserved_bytes <= usable:
+            return None
+        return max(0, round(ROOM * usable) - (usage.reserved_bytes - usage.managed_bytes))
 
     def _stop_for_good(self, reason: str) -> None:
         self.report = replace(self.report, off=reason)
@@ -235,6 +240,6 @@ class Session:
         return getattr(getattr(array, "device", None), "id", None) == self._device.ordinal
 
 
-def _differs(known: Learned, order: Order, capacity_bytes: int) -> bool:
+def _differs(known: Learned, order: Order, capacity_bytes: int | None) -> bool:
     """Whether the moves planned for the same steps no longer suit."""
     return known.order.kept.keys() != order.kept.keys() or known.capacity_bytes != capacity_bytes
