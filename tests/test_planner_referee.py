@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import doctest
+import importlib
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -268,3 +272,17 @@ def test_an_empty_graph_needs_nothing():
     empty = Graph([], [])
     assert plan(empty).blocks == () and min_budget(empty) == 0 and pareto(empty) == []
     assert simulate(empty, plan(empty)).peak_bytes == 0
+
+
+def test_the_code_of_the_docs_runs(capsys):
+    text = (Path(__file__).parents[1] / "docs" / "planner.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(code, "docs/planner.md", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert "layer" in printed[0] and int(printed[1]) <= 40 << 20
+
+
+@pytest.mark.parametrize("module", ["dispatch", "graph", "referee"])
+def test_the_examples_of_the_docstrings_hold(module):
+    found = doctest.testmod(importlib.import_module(f"umem.planner.{module}"))
+    assert found.attempted and not found.failed

@@ -35,11 +35,11 @@ def test_570_nodes_are_planned_within_a_second(model, objective):
 
 @pytest.mark.parametrize("model", ["paper", "saved"])
 def test_a_long_recurrent_network_is_planned_with_fewer_sets(model):
-    graph = residual_network(250)
+    graph = residual_network(120)
     assert len(prefixes(graph)) <= MAX_SETS
     start = time.process_time()
     found = plan(graph, None, "lower_sets", "time", model)
-    assert time.process_time() - start < 6
+    assert time.process_time() - start < 4
     everything = plan(graph, None, "store_all", "time", model)
     assert found.peak_bytes < everything.peak_bytes / 4
     assert simulate(graph, found).overhead == found.overhead

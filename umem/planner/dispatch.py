@@ -56,7 +56,7 @@ def plan(
     >>> chain = [Node(name, 4, 1) for name in "abcdefghi"]
     >>> graph = Graph(chain, zip("abcdefgh", "bcdefghi"))
     >>> plan(graph, 30, model="saved").overhead
-    5
+    4
     """
     _check(graph, budget_bytes, method, objective, model)
     if not len(graph):
