@@ -21,8 +21,8 @@ LEVELS = {
     "events": 1, "trace": 1, "trace_file": 1, "recorder": 1, "measuring": 1, "roots": 1,
     "graphs": 1, "compat": 1,
     "devices": 2, "planner": 2,
-    "limits": 3, "environment": 3, "memory": 3, "inspecting": 3, "hints": 3, "counters": 3,
-    "tracking": 3,
+    "limits": 3, "environment": 3, "blocks": 3, "memory": 3, "inspecting": 3, "hints": 3,
+    "counters": 3, "tracking": 3,
     "replaying": 4, "comparing": 4, "": 4,
     "chainer": 5, "reports": 5,
     "cli": 6, "__main__": 7,
@@ -74,7 +74,7 @@ def refused(importer: str, imported: str) -> str | None:
         return f"level {LEVELS[here]} imports level {LEVELS[there]}"
     if there == "cli" and here not in ("cli", "__main__"):
         return "nothing imports cli"
-    allocator = there == "memory" or imported.startswith(
+    allocator = there in ("memory", "blocks") or imported.startswith(
         ("umem.devices.virtual", "umem.devices.cuda")
     )
     if here == "reports" and allocator:

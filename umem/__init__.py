@@ -3,18 +3,12 @@
 ``import umem.chainer`` for what concerns Chainer. docs/design.md has the whole picture.
 """
 
+from umem.blocks import hybrid, managed, unmanaged
 from umem.counters import statistics
 from umem.errors import DeviceNotFoundError, OutOfMemoryError, UmemError
 from umem.hints import advise, location, prefetch, preset
 from umem.inspecting import Status, status
-from umem.memory import (
-    disable,
-    enable,
-    hybrid,
-    managed,
-    unmanaged,
-    virtual_gpu,
-)
+from umem.memory import disable, enable, virtual_gpu
 from umem.recorder import record
 from umem.replaying import Replay, replay
 from umem.trace import Trace

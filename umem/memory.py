@@ -1,230 +1,29 @@
-"""Modes of allocation: for the whole process, for a block, and on a virtual GPU.
+"""Modes for the whole process, and the model of a GPU in the place of one.
 
-Blocks concern the calling thread, nest in any order, work as decorators, and restore exactly
-what was there when they end, also by an exception. Arrays may outlive them.
+`umem.blocks` has the modes of a block, which go before what is enabled for the process.
 """
 
 from __future__ import annotations
 
-import inspect
-import threading
-from contextlib import ContextDecorator
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from umem import environment
-from umem.devices.base import MODES, Device, Mode, Policy, Restore
-from umem.devices.presets import Preset, check_preset
+from umem.blocks import Block as Block
+from umem.blocks import Decorator, Request, checked_request, innermost_virtual, install
+from umem.blocks import current_device as current_device
+from umem.blocks import local as _local
+from umem.devices.base import Device, Policy, Restore
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.devices.virtual import VirtualGPU
-from umem.errors import DeviceError, StateError, UnsupportedError
+from umem.errors import StateError
 from umem.forking import safe_lock
-from umem.limits import Limit, Size, parse_limit
+from umem.limits import Size
 from umem.recorder import Recorder
 from umem.units import parse_bytes
 
-
-class _Entered(NamedTuple):
-    """A block that this thread is inside of."""
-
-    block: Block
-    device: Device
-    policy: Policy
-    restore: Restore
-
-
-class _Local(threading.local):
-    def __init__(self) -> None:
-        self.virtual: list[VirtualGPU] = []
-        self.blocks: list[_Entered] = []
-
-
-_local = _Local()
 _lock = safe_lock()
 _enabled: Handle | None = None
-
-
-def current_device() -> Device:
-    """The innermost virtual GPU of the calling thread, otherwise the current CUDA device.
-
-    Raises:
-        DeviceNotFoundError: there is neither; the message names both ways out.
-    """
-    virtual = _virtual()
-    if virtual is not None:
-        return virtual
-    from umem.devices.cuda import open_cuda
-
-    return open_cuda()
-
-
-def _virtual() -> VirtualGPU | None:
-    return _local.virtual[-1] if _local.virtual else None
-
-
-class _Request(NamedTuple):
-    """What was asked for; on a device it becomes a policy."""
-
-    mode: Mode
-    limit: Limit | None = None
-    prefetch: bool = False
-    spill: Literal["host", "migrate"] = "host"
-    preset: Preset | None = None
-
-    def on(self, device: Device) -> Policy:
-        """The policy on this device, with the limit in bytes."""
-        limit_bytes = None if self.limit is None else self.limit.resolve(device)
-        return Policy(self.mode, limit_bytes, self.prefetch, self.spill, self.preset)
-
-
-def _request(
-    mode: str, limit: Size | None, prefetch: bool, spill: str = "host",
-    preset: Preset | None = None,
-) -> _Request:  # fmt: skip
-    if mode not in MODES:
-        raise StateError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
-    if spill not in ("host", "migrate"):
-        raise StateError(f"spill must be 'host' or 'migrate'; got {spill!r}")
-    if preset is not None:
-        check_preset(preset)
-    checked = None if limit is None else parse_limit(limit)
-    return _Request(mode, checked, bool(prefetch), spill, preset)  # type: ignore[arg-type]
-
-
-def _install(device: Device, policy: Policy, *, everywhere: bool) -> Restore:
-    reason = device.why_not(policy.mode)
-    if reason is not None:
-        raise DeviceError(f"{device.name} cannot serve {policy.mode} memory: {reason}")
-    return device.install(policy, everywhere=everywhere)
-
-
-class Memory:
-    """What a block gives: its device, mode and array module."""
-
-    def __init__(self, device: Device, policy: Policy) -> None:
-        self.device = device
-        self.mode = policy.mode
-
-    @property
-    def xp(self) -> Any:
-        """CuPy, or the virtual GPU's array functions."""
-        return self.device.xp
-
-    def __repr__(self) -> str:
-        simulated = " (simulated)" if self.device.simulated else ""
-        return f"<{self.mode} memory on {self.device.name}{simulated}>"
-
-
-class _Decorator(ContextDecorator):
-    """A block that also wraps functions, but none whose body runs after the call returned."""
-
-    def __call__(self, func: Any) -> Any:
-        if any(check(func) for check in _RUN_LATER):
-            raise UnsupportedError(
-                f"{func.__name__} runs after the call that makes it has returned, when the block "
-                "around that call is over: write the block inside it, as a with statement"
-            )
-        return super().__call__(func)
-
-
-_RUN_LATER = (
-    inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction,
-)  # fmt: skip
-
-
-class Block(_Decorator):
-    """A block, or a function, whose allocations in this thread come from one mode."""
-
-    def __init__(self, request: _Request) -> None:
-        self._request = request
-
-    def _recreate_cm(self) -> Block:
-        return Block(self._request)
-
-    def __enter__(self) -> Memory:
-        device = current_device()
-        policy = self._request.on(device)
-        restore = _install(device, policy, everywhere=False)
-        _local.blocks.append(_Entered(self, device, policy, restore))
-        return Memory(device, policy)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not _local.blocks or _local.blocks[-1].block is not self:
-            raise StateError(
-                "blocks of memory are left in the reverse order of entering them, in the thread "
-                "that entered them"
-            )
-        _local.blocks[-1].restore()  # first: where it is refused, the block is still there
-        _local.blocks.pop()
-
-
-def managed(
-    limit: Size | None = None, *, prefetch: bool = False, preset: Preset | None = None
-) -> Block:
-    """Allocate managed memory in this block: arrays may be larger than VRAM.
-
-    Args:
-        limit: the most that managed memory may reserve: bytes as an int, or text such as
-            "24GiB", "1.5x" (of the device's VRAM) or "90%" (of the host memory that is available
-            when the block is entered, in this process's control groups; on a virtual GPU too that
-            is this machine's).
-        prefetch: make memory resident as it is handed out. Saves most of the cost of a first
-            touch by fault; costs a call for each allocation.
-        preset: ``"streaming"``, ``"random"``, ``"read_mostly"`` or ``"optimizer_state"``: memory
-            that has this advice (`umem.preset`) from its first byte, from a pool of its own, so
-            that no other array gets it.
-
-    Raises:
-        HintError: there is no such preset.
-        DeviceNotFoundError: on entering, when there is no CUDA device and no virtual GPU.
-        DeviceError: on entering, when the device cannot oversubscribe; the message says why.
-        SizeError: the limit is none, at once; or, on entering, it is below what managed memory
-            has in use, or a share of what is not known.
-
-    >>> import umem
-    >>> with umem.virtual_gpu("v100-16gb", vram="64MiB"), umem.managed() as memory:
-    ...     total = memory.xp.ones((4096, 4096), "float32").sum()
-    """
-    return Block(_request("managed", limit, prefetch, preset=preset))
-
-
-def hybrid(
-    limit: Size | None = None,
-    *,
-    spill: Literal["host", "migrate"] = "host",
-    prefetch: bool = False,
-) -> Block:
-    """Allocate unmanaged memory until it is full, then managed memory.
-
-    Args:
-        limit: the most of the unmanaged part, as in `managed`; None is all of VRAM.
-        spill: ``"host"``: spilled memory stays on the host and is read over the bus;
-            ``"migrate"``: it moves, so leave it room by a ``limit``.
-        prefetch: as in `managed`, for what is spilled.
-
-    Raises:
-        see `managed`.
-    """
-    return Block(_request("hybrid", limit, prefetch, spill))
-
-
-def unmanaged(limit: Size | None = None) -> Block:
-    """Allocate plain device memory in this block, for instance hot buffers inside `managed`.
-
-    Args:
-        limit: the most of it, as in `managed`: "0.9x" is nine tenths of VRAM, and "90%" is of
-            host memory here too. CUPY_GPU_MEMORY_LIMIT is CuPy's own limit on the same memory,
-            and holds beside this one.
-
-    Raises:
-        DeviceNotFoundError, SizeError: see `managed`.
-    """
-    return Block(_request("unmanaged", limit, False))
 
 
 class Handle:
@@ -234,7 +33,7 @@ class Handle:
     """
 
     def __init__(
-        self, device: Device | None, request: _Request | None, policy: Policy | None,
+        self, device: Device | None, request: Request | None, policy: Policy | None,
         restore: Restore,
     ) -> None:  # fmt: skip
         self._device, self._request, self.policy = device, request, policy
@@ -250,7 +49,7 @@ class Handle:
         """CuPy, or the virtual GPU's array functions."""
         return self.device.xp
 
-    def _answers(self, device: Device | None, request: _Request | None) -> bool:
+    def _answers(self, device: Device | None, request: Request | None) -> bool:
         return self._device is device and self._request == request
 
     def __str__(self) -> str:
@@ -299,7 +98,7 @@ def enable(
     global _enabled
     with _lock:
         request = _requested(mode, limit, prefetch)
-        device = _virtual() if request is None else current_device()
+        device = innermost_virtual() if request is None else current_device()
         if _enabled is not None:
             if _enabled._answers(device, request):
                 return _enabled
@@ -309,17 +108,17 @@ def enable(
             return _enabled
         _outside_blocks(device, "enable")
         policy = request.on(device)
-        _enabled = Handle(device, request, policy, _install(device, policy, everywhere=True))
+        _enabled = Handle(device, request, policy, install(device, policy, everywhere=True))
         return _enabled
 
 
-def _requested(mode: str | None, limit: Size | None, prefetch: bool | None) -> _Request | None:
+def _requested(mode: str | None, limit: Size | None, prefetch: bool | None) -> Request | None:
     """What is asked of `enable`, by its arguments or the environment; None is nothing."""
     chosen = environment.mode() if mode is None else mode
     if chosen == "off" and mode is None:
         return None
     on = environment.prefetch() if prefetch is None else prefetch
-    request = _request("managed" if chosen is None else chosen, limit, bool(on))
+    request = checked_request("managed" if chosen is None else chosen, limit, bool(on))
     return request if limit is not None else request._replace(limit=environment.limit())
 
 
@@ -349,7 +148,7 @@ def _outside_blocks(device: Device | None, what: str) -> None:
         raise StateError(f"umem.{what}() inside a block of umem memory; leave the block first")
 
 
-class virtual_gpu(_Decorator):
+class virtual_gpu(Decorator):
     """Run a block against the model of a GPU: the arithmetic is real, pages and time simulated.
 
     Args:
