@@ -1,0 +1,276 @@
+"""What does planned recomputation save, and what does it cost?
+
+On NumPy, beside plain Chainer. Peaks are of what a step allocates above parameters, the
+optimizer's state and inputs (gradients, saved arrays, workspace), by tracemalloc, in a pass of
+their own. The floor is the most that one function needs at once, forward or backward, with the
+parameters' gradients: no plan can go below it, so a plan is judged by what it leaves of the rest,
+the reducible part. Times are processor time on one thread, the kinds of step in turn; a ratio is
+of medians. Results are compared by the bits of losses, gradients and running statistics over two
+steps. Beside the plans: regions by hand, Chen's blocks, and PyTorch's checkpoint_sequential on
+the same network where it is installed, relative to PyTorch's own plain step.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported
+
+import json
+import statistics
+import subprocess
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import common
+from recompute_parts.networks import NETWORKS, QUICK, Network, Region, call
+from recompute_parts.steps import Trainee, different
+
+import umem.chainer
+from umem.errors import UmemError
+
+# isort: split
+import chainer.functions as F  # after the compatibility layer
+
+QUESTION = (__doc__ or "").splitlines()[0]
+TORCH_SCRIPT = common.HERE / "recompute_parts" / "torch_networks.py"
+MB = 1e6
+
+
+@dataclass
+class Mode:
+    """A way to run a step."""
+
+    name: str
+    context: AbstractContextManager[Any]
+    region: Region = call
+    budget: int | str | None = None
+    share: float | None = None
+    limit: float | None = None
+    """The most that a step may take, relative to a plain one."""
+    error: str | None = None
+    seconds: list[float] | None = None
+
+
+# -- the kinds of step -------------------------------------------------------------------------
+
+
+def modes(network: Network, trainee: Trainee, keep_all: int, floor: int) -> list[Mode]:
+    """Plain Chainer first."""
+    constant = trainee.constant_bytes
+
+    def planned(name: str, budget: int | str, limit: float | None = None, **more: Any) -> Mode:
+        share = more.pop("share", None)
+        context = umem.chainer.Recompute(budget, **more)
+        return Mode(name, context, budget=budget, share=share, limit=limit)
+
+    found = [
+        Mode("plain", nullcontext()),
+        planned("100%", "100%", 1.03),
+        planned("half", constant + (keep_all + floor) // 2, 1.25, share=0.5),
+        planned("min", "min", 1.5),
+    ]
+    for share, limit in network.points:
+        budget = constant + round(share * keep_all)
+        found.append(planned(f"{share:.2f} of raw", budget, limit, share=share))
+    found.append(planned("min, Chen", "min", method="chen"))
+    if network.forget_is_wrong:
+        found.append(Mode("by hand: checkpoint", nullcontext(), umem.chainer.checkpoint))
+    else:
+        found.append(Mode("by hand: F.forget", nullcontext(), F.forget))
+    return found
+
+
+def prepare(trainee: Trainee, mode: Mode) -> None:
+    """Steps until the plan is made; what it raises is kept as the mode's error."""
+    trainee.reset()
+    try:
+        with mode.context:
+            for _ in range(3 if mode.budget is not None else 1):
+                trainee.step(mode.region)
+    except (UmemError, MemoryError) as error:
+        mode.error = f"{type(error).__name__}: {error}"
+
+
+def predicted(mode: Mode) -> int | None:
+    """The peak that the plan promises, in all."""
+    for learned in getattr(mode.context, "_learned", ()):
+        if learned.plan is not None:
+            return int(learned.constant_bytes + learned.plan.peak_bytes)
+    return None
+
+
+# -- a network ---------------------------------------------------------------------------------
+
+
+def measure(network: Network, repeats: int | None = None) -> list[dict[str, Any]]:
+    """A row a kind of step."""
+    trainee = Trainee(network)
+    keep_all, plain_results = trainee.measure(nullcontext(), call)
+    floor = trainee.floor()
+    kinds = modes(network, trainee, keep_all, floor)
+    for mode in kinds:
+        prepare(trainee, mode)
+    works = [mode for mode in kinds if mode.error is None]
+    measured = {}
+    for mode in works:
+        measured[mode.name] = trainee.measure(mode.context, mode.region)
+        mode.seconds = []
+    for _ in range(repeats or network.repeats):
+        for mode in works:
+            mode.seconds.append(trainee.seconds(mode.context, mode.region))
+    rows = []
+    for mode in kinds:
+        row: dict[str, Any] = {"network": network.name, "mode": mode.name}
+        if mode.error is not None:
+            row |= {"error": mode.error}
+        else:
+            peak, results = measured[mode.name]
+            row |= memory(mode, peak, keep_all, floor, trainee.constant_bytes)
+            row |= pace(mode, kinds[0])
+            row["identical"] = "no" if different(plain_results, results) else "yes"
+            row["differ"] = different(plain_results, results)
+        row["verdict"] = verdict(network, mode, row)
+        row["seconds"] = mode.seconds
+        rows.append(row)
+    return rows
+
+
+def memory(mode: Mode, peak: int, keep_all: int, floor: int, constant: int) -> dict[str, Any]:
+    promise = predicted(mode)
+    found = {
+        "peak_mb": peak / MB, "of_raw": peak / keep_all, "floor_mb": floor / MB,
+        "floor_of_raw": floor / keep_all, "reducible": (peak - floor) / (keep_all - floor),
+        "predicted_over_measured": promise and promise / (peak + constant),
+        "predicted_over_measured_step": promise and (promise - constant) / peak,
+        "measured_over_budget": None,
+    }  # fmt: skip
+    if isinstance(mode.budget, int):
+        found["measured_over_budget"] = (peak + constant) / mode.budget
+    return found
+
+
+def pace(mode: Mode, plain: Mode) -> dict[str, Any]:
+    assert mode.seconds and plain.seconds
+    ratios = [a / b for a, b in zip(mode.seconds, plain.seconds, strict=True)]
+    return {
+        "median_s": statistics.median(mode.seconds),
+        "time_ratio": statistics.median(mode.seconds) / statistics.median(plain.seconds),
+        "ratio_low": min(ratios), "ratio_high": max(ratios),
+    }  # fmt: skip
+
+
+def verdict(network: Network, mode: Mode, row: dict[str, Any]) -> str | None:
+    """What was missed of the targets, "met", or None where there is no target."""
+    if "error" in row:
+        return "did not run"
+    missed = []
+    if mode.limit is not None and row["time_ratio"] > mode.limit:
+        missed.append(f"time above {mode.limit:g}")
+    if mode.name == "min" and network.target and row["reducible"] > network.target:
+        missed.append(f"reducible above {network.target:g}")
+    if mode.budget is not None:
+        missed += promises(row)
+    return ("missed: " + ", ".join(missed) if missed else "met") if mode.limit else None
+
+
+def promises(row: dict[str, Any]) -> list[str]:
+    """What holds for every plan: bits, prediction and budget."""
+    missed = [] if row["identical"] == "yes" else ["other bits"]
+    ratio = row["predicted_over_measured"]
+    if ratio is None:
+        missed.append("not planned")
+    elif abs(ratio - 1) > 0.05:
+        missed.append(f"prediction {ratio - 1:+.0%}")
+    if (row["measured_over_budget"] or 0) > 1.02:
+        missed.append("over budget")
+    return missed
+
+
+# -- PyTorch -----------------------------------------------------------------------------------
+
+
+def torch_row(network: Network, python: str, repeats: int) -> dict[str, Any]:
+    """The same network in PyTorch: checkpoint_sequential relative to its plain step."""
+    row: dict[str, Any] = {"network": network.name, "mode": "PyTorch checkpoint_sequential"}
+    if network.torch is None:
+        return row | {"verdict": network.no_torch}
+    done = subprocess.run(
+        [python, str(TORCH_SCRIPT), network.torch, str(repeats)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["?"]
+        return row | {"verdict": f"failed: {lines[-1]}"}
+    return row | json.loads(done.stdout.splitlines()[-1])
+
+
+def has_torch(python: str) -> bool:
+    done = subprocess.run([python, "-c", "import torch"], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+# -- printing ----------------------------------------------------------------------------------
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    def number(row: dict[str, Any], key: str, style: str = ".2f") -> str | None:
+        value = row.get(key)
+        return None if value is None else format(value, style)
+
+    common.show(
+        "peak above parameters, state and inputs; times of a plain step",
+        ("network", "mode", "peak MB", "floor", "of raw", "reducible", "time", "spread", "bits",
+         "predicted", "budget", ""),
+        [
+            (
+                row["network"], row["mode"], number(row, "peak_mb", ".1f"),
+                number(row, "floor_mb", ".1f"), number(row, "of_raw"), number(row, "reducible"),
+                number(row, "time_ratio"),
+                row.get("ratio_low") and f"{row['ratio_low']:.2f}-{row['ratio_high']:.2f}",
+                row.get("identical"), number(row, "predicted_over_measured", ".3f"),
+                number(row, "measured_over_budget", ".3f"), row["verdict"],
+            )
+            for row in rows
+        ],
+    )  # fmt: skip
+    for row in rows:
+        if "error" in row:
+            print(f"{row['network']}, {row['mode']}: {row['error']}")
+
+
+@click.command(help=__doc__)
+@click.option("--quick", is_flag=True, help="Two small networks, a few steps.")
+@click.option("--only", "names", multiple=True, type=click.Choice([n.name for n in NETWORKS]))
+@click.option("--repeats", type=click.IntRange(1), help="Timed steps of each kind.")
+@click.option("--torch", "python", default=sys.executable, metavar="PYTHON",
+              help="An interpreter that has PyTorch; default: this one.")  # fmt: skip
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the result here.")
+def main(
+    quick: bool, names: tuple[str, ...], repeats: int | None, python: str, path: Path | None
+) -> None:
+    chosen = QUICK if quick else [n for n in NETWORKS if not names or n.name in names]
+    compares = not quick and has_torch(python)
+    if not compares:
+        print("PyTorch is left out: " + ("--quick" if quick else "it is not installed here"))
+    rows = []
+    for network in chosen:
+        found = measure(network, repeats)
+        if compares:
+            found.append(torch_row(network, python, repeats or network.repeats))
+        rows += found
+        show(found)
+        sys.stdout.flush()
+    if path is not None:
+        options = {"quick": quick, "networks": [n.name for n in chosen], "repeats": repeats}
+        common.write_json(
+            path, common.report("recompute", QUESTION, rows, simulated=False, options=options)
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What bench/recompute.py measures, and how."""

@@ -1,0 +1,236 @@
+"""One training step, its peak, its floor, its results and its seconds.
+
+Memory and time are never measured in the same pass: tracemalloc costs up to several times.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer import _backprop_utils, function_node
+
+from recompute_parts.networks import Network, Region, call
+
+
+class Trainee:
+    """A network with its optimizer, and its state at the beginning to go back to."""
+
+    def __init__(self, network: Network) -> None:
+        np.random.seed(0)
+        self.model, self._loss, self.input_bytes = network.make()
+        self.optimizer = chainer.optimizers.MomentumSGD(lr=1e-4).setup(self.model)
+        self.step()  # makes the optimizer's state
+        self._first = {name: array.copy() for name, array in self._state().items()}
+        self._generator = np.random.get_state()
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(p.array.nbytes for p in self.model.params())
+
+    @property
+    def constant_bytes(self) -> int:
+        """Parameters, the optimizer's state and the inputs: gradients are of the step."""
+        held = (value for p in self.model.params() for value in p.update_rule.state.values())
+        state = sum(value.nbytes for value in held if isinstance(value, np.ndarray))
+        return self.parameter_bytes + state + self.input_bytes
+
+    def step(self, region: Region = call, update: Callable[[], None] | None = None) -> Any:
+        """Forward, gradients cleared, backward, update: the order of ``optimizer.update(f)``."""
+        loss = self._loss(region)
+        self.model.cleargrads()
+        loss.backward()
+        (update or self.optimizer.update)()
+        return loss.array
+
+    def reset(self) -> None:
+        """Back to the beginning: parameters, their state, statistics, random numbers."""
+        for name, array in self._state().items():
+            array[...] = self._first[name]
+        np.random.set_state(self._generator)
+
+    def _state(self) -> dict[str, Any]:
+        """Every array that a step changes, gradients apart."""
+        found = dict(self.statistics())
+        for name, parameter in self.model.namedparams():
+            found[name] = parameter.array
+            for key, value in parameter.update_rule.state.items():
+                if isinstance(value, np.ndarray):
+                    found[f"{name}:{key}"] = value
+        return found
+
+    def statistics(self) -> Iterator[tuple[str, Any]]:
+        """What links keep besides parameters: running means and variances."""
+        for path, link in self.model.namedlinks():
+            for key in sorted(link._persistent):
+                value = getattr(link, key)
+                if isinstance(value, np.ndarray):
+                    yield f"{path}/{key}", value
+
+    # -- memory ------------------------------------------------------------------------------
+
+    def measure(self, mode: AbstractContextManager[Any], region: Region) -> tuple[int, Results]:
+        """Two steps from the beginning: the second's peak, and the results of both.
+
+        The peak is of all that was allocated since the first step's start: gradients, saved
+        arrays and workspace; not parameters, state and inputs.
+        """
+        self.reset()
+        self.model.cleargrads()
+        gc.collect()
+        results: Results = {}
+        tracemalloc.start(1)
+        try:
+            with mode:
+                for number in range(2):
+                    gc.collect()
+                    tracemalloc.reset_peak()
+                    loss = self.step(region)
+                    _, peak = tracemalloc.get_traced_memory()
+                    results |= self._results(number, loss)
+        finally:
+            tracemalloc.stop()
+        return peak, results
+
+    def _results(self, number: int, loss: Any) -> Results:
+        """Copies of losses, gradients, statistics and parameters."""
+        found = {"loss": loss, **dict(self.statistics())}
+        for name, parameter in self.model.namedparams():
+            found[f"{name}:grad"] = parameter.grad
+        return {f"{number} {name}": digest(array) for name, array in found.items()}
+
+    # -- the floor ---------------------------------------------------------------------------
+
+    def floor(self) -> int:
+        """The most that a single function, forward or backward, or the update needs at once.
+
+        Counted for a function, above parameters, state and inputs: the arrays that it reads
+        (forward: its inputs; backward: what it retained and the gradients of its outputs), what
+        is allocated while it runs (outputs, gradients of its inputs, workspace: the peak that
+        tracemalloc sees), and the parameters' gradients that are there. For the update: the
+        gradients and what is allocated. Nothing else is counted, such as what other functions
+        keep: a plan that computes the same with the same functions cannot go below it.
+        """
+        self.reset()
+        gc.collect()
+        watch = _Floor(self)
+        tracemalloc.start(1)
+        try:
+            with watch:
+                for _ in range(2):
+                    watch.most = 0
+                    self.step(update=watch.update)
+        finally:
+            tracemalloc.stop()
+        return watch.most
+
+    # -- time --------------------------------------------------------------------------------
+
+    def seconds(self, mode: AbstractContextManager[Any], region: Region) -> float:
+        """Processor seconds of one step."""
+        self.reset()
+        gc.collect()
+        with mode:
+            start = time.process_time()
+            self.step(region)
+            return time.process_time() - start
+
+
+Results = dict[str, Any]
+
+
+def digest(array: Any) -> Any:
+    """A checksum of an array's bits, so that nothing large is kept while a peak is measured."""
+    bits = np.ascontiguousarray(array)
+    return np.frombuffer(hashlib.blake2b(bits.view(np.uint8).data).digest(), np.uint8)
+
+
+def identical(one: Results, other: Results) -> bool:
+    """Whether every loss, gradient and statistic has the same bits."""
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[name], other[name]) for name in one
+    )
+
+
+def different(one: Results, other: Results) -> list[str]:
+    """What has not."""
+    return [name for name in one if not np.array_equal(one[name], other.get(name))]
+
+
+class _Floor:
+    """Watches each function of a plain step."""
+
+    def __init__(self, trainee: Trainee) -> None:
+        self._trainee = trainee
+        self._constants = {id(p.array) for p in trainee.model.params()}
+        self._outside: set[int] = set()
+        self.most = 0
+        self._depth = 0
+
+    def __enter__(self) -> _Floor:
+        self._apply = function_node.FunctionNode.apply
+        self._step = _backprop_utils.backprop_step
+        apply, step, watch = self._apply, self._step, self
+
+        def watched_apply(func: Any, inputs: Any) -> Any:
+            made = [x for x in inputs if getattr(x, "creator_node", None) is not None]
+            with watch._running([x.array for x in made]):
+                return apply(func, inputs)
+
+        def watched_step(func: Any, *args: Any) -> None:
+            read = [func.inputs[index] for index in func._input_indexes_to_retain or ()]
+            kept = [node.data for node in read if node.creator_node is not None]
+            kept += func._retained_output_data or ()
+            kept += [gy.array for gy in args[1] if gy is not None]
+            with watch._running(kept):
+                step(func, *args)
+
+        function_node.FunctionNode.apply = watched_apply
+        _backprop_utils.backprop_step = watched_step
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        function_node.FunctionNode.apply = self._apply
+        _backprop_utils.backprop_step = self._step
+
+    def update(self) -> None:
+        with self._running([]):
+            self._trainee.optimizer.update()
+
+    @contextmanager
+    def _running(self, arrays: list[Any]) -> Iterator[None]:
+        if self._depth:  # a function inside another one's backward
+            yield
+            return
+        held = self._bytes(arrays)
+        self._depth += 1
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        try:
+            yield
+        finally:
+            self._depth -= 1
+        _, peak = tracemalloc.get_traced_memory()
+        self.most = max(self.most, held + peak - before)
+
+    def _bytes(self, arrays: list[Any]) -> int:
+        """The bytes behind arrays, and the parameters' gradients."""
+        grads = [p.grad for p in self._trainee.model.params() if p.grad is not None]
+        roots = {}
+        for array in (*arrays, *grads):
+            if array is None:
+                continue
+            while isinstance(array.base, np.ndarray):
+                array = array.base
+            roots[id(array)] = array.nbytes
+        return sum(n for key, n in roots.items() if key not in self._constants)
+
+
+NOTHING = nullcontext()
