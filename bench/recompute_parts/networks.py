@@ -147,6 +147,7 @@ def _is_stem(unit: Any, model: Any) -> bool:
 
 def vgg16() -> tuple[Any, Loss, int]:
     model = L.VGG16Layers(pretrained_model=None)
+    del model.fc6
     with model.init_scope():
         model.fc6 = L.Linear(512 * 4 * 4, 4096)  # for 128 pixels instead of 224
     x, t = images(8, 3, 128), labels(8, classes=1000)
