@@ -24,6 +24,7 @@ from umem.errors import GraphError
 from umem.planner import Graph, Node, min_budget, plan, simulate
 
 GB = 1e9
+MODELS = ("paper", "saved")
 METHODS = {"approx": "lower_sets", "exact": "lower_sets_exact", "chen": "chen"}
 
 
@@ -38,7 +39,7 @@ def network_row(network: Network, *, exact_tape: bool) -> dict[str, Any]:
         "parameter_bytes": parameter_bytes, "forward_cost": sum(n.cost for n in graph.nodes),
     }  # fmt: skip
     row: dict[str, Any] = {"network": network.name, "#V": len(graph), "figures": figures}
-    for model in ("paper", "saved"):
+    for model in MODELS:
         keep = simulate(graph, plan(graph, None, "store_all", model=model)).peak_bytes
         figures[f"{model}_keep_all_gb"] = (keep + parameter_bytes) / GB
     published = dict(zip(METHODS, network.published, strict=False))
@@ -53,7 +54,7 @@ def network_row(network: Network, *, exact_tape: bool) -> dict[str, Any]:
             if found is not None:
                 peak = (found["peak_bytes"] + parameter_bytes) / GB
                 row[f"{name}, {shown}"] = text(peak, figures[f"{model}_keep_all_gb"])
-                figures |= {f"{model}_{name}_{name}": value for key, value in found.items()}
+                figures |= {f"{model}_{name}_{key}": value for key, value in found.items()}
                 figures[f"{model}_{name}_gb"] = peak
     row["CPU s, paper's"] = round(figures["paper_approx_cpu_seconds"], 2)
     row["CPU s, tape's"] = round(figures["saved_approx_cpu_seconds"], 2)
@@ -95,7 +96,7 @@ def show_networks(rows: list[dict[str, Any]]) -> None:
                 (row["network"], row["#V"], row[f"{name}, published"],
                  row[f"{name}, paper's model"], share(row["figures"], f"paper_{name}"),
                  row[f"{name}, tape's model"], share(row["figures"], f"saved_{name}"),
-                 *(short(row["figures"].get(f"{m}_{name}_cpu_seconds")) for m in ("paper", "saved")))
+                 *(short(row["figures"].get(f"{model}_{name}_cpu_seconds")) for model in MODELS))
                 for row in rows
             ],
         )  # fmt: skip
