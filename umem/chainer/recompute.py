@@ -1,9 +1,9 @@
 """Recomputation planned for a budget, on Chainer's own tape, without touching the model.
 
 A *pass* is a forward and the backward after it. The first pass of a graph is recorded for its
-times, the second for its workspace, both keeping everything; then a plan is made, and every later
-pass of the same graph follows it: arrays are dropped as the plan says, made again block by block
-in backward, and let go after their last use.
+times, the second for its workspace; in both, arrays are dropped by a fixed rule. Then a plan is
+made, and every later pass of the same graph follows it: arrays are dropped as the plan says, made
+again block by block in backward, and let go after their last use.
 
 Source: Kusumoto et al., "A Graph Theoretic Framework of Recomputation Algorithms for
 Memory-Efficient Backpropagation" (NeurIPS 2019), with the cost model of `umem.planner.saved`.
@@ -11,94 +11,93 @@ Memory-Efficient Backpropagation" (NeurIPS 2019), with the cost model of `umem.p
 
 from __future__ import annotations
 
+import threading
 import time
 import tracemalloc
+import warnings
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import chainer
-from chainer import _backprop, _backprop_utils, configuration, function_node
+from chainer import _backprop, _backprop_utils, configuration, function_hook, function_node
 
-from umem.chainer.tape import NOT_AGAIN, Call, Signature, root_bytes
-from umem.errors import BudgetError, SizeError, StateError
-from umem.planner import Graph, Node, Plan
-from umem.planner import plan as make_plan
+from umem.chainer.learning import Before, Learned, calibrate, constant_bytes, learn, look
+from umem.chainer.passes import Pass
+from umem.chainer.planning import check_budget, prepare
+from umem.chainer.recompute_report import curves, describe
+from umem.chainer.tape import Call, owner_of
+from umem.errors import BudgetError, StateError, UnsupportedError
 from umem.planner.plans import Method
-from umem.planner.schedule import Action, actions
-from umem.units import format_bytes, parse_bytes
+
+MANY = 8
+"""After so many different graphs in a row, none of which came back, the user is told."""
+REMEMBERED = 32
+"""So many graphs without a plan are remembered."""
+_on: list[Recompute] = []
 
 
-@dataclass
-class _Learned:
-    """What is known of a graph: its calls, and once it is planned how to run it."""
-
-    signatures: list[Signature]
-    nodes: list[Node]
-    edges: list[tuple[str, str]]
-    constant_bytes: int
-    seconds: float
-    measured: bool = False
-    plan: Plan | None = None
-    keep_all_bytes: int = 0
-    after_forward: dict[int, list[Action]] = field(default_factory=dict)
-    backward: list[Action] = field(default_factory=list)
-    order: list[int] = field(default_factory=list)
-
-
-class _Pass:
-    """One forward and its backward."""
-
-    def __init__(self, base: int) -> None:
-        self.base = base
-        self.follows: _Learned | None = None
-        self.deviated = False
-        self.calls: list[Call] = []
-        self.seconds: list[float] = []
-        self.workspace: list[int] = []
-        self.backward_workspace: dict[int, int] = {}
-        self.next_action = 0
-        self.went_back = False
+class RecomputeWarning(UserWarning):
+    """A pass is not, or cannot be, run by a plan; it is exact all the same. Said once each."""
 
 
 class Recompute:
     """Train within a budget: ``with umem.chainer.Recompute("12GiB"): ...``.
+
+    Cost: nothing while it is not entered. The second pass of each graph is slow (its workspace is
+    measured), and so is the first that follows a plan (its peak is measured).
 
     Args:
         budget: bytes in total that a step may take (parameters, gradients, optimizer state,
             inputs, saved arrays and workspace), as an int or text; ``"60%"`` of what keeping
             everything takes; ``"min"``, the least that can be done.
         method: a method of `umem.planner.plan`.
+        debug: keep checksums, to find arrays that are edited between forward and backward, and
+            functions that give another result when they run again. Slow.
 
-    Gradients are those of a plain run. Backward takes functions in the exact reverse of the order
-    in which they were called, so sums of three and more gradients may be taken in another order.
+    Losses, gradients, parameters and running statistics are those of a plain run, to the bit.
     A pass whose graph is not the planned one keeps everything from where it differs.
 
     Raises:
         SizeError: on making it: not a budget.
         BudgetError: in the first forward that would follow a plan: nothing fits; names the least
-            that does. Nothing was dropped.
+            that does. Nothing was dropped, and training can go on outside the block.
+        UnsupportedError: in forward: ChainerX arrays or a static graph.
+        RecomputeError: in backward, with ``debug``: what was edited.
 
-    Thread-safety: for one thread. Never run on a GPU yet.
+    Thread-safety: for the thread that entered it. Never run on a GPU yet.
     """
 
-    def __init__(self, budget: int | str, method: Method = "auto") -> None:
-        self._budget = _check_budget(budget)
+    def __init__(self, budget: int | str, method: Method = "auto", *, debug: bool = False) -> None:
+        self._budget = check_budget(budget)
         self._method: Method = method
-        self._learned: list[_Learned] = []
-        self._pass: _Pass | None = None
-        self._rank = 0
+        self._debug = debug
+        self._learned: list[Learned] = []
+        self._pass: Pass | None = None
+        self._last: list[weakref.ref[Call]] = []
+        self._number = 0
         self._inside = False
-        self._traces = False
+        self._tracing: str | None = None
+        self._traced_by_us = False
+        self._traced_before = 0
+        self._once_seen = 0
+        self._said: list[str] = []
+        self._thread = 0
         self._restores: list[Callable[[], None]] = []
 
     def __enter__(self) -> Recompute:
         if self._restores:
             raise StateError("this Recompute is entered already")
+        if _on:
+            raise StateError("a Recompute is on already; one step has one budget")
+        self._thread = threading.get_ident()
         self._wrap(function_node.FunctionNode, "apply", self._apply)
         self._wrap(_backprop_utils, "backprop_step", self._backprop_step)
         self._wrap(_backprop, "_backprop_to_all", self._backprop_to_all)
+        self._wrap(function_node, "_backprop", self._grad)
+        _on.append(self)
         return self
 
     def __exit__(
@@ -107,19 +106,55 @@ class Recompute:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        _on.remove(self)
         while self._restores:
             self._restores.pop()()
         self._stop_tracing()
-        now, self._pass = self._pass, None
-        if now is not None and kind is None and not now.went_back:
-            for call in now.calls:  # the graph may still be used
-                if call.has_graph:
-                    call.ensure()
+        self._inside = False
+        if self._pass is not None:
+            self._end(self._pass)
+        self._pass = None
+        for reference in self._last:
+            call = reference()
+            if call is not None and call.has_graph:
+                call.func.add_hook(_MakeAgain())
+        self._last = []
 
-    def report(self) -> str:
-        """What was planned for each graph that was seen, for a person."""
-        lines = [_describe(learned) for learned in self._learned]
+    # -- what a person asks ----------------------------------------------------------------
+
+    def report(self, picture: str | Path | None = None) -> str:
+        """What was planned for each graph that was seen, predicted and measured.
+
+        Args:
+            picture: also write the predicted memory over the step, before and after, as PNG.
+
+        Raises:
+            StateError: there is no plan to draw. MissingDependencyError: matplotlib is missing.
+        """
+        if picture is not None:
+            self.draw(picture)
+        lines = [describe(learned) for learned in self._learned] + self._said
         return "\n".join(lines) or "no graph was seen yet"
+
+    def draw(self, path: str | Path) -> None:
+        """Write a picture of the predicted memory over the step, before and after the plan.
+
+        Raises:
+            StateError: there is no plan to draw. MissingDependencyError: matplotlib is missing.
+        """
+        from umem.reports.step_picture import draw_steps
+
+        planned = [learned for learned in self._learned if learned.plan is not None]
+        if not planned:
+            raise StateError("no graph is planned yet: a plan is made after two passes")
+        largest = max(planned, key=lambda learned: learned.keep_all_bytes)
+        budget = self._budget if isinstance(self._budget, int) else None
+        draw_steps(*curves(largest), budget, largest.measured_bytes, Path(path))
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.append(text)
+            warnings.warn(text, RecomputeWarning, stacklevel=4)
 
     def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
@@ -130,307 +165,274 @@ class Recompute:
 
     def _apply(self, original: Any) -> Any:
         def apply(func: Any, inputs: Any) -> Any:
-            if self._inside or not configuration.config.enable_backprop:
+            elsewhere = self._inside or threading.get_ident() != self._thread
+            if elsewhere or not configuration.config.enable_backprop:
                 return original(func, inputs)
-            now = self._current()
-            before = {id(value) for value in func.__dict__.values()}
+            _check(func, inputs)
+            now = self._current(func, inputs)
+            if now.learns:
+                before = look(func)
+            else:
+                before = Before(dict(vars(owner_of(func))), [], b"")
             self._inside = True
-            if self._traces:
-                tracemalloc.reset_peak()
+            self._reset_peak()
             start = time.perf_counter()
             try:
                 outputs = original(func, inputs)
             finally:
                 self._inside = False
+            seconds = time.perf_counter() - start
             if func.inputs is not None:
-                now.seconds.append(time.perf_counter() - start)
-                now.workspace.append(self._workspace())
-                self._called(now, func, inputs, outputs, before)
+                follows = now.follows
+                now.add(func, inputs, outputs, before, seconds, self._workspace())
+                if follows is not None and now.differs:
+                    self._left(now)
             return outputs
 
         return apply
 
-    def _workspace(self) -> int:
-        if not self._traces:
-            return 0
-        left, peak = tracemalloc.get_traced_memory()
-        return max(0, peak - left)
-
-    def _current(self) -> _Pass:
-        """The pass that is going forward; a new one after a backward."""
-        if self._pass is None or self._pass.went_back:
-            if self._pass is not None:
-                self._rank = self._pass.base + 2 * self._longest(self._pass) + 1
-            for learned in self._learned:
-                if learned.measured and learned.plan is None:
-                    self._make_plan(learned)
-            self._pass = _Pass(self._rank)
-            if any(not learned.measured for learned in self._learned):
-                self._start_tracing()
+    def _current(self, func: Any, inputs: Any) -> Pass:
+        """The pass that is going forward; a new one after a backward, or after a lost forward."""
+        now = self._pass
+        if now is not None and not now.went_back:
+            if not now.calls or now.calls[-1].has_graph or not now.is_over:
+                return now
+        if now is not None:
+            self._end(now)
+        self._pass = None
+        self._stop_tracing()
+        for learned in self._learned:
+            waits = learned.measured and learned.plan is None and learned.never is None
+            if waits and _begins(learned, func, inputs):
+                self._prepare(learned)
+        self._number += 1
+        self._pass = Pass(self._number, self._learned, self._debug)
+        self._trace_if_needed(func, inputs)
         return self._pass
 
-    def _longest(self, now: _Pass) -> int:
-        return max([len(now.calls), *(len(learned.order) for learned in self._learned)])
+    def _prepare(self, learned: Learned) -> None:
+        if learned.refused is not None:
+            raise BudgetError(learned.refused)
+        try:
+            prepare(learned, self._budget, self._method)
+        except BudgetError as error:
+            learned.refused = str(error)
+            raise
 
-    def _called(
-        self, now: _Pass, func: Any, inputs: Any, outputs: Any, before: set[int]
-    ) -> None:
-        call = Call(len(now.calls), func, inputs, outputs, before)
-        func._umem_call = call
-        now.calls.append(call)
-        learned = self._follow(now, call)
-        place = self._longest(now) + call.index if learned is None else learned.order[call.index]
-        func.rank = now.base + place
-        for _, node in call.nodes():
-            node._rank = func.rank + 1
-        if learned is None:
-            call.values = None if not now.deviated else call.values
-            return
-        for action in learned.after_forward.get(call.index, ()):
-            _carry_out(action, now.calls)
+    def _trace_if_needed(self, func: Any, inputs: Any) -> None:
+        for learned in reversed(self._learned):
+            if learned.never is None and _begins(learned, func, inputs):
+                if learned.plan is None and not learned.measured:
+                    self._start_tracing("workspace")
+                elif learned.plan is not None and learned.measured_bytes is None:
+                    self._start_tracing("peak")
+                return
 
-    def _follow(self, now: _Pass, call: Call) -> _Learned | None:
-        """The plan that the pass follows, as long as it is the planned graph."""
-        if call.index == 0:
-            for learned in reversed(self._learned):
-                if learned.plan is not None and learned.signatures[0] == call.signature:
-                    now.follows = learned
-                    break
-        if now.follows is None or now.deviated:
-            return None
-        signatures = now.follows.signatures
-        if call.index >= len(signatures) or signatures[call.index] != call.signature:
-            now.deviated = True
-            return None
-        return now.follows
+    def _left(self, now: Pass) -> None:
+        """The pass has just left its plan."""
+        self._say(
+            f"call {len(now.calls) - 1} ({now.calls[-1].label}) is not what was planned: this pass "
+            "keeps everything from there on. A graph that comes back is planned for"
+        )
+        self._stop_tracing()
+        so_far = [call.signature for call in now.calls]
+        for learned in self._learned:
+            if not learned.measured and learned.signatures[: len(so_far)] == so_far:
+                self._start_tracing("workspace")
 
     # -- backward --------------------------------------------------------------------------
 
     def _backprop_to_all(self, original: Any) -> Any:
         def backprop_to_all(*args: Any, **kwargs: Any) -> None:
             now = self._pass
-            if now is not None and not now.went_back:
-                self._settle(now)
-            original(*args, **kwargs)
-            if now is not None:
-                self._finish(now)
+            if now is None or self._inside or threading.get_ident() != self._thread:
+                original(*args, **kwargs)
+                return
+            double = configuration.config.enable_backprop
+            self._settle(now, "it is differentiated twice" if double else None)
+            whole = False
+            try:
+                original(*args, **kwargs)
+                whole = True
+            finally:
+                self._finish(now, whole)
 
         return backprop_to_all
 
+    def _grad(self, original: Any) -> Any:
+        def grad(*args: Any, **kwargs: Any) -> Any:
+            now = self._pass
+            if now is None or self._inside or threading.get_ident() != self._thread:
+                return original(*args, **kwargs)
+            self._settle(now, "chainer.grad goes through it")
+            return original(*args, **kwargs)
+
+        return grad
+
     def _backprop_step(self, original: Any) -> Any:
         def backprop_step(func: Any, *args: Any) -> None:
-            call = getattr(func, "_umem_call", None)
             now = self._pass
-            if call is None or now is None or self._inside:
+            elsewhere = self._inside or threading.get_ident() != self._thread
+            if now is None or elsewhere:
                 original(func, *args)
                 return
-            if now.follows is not None and call in now.calls[call.index : call.index + 1]:
-                self._before_backward(now, call)
+            call = getattr(func, "_umem_call", None)
             self._inside = True
-            if self._traces:
-                tracemalloc.reset_peak()
             try:
-                original(func, *args)
+                if call is None or call.number != now.number or not now.calls:
+                    now.never = now.never or "its backward goes on into an earlier graph"
+                    if call is not None:
+                        call.ensure()
+                    original(func, *args)
+                    return
+                now.before(call)
+                self._reset_peak()
+                now.step(original, call, func, args)
+                now.backward_workspace[call.index] = self._workspace()
+                now.after(call)
             finally:
                 self._inside = False
-            now.backward_workspace[call.index] = self._workspace()
 
         return backprop_step
 
-    def _before_backward(self, now: _Pass, call: Call) -> None:
-        """Carry out what the plan has before this step, and make sure of what it reads."""
-        learned = now.follows
-        assert learned is not None
-        if not now.deviated:
-            stop = now.next_action
-            while stop < len(learned.backward) and not (
-                learned.backward[stop].kind == "backward"
-                and _number(learned.backward[stop]) == call.index
-            ):
-                stop += 1
-            if stop < len(learned.backward):
-                for action in learned.backward[now.next_action : stop]:
-                    _carry_out(action, now.calls)
-                now.next_action = stop + 1
-        call.ensure()
+    def _settle(self, now: Pass, refuse: str | None) -> None:
+        if refuse is not None:
+            self._say(f"a graph is not planned, and keeps everything: {refuse}")
+        follows, settled = now.follows, now.settled
+        now.settle(refuse)
+        if not settled and follows is not None and now.differs and refuse is None:
+            self._say("a pass ended before its plan did: it keeps the rest")
+        if now.follows is None and not settled and now.calls:
+            signatures = [call.signature for call in now.calls]
+            if len(now.observed) == len(now.calls) and self._find(signatures) is None:
+                self._remember(learn(now.calls, now.observed))
 
-    def _settle(self, now: _Pass) -> None:
-        """Forward is over: a graph that was not seen before is learned."""
-        if now.follows is not None or not now.calls:
-            return
-        signatures = [call.signature for call in now.calls]
+    def _find(self, signatures: list[Any]) -> Learned | None:
         for learned in self._learned:
             if learned.signatures == signatures:
-                return
-        self._learned.append(_learn(now))
+                return learned
+        return None
 
-    def _finish(self, now: _Pass) -> None:
-        now.went_back = True
-        if now.follows is not None:
-            if not now.deviated:
-                for action in now.follows.backward[now.next_action :]:
-                    _carry_out(action, now.calls)
-                now.next_action = len(now.follows.backward)
+    def _remember(self, learned: Learned) -> None:
+        self._learned.append(learned)
+        unplanned = [known for known in self._learned if known.plan is None]
+        if len(unplanned) > REMEMBERED:
+            self._learned.remove(unplanned[0])
+        self._once_seen += 1
+        if self._once_seen == MANY:
+            self._say(
+                f"nothing is planned: the last {MANY} passes were {MANY} different graphs, and a "
+                "plan is made for a graph that comes back"
+            )
+
+    def _finish(self, now: Pass, whole: bool) -> None:
+        first = not now.went_back
+        now.finish()
+        if not first:
             return
-        if self._traces:
-            signatures = [call.signature for call in now.calls]
-            for learned in self._learned:
-                if learned.signatures == signatures and not learned.measured:
-                    _measure(learned, now)
-            self._stop_tracing()
+        learned = now.follows
+        if whole and learned is None:
+            self._finish_learning(now)
+        elif whole and learned is not None and not now.differs and now.never is None:
+            self._finish_following(now, learned)
+        self._stop_tracing()
+        self._last = [weakref.ref(call) for call in now.calls]
+        now.leaves = {}
+        if all(call.index in now.popped or not call.has_graph for call in now.calls):
+            now.calls = []  # what the graph still holds is all that is left
 
-    # -- planning --------------------------------------------------------------------------
+    def _finish_learning(self, now: Pass) -> None:
+        learned = self._find([call.signature for call in now.calls])
+        if learned is None:
+            return
+        learned.never = learned.never or now.never
+        learned.plain = now.popped
+        learned.dead = {
+            call.index for call in now.calls if call.index not in now.popped and not call.has_graph
+        }
+        learned.constant_bytes = max(learned.constant_bytes, constant_bytes(now.calls)[0])
+        if self._tracing == "workspace" and not learned.measured:
+            calibrate(learned, now.workspace, now.backward_workspace)
+        learned.passes += 1
+        if learned.passes > 2:
+            self._once_seen = 0
 
-    def _make_plan(self, learned: _Learned) -> None:
-        graph = Graph(learned.nodes, learned.edges)
-        whole = make_plan(graph, None, "store_all", model="saved")
-        learned.keep_all_bytes = learned.constant_bytes + whole.peak_bytes
-        budget = self._budget
-        if isinstance(budget, float):
-            budget = round(budget * learned.keep_all_bytes)
-        room = None if budget is None else budget - learned.constant_bytes
-        try:
-            if room is not None and room <= 0:
-                raise BudgetError("the parameters alone need more")
-            learned.plan = make_plan(graph, room, self._method, model="saved")
-        except BudgetError as error:
-            least = learned.constant_bytes + make_plan(graph, model="saved").peak_bytes
-            raise BudgetError(
-                f"a budget of {format_bytes(budget)} is too small; the least for this graph is "
-                f"{format_bytes(least)}, of which {format_bytes(learned.constant_bytes)} are "
-                f"parameters, gradients, state and inputs ({error})"
-            ) from None
-        position = {name: place for place, name in enumerate(sum(learned.plan.blocks, ()))}
-        learned.order = [position[node.name] for node in learned.nodes]
-        _sort_actions(learned, list(actions(graph, learned.plan)))
+    def _finish_following(self, now: Pass, learned: Learned) -> None:
+        assert learned.plan is not None
+        self._once_seen = 0
+        if self._tracing == "peak":
+            peak = tracemalloc.get_traced_memory()[1]
+            constant = learned.constant(learned.packs)
+            learned.constant_bytes += max(0, constant_bytes(now.calls)[0] - learned.constant_bytes)
+            learned.measured_bytes = constant - learned.gradient_bytes + peak - self._traced_before
+        elif learned.rerun_seconds is None:
+            learned.rerun_seconds = sum(call.rerun_seconds for call in now.calls)
 
-    def _start_tracing(self) -> None:
-        if not self._traces and not tracemalloc.is_tracing():
+    def _end(self, now: Pass) -> None:
+        """A pass is not the current one any more; its graph may live on."""
+        if not now.went_back:
+            now.use_plain_ranks()
+            self._last = [weakref.ref(call) for call in now.calls]
+
+    # -- tracing ---------------------------------------------------------------------------
+
+    def _start_tracing(self, what: str) -> None:
+        if not tracemalloc.is_tracing():
             tracemalloc.start(1)
-            self._traces = True
+            self._traced_by_us = True
+        else:
+            tracemalloc.reset_peak()
+        self._traced_before = tracemalloc.get_traced_memory()[0]
+        self._tracing = what
 
     def _stop_tracing(self) -> None:
-        if self._traces:
+        if self._traced_by_us:
             tracemalloc.stop()
-            self._traces = False
+        self._traced_by_us = False
+        self._tracing = None
+
+    def _reset_peak(self) -> None:
+        if self._tracing == "workspace":
+            tracemalloc.reset_peak()
+
+    def _workspace(self) -> int:
+        if self._tracing != "workspace":
+            return 0
+        left, peak = tracemalloc.get_traced_memory()
+        return max(0, peak - left)
 
 
-def _check_budget(budget: int | str) -> int | float | None:
-    """Bytes, a share of keeping everything, or None for the least."""
-    if budget == "min":
-        return None
-    if isinstance(budget, str) and budget.strip().endswith("%"):
-        try:
-            share = float(budget.strip()[:-1]) / 100
-        except ValueError:
-            share = 0.0
-        if not 0 < share <= 1:
-            raise SizeError(f'a share of keeping everything is above "0%" and at most "100%"; '
-                            f"got {budget!r}")  # fmt: skip
-        return share
-    return parse_bytes(budget, "budget")
+class _MakeAgain(function_hook.FunctionHook):
+    """Makes arrays again for a backward after the block was left."""
+
+    name = "umem.recompute"
+
+    def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
+        """Make sure of what the function retained."""
+        function._umem_call.ensure()
 
 
-def _learn(now: _Pass) -> _Learned:
-    """What a recorded pass says of its graph."""
-    names = [f"{call.signature.label}#{call.index}" for call in now.calls]
-    memory: dict[int, str] = {}
-    nodes, edges = [], []
-    for call, name, seconds in zip(now.calls, names, now.seconds, strict=True):
-        users = [names[s.call.index] for s in call.sources if s.call is not None]
-        edges += [(user, name) for user in dict.fromkeys(users)]
-        outputs = call.recorded
-        base = next((memory[key] for key, _ in outputs if key in memory), None)
-        for key, _ in outputs:
-            memory.setdefault(key, name)
-        alias = base if base in users else None
-        label = call.signature.label
-        nodes.append(
-            Node(
-                name=name,
-                nbytes=sum(dict(outputs).values()),
-                cost=seconds,
-                alias_of=alias,
-                recomputable=label not in NOT_AGAIN,
-                stash_bytes=0 if alias else call.stash_bytes(),
-                needs=tuple(dict.fromkeys(names[c.index] for c in call.needs())),
+def _check(func: Any, inputs: Any) -> None:
+    """Refuse what does not go through Chainer's own tape."""
+    if configuration.config.schedule_func is not None:
+        raise UnsupportedError(
+            "static_graph runs a schedule of its own, around Chainer's tape: take the decorator "
+            "away, or do not use Recompute"
+        )
+    for x in inputs:
+        if getattr(x, "_has_chainerx_array", False) or type(x).__module__ == "chainerx":
+            raise UnsupportedError(
+                f"{func.label!r} was given a ChainerX array; ChainerX keeps a graph of its own, "
+                "which Recompute cannot reach: use NumPy or CuPy arrays"
             )
-        )
-    signatures = [call.signature for call in now.calls]
-    return _Learned(signatures, nodes, edges, _constant_bytes(now.calls), sum(now.seconds))
 
 
-def _constant_bytes(calls: list[Call]) -> int:
-    """Parameters with their gradients and state, inputs, and what was drawn."""
-    total, seen = 0, set()
-    for call in calls:
-        total += call.drawn_bytes()
-        for node, source in zip(call.func.inputs, call.sources, strict=True):
-            if source.call is not None or source.array is None:
-                continue
-            key, nbytes = root_bytes(source.array)
-            if key in seen:
-                continue
-            seen.add(key)
-            held = node.get_variable_or_none()
-            rule = getattr(held, "update_rule", None)
-            state = (getattr(rule, "state", None) or {}).values()
-            total += nbytes * (2 if isinstance(held, chainer.Parameter) else 1)
-            total += sum(getattr(value, "nbytes", 0) for value in state)
-    return total
+def _begins(learned: Learned, func: Any, inputs: Any) -> bool:
+    """Whether a graph may be the one that begins with this call."""
+    kind, wiring, _ = learned.signatures[0]
+    arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
+    shapes = [(array.shape, array.dtype) for array in arrays]
+    return bool(kind is type(owner_of(func)) and [entry[2:] for entry in wiring] == shapes)
 
 
-def _measure(learned: _Learned, now: _Pass) -> None:
-    """Add the workspace of a calibration pass, and the state that updates have made since."""
-    learned.nodes = [
-        replace(
-            node,
-            workspace_bytes=now.workspace[index],
-            backward_workspace_bytes=now.backward_workspace.get(index, 0),
-        )
-        for index, node in enumerate(learned.nodes)
-    ]
-    learned.constant_bytes = max(learned.constant_bytes, _constant_bytes(now.calls))
-    learned.measured = True
-
-
-def _sort_actions(learned: _Learned, stream: list[Action]) -> None:
-    """Which actions follow which call of forward, and what is left for backward."""
-    last = -1
-    start = next(
-        (i for i, action in enumerate(stream) if action.kind in ("recompute", "backward")),
-        len(stream),
-    )
-    for action in stream[:start]:
-        if action.kind == "forward":
-            last = _number(action)
-        else:
-            learned.after_forward.setdefault(last, []).append(action)
-    learned.backward = stream[start:]
-
-
-def _number(action: Action) -> int:
-    return int(action.node.rpartition("#")[2])
-
-
-def _carry_out(action: Action, calls: list[Call]) -> None:
-    call = calls[_number(action)]
-    if action.kind == "drop":
-        call.drop()
-    elif action.kind == "drop_stash":
-        call.drop_stash()
-    elif action.kind == "recompute" and call.has_graph:
-        call.make_again()
-
-
-def _describe(learned: _Learned) -> str:
-    if learned.plan is None:
-        return f"a graph of {len(learned.nodes)} calls: not planned yet"
-    again = sum(len(block) for block in learned.plan.recomputed)
-    peak = learned.constant_bytes + learned.plan.peak_bytes
-    share = learned.plan.overhead / learned.seconds if learned.seconds else 0.0
-    return (
-        f"a graph of {len(learned.nodes)} calls: predicted peak {format_bytes(peak)} instead of "
-        f"{format_bytes(learned.keep_all_bytes)}; {again} calls run again, {share:.0%} of the "
-        f"forward pass ({learned.plan.method})"
-    )
+__all__ = ["Recompute", "RecomputeWarning"]

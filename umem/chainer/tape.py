@@ -11,33 +11,33 @@ functions by rank.
 
 from __future__ import annotations
 
+import time
 import weakref
+import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
 from chainer import configuration
+from chainer.function import FunctionAdapter
 
-from umem.chainer.recording import arrays_on, rerun
-from umem.errors import StateError
+from umem.chainer.packing import Packed, pack, unpack
+from umem.chainer.recording import rerun
+from umem.errors import RecomputeError, StateError
 
 DRAWS = frozenset((
     "Dropout", "GaussianDropout", "Gaussian", "GaussianNoise", "RReLU", "SimplifiedDropconnect",
     "GumbelSoftmax",
 ))  # fmt: skip
 """Functions that draw random numbers once and find them on themselves when they run again."""
-NOT_AGAIN = frozenset(("Zoneout", "ZoneoutLSTM", "NegativeSampling", "DropoutRNN", "Checkpoint"))
-"""Functions that must not run twice."""
 _STATISTICS = ("running_mean", "running_var")
-
-
-class Signature(NamedTuple):
-    """What makes two calls the same from one iteration to the next."""
-
-    label: str
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
+_NOT_CARRIED = frozenset((
+    "enable_backprop", "in_recomputing", "_will_recompute", "debug", "warn_nondeterministic",
+    "keep_graph_on_report", "schedule_func", "use_static_graph",
+))  # fmt: skip
+"""Configuration that a second run takes from where it happens."""
 
 
 class Source(NamedTuple):
@@ -48,30 +48,60 @@ class Source(NamedTuple):
     array: Any
 
 
+Signature = tuple[Any, ...]
+"""What makes two calls the same from one iteration to the next: class, shapes, types, wiring."""
+
+
 class Call:
     """One application of a function, in the order of forward.
 
     ``values`` are its outputs while they are held, None once they were dropped. The function is
     held weakly: the user's graph decides how long it lives.
+
+    Args:
+        number: of the pass that it belongs to.
+        index: its place in that pass.
+        leaves: the nodes that come from outside, by identity; new ones are added.
+        sums: whether to keep checksums, for `verify`.
     """
 
-    def __init__(self, index: int, func: Any, inputs: Any, outputs: Any, before: set[int]) -> None:
+    __slots__ = (
+        "__weakref__", "_func", "config", "draws", "index", "number", "packed",
+        "plain_rank", "rerun_seconds", "retained", "signature", "sources", "stash",
+        "stash_dropped", "sums", "values",
+    )  # fmt: skip
+
+    def __init__(
+        self, number: int, index: int, func: Any, inputs: Any, outputs: Any,
+        leaves: dict[int, tuple[int, Any]], sums: bool = False,
+    ) -> None:  # fmt: skip
+        self.number = number
         self.index = index
         self._func = weakref.ref(func)
-        arrays = tuple(y.array for y in outputs)
+        self.plain_rank = func.rank
+        self.values: tuple[Any, ...] | None = tuple([y.array for y in outputs])
         ins = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
-        known = (*ins, *arrays)
-        self.signature = Signature(
-            func.label, tuple(a.shape for a in known), tuple(a.dtype.str for a in known)
-        )
-        self.sources = [_source(node, array) for node, array in zip(func.inputs, ins, strict=True)]
-        self.values: tuple[Any, ...] | None = arrays
-        self.recorded = [root_bytes(array) for array in arrays]
-        self.retained = [False] * len(arrays)
-        self.stash = [key for key, array in arrays_on(func) if id(array) not in before]
-        self.stash_arrays = [array for _, array in arrays_on(func) if id(array) not in before]
-        self.draws = type(func).__name__ in DRAWS
+        self.sources: list[Source] = []
+        wiring: list[Any] = []
+        for node, array in zip(func.inputs, ins, strict=True):
+            source = _source(node, array)
+            self.sources.append(source)
+            if source.call is None:
+                leaf = leaves.setdefault(id(node), (len(leaves), node))[0]
+                wiring.append((-1, leaf, array.shape, array.dtype))
+            else:
+                wiring.append((source.call.index, source.output, number - source.call.number))
+        kind = type(func.function) if isinstance(func, FunctionAdapter) else type(func)
+        shapes = [(array.shape, array.dtype) for array in self.values]
+        self.signature: Signature = (kind, tuple(wiring), tuple(shapes))
+        self.retained = [False] * len(self.values)
+        self.stash: tuple[str, ...] = ()
+        self.draws = kind.__name__ in DRAWS
         self.stash_dropped = False
+        self.packed: Packed | None = None
+        self.config = dict(vars(configuration.config._local))
+        self.sums = ([checksum(a) for a in ins], [checksum(a) for a in self.values]) if sums else None
+        self.rerun_seconds = 0.0
 
     @property
     def func(self) -> Any:
@@ -83,15 +113,26 @@ class Call:
         func = self._func()
         if func is None:
             raise StateError(
-                f"{self.signature.label!r} has to run again, and its graph is gone: was the graph "
+                f"{self.label!r} has to run again, and its graph is gone: was the graph "
                 "cut between forward and backward?"
             )
         return func
 
     @property
+    def label(self) -> str:
+        """The function's name, for a person."""
+        func = self._func()
+        return str(self.signature[0].__name__ if func is None else func.label)
+
+    @property
     def has_graph(self) -> bool:
         """Whether the function's node is alive."""
         return self._func() is not None
+
+    @property
+    def from_elsewhere(self) -> bool:
+        """Whether an input was made in an earlier pass."""
+        return any(s.call is not None and s.call.number != self.number for s in self.sources)
 
     def nodes(self) -> Iterator[tuple[int, Any]]:
         """The variable nodes of its outputs that are alive."""
@@ -101,6 +142,18 @@ class Call:
                 node = reference()
                 if node is not None:
                     yield index, node
+
+    def set_rank(self, rank: int) -> None:
+        """Set when backward takes it: the highest rank first."""
+        func = self._func()
+        if func is not None:
+            func.rank = rank
+            for _, node in self.nodes():
+                node._rank = rank + 1
+
+    def is_held(self) -> bool:
+        """Whether the user still holds an output as a variable."""
+        return any(node.get_variable_or_none() is not None for _, node in self.nodes())
 
     # -- dropping and making again ---------------------------------------------------------
 
@@ -119,10 +172,25 @@ class Call:
         func = self._func()
         if func is None or self.draws or not self.stash:
             return
+        owner = owner_of(func)
         for key in self.stash:
-            setattr(func, key, None)
-        self.stash_arrays = []
+            setattr(owner, key, None)
         self.stash_dropped = True
+
+    def pack(self) -> None:
+        """Keep a dropout mask as bits."""
+        func = self._func()
+        if func is None or "mask" not in self.stash or func.mask is None:
+            return
+        if self.packed is None:
+            self.packed = pack(func.mask)
+        if self.packed is not None:
+            func.mask = None
+
+    def unpack(self) -> None:
+        """Have a packed mask back on the function."""
+        if self.packed is not None and self.func.mask is None:
+            self.func.mask = unpack(self.packed)
 
     def make_again(self) -> None:
         """Run the function again if its outputs or what it keeps were dropped."""
@@ -134,7 +202,7 @@ class Call:
         pending = [self]
         while pending:
             call = pending[-1]
-            missing = [s.call for s in call.sources if s.call is not None and s.call.values is None]
+            missing = [s.call for s in call.sources if s.call is not None and not s.call.find(s.output)]
             if missing:
                 pending += missing
                 continue
@@ -142,46 +210,104 @@ class Call:
             if call.values is None or call.stash_dropped:
                 call._run()
 
+    def find(self, output: int) -> bool:
+        """Whether an output is there, held here or by the graph."""
+        return self.values is not None or self.value(output) is not None
+
+    def value(self, output: int) -> Any:
+        """An output where it is there: held here, by the graph, or by the user's variable."""
+        if self.values is not None:
+            return self.values[output]
+        for index, node in self.nodes():
+            if index == output:
+                if node._data is not None:
+                    return node._data
+                held = node.get_variable_or_none()
+                return None if held is None else held.array
+        return None
+
     def _run(self) -> None:
+        start = time.perf_counter()
         func = self.func
-        inputs = tuple(
-            source.array if source.call is None else _value(source) for source in self.sources
-        )
+        inputs = tuple([
+            source.array if source.call is None else source.call.value(source.output)
+            for source in self.sources
+        ])  # fmt: skip
+        self.verify(inputs)
         statistics = {name: getattr(func, name) for name in _STATISTICS if hasattr(func, name)}
         for name in statistics:
             setattr(func, name, None)
-        with (
-            chainer.using_device(chainer.backend.get_device_from_array(*inputs)),
-            configuration.using_config("in_recomputing", True),
-        ):
-            outputs = rerun(func, inputs)
-        for name, value in statistics.items():
-            setattr(func, name, value)
+        packed = self.packed is not None and func.mask is None
+        self.unpack()
+        with ExitStack() as stack:
+            self._enter(stack, inputs)
+            try:
+                outputs = rerun(func, inputs)
+            finally:
+                for name, value in statistics.items():
+                    setattr(func, name, value)
+        if packed:
+            self.pack()
         self._put_back(func, outputs)
+        self.rerun_seconds += time.perf_counter() - start
+
+    def _enter(self, stack: ExitStack, inputs: tuple[Any, ...]) -> None:
+        """Device and configuration as they were."""
+        stack.enter_context(chainer.using_device(chainer.backend.get_device_from_array(*inputs)))
+        stack.enter_context(configuration.using_config("in_recomputing", True))
+        now = vars(configuration.config._local)
+        for key in {*self.config, *now} - _NOT_CARRIED:
+            value = self.config.get(key, getattr(chainer.global_config, key, None))
+            if key not in now or now[key] is not value:
+                stack.enter_context(configuration.using_config(key, value))
 
     def _put_back(self, func: Any, outputs: tuple[Any, ...]) -> None:
+        if self.sums is not None and self.sums[1] != [checksum(a) for a in outputs]:
+            raise RecomputeError(
+                f"{self.label!r} gave another result when it ran again: it draws random numbers, "
+                "keeps state, or an array was edited in place between forward and backward"
+            )
         self.values = outputs
         self.stash_dropped = False
         for index, node in self.nodes():
             if self.retained[index]:
                 node._data = outputs[index]
         if func._output_indexes_to_retain is not None:
-            func._retained_output_data = tuple(outputs[i] for i in func._output_indexes_to_retain)
+            func._retained_output_data = tuple([outputs[i] for i in func._output_indexes_to_retain])
+
+    def verify(self, inputs: tuple[Any, ...]) -> None:
+        """In debug mode: that inputs are what they were in forward.
+
+        Raises:
+            RecomputeError: one was edited in place; names the function.
+        """
+        if self.sums is None:
+            return
+        for place, (array, known) in enumerate(zip(inputs, self.sums[0], strict=True)):
+            if array is not None and checksum(array) != known:
+                raise RecomputeError(
+                    f"input {place} of {self.label!r} was edited in place between forward and "
+                    "backward: gradients would be wrong"
+                )
 
     def ensure(self) -> None:
         """Before its backward: what the function retains is there."""
         func = self.func
         for index in func._input_indexes_to_retain or ():
             source = self.sources[index]
-            if source.call is not None and func.inputs[index]._data is None:
+            node = func.inputs[index]
+            if source.call is not None and node._data is None and node.creator_node is not None:
                 source.call.retained[source.output] = True
-                if source.call.values is None:
+                if not source.call.find(source.output):
                     source.call.materialise()
-                func.inputs[index]._data = _value(source)
+                node._data = source.call.value(source.output)
         gone = func._output_indexes_to_retain is not None and func._retained_output_data is None
         if gone or self.stash_dropped:
             self.values = None
             self.materialise()
+        self.unpack()
+        if self.sums is not None:
+            self.verify(tuple([node._data for node in func.inputs]))
 
     # -- what a planner wants to know ------------------------------------------------------
 
@@ -193,18 +319,10 @@ class Call:
             found.append(self)
         return [call for call in found if call is not None]
 
-    def drawn_bytes(self) -> int:
-        """Bytes that it keeps on itself and that stay."""
-        return sum(array.nbytes for array in self.stash_arrays) if self.draws else 0
 
-    def stash_bytes(self) -> int:
-        """Bytes that it keeps on itself and that can be dropped."""
-        return 0 if self.draws else sum(array.nbytes for array in self.stash_arrays)
-
-
-def _value(source: Source) -> Any:
-    assert source.call is not None and source.call.values is not None
-    return source.call.values[source.output]
+def owner_of(func: Any) -> Any:
+    """The object that a function's state is on: for an old-style function, not its node."""
+    return func.function if isinstance(func, FunctionAdapter) else func
 
 
 def _source(node: Any, array: Any) -> Source:
@@ -212,14 +330,22 @@ def _source(node: Any, array: Any) -> Source:
     call = None if creator is None else getattr(creator, "_umem_call", None)
     if call is None:
         return Source(None, 0, array)
+    if len(creator.outputs) == 1:
+        return Source(call, 0, None)
     for index, reference in enumerate(creator.outputs):
         if reference() is node:
             return Source(call, index, None)
     return Source(None, 0, array)
 
 
-def root_bytes(array: Any) -> tuple[int, int]:
-    """An identity of the memory behind an array, and its bytes."""
+def root_of(array: Any) -> Any:
+    """The array whose memory this one lies in."""
     while isinstance(getattr(array, "base", None), (np.ndarray, type(array))):
         array = array.base
-    return id(array), array.nbytes
+    return array
+
+
+def checksum(array: Any) -> int:
+    """A checksum of an array's contents."""
+    host = chainer.backend.CpuDevice().send(array)
+    return zlib.crc32(np.ascontiguousarray(host).tobytes())

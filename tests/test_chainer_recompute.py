@@ -1,0 +1,195 @@
+"""Planned recomputation changes no bit of a training run, and keeps its budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from recompute_cases import MODELS, Mlp, Recurrent, Residual, images, planned, same, train, words
+
+import umem.chainer  # isort: skip  (before chainer)
+import chainer
+import chainer.functions as F
+
+from umem.chainer.sums import Sums
+
+expected: dict[str, dict[str, Any]] = {}
+
+
+def plain(name: str) -> dict[str, Any]:
+    if name not in expected:
+        expected[name] = train(name)
+    return expected[name]
+
+
+def middle(memory: Any) -> int:
+    """A budget half-way between the least and keeping everything."""
+    largest = max(planned(memory), key=lambda learned: learned.keep_all_bytes)
+    least = largest.constant(True) + largest.plan.peak_bytes
+    return int(least + largest.keep_all_bytes) // 2
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_planned_run_is_a_plain_run_to_the_bit(name: str) -> None:
+    memory = umem.chainer.Recompute("min")
+    same(train(name, memory), plain(name))
+    assert all(learned.plan.overhead > 0 for learned in planned(memory))
+    for budget in (middle(memory), "100%"):
+        memory = umem.chainer.Recompute(budget)
+        same(train(name, memory), plain(name))
+        assert planned(memory)
+
+
+def test_gradients_with_three_users_need_the_order_of_a_plain_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Sums, "step", lambda self, original, call, func, args: original(func, *args))
+    with pytest.raises(AssertionError):
+        same(train("transformer", umem.chainer.Recompute("min")), plain("transformer"))
+
+
+def test_momentum() -> None:
+    def momentum() -> Any:
+        return chainer.optimizers.MomentumSGD(0.05)
+
+    a = train("residual", optimizer=momentum)
+    same(train("residual", umem.chainer.Recompute("min"), optimizer=momentum), a)
+
+
+def accumulate(model: Any, x: Any, t: Any) -> Any:
+    """Two forwards and backwards before one update."""
+    model.cleargrads()
+    for half in (slice(0, 3), slice(3, 6)):
+        loss = model.loss(x[half], t[half])
+        loss.backward()
+    return loss
+
+
+def twice(model: Any, x: Any, t: Any) -> Any:
+    """Two backwards on one graph."""
+    loss = model.loss(x, t)
+    model.cleargrads()
+    loss.backward()
+    loss.cleargrad()
+    loss.backward()
+    return loss
+
+
+def retaining(model: Any, x: Any, t: Any) -> Any:
+    loss = model.loss(x, t)
+    model.cleargrads()
+    loss.backward(retain_grad=True)
+    assert loss.grad is not None
+    return loss
+
+
+def lazy(model: Any, x: Any, t: Any) -> Any:
+    with chainer.using_config("lazy_grad_sum", True):
+        return retaining(model, x, t)
+
+
+def double(model: Any, x: Any, t: Any) -> Any:
+    x = chainer.Variable(x)
+    loss = model.loss(x, t)
+    (gradient,) = chainer.grad([loss], [x], enable_double_backprop=True)
+    loss += F.sum(gradient * gradient)
+    model.cleargrads()
+    loss.backward()
+    return loss
+
+
+def double_backward(model: Any, x: Any, t: Any) -> Any:
+    x = chainer.Variable(x)
+    loss = model.loss(x, t)
+    model.cleargrads()
+    loss.backward(enable_double_backprop=True)
+    penalty = F.sum(x.grad_var * x.grad_var)
+    model.cleargrads()
+    penalty.backward()
+    return penalty
+
+
+def several_losses(model: Any, x: Any, t: Any) -> Any:
+    first, second = model.loss(x, t), model.loss(x * 0.5, t)
+    model.cleargrads()
+    first.backward()
+    second.backward()
+    return first
+
+
+@pytest.mark.parametrize(
+    "step", [accumulate, twice, retaining, lazy, double, double_backward, several_losses]
+)
+@pytest.mark.parametrize("name", ["residual", "shared"])
+@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.RecomputeWarning")
+def test_other_ways_to_go_backward(name: str, step: Any) -> None:
+    memory = umem.chainer.Recompute("min")
+    same(train(name, memory, step=step), train(name, step=step))
+    assert bool(planned(memory)) == (step not in (double, double_backward))
+
+
+def scaled(model: Any, x: Any, t: Any) -> Any:
+    loss = model.loss(x, t)
+    model.cleargrads()
+    loss.backward(loss_scale=128.0)
+    return loss
+
+
+@pytest.mark.parametrize("name", ["mlp", "residual", "transformer"])
+def test_mixed_precision_with_a_scaled_loss(name: str) -> None:
+    def adam() -> Any:
+        rule = chainer.optimizers.Adam(eps=1e-4)
+        rule.use_fp32_update()
+        rule.loss_scaling(scale=128.0)
+        return rule
+
+    with chainer.using_config("dtype", chainer.mixed16):
+        a = train(name, step=scaled, optimizer=adam)
+        memory = umem.chainer.Recompute("min")
+        same(train(name, memory, step=scaled, optimizer=adam), a)
+    assert planned(memory)
+
+
+def test_state_that_goes_through_passes_is_cut() -> None:
+    memory = umem.chainer.Recompute("min")
+    same(train(Recurrent, memory, data=words, steps=8), train(Recurrent, data=words, steps=8))
+    assert len(planned(memory)) == 1  # from the second pass on, state comes from outside
+
+
+def test_dropout_masks_are_packed_and_come_back() -> None:
+    from umem.chainer.packing import pack, unpack
+
+    flags = np.random.default_rng(0).random((3, 5, 7)) > 0.3
+    for kind in (np.float16, np.float32, np.float64):
+        mask = kind(1 / 0.7) * flags
+        packed = pack(mask)
+        assert packed is not None and packed.bits.nbytes == 14
+        again = unpack(packed)
+        assert again.tobytes() == mask.tobytes() and again.strides == mask.strides
+    assert pack(np.array([0, 1, 2.0])) is None
+    assert pack(np.ones((3, 4)).T) is None
+
+
+def test_the_peak_falls_as_predicted() -> None:
+    class Deep(Residual):
+        def __init__(self) -> None:
+            super().__init__()
+            for _ in range(6):
+                self.blocks.append(type(self.blocks[0])(8))
+
+    def larger(rng: Any) -> Any:
+        return rng.standard_normal((8, 3, 32, 32), dtype=np.float32)
+
+    memory = umem.chainer.Recompute("min")
+    train(Deep, memory, data=larger, steps=4)
+    (learned,) = planned(memory)
+    predicted = learned.constant(True) + learned.plan.peak_bytes
+    assert learned.measured_bytes == pytest.approx(predicted, rel=0.05)
+    assert learned.measured_bytes < 0.6 * learned.keep_all_bytes
+    whole = umem.chainer.Recompute("100%")
+    train(Deep, whole, data=larger, steps=4)
+    assert planned(whole)[0].measured_bytes <= 1.02 * learned.keep_all_bytes
+
+
+__all__ = ["Mlp", "images"]

@@ -1,0 +1,254 @@
+"""What passes say of a graph: its calls, what they take, and the order of a plain backward."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+
+from umem.chainer.recording import _find_arrays
+from umem.chainer.sums import Contended
+from umem.chainer.tape import DRAWS, Call, Signature, owner_of, root_of
+from umem.planner import Node, Plan
+from umem.planner.schedule import Action
+
+NOT_AGAIN = frozenset((
+    "Zoneout", "ZoneoutLSTM", "NegativeSampling", "NegativeSamplingFunction", "DropoutRNN",
+    "Checkpoint", "BatchRenormalizationFunction",
+    "DecorrelatedBatchNormalization", "MultiNodeBatchNormalizationFunction",
+))  # fmt: skip
+"""Functions that must not run twice; what draws or changes its state is found as well."""
+_AGAIN = frozenset(("BatchNormalization", "FixedBatchNormalization"))
+"""Functions whose state is kept out of a second run."""
+
+
+class Before(NamedTuple):
+    """A function before its forward."""
+
+    state: dict[str, Any]
+    sums: list[tuple[Any, int]]
+    random: bytes
+
+
+def look(func: Any) -> Before:
+    """Remember what a forward may change."""
+    state = dict(vars(owner_of(func)))
+    return Before(state, [(a, _sum(a)) for a in _arrays(state.items())], _random())
+
+
+class Observed(NamedTuple):
+    """One call, as a pass saw it."""
+
+    nbytes: int
+    grad_bytes: int
+    alias: int | None
+    stash: tuple[str, ...]
+    stash_bytes: int
+    drawn_bytes: int
+    mask_bytes: int
+    again: bool
+    seconds: float
+    workspace_bytes: int
+
+
+def observe(
+    call: Call, func: Any, inputs: Any, before: Before, seconds: float, workspace: int
+) -> Observed:
+    """What one call made, kept on itself and changed."""
+    owner = owner_of(func)
+    stash = {k: v for k, v in vars(owner).items() if before.state.get(k) is not v}
+    stash.pop("_umem_call", None)
+    found = {key: list(_arrays([(key, value)])) for key, value in stash.items()}
+    found = {key: arrays for key, arrays in found.items() if arrays}
+    ins = [root_of(x.array if isinstance(x, chainer.Variable) else x) for x in inputs]
+    assert call.values is not None
+    roots = {id(root): root for root in map(root_of, call.values)}
+    own = [root for root in roots.values() if not any(root is x for x in ins)]
+    bases = [
+        s.call.index for s, x in zip(call.sources, ins, strict=True)
+        if s.call is not None and s.call.number == call.number and id(x) in roots
+    ]  # fmt: skip
+    held = {id(a): a.nbytes for arrays in found.values() for a in arrays}
+    for root in own:
+        held.pop(id(root), None)
+    mask = 0
+    if type(func).__name__ == "Dropout" and "mask" in found:
+        mask = found["mask"][0].nbytes
+    name = type(owner).__name__
+    same = name in _AGAIN or all(_sum(array) == known for array, known in before.sums)
+    drawn = name in DRAWS
+    again = name not in NOT_AGAIN and same and (drawn or before.random == _random())
+    size = sum(y.nbytes for y in call.values)
+    flat = bool(bases) and not own and len(ins) == 1 and size == _logical(inputs[0])
+    return Observed(
+        nbytes=sum(root.nbytes for root in own),
+        grad_bytes=0 if flat and len(call.values) == 1 else size,
+        alias=bases[0] if bases and not own else None,
+        stash=tuple(found),
+        stash_bytes=0 if drawn or (bases and not own) else sum(held.values()),
+        drawn_bytes=sum(held.values()) if drawn else 0,
+        mask_bytes=mask,
+        again=again,
+        seconds=seconds,
+        workspace_bytes=workspace,
+    )
+
+
+def _logical(x: Any) -> int:
+    return int((x.array if isinstance(x, chainer.Variable) else x).nbytes)
+
+
+def _arrays(items: Iterable[tuple[str, Any]]) -> Iterable[Any]:
+    found: list[tuple[str, Any]] = []
+    for key, value in items:
+        if not isinstance(value, chainer.Function):
+            _find_arrays(key, value, found)
+    return [array for _, array in found]
+
+
+def _sum(array: Any) -> int:
+    """A checksum of what is on the host; the device is not asked."""
+    return zlib.crc32(np.ascontiguousarray(array).tobytes()) if type(array) is np.ndarray else 0
+
+
+def _random() -> bytes:
+    state = np.random.get_state()
+    return bytes(state[1].tobytes()) + repr(state[2:]).encode()
+
+
+@dataclass
+class Learned:
+    """What is known of a graph, and once it is planned how to run it."""
+
+    signatures: list[Signature]
+    labels: list[str]
+    observed: list[Observed]
+    edges: list[tuple[int, int]]
+    needs: list[tuple[int, ...]]
+    users: dict[Any, list[tuple[int, int]]]
+    constant_bytes: int
+    gradient_bytes: int = 0
+    never: str | None = None
+    passes: int = 1
+    measured: bool = False
+    backward_workspace: dict[int, int] = field(default_factory=dict)
+    plain: dict[int, int] = field(default_factory=dict)
+    dead: set[int] = field(default_factory=set)
+    # once planned
+    plan: Plan | None = None
+    refused: str | None = None
+    packs: bool = False
+    keep_all_bytes: int = 0
+    slack_bytes: int = 0
+    after_forward: dict[int, list[Action]] = field(default_factory=dict)
+    backward: list[Action] = field(default_factory=list)
+    places: dict[int, int] = field(default_factory=dict)
+    order: list[int] = field(default_factory=list)
+    contended: Contended = field(default_factory=dict)
+    # once followed
+    measured_bytes: int | None = None
+    rerun_seconds: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of the forward pass."""
+        return sum(o.seconds for o in self.observed)
+
+    @property
+    def names(self) -> list[str]:
+        """The nodes' names."""
+        return [f"{label}#{index}" for index, label in enumerate(self.labels)]
+
+    def constant(self, packs: bool) -> int:
+        """Bytes that stay through the step: parameters, gradients, state, inputs, what was drawn."""
+        drawn = sum(
+            (o.mask_bytes + 7) // (8 * 4) + 1 if packs and o.mask_bytes else o.drawn_bytes
+            for o in self.observed
+        )
+        return self.constant_bytes + drawn
+
+    def nodes(self, packs: bool) -> list[Node]:
+        """The graph's nodes for a planner."""
+        names = self.names
+        made = []
+        for index, (name, o) in enumerate(zip(names, self.observed, strict=True)):
+            dead = index in self.dead
+            mask = o.mask_bytes if packs else 0
+            made.append(
+                Node(
+                    name=name,
+                    nbytes=o.nbytes,
+                    cost=o.seconds,
+                    alias_of=None if o.alias is None else names[o.alias],
+                    recomputable=o.again,
+                    stash_bytes=0 if dead or o.alias is not None else o.stash_bytes,
+                    grad_bytes=0 if dead else o.grad_bytes,
+                    workspace_bytes=o.workspace_bytes + mask + mask // 4,
+                    backward_workspace_bytes=self.backward_workspace.get(index, 0) + mask,
+                    needs=() if dead else tuple(names[i] for i in self.needs[index]),
+                )
+            )
+        return made
+
+
+def learn(calls: list[Call], observed: list[Observed]) -> Learned:
+    """What a pass that has gone forward says of its graph."""
+    edges: dict[tuple[int, int], None] = {}
+    users: dict[Any, list[tuple[int, int]]] = {}
+    needs = []
+    for call in calls:
+        for place, entry in enumerate(call.signature[1]):
+            source = call.sources[place].call
+            users.setdefault(entry[:2], []).append((call.index, place))
+            if source is not None:
+                edges[source.index, call.index] = None
+        alive = call.needs() if call.has_graph else []
+        needs.append(tuple(dict.fromkeys(c.index for c in alive)))
+    constant, gradients = constant_bytes(calls)
+    return Learned(
+        [call.signature for call in calls], [call.label for call in calls], list(observed),
+        list(edges), needs, users, constant, gradients,
+    )  # fmt: skip
+
+
+def constant_bytes(calls: list[Call]) -> tuple[int, int]:
+    """Bytes of parameters, their gradients and state, and inputs; and those of gradients alone."""
+    total = gradients = 0
+    seen: set[int] = set()
+    for call in calls:
+        func = call._func()
+        if func is None:
+            continue
+        for node, source in zip(func.inputs, call.sources, strict=True):
+            if source.call is not None or source.array is None:
+                continue
+            root = root_of(source.array)
+            if id(root) in seen:
+                continue
+            seen.add(id(root))
+            total += root.nbytes
+            held = node.get_variable_or_none()
+            if isinstance(held, chainer.Parameter):
+                gradients += root.nbytes
+                total += root.nbytes + _state_bytes(held.update_rule)
+    return total, gradients
+
+
+def _state_bytes(rule: Any) -> int:
+    state = (getattr(rule, "state", None) or {}).values()
+    full = getattr(getattr(rule, "_fp32_param", None), "array", None)
+    return sum(getattr(value, "nbytes", 0) for value in (*state, full))
+
+
+def calibrate(learned: Learned, workspaces: list[int], backward: dict[int, int]) -> None:
+    """Add the workspace of a calibration pass."""
+    learned.observed = [
+        o._replace(workspace_bytes=max(o.workspace_bytes, workspace))
+        for o, workspace in zip(learned.observed, workspaces, strict=True)
+    ]
+    learned.backward_workspace = dict(backward)
+    learned.measured = True

@@ -1,0 +1,242 @@
+"""One forward and the backward after it: following a plan, or learning the graph.
+
+While a graph is being learned, arrays are dropped by a fixed rule, so that what does not fit gets
+through: calls are taken in blocks of growing length, about the square root of twice their number;
+when the next block begins, all of a block goes but what the user still holds as variables. In
+backward, what is missing is made again from there on demand, and goes after its last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from umem.chainer.learning import Before, Learned, Observed, observe
+from umem.chainer.sums import Sums
+from umem.chainer.tape import Call
+from umem.planner.schedule import Action
+
+FIRST_BLOCK = 4
+"""Calls of the first block of the fallback rule; each block is one longer than the one before."""
+HIGH = 1 << 40
+"""Ranks of calls that follow a plan lie above all others."""
+
+
+class Pass:
+    """One forward and its backward.
+
+    Args:
+        number: passes are numbered.
+        known: the graphs that were learned.
+        debug: whether to keep checksums.
+    """
+
+    def __init__(self, number: int, known: Sequence[Learned], debug: bool) -> None:
+        self.number = number
+        self._known = known
+        self._debug = debug
+        self.calls: list[Call] = []
+        self.leaves: dict[int, tuple[int, Any]] = {}
+        self.seconds: list[float] = []
+        self.observed: list[Observed] = []
+        self.workspace: list[int] = []
+        self.follows: Learned | None = None
+        self.differs = False
+        self.never: str | None = None
+        self.went_back = False
+        self.settled = False
+        self.popped: dict[int, int] = {}
+        self.backward_workspace: dict[int, int] = {}
+        self._block: list[Call] = []
+        self._blocks = 0
+        self._next = 0
+        self._sums: Sums | None = None
+
+    @property
+    def learns(self) -> bool:
+        """Whether it has to observe its calls."""
+        return self.follows is None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it can still be used."""
+        return bool(self.calls) and not any(call.has_graph for call in self.calls)
+
+    # -- forward ---------------------------------------------------------------------------
+
+    def add(
+        self, func: Any, inputs: Any, outputs: Any, before: Before, seconds: float,
+        workspace: int,
+    ) -> None:  # fmt: skip
+        """A function was applied."""
+        call = Call(
+            self.number, len(self.calls), func, inputs, outputs, self.leaves, self._debug
+        )
+        func._umem_call = call
+        self.calls.append(call)
+        self.seconds.append(seconds)
+        self.workspace.append(workspace)
+        if call.from_elsewhere:
+            self.never = "it goes on from an earlier pass"
+        self._match(call)
+        if self.follows is not None:
+            self._obey(call, self.follows)
+            return
+        self.observed.append(observe(call, func, inputs, before, seconds, workspace))
+        call.stash = self.observed[-1].stash
+        self._fall_back(call)
+
+    def _match(self, call: Call) -> None:
+        """Follow a plan from the first call on, as long as the graph is the planned one."""
+        if call.index == 0:
+            self._follow_first(call)
+        elif self.follows is not None:
+            signatures = self.follows.signatures
+            if call.index >= len(signatures) or signatures[call.index] != call.signature:
+                self.leave()
+
+    def _follow_first(self, call: Call) -> None:
+        for learned in reversed(self._known):
+            if learned.plan is not None and learned.signatures[0] == call.signature:
+                self.follows = learned
+                return
+
+    def leave(self) -> None:
+        """The graph is not the planned one: follow another plan that fits so far, or none."""
+        old = self.follows
+        assert old is not None
+        self.follows = None
+        so_far = [call.signature for call in self.calls]
+        for learned in reversed(self._known):
+            fits = learned.plan is not None and learned.signatures[: len(so_far)] == so_far
+            if fits and learned is not old:
+                self.follows = learned
+                for call in self.calls[:-1]:
+                    self._obey(call, learned)
+                return
+        self.differs = True
+        known = len(self.calls) - 1 if len(self.calls) <= len(old.observed) + 1 else len(old.observed)
+        self.observed = list(old.observed[:known])
+        for call in self.calls:
+            call.set_rank(call.plain_rank)
+            call.values = None
+
+    def _obey(self, call: Call, learned: Learned) -> None:
+        call.stash = learned.observed[call.index].stash
+        call.set_rank(HIGH + 2 * learned.order[call.index])
+        if learned.packs and learned.observed[call.index].mask_bytes:
+            call.pack()
+        for action in learned.after_forward.get(call.index, ()):
+            _carry_out(action, self.calls[_number(action)])
+
+    def _fall_back(self, call: Call) -> None:
+        if self.differs or self.never:
+            call.values = None
+            return
+        if len(self._block) == FIRST_BLOCK + self._blocks:
+            for old in self._block:
+                if self.observed[old.index].again and not old.is_held():
+                    old.drop()
+                    old.drop_stash()
+                old.pack()
+            self._blocks += 1
+            self._block = []
+        self._block.append(call)
+
+    # -- backward --------------------------------------------------------------------------
+
+    def settle(self, refuse: str | None) -> None:
+        """Forward is over."""
+        if self.settled:
+            return
+        self.settled = True
+        learned = self.follows
+        if learned is not None and len(self.calls) < len(learned.signatures):
+            self._end_early()
+        if refuse is not None:
+            self.never = refuse
+            self.use_plain_ranks()
+        elif self.follows is not None:
+            self._sums = Sums(self.follows.plain, self.follows.contended)
+
+    def _end_early(self) -> None:
+        self.follows = None
+        self.differs = True
+        so_far = [call.signature for call in self.calls]
+        for learned in reversed(self._known):
+            if learned.plan is not None and learned.signatures == so_far:
+                self.follows = learned
+                self.differs = False
+                for call in self.calls:
+                    self._obey(call, learned)
+                return
+        self.never = "it ended before its plan did"
+        self.use_plain_ranks()
+
+    def use_plain_ranks(self) -> None:
+        """Have backward go as it would without a plan."""
+        for call in self.calls:
+            call.set_rank(call.plain_rank)
+
+    def before(self, call: Call) -> None:
+        """Carry out what the plan has before this step, and make sure of what it reads."""
+        learned = self.follows
+        place = -1 if learned is None else learned.places.get(call.index, -1)
+        if learned is not None and self.never is None and place >= self._next:
+            for action in learned.backward[self._next : place]:
+                _carry_out(action, self.calls[_number(action)])
+            self._next = place + 1
+        call.ensure()
+
+    def step(self, original: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
+        """Take the step itself."""
+        self.popped.setdefault(call.index, len(self.popped))
+        if self._sums is None:
+            original(func, *args)
+        else:
+            self._sums.step(original, call.index, func, args)
+
+    def after(self, call: Call) -> None:
+        """Let go what nothing reads after this step."""
+        learned = self.follows
+        if learned is not None and self.never is None and not self.went_back:
+            while self._next < len(learned.backward):
+                action = learned.backward[self._next]
+                if action.kind not in ("drop", "drop_stash"):
+                    break
+                _carry_out(action, self.calls[_number(action)])
+                self._next += 1
+        if self.never is None and not self.differs:
+            self._release(call)
+
+    def _release(self, call: Call) -> None:
+        known = self.observed if self.follows is None else self.follows.observed
+        if known[call.index].again:
+            call.drop()
+            call.drop_stash()
+        call.pack()
+
+    def finish(self) -> None:
+        """Backward is over."""
+        if not self.went_back and self.follows is not None and self.never is None:
+            for action in self.follows.backward[self._next :]:
+                number = _number(action)
+                if action.kind != "recompute" and number in self.popped:
+                    _carry_out(action, self.calls[number])
+            self._next = len(self.follows.backward)
+        self.went_back = True
+        self._sums = None
+        self.use_plain_ranks()
+
+
+def _number(action: Action) -> int:
+    return int(action.node.rpartition("#")[2])
+
+
+def _carry_out(action: Action, call: Call) -> None:
+    if action.kind == "drop":
+        call.drop()
+    elif action.kind == "drop_stash":
+        call.drop_stash()
+    elif action.kind == "recompute" and call.has_graph:
+        call.make_again()

@@ -1,0 +1,138 @@
+"""From what was learned of a graph to what a pass has to do."""
+
+from __future__ import annotations
+
+from umem.chainer.learning import Learned
+from umem.chainer.sums import contended
+from umem.errors import BudgetError, SizeError
+from umem.planner import Graph
+from umem.planner import plan as make_plan
+from umem.planner.plans import Method, Plan
+from umem.planner.schedule import Action, actions
+from umem.units import format_bytes, parse_bytes
+
+Budget = int | float | None
+"""Bytes in total, a share of keeping everything, or None for the least."""
+
+
+def check_budget(budget: int | str) -> Budget:
+    """What a user may give as a budget.
+
+    Raises:
+        SizeError: it is none.
+    """
+    if budget == "min":
+        return None
+    if isinstance(budget, str) and budget.strip().endswith("%"):
+        try:
+            share = float(budget.strip()[:-1]) / 100
+        except ValueError:
+            share = 0.0
+        if not 0 < share <= 1:
+            raise SizeError(f'a share of keeping everything is above "0%" and at most "100%"; '
+                            f"got {budget!r}")  # fmt: skip
+        return share
+    if isinstance(budget, float):
+        raise SizeError(
+            f"a budget is bytes as an int, a size like \"12GiB\", a share like \"60%\", or "
+            f'"min"; got {budget!r}'
+        )
+    return parse_bytes(budget, "budget")
+
+
+def prepare(learned: Learned, budget: Budget, method: Method) -> None:
+    """Plan a graph that was learned.
+
+    Raises:
+        BudgetError: nothing fits; names the least that does, the floor and what forces it.
+    """
+    whole = Graph(learned.nodes(packs=False), _named(learned))
+    keep_all = make_plan(whole, None, "store_all", model="saved")
+    learned.keep_all_bytes = learned.constant(False) + keep_all.peak_bytes
+    room = _room(learned, budget)
+    if budget is not None and room is not None and room >= learned.keep_all_bytes:
+        _carry(learned, whole, keep_all, packs=False)
+        return
+    graph = Graph(learned.nodes(packs=True), _named(learned))
+    _carry(learned, graph, _within(learned, graph, room, method), packs=True)
+
+
+def _room(learned: Learned, budget: Budget) -> int | None:
+    if budget is None:
+        return None
+    if isinstance(budget, float):
+        return round(budget * learned.keep_all_bytes)
+    return budget - learned.slack_bytes
+
+
+def _within(learned: Learned, graph: Graph, room: int | None, method: Method) -> Plan:
+    constant = learned.constant(True)
+    try:
+        if room is not None and room <= constant:
+            raise BudgetError("that alone is more")
+        above = None if room is None else room - constant
+        return make_plan(graph, above, method, model="saved")
+    except BudgetError as error:
+        least = constant + make_plan(graph, None, method, model="saved").peak_bytes
+        size, node = floor_of(learned)
+        raise BudgetError(
+            f"a budget of {format_bytes(room or 0)} is too small for this graph; the least that "
+            f"fits is {format_bytes(least)}. Parameters, gradients, state and inputs take "
+            f"{format_bytes(constant)} of it, and no plan gets below the floor of "
+            f"{format_bytes(constant + size)}, which {node!r} forces ({error})"
+        ) from None
+
+
+def floor_of(learned: Learned) -> tuple[int, str]:
+    """The most that one call needs at once above the constant, and which call it is."""
+    nodes = learned.nodes(packs=True)
+    size = {node.name: 0 if node.alias_of else node.nbytes for node in nodes}
+    grad = {node.name: node.grad_bytes or 0 for node in nodes}
+    inputs: dict[str, list[str]] = {node.name: [] for node in nodes}
+    for source, user in _named(learned):
+        inputs[user].append(source)
+    floor = (0, "nothing")
+    for index, node in enumerate(nodes):
+        read = inputs[node.name]
+        forward = sum(size[n] for n in read) + size[node.name] + node.stash_bytes
+        forward += node.workspace_bytes
+        backward = 0
+        if index not in learned.dead:
+            backward = sum(size[n] for n in node.needs or ()) + node.stash_bytes
+            backward += grad[node.name] + sum(grad[n] for n in read)
+            backward += node.backward_workspace_bytes
+        floor = max(floor, (max(forward, backward), node.name))
+    return floor
+
+
+def _named(learned: Learned) -> list[tuple[str, str]]:
+    names = learned.names
+    return [(names[a], names[b]) for a, b in learned.edges]
+
+
+def graph_of(learned: Learned) -> Graph:
+    """The graph that the plan is for."""
+    return Graph(learned.nodes(learned.packs), _named(learned))
+
+
+def _carry(learned: Learned, graph: Graph, plan: Plan, packs: bool) -> None:
+    """Sort a plan's actions by when they are due."""
+    number = {name: index for index, name in enumerate(learned.names)}
+    place = {name: at for at, name in enumerate(sum(plan.blocks, ()))}
+    order = [place[name] for name in learned.names]
+    after: dict[int, list[Action]] = {}
+    stream = list(actions(graph, plan))
+    start = next(
+        (i for i, a in enumerate(stream) if a.kind in ("recompute", "backward")), len(stream)
+    )
+    last = -1
+    for action in stream[:start]:
+        if action.kind == "forward":
+            last = max(last, number[action.node])  # forward runs in the user's order
+        else:
+            after.setdefault(last, []).append(action)
+    backward = [a for a in stream[start:] if a.kind != "free"]
+    learned.after_forward, learned.backward, learned.order = after, backward, order
+    learned.places = {number[a.node]: i for i, a in enumerate(backward) if a.kind == "backward"}
+    learned.contended = contended(learned.users, learned.plain, order)
+    learned.plan, learned.packs = plan, packs

@@ -1,0 +1,71 @@
+"""What was planned and what came of it, for a person."""
+
+from __future__ import annotations
+
+from umem.chainer.learning import Learned
+from umem.chainer.planning import floor_of, graph_of
+from umem.planner import Graph, Plan, simulate
+from umem.planner import plan as make_plan
+from umem.units import format_bytes
+
+NAMED = 6
+"""So many names are written out."""
+
+
+def describe(learned: Learned) -> str:
+    """One graph: predicted and measured, what is kept and what runs again."""
+    head = f"a graph of {len(learned.observed)} calls: "
+    if learned.plan is None:
+        why = learned.never or learned.refused or "it was not seen often enough yet"
+        return f"{head}not planned: {why}"
+    plan = learned.plan
+    constant = learned.constant(learned.packs)
+    size, node = floor_of(learned)
+    lines = [
+        f"{head}planned by {plan.method}",
+        f"  peak: {format_bytes(constant + plan.peak_bytes)} predicted, "
+        f"{_or_not(learned.measured_bytes)}; {format_bytes(learned.keep_all_bytes)} predicted "
+        f"for keeping everything; the floor is {format_bytes(constant + size)} ({node})",
+        f"  parameters, gradients, state and inputs: {format_bytes(constant)} of it",
+        f"  overhead: {_share(plan.overhead, learned.seconds)} of the forward pass predicted, "
+        + ("not measured yet" if learned.rerun_seconds is None
+           else f"{_share(learned.rerun_seconds, learned.seconds)} measured"),
+    ]  # fmt: skip
+    again = [name for block in plan.recomputed for name in block]
+    lines.append(f"  kept: {_names(list(plan.kept))}")
+    lines.append(f"  run again: {_names(again)}")
+    stay = [n for n, o in zip(learned.names, learned.observed, strict=True) if not o.again]
+    if stay:
+        lines.append(f"  cannot run again, and are kept: {_names(stay)}")
+    return "\n".join(lines)
+
+
+def _or_not(count: int | None) -> str:
+    return "not measured yet" if count is None else f"{format_bytes(count)} measured"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "0%"
+
+
+def _names(names: list[str]) -> str:
+    if not names:
+        return "nothing"
+    more = len(names) - NAMED
+    text = ", ".join(names[:NAMED])
+    return f"{len(names)} calls ({text}{f' and {more} more' if more > 0 else ''})"
+
+
+def curves(learned: Learned) -> tuple[list[int], list[int]]:
+    """Predicted bytes over the actions of a step: keeping everything, and by the plan."""
+    assert learned.plan is not None
+    whole = Graph(learned.nodes(packs=False), graph_of(learned).edges)
+    before = make_plan(whole, None, "store_all", model="saved")
+    return (
+        _curve(whole, before, learned.constant(False)),
+        _curve(graph_of(learned), learned.plan, learned.constant(learned.packs)),
+    )
+
+
+def _curve(graph: Graph, plan: Plan, constant: int) -> list[int]:
+    return [constant + moment.during_bytes for moment in simulate(graph, plan).timeline]

@@ -1,0 +1,108 @@
+"""Sums of gradients in the order of a plain run, whatever order backward steps are taken in.
+
+Floating-point sums depend on their order. Where a value has several users, Chainer adds their
+gradients up as backward reaches them. A plan reaches them in another order; a gradient that
+comes too early then waits until those before it are there.
+
+Cost: a waiting gradient takes its memory; nothing where the two orders agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from chainer import _backprop_utils
+
+Contended = dict[int, dict[int, tuple[int, ...]]]
+"""By call and input: the places in a plain backward of all that add to that input's gradient."""
+
+
+def contended(
+    users: Mapping[Any, list[tuple[int, int]]], plain: Mapping[int, int], order: list[int]
+) -> Contended:
+    """The inputs whose gradients would be added up in another order.
+
+    Args:
+        users: for each value, the calls and inputs that read it.
+        plain: a call's place in a plain backward.
+        order: a call's place in the planned forward, whose reverse the planned backward is.
+    """
+    found: Contended = {}
+    for readers in users.values():
+        calls = {call for call, _ in readers if call in plain}
+        places = sorted(plain[call] for call in calls)
+        if places != [plain[call] for call in sorted(calls, key=lambda c: -order[c])]:
+            for call, place in readers:
+                if call in calls:
+                    found.setdefault(call, {})[place] = tuple(places)
+    return found
+
+
+class Sums:
+    """The sums of one backward.
+
+    Args:
+        plain: a call's place in a plain backward.
+        contended: which inputs to watch.
+    """
+
+    def __init__(self, plain: Mapping[int, int], contended: Contended) -> None:
+        self._plain = plain
+        self._contended = contended
+        self._done: set[int] = set()
+        self._places: dict[Any, list[int]] = {}
+
+    def step(self, original: Any, call: int, func: Any, args: tuple[Any, ...]) -> None:
+        """Take a backward step, and add its gradients where they belong."""
+        own = self._plain.get(call)
+        watched = self._contended.get(call)
+        if own is None or watched is None:
+            original(func, *args)
+            if own is not None:
+                self._done.add(own)
+            return
+        grads = args[2]
+        expected = {func.inputs[i]: places for i, places in watched.items()}
+        before = {x: list(grads[x]) for x in expected if x in grads}
+        for x in before:
+            grads[x].clear()
+        lazy, func.lazy_grad_sum = func.lazy_grad_sum, True
+        try:
+            original(func, *args)
+        finally:
+            func.lazy_grad_sum = lazy
+        self._done.add(own)
+        for x, found in grads.items():
+            if x in before:
+                self._insert(x, before[x], found, own)
+                if not lazy:
+                    self._add_up(x, found, expected[x])
+            elif not lazy:
+                _backprop_utils._reduce(found)
+
+    def _insert(self, x: Any, before: list[Any], found: list[Any], own: int) -> None:
+        places = self._places.setdefault(x, [-1] * len(before))
+        pairs = [*zip(places, before, strict=True), *((own, gradient) for gradient in found)]
+        pairs.sort(key=lambda pair: pair[0])
+        self._places[x] = [place for place, _ in pairs]
+        found[:] = [gradient for _, gradient in pairs]
+
+    def _add_up(self, x: Any, found: list[Any], expected: tuple[int, ...]) -> None:
+        """Add up what is complete from the beginning."""
+        limit = -1
+        for place in expected:
+            if place not in self._done:
+                break
+            limit = place
+        places = self._places[x]
+        count = sum(1 for place in places if place <= limit)
+        if count < 2:
+            return
+        total: list[Any] = []
+        for index in range(count):
+            total.append(found[index])
+            if index + 1 == count or places[index + 1] != places[index]:
+                _backprop_utils._reduce(total)
+        found[:count] = total
+        places[:count] = [limit]

@@ -1,0 +1,51 @@
+"""Memory over a step before and after a plan, as a picture; the curves are predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from umem.errors import MissingDependencyError
+from umem.units import MIB
+
+KEPT, PLANNED, LIMIT, MEASURED = "#9aa5b1", "#2166ac", "#b2182b", "#1b7837"
+
+
+def draw_steps(
+    before: Sequence[int],
+    after: Sequence[int],
+    budget_bytes: int | None,
+    measured_bytes: int | None,
+    path: Path,
+) -> None:
+    """Write a PNG of two predicted curves, over the actions of a step.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed. OSError: the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingDependencyError(
+            'pictures need matplotlib; pip install "umem[plot]"'
+        ) from None
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    panel = figure.subplots()
+    for values, color, label in (
+        (before, KEPT, "keeping everything (predicted)"), (after, PLANNED, "plan (predicted)"),
+    ):  # fmt: skip
+        places = [index / max(1, len(values) - 1) for index in range(len(values))]
+        panel.step(places, [v / MIB for v in values], where="post", color=color, label=label)
+    for value, color, label in (
+        (budget_bytes, LIMIT, "budget"), (measured_bytes, MEASURED, "peak (measured)"),
+    ):  # fmt: skip
+        if value is not None:
+            panel.axhline(value / MIB, color=color, linestyle="--", linewidth=1, label=label)
+    panel.set_ylim(bottom=0)
+    panel.set_ylabel("MiB")
+    panel.set_xlabel("actions of a step, from first to last")
+    panel.set_title("Memory over a training step", loc="left", fontsize=11)
+    panel.legend(frameon=False, fontsize=8)
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)
+    figure.savefig(path, dpi=110)
