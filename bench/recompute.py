@@ -1,7 +1,7 @@
 """What does planned recomputation save, and what does it cost?
 
-On NumPy, beside plain Chainer. Peaks are of what a step allocates above parameters, the
-optimizer's state and inputs (gradients, saved arrays, workspace), by tracemalloc, in a pass of
+On NumPy, beside plain Chainer. Peaks are of the arrays that a step allocates (gradients, saved
+arrays, workspace; not parameters, the optimizer's state, inputs), by tracemalloc, in a pass of
 their own. The floor is the most that one function needs at once, forward or backward, with the
 parameters' gradients: no plan can go below it, so a plan is judged by what it leaves of the rest,
 the reducible part. Times are processor time on one thread, the kinds of step in turn; a ratio is
@@ -90,7 +90,7 @@ def prepare(trainee: Trainee, mode: Mode) -> None:
     trainee.reset()
     try:
         with mode.context:
-            for _ in range(3 if mode.budget is not None else 1):
+            for _ in range(4 if mode.budget is not None else 1):  # learn twice, follow, check
                 trainee.step(mode.region)
     except (UmemError, MemoryError) as error:
         mode.error = f"{type(error).__name__}: {error}"
@@ -99,8 +99,11 @@ def prepare(trainee: Trainee, mode: Mode) -> None:
 def predicted(mode: Mode) -> int | None:
     """The peak that the plan promises, in all."""
     for learned in getattr(mode.context, "_learned", ()):
-        if learned.plan is not None:
-            return int(learned.constant_bytes + learned.plan.peak_bytes)
+        if learned.plan is None:
+            continue
+        if hasattr(learned, "constant"):  # what was drawn may be packed
+            return int(learned.constant(learned.packs) + learned.plan.peak_bytes)
+        return int(learned.constant_bytes + learned.plan.peak_bytes)
     return None
 
 
@@ -110,7 +113,7 @@ def predicted(mode: Mode) -> int | None:
 def measure(network: Network, repeats: int | None = None) -> list[dict[str, Any]]:
     """A row a kind of step."""
     trainee = Trainee(network)
-    keep_all, plain_results = trainee.measure(nullcontext(), call)
+    keep_all, _, plain_results = trainee.measure(nullcontext(), call)
     floor = trainee.floor()
     kinds = modes(network, trainee, keep_all, floor)
     for mode in kinds:
@@ -129,8 +132,9 @@ def measure(network: Network, repeats: int | None = None) -> list[dict[str, Any]
         if mode.error is not None:
             row |= {"error": mode.error}
         else:
-            peak, results = measured[mode.name]
+            peak, objects, results = measured[mode.name]
             row |= memory(mode, peak, keep_all, floor, trainee.constant_bytes)
+            row["objects_mb"] = objects / MB
             row |= pace(mode, kinds[0])
             row["identical"] = "no" if different(plain_results, results) else "yes"
             row["differ"] = different(plain_results, results)

@@ -301,7 +301,7 @@ def transformer(layers: int = 12, width: int = 128, length: int = 128) -> tuple[
     return model, loss, input_bytes(x, t)
 
 
-def lstm(steps: int = 200, batch: int = 64, width: int = 128) -> tuple[Any, Loss, int]:
+def lstm(steps: int = 200, batch: int = 128, width: int = 128) -> tuple[Any, Loss, int]:
     cell, score = L.StatelessLSTM(width, width), L.Linear(width, 8)
     model = chainer.ChainList(cell, score)
     xs = np.random.default_rng(0).standard_normal((steps, batch, width), dtype=np.float32)

@@ -10,7 +10,7 @@ import hashlib
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import chainer
@@ -42,9 +42,13 @@ class Trainee:
         state = sum(value.nbytes for value in held if isinstance(value, np.ndarray))
         return self.parameter_bytes + state + self.input_bytes
 
-    def step(self, region: Region = call, update: Callable[[], None] | None = None) -> Any:
+    def step(
+        self, region: Region = call, update: Callable[[], None] | None = None,
+        between: Callable[[], None] = lambda: None,
+    ) -> Any:  # fmt: skip
         """Forward, gradients cleared, backward, update: the order of ``optimizer.update(f)``."""
         loss = self._loss(region)
+        between()
         self.model.cleargrads()
         loss.backward()
         (update or self.optimizer.update)()
@@ -76,11 +80,15 @@ class Trainee:
 
     # -- memory ------------------------------------------------------------------------------
 
-    def measure(self, mode: AbstractContextManager[Any], region: Region) -> tuple[int, Results]:
-        """Two steps from the beginning: the second's peak, and the results of both.
+    def measure(
+        self, mode: AbstractContextManager[Any], region: Region
+    ) -> tuple[int, int, Results]:
+        """Two steps from the beginning: the second's peak, Python's objects, results of both.
 
-        The peak is of all that was allocated since the first step's start: gradients, saved
-        arrays and workspace; not parameters, state and inputs.
+        The peak is of the arrays that were allocated since the first step's start: gradients,
+        saved arrays and workspace; not parameters, state and inputs. Python's objects (the
+        graph's nodes, above all), as they are at the end of a third step's forward pass, are
+        taken off: they are in no device's memory.
         """
         self.reset()
         self.model.cleargrads()
@@ -95,9 +103,12 @@ class Trainee:
                     loss = self.step(region)
                     _, peak = tracemalloc.get_traced_memory()
                     results |= self._results(number, loss)
+                    del loss
+                objects: list[int] = []
+                self.step(region, between=lambda: objects.append(object_bytes()))
         finally:
             tracemalloc.stop()
-        return peak, results
+        return peak - objects[0], objects[0], results
 
     def _results(self, number: int, loss: Any) -> Results:
         """Copies of losses, gradients, statistics and parameters."""
@@ -146,21 +157,21 @@ class Trainee:
 Results = dict[str, Any]
 
 
+def object_bytes() -> int:
+    """Bytes that tracemalloc follows now and that are not arrays."""
+    others = tracemalloc.DomainFilter(False, np.lib.tracemalloc_domain)
+    traces = tracemalloc.take_snapshot().filter_traces([others]).traces
+    return sum(trace.size for trace in traces)
+
+
 def digest(array: Any) -> Any:
     """A checksum of an array's bits, so that nothing large is kept while a peak is measured."""
     bits = np.ascontiguousarray(array)
     return np.frombuffer(hashlib.blake2b(bits.view(np.uint8).data).digest(), np.uint8)
 
 
-def identical(one: Results, other: Results) -> bool:
-    """Whether every loss, gradient and statistic has the same bits."""
-    return one.keys() == other.keys() and all(
-        np.array_equal(one[name], other[name]) for name in one
-    )
-
-
 def different(one: Results, other: Results) -> list[str]:
-    """What has not."""
+    """The losses, gradients and statistics that have other bits."""
     return [name for name in one if not np.array_equal(one[name], other.get(name))]
 
 
@@ -232,5 +243,3 @@ class _Floor:
             roots[id(array)] = array.nbytes
         return sum(n for key, n in roots.items() if key not in self._constants)
 
-
-NOTHING = nullcontext()

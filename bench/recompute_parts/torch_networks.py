@@ -180,7 +180,7 @@ def transformer(width: int = 128, length: int = 128) -> Case:
     return parts, torch.randn(8, length, width), cross_entropy(8 * length, classes=100)
 
 
-def lstm(steps: int = 200, batch: int = 64, width: int = 128) -> Case:
+def lstm(steps: int = 200, batch: int = 128, width: int = 128) -> Case:
     cell, score = nn.LSTMCell(width, width), nn.Linear(width, 8)
     xs = torch.randn(steps, batch, width)
     zero = torch.zeros(batch, width)
