@@ -259,6 +259,6 @@ def _front(graph: Graph, method: Method, model: Model, points: int | None) -> li
         if points is not None:
             break
     if points is not None:
-        for limit in np.linspace(table.least, found[0].peak_bytes, points):
-            found += _plans(graph, int(limit), method, "time", model)
+        for budget in np.linspace(table.least, found[0].peak_bytes, points):
+            found += _plans(graph, int(budget), method, "time", model)
     return found
