@@ -110,12 +110,15 @@ def predicted(mode: Mode) -> int | None:
 # -- a network ---------------------------------------------------------------------------------
 
 
-def measure(network: Network, repeats: int | None = None) -> list[dict[str, Any]]:
-    """A row a kind of step."""
+def measure(
+    network: Network, repeats: int | None = None, names: tuple[str, ...] = ()
+) -> list[dict[str, Any]]:
+    """A row a kind of step; of those that are named, if any are."""
     trainee = Trainee(network)
     keep_all, _, plain_results = trainee.measure(nullcontext(), call)
     floor = trainee.floor()
     kinds = modes(network, trainee, keep_all, floor)
+    kinds = [mode for mode in kinds if not names or mode.name in ("plain", *names)]
     for mode in kinds:
         prepare(trainee, mode)
     works = [mode for mode in kinds if mode.error is None]
@@ -250,20 +253,22 @@ def show(rows: list[dict[str, Any]]) -> None:
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="Two small networks, a few steps.")
 @click.option("--only", "names", multiple=True, type=click.Choice([n.name for n in NETWORKS]))
+@click.option("--mode", "kinds", multiple=True, help='Only this kind of step, such as "min".')
 @click.option("--repeats", type=click.IntRange(1), help="Timed steps of each kind.")
 @click.option("--torch", "python", default=sys.executable, metavar="PYTHON",
               help="An interpreter that has PyTorch; default: this one.")  # fmt: skip
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the result here.")
 def main(
-    quick: bool, names: tuple[str, ...], repeats: int | None, python: str, path: Path | None
-) -> None:
+    quick: bool, names: tuple[str, ...], kinds: tuple[str, ...], repeats: int | None,
+    python: str, path: Path | None,
+) -> None:  # fmt: skip
     chosen = QUICK if quick else [n for n in NETWORKS if not names or n.name in names]
     compares = not quick and has_torch(python)
     if not compares:
         print("PyTorch is left out: " + ("--quick" if quick else "it is not installed here"))
     rows = []
     for network in chosen:
-        found = measure(network, repeats)
+        found = measure(network, repeats, kinds)
         if compares:
             found.append(torch_row(network, python, repeats or network.repeats))
         rows += found

@@ -145,12 +145,12 @@ def _is_stem(unit: Any, model: Any) -> bool:
     return not type(unit).__name__.startswith("Bottleneck")
 
 
-def vgg16() -> tuple[Any, Loss, int]:
+def vgg16(pixels: int = 128) -> tuple[Any, Loss, int]:
     model = L.VGG16Layers(pretrained_model=None)
     del model.fc6
     with model.init_scope():
-        model.fc6 = L.Linear(512 * 4 * 4, 4096)  # for 128 pixels instead of 224
-    x, t = images(8, 3, 128), labels(8, classes=1000)
+        model.fc6 = L.Linear(512 * (pixels // 32) ** 2, 4096)  # not for 224
+    x, t = images(8, 3, pixels), labels(8, classes=1000)
     stages: list[list[Any]] = [[]]
     for name, functions in model.functions.items():
         if name not in ("fc6", "fc7", "fc8", "prob"):
@@ -353,6 +353,7 @@ NETWORKS = (
             forget_is_wrong="masks are drawn again", torch="residual, dropout"),
     Network("ResNet50", resnet50, 0.35, repeats=3, torch="ResNet50"),
     Network("VGG16", vgg16, 0.5, repeats=3, torch="VGG16"),
+    Network("VGG16, 64 px", lambda: vgg16(64), 0.5, repeats=3, no_torch="see VGG16"),
     Network("U-Net", unet, 0.5, no_torch="not a sequence"),
     Network("DenseNet", densenet, 0.35, torch="DenseNet"),
     Network("transformer", transformer, 0.35, torch="transformer"),
