@@ -43,7 +43,7 @@ class Residual(chainer.Chain):
         super().__init__()
         with self.init_scope():
             self.first = L.Convolution2D(3, 8, 3, pad=1)
-            self.blocks = chainer.ChainList(*(Block(8) for _ in range(6)))
+            self.blocks = chainer.ChainList(*(Block(8) for _ in range(4)))
             self.out = L.Linear(8, 10)
 
     def loss(self, x: Any, t: Any) -> Any:
@@ -51,6 +51,15 @@ class Residual(chainer.Chain):
         for block in self.blocks:
             h = block(h)
         return F.softmax_cross_entropy(self.out(F.mean(h, axis=(2, 3))), t)
+
+
+class Deep(Residual):
+    """Twelve blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for _ in range(8):
+            self.blocks.append(Block(8))
 
 
 class UNet(chainer.Chain):
@@ -208,7 +217,7 @@ def rows(rng: Any) -> Any:
 
 
 def images(rng: Any) -> Any:
-    return rng.standard_normal((6, 3, 16, 16), dtype=np.float32)
+    return rng.standard_normal((6, 3, 8, 8), dtype=np.float32)
 
 
 def words(rng: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from umem.chainer.recording import _find_arrays
+from umem.chainer.recording import _OWN, _find_arrays
 from umem.chainer.sums import Contended
 from umem.chainer.tape import DRAWS, Call, Signature, owner_of, root_of
 from umem.planner import Node, Plan
@@ -60,10 +60,9 @@ def observe(
 ) -> Observed:
     """What one call made, kept on itself and changed."""
     owner = owner_of(func)
-    stash = {k: v for k, v in vars(owner).items() if before.state.get(k) is not v}
-    stash.pop("_umem_call", None)
-    found = {key: list(_arrays([(key, value)])) for key, value in stash.items()}
-    found = {key: arrays for key, arrays in found.items() if arrays}
+    new = {k: v for k, v in vars(owner).items() if before.state.get(k) is not v and k not in _OWN}
+    lists = {key: _arrays([(key, value)]) for key, value in new.items()}
+    found = {key: arrays for key, arrays in lists.items() if arrays}
     ins = [root_of(x.array if isinstance(x, chainer.Variable) else x) for x in inputs]
     assert call.values is not None
     roots = {id(root): root for root in map(root_of, call.values)}
@@ -102,7 +101,7 @@ def _logical(x: Any) -> int:
     return int((x.array if isinstance(x, chainer.Variable) else x).nbytes)
 
 
-def _arrays(items: Iterable[tuple[str, Any]]) -> Iterable[Any]:
+def _arrays(items: Iterable[tuple[str, Any]]) -> list[Any]:
     found: list[tuple[str, Any]] = []
     for key, value in items:
         if not isinstance(value, chainer.Function):

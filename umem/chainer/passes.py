@@ -117,8 +117,8 @@ class Pass:
         self.differs = True
         known = len(self.calls) - 1 if len(self.calls) <= len(old.observed) + 1 else len(old.observed)
         self.observed = list(old.observed[:known])
-        for call in self.calls:
-            call.set_rank(call.plain_rank)
+        self.use_plain_ranks()
+        for call in self.calls[:-1]:
             call.values = None
 
     def _obey(self, call: Call, learned: Learned) -> None:

@@ -362,9 +362,8 @@ class Recompute:
         self._once_seen = 0
         if self._tracing == "peak":
             peak = tracemalloc.get_traced_memory()[1]
-            constant = learned.constant(learned.packs)
-            learned.constant_bytes += max(0, constant_bytes(now.calls)[0] - learned.constant_bytes)
-            learned.measured_bytes = constant - learned.gradient_bytes + peak - self._traced_before
+            outside = learned.constant_bytes - learned.gradient_bytes  # made before the pass
+            learned.measured_bytes = outside + peak - self._traced_before
         elif learned.rerun_seconds is None:
             learned.rerun_seconds = sum(call.rerun_seconds for call in now.calls)
 
