@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-import umem.chainer  # isort: skip  (before chainer)
+import umem.chainer  # noqa: F401  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
 import chainer.links as L

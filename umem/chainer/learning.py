@@ -115,7 +115,7 @@ def _sum(array: Any) -> int:
 
 
 def _random() -> bytes:
-    state = np.random.get_state()
+    state: Any = np.random.get_state()
     return bytes(state[1].tobytes()) + repr(state[2:]).encode()
 
 
@@ -132,7 +132,7 @@ class Learned:
     constant_bytes: int
     gradient_bytes: int = 0
     never: str | None = None
-    passes: int = 1
+    passes: int = 0
     measured: bool = False
     backward_workspace: dict[int, int] = field(default_factory=dict)
     plain: dict[int, int] = field(default_factory=dict)
@@ -163,7 +163,7 @@ class Learned:
         return [f"{label}#{index}" for index, label in enumerate(self.labels)]
 
     def constant(self, packs: bool) -> int:
-        """Bytes that stay through the step: parameters, gradients, state, inputs, what was drawn."""
+        """Bytes that stay: parameters, gradients, state, inputs, what was drawn."""
         drawn = sum(
             (o.mask_bytes + 7) // (8 * 4) + 1 if packs and o.mask_bytes else o.drawn_bytes
             for o in self.observed

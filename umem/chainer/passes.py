@@ -115,8 +115,7 @@ class Pass:
                     self._obey(call, learned)
                 return
         self.differs = True
-        known = len(self.calls) - 1 if len(self.calls) <= len(old.observed) + 1 else len(old.observed)
-        self.observed = list(old.observed[:known])
+        self.observed = list(old.observed[: len(self.calls) - 1])
         self.use_plain_ranks()
         for call in self.calls[:-1]:
             call.values = None

@@ -223,7 +223,8 @@ class Recompute:
         for learned in reversed(self._learned):
             if learned.never is None and _begins(learned, func, inputs):
                 if learned.plan is None and not learned.measured:
-                    self._start_tracing("workspace")
+                    if self._once_seen < MANY:
+                        self._start_tracing("workspace")
                 elif learned.plan is not None and learned.measured_bytes is None:
                     self._start_tracing("peak")
                 return
@@ -351,11 +352,12 @@ class Recompute:
             call.index for call in now.calls if call.index not in now.popped and not call.has_graph
         }
         learned.constant_bytes = max(learned.constant_bytes, constant_bytes(now.calls)[0])
-        if self._tracing == "workspace" and not learned.measured:
-            calibrate(learned, now.workspace, now.backward_workspace)
+        came_back = learned.passes > 0
         learned.passes += 1
-        if learned.passes > 2:
+        if came_back:
             self._once_seen = 0
+            if self._tracing == "workspace" and not learned.measured:
+                calibrate(learned, now.workspace, now.backward_workspace)
 
     def _finish_following(self, now: Pass, learned: Learned) -> None:
         assert learned.plan is not None

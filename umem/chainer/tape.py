@@ -100,7 +100,9 @@ class Call:
         self.stash_dropped = False
         self.packed: Packed | None = None
         self.config = dict(vars(configuration.config._local))
-        self.sums = ([checksum(a) for a in ins], [checksum(a) for a in self.values]) if sums else None
+        self.sums: tuple[list[int], list[int]] | None = None
+        if sums:
+            self.sums = [checksum(a) for a in ins], [checksum(a) for a in self.values]
         self.rerun_seconds = 0.0
 
     @property
@@ -202,7 +204,10 @@ class Call:
         pending = [self]
         while pending:
             call = pending[-1]
-            missing = [s.call for s in call.sources if s.call is not None and not s.call.find(s.output)]
+            missing = [
+                source.call for source in call.sources
+                if source.call is not None and not source.call.find(source.output)
+            ]  # fmt: skip
             if missing:
                 pending += missing
                 continue
