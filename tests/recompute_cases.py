@@ -220,6 +220,10 @@ def images(rng: Any) -> Any:
     return rng.standard_normal((6, 3, 8, 8), dtype=np.float32)
 
 
+def larger(rng: Any) -> Any:
+    return rng.standard_normal((8, 3, 20, 20), dtype=np.float32)
+
+
 def words(rng: Any) -> Any:
     return rng.integers(0, 30, (7, 6)).astype(np.int32)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recompute_cases import MODELS, Deep, Recurrent, planned, same, train, words
+from recompute_cases import MODELS, Deep, Recurrent, larger, planned, same, train, words
 
 import umem.chainer  # isort: skip  (before chainer)
 import chainer
@@ -193,10 +193,6 @@ def test_dropout_masks_are_packed_and_come_back() -> None:
         assert again.tobytes() == mask.tobytes() and again.strides == mask.strides
     assert pack(np.array([0, 1, 2.0])) is None
     assert pack(np.ones((3, 4)).T) is None
-
-
-def larger(rng: Any) -> Any:
-    return rng.standard_normal((8, 3, 20, 20), dtype=np.float32)
 
 
 def test_the_peak_falls_as_predicted() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 import time
-import tracemalloc
 import warnings
 import weakref
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from umem.chainer.passes import Pass
 from umem.chainer.planning import check_budget, prepare
 from umem.chainer.recompute_report import curves, describe
 from umem.chainer.tape import Call, owner_of
+from umem.chainer.tracing import Tracing
 from umem.errors import BudgetError, StateError, UnsupportedError
 from umem.planner.plans import Method
 
@@ -79,9 +79,7 @@ class Recompute:
         self._last: list[weakref.ref[Call]] = []
         self._number = 0
         self._inside = False
-        self._tracing: str | None = None
-        self._traced_by_us = False
-        self._traced_before = 0
+        self._tracing = Tracing()
         self._once_seen = 0
         self._said: list[str] = []
         self._thread = 0
@@ -109,7 +107,7 @@ class Recompute:
         _on.remove(self)
         while self._restores:
             self._restores.pop()()
-        self._stop_tracing()
+        self._tracing.stop()
         self._inside = False
         if self._pass is not None:
             self._end(self._pass)
@@ -175,7 +173,7 @@ class Recompute:
             else:
                 before = Before(dict(vars(owner_of(func))), [], b"")
             self._inside = True
-            self._reset_peak()
+            self._tracing.call_begins()
             start = time.perf_counter()
             try:
                 outputs = original(func, inputs)
@@ -184,7 +182,7 @@ class Recompute:
             seconds = time.perf_counter() - start
             if func.inputs is not None:
                 follows = now.follows
-                now.add(func, inputs, outputs, before, seconds, self._workspace())
+                now.add(func, inputs, outputs, before, seconds, self._tracing.workspace())
                 if follows is not None and now.differs:
                     self._left(now)
             return outputs
@@ -200,7 +198,7 @@ class Recompute:
         if now is not None:
             self._end(now)
         self._pass = None
-        self._stop_tracing()
+        self._tracing.stop()
         for learned in self._learned:
             waits = learned.measured and learned.plan is None and learned.never is None
             if waits and _begins(learned, func, inputs):
@@ -224,9 +222,9 @@ class Recompute:
             if learned.never is None and _begins(learned, func, inputs):
                 if learned.plan is None and not learned.measured:
                     if self._once_seen < MANY:
-                        self._start_tracing("workspace")
+                        self._tracing.start("workspace")
                 elif learned.plan is not None and learned.measured_bytes is None:
-                    self._start_tracing("peak")
+                    self._tracing.start("peak")
                 return
 
     def _left(self, now: Pass) -> None:
@@ -235,11 +233,11 @@ class Recompute:
             f"call {len(now.calls) - 1} ({now.calls[-1].label}) is not what was planned: this pass "
             "keeps everything from there on. A graph that comes back is planned for"
         )
-        self._stop_tracing()
+        self._tracing.stop()
         so_far = [call.signature for call in now.calls]
         for learned in self._learned:
             if not learned.measured and learned.signatures[: len(so_far)] == so_far:
-                self._start_tracing("workspace")
+                self._tracing.start("workspace")
 
     # -- backward --------------------------------------------------------------------------
 
@@ -287,9 +285,9 @@ class Recompute:
                     original(func, *args)
                     return
                 now.before(call)
-                self._reset_peak()
+                self._tracing.call_begins()
                 now.step(original, call, func, args)
-                now.backward_workspace[call.index] = self._workspace()
+                now.backward_workspace[call.index] = self._tracing.workspace()
                 now.after(call)
             finally:
                 self._inside = False
@@ -336,7 +334,7 @@ class Recompute:
             self._finish_learning(now)
         elif whole and learned is not None and not now.differs and now.never is None:
             self._finish_following(now, learned)
-        self._stop_tracing()
+        self._tracing.stop()
         self._last = [weakref.ref(call) for call in now.calls]
         now.leaves = {}
         if all(call.index in now.popped or not call.has_graph for call in now.calls):
@@ -356,16 +354,15 @@ class Recompute:
         learned.passes += 1
         if came_back:
             self._once_seen = 0
-            if self._tracing == "workspace" and not learned.measured:
+            if self._tracing.what == "workspace" and not learned.measured:
                 calibrate(learned, now.workspace, now.backward_workspace)
 
     def _finish_following(self, now: Pass, learned: Learned) -> None:
         assert learned.plan is not None
         self._once_seen = 0
-        if self._tracing == "peak":
-            peak = tracemalloc.get_traced_memory()[1]
+        if self._tracing.what == "peak":
             outside = learned.constant_bytes - learned.gradient_bytes  # made before the pass
-            learned.measured_bytes = outside + peak - self._traced_before
+            learned.measured_bytes = outside + self._tracing.peak()
         elif learned.rerun_seconds is None:
             learned.rerun_seconds = sum(call.rerun_seconds for call in now.calls)
 
@@ -374,33 +371,6 @@ class Recompute:
         if not now.went_back:
             now.use_plain_ranks()
             self._last = [weakref.ref(call) for call in now.calls]
-
-    # -- tracing ---------------------------------------------------------------------------
-
-    def _start_tracing(self, what: str) -> None:
-        if not tracemalloc.is_tracing():
-            tracemalloc.start(1)
-            self._traced_by_us = True
-        else:
-            tracemalloc.reset_peak()
-        self._traced_before = tracemalloc.get_traced_memory()[0]
-        self._tracing = what
-
-    def _stop_tracing(self) -> None:
-        if self._traced_by_us:
-            tracemalloc.stop()
-        self._traced_by_us = False
-        self._tracing = None
-
-    def _reset_peak(self) -> None:
-        if self._tracing == "workspace":
-            tracemalloc.reset_peak()
-
-    def _workspace(self) -> int:
-        if self._tracing != "workspace":
-            return 0
-        left, peak = tracemalloc.get_traced_memory()
-        return max(0, peak - left)
 
 
 class _MakeAgain(function_hook.FunctionHook):
