@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import io
+import json
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import umem.chainer  # isort: skip  (before Chainer, which it makes ready)
@@ -18,6 +22,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import _backprop_utils, function_node, optimizer
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,8 +35,8 @@ from umem.chainer.side_stream import CudaSideStream
 from umem.devices.base import BLOCK_BYTES, Device
 from umem.devices.cuda import cuda_reason
 from umem.errors import DeviceNotFoundError, StateError
-from umem.recorder import active
-from umem.trace import Checker, Hint, Op
+from umem.measuring import active
+from umem.trace import Alloc, Checker, Hint, Op
 
 NODES, STEPS = 12_000, 3
 WRAPPED = (
@@ -89,7 +94,7 @@ def train_gcn(
 
 @pytest.mark.parametrize(
     ("factor", "depth", "at_most"),
-    [(1.5, 1, 0.7), (1.5, 2, 0.7), (1.5, 3, 0.7), (1.25, 2, 0.7), (2.0, 2, 0.85)],
+    [(1.5, 1, 0.7), (1.5, 2, 0.7), (1.5, 3, 0.7), (1.25, 2, 0.7), (2.0, 2, 0.9)],
 )
 def test_a_step_of_the_gcn_takes_less_time(workload, plain, factor, depth, at_most):
     vram, (plain_losses, seconds) = plain(factor)
@@ -111,10 +116,10 @@ def test_where_everything_fits_nothing_is_moved(workload, plain):
 
 # -- small programs under pressure -------------------------------------------------------------
 
-WIDTH = 768
-ROWS = 704
-"""Parameters and activations of just over a block."""
-VRAM = "16MiB"
+WIDTH = 728
+ROWS = 32
+"""Parameters of just over a block, activations of less."""
+VRAM = "12MiB"
 
 
 class Net(chainer.Chain):
@@ -194,7 +199,7 @@ def test_results_are_the_same_bits_and_every_iteration_is_helped():
 
 def test_a_last_small_batch_is_said_once_then_known():
     def work(program: Program) -> None:
-        for rows in (ROWS, ROWS, ROWS, 64, ROWS, ROWS, 64, ROWS, 64):
+        for rows in (ROWS, ROWS, ROWS, 8, ROWS, ROWS, 8, ROWS, 8):
             program.step(rows)
 
     with pytest.warns(RuntimeWarning, match="iteration 3 takes an order") as said:
@@ -215,7 +220,7 @@ def test_graphs_that_alternate_are_both_helped_without_a_word():
 def test_graphs_that_never_repeat_are_not_helped_and_nothing_piles_up():
     def work(program: Program) -> None:
         for number in range(8):
-            program.step(ROWS - 8 * number)
+            program.step(ROWS - number)
             if number == 7 and (sessions := [r for r in active() if hasattr(r, "array")]):
                 session = sessions[0]._listener.__self__
                 assert len(session._learned) == lookahead_session.ORDERS
@@ -289,7 +294,7 @@ def test_evaluations_between_updates_are_passed_over():
             program.step()
             if number % 2:
                 with chainer.no_backprop_mode(), chainer.using_config("train", False):
-                    program.net(np.ones((300, WIDTH), np.float32), count=3)
+                    program.net(np.ones((5, WIDTH), np.float32), count=3)
 
     report = train(work)
     assert (report.followed_count, report.mismatch_count) == (4, 0)
@@ -326,7 +331,7 @@ def test_it_goes_with_checkpoints():
 
 
 def test_a_recording_inside_sees_the_same_operations_and_the_hints():
-    ops = []
+    ops, kinds = [], []
     for help_with in (nullcontext(), LookaheadPrefetch()):
         with umem.virtual_gpu("v100-16gb", VRAM), umem.managed(), help_with:
             program = Program()
@@ -343,7 +348,10 @@ def test_a_recording_inside_sees_the_same_operations_and_the_hints():
             {0, "cpu"} if isinstance(help_with, LookaheadPrefetch) else set()
         )
         assert all(hint.overlap for hint in hints)
-    assert ops[0] == ops[1]
+        allocs = [event for event in recorder.trace.events if isinstance(event, Alloc)]
+        made = ("activation", "gradient", "stash")  # what is older is an input, once hinted at
+        kinds.append([(event.kind, event.label) for event in allocs if event.kind in made])
+    assert ops[0] == ops[1] and kinds[0] == kinds[1]
 
 
 def test_a_recording_outside_sees_them_too():
@@ -545,7 +553,7 @@ def test_a_plan_moves_only_what_exists_and_sends_nothing_that_is_needed_soon(ord
             made = min(n for n in range(count) if slot in used[n])
             assert slot in order.kept or (made <= k < order.ends.get(slot, count))
         for slot in moves.fetches[k]:
-            assert slot in used[(k + depth) % count]
+            assert any(slot in used[n % count] for n in range(k + 1, k + 1 + depth))
         for slot in moves.sends[k]:
             assert order.sizes[slot] >= BLOCK_BYTES
             assert slot in used[k]
@@ -654,6 +662,64 @@ def test_warnings_as_errors_leave_the_program_as_it_was():
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             with pytest.raises(RuntimeWarning, match="learned instead"):
-                program.step(64)
+                program.step(8)
         program.step()
     assert lookahead.report().mismatch_count >= 1
+
+
+# -- the benchmark -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "bench"))
+    return importlib.import_module("prefetch")
+
+
+def test_the_benchmark_runs_and_no_way_beats_the_bound(bench, tmp_path):
+    path = tmp_path / "prefetch.json"
+    done = CliRunner().invoke(bench.main, ["--quick", "--json", str(path)])
+    assert done.exit_code == 0, done.output
+    assert "(simulated)" in done.output and "0.7 of managed: met" in done.output
+    report = json.loads(path.read_text())
+    assert report["simulated"] is True
+    assert [row["way"] for row in report["rows"]] == [
+        "managed", "managed + prefetch", "lookahead 2",
+    ]  # fmt: skip
+    for row in report["rows"]:
+        assert row["over_bound"] >= 1 and row["in_bytes"] >= row["bound_in_bytes"] > 0
+        assert row["step_seconds"] >= row["compute_seconds"]
+
+
+def fewest_by_trying(sequence: list[int], capacity: int, rounds: int) -> int:
+    """The fewest misses from empty, over every choice of what to evict."""
+    states = {frozenset[int](): 0}
+    for block in sequence * rounds:
+        after: dict[frozenset[int], int] = {}
+        for held, missed in states.items():
+            if block in held:
+                choices = [(held, missed)]
+            elif len(held) < capacity:
+                choices = [(held | {block}, missed + 1)]
+            else:
+                choices = [((held - {out}) | {block}, missed + 1) for out in held]
+            for state, count in choices:
+                after[state] = min(count, after.get(state, count))
+        states = after
+    return min(states.values())
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=8), st.integers(1, 4))
+def test_the_bound_counts_the_fewest_blocks(sequence, capacity):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+    try:
+        prefetch = importlib.import_module("prefetch")
+    finally:
+        del sys.path[0]
+    rounds, prefetch.ROUNDS = prefetch.ROUNDS, 4
+    try:
+        found = prefetch.fewest_in([[block] for block in sequence], capacity)
+    finally:
+        prefetch.ROUNDS = rounds
+    fewest = fewest_by_trying(sequence, capacity, 4)
+    assert found == max(0, -(-(fewest - capacity) // 4))

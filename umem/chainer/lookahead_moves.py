@@ -48,8 +48,8 @@ NOTHING = Moves((), ())
 def plan_moves(order: Order, depth: int, capacity_bytes: int) -> Moves:
     """The moves that keep the arrays of ``depth`` operations ahead in VRAM.
 
-    Fetched is what the last operation of that window uses, resident or not: asking for what is
-    there moves nothing, and makes it the last that the driver evicts.
+    Fetched is what exists and has room, once for each operation that will use it, resident or
+    not: asking for what is there moves nothing, and makes it the last that the driver evicts.
 
     Cost: three passes over the order; evictions cost the logarithm of the arrays in VRAM.
     """
@@ -58,8 +58,7 @@ def plan_moves(order: Order, depth: int, capacity_bytes: int) -> Moves:
         walk.round()
     if not walk.short:
         return NOTHING
-    fetches = tuple(walk.existing(k, k + depth) for k in range(len(order.steps)))
-    return Moves(fetches, tuple(map(tuple, walk.sends)))
+    return Moves(tuple(map(tuple, walk.fetches)), tuple(map(tuple, walk.sends)))
 
 
 @dataclass
@@ -73,10 +72,12 @@ class _Walk:
     depth: int
     capacity: int
     short: bool = False
+    fetches: list[list[int]] = field(default_factory=list)
     sends: list[list[int]] = field(default_factory=list)
     _resident: set[int] = field(default_factory=set)
     _used: int = 0
     _start: int = 0
+    _handled: set[tuple[int, int]] = field(default_factory=set)
     _last_use: dict[int, int] = field(default_factory=dict)
     _next_use: dict[int, float] = field(default_factory=dict)
     _heap: list[tuple[float, int]] = field(default_factory=list)
@@ -93,7 +94,8 @@ class _Walk:
 
     def round(self) -> None:
         """Walk the order once."""
-        self.short, self.sends = False, [[] for _ in self._touched]
+        self.short, self.fetches = False, []
+        self.sends = [[] for _ in self._touched]
         for slot in [s for s in self._resident if s not in self.order.kept]:
             self._leave(slot)
         later = {slot: iter(uses[1:]) for slot, uses in self._uses.items()}
@@ -102,15 +104,9 @@ class _Walk:
                 self._leave(slot)
             for slot in slots:
                 self._touch(slot, k, next(later[slot], None))
-            self._look_ahead(k)
+            self.fetches.append(self._look_ahead(k))
+            self._handled -= {(self._start + k + 1, slot) for slot in slots}
         self._start += len(self._touched)
-
-    def existing(self, k: int, number: int) -> tuple[int, ...]:
-        """The slots of operation ``number`` that there is an array for during operation ``k``."""
-        wraps, number = divmod(number, len(self._touched))
-        kept, uses = self.order.kept, self._uses
-        slots = self._touched[number]
-        return tuple([s for s in slots if s in kept or (not wraps and uses[s][0] <= k)])
 
     def _touch(self, slot: int, k: int, after: int | None) -> None:
         self._enter(slot)
@@ -123,22 +119,32 @@ class _Walk:
         if self.order.sizes[slot] >= BLOCK_BYTES:
             heapq.heappush(self._heap, (-use, slot))
 
-    def _look_ahead(self, k: int) -> None:
-        """Make room for the operations after ``k``, and bring in what exists of their arrays."""
+    def _look_ahead(self, k: int) -> list[int]:
+        """Make room for the operations after ``k``; returns what is new among their arrays."""
+        fetches: list[int] = []
         unborn: dict[int, int] = {}
         for number in range(k + 1, k + 1 + self.depth):
-            existing = self.existing(k, number)
             for slot in self._touched[number % len(self._touched)]:
-                if slot in self._resident or slot in unborn:
-                    continue
-                size = self.order.sizes[slot]
-                if not self._make_room(size + sum(unborn.values()), k):
-                    return
-                if slot in existing:
-                    self.short = True
-                    self._enter(slot)
-                else:
-                    unborn[slot] = size
+                exists = self._exists(slot, k, number)
+                if slot not in self._resident and slot not in unborn:
+                    size = self.order.sizes[slot]
+                    if not self._make_room(size + sum(unborn.values()), k):
+                        return fetches
+                    if exists:
+                        self._enter(slot)
+                    else:
+                        unborn[slot] = size
+                use = (self._start + number, slot)
+                if exists and use not in self._handled:
+                    fetches.append(slot)
+                    self._handled.add(use)
+        return list(dict.fromkeys(fetches))
+
+    def _exists(self, slot: int, k: int, number: int) -> bool:
+        """Whether there is an array during operation ``k`` that operation ``number`` will use."""
+        if slot in self.order.kept:
+            return True
+        return number < len(self._touched) and self._uses[slot][0] <= k
 
     def _make_room(self, nbytes: int, k: int) -> bool:
         while self._used + nbytes > self.capacity:

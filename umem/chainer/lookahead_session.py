@@ -19,8 +19,10 @@ from umem.chainer.lookahead_report import LookaheadReport
 from umem.chainer.order import Iteration, Order, Step
 from umem.chainer.side_stream import SideStream, side_stream
 from umem.devices.base import Device, Place
-from umem.recorder import Reach, Recorder
-from umem.trace import Alloc, Event, Free, Mark, Op
+from umem.events import Alloc, Event, Free, Mark, Op
+from umem.measuring import active, follow
+from umem.recorder import Recorder
+from umem.roots import Reach
 
 ORDERS = 4
 """How many orders are remembered: the usual one, that of a last small batch, of an alternation."""
@@ -38,6 +40,18 @@ class Follower(Recorder):
     def __init__(self, listener: Callable[[Event], None]) -> None:
         super().__init__(listener, keep=False)
         self._refs: dict[int, Callable[[], Any]] = {}
+
+    def is_last(self) -> bool:
+        """Whether every other recorder has seen what this one sees; if not, from now on.
+
+        The hints are events too, and must not come before the operation that they follow.
+        """
+        recorders = active()
+        if recorders[-1:] == (self,):
+            return True
+        if self in recorders:
+            follow((*(other for other in recorders if other is not self), self))
+        return False
 
     def array(self, tensor: int) -> Any:
         """The array, None where it is dead."""
@@ -199,7 +213,7 @@ class Session:
     # -- helping ---------------------------------------------------------------------------
 
     def _move(self, current: Learned, number: int) -> None:
-        if not current.moves.any:
+        if not current.moves.any or not self._follower.is_last():
             return
         try:
             if self._stream.advance():
