@@ -14,8 +14,10 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
+from umem.chainer import recompute
 from umem.chainer.recompute import RecomputeWarning
 from umem.chainer.sums import Sums
+from umem.chainer.tracing import Tracing
 
 expected: dict[str, dict[str, Any]] = {}
 
@@ -205,6 +207,24 @@ def test_the_peak_falls_as_predicted() -> None:
     whole = umem.chainer.Recompute("100%")
     train(Deep, whole, data=larger, steps=3)
     assert planned(whole)[0].measured_bytes <= 1.02 * learned.keep_all_bytes
+
+
+@pytest.mark.parametrize("over", [0.03, 10.0])
+@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.RecomputeWarning")
+def test_a_budget_that_was_passed_is_planned_for_again_or_said(
+    monkeypatch: pytest.MonkeyPatch, over: float
+) -> None:
+    memory = umem.chainer.Recompute("min")
+    train("residual", memory, steps=3)
+    budget = round(0.97 * planned(memory)[0].keep_all_bytes)
+    monkeypatch.setattr(recompute, "OBJECTS", 0)
+    monkeypatch.setattr(Tracing, "peak", lambda self: round((1 + over) * budget))
+    memory = umem.chainer.Recompute(budget)
+    same(train("residual", memory), plain("residual"))
+    (learned,) = planned(memory)
+    said = "with that much less room there is no plan" in memory.report()
+    fits = learned.constant(True) + learned.plan.peak_bytes <= budget - learned.slack_bytes
+    assert learned.slack_bytes and (said if over > 1 else fits and not said)
 
 
 def test_the_first_pass_drops_by_a_fixed_rule() -> None:

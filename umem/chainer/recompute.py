@@ -30,10 +30,13 @@ from umem.chainer.recompute_report import curves, describe
 from umem.chainer.tape import Call, owner_of
 from umem.chainer.tracing import Tracing
 from umem.errors import BudgetError, StateError, UnsupportedError
-from umem.planner.plans import Method
+from umem.planner.plans import Method, Plan
+from umem.units import format_bytes
 
 MANY = 8
 """After so many different graphs in a row, none of which came back, the user is told."""
+OBJECTS = 1 << 20
+"""Bytes over a budget that Python's own objects, which are measured as well, may take."""
 REMEMBERED = 32
 """So many graphs without a plan are remembered."""
 _on: list[Recompute] = []
@@ -363,8 +366,28 @@ class Recompute:
         if self._tracing.what == "peak":
             outside = learned.constant_bytes - learned.gradient_bytes  # made before the pass
             learned.measured_bytes = outside + self._tracing.peak()
+            self._keep_the_promise(learned, learned.plan)
         elif learned.rerun_seconds is None:
             learned.rerun_seconds = sum(call.rerun_seconds for call in now.calls)
+
+    def _keep_the_promise(self, learned: Learned, plan: Plan) -> None:
+        """More than the budget was needed: plan once more, with that much less room."""
+        assert learned.measured_bytes is not None
+        budget, found = self._budget, learned.measured_bytes
+        if not isinstance(budget, int) or learned.slack_bytes:
+            return
+        if found <= max(1.02 * budget, budget + OBJECTS):
+            return
+        predicted = learned.constant(learned.packs) + plan.peak_bytes
+        learned.slack_bytes = max(0, found - predicted)
+        try:
+            prepare(learned, budget, self._method)
+            learned.measured_bytes = None
+        except BudgetError:
+            self._say(
+                f"a pass took {format_bytes(found)}, and the budget is {format_bytes(budget)}: "
+                "with that much less room there is no plan, and this one stays"
+            )
 
     def _end(self, now: Pass) -> None:
         """A pass is not the current one any more; its graph may live on."""
