@@ -90,7 +90,7 @@ def prepare(trainee: Trainee, mode: Mode) -> None:
     trainee.reset()
     try:
         with mode.context:
-            for _ in range(4 if mode.budget is not None else 1):  # learn twice, follow, check
+            for _ in range(5 if mode.budget is not None else 1):  # learn, follow, plan again
                 trainee.step(mode.region)
     except (UmemError, MemoryError) as error:
         mode.error = f"{type(error).__name__}: {error}"
