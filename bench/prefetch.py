@@ -247,7 +247,7 @@ def cells(found: Row) -> list[str]:
 
 @click.command(help=__doc__)
 @click.option("--nodes", type=click.IntRange(1000), default=20_000, show_default=True)
-@click.option("--steps", type=click.IntRange(3), default=4, show_default=True)
+@click.option("--steps", type=click.IntRange(3), default=3, show_default=True)
 @click.option("--factor", "factors", type=click.FloatRange(1, min_open=True), multiple=True)
 @click.option("--depth", "depths", type=click.IntRange(1), multiple=True)
 @click.option("--quick", is_flag=True, help="8,000 nodes, factor 1.5, depth 2, three steps.")

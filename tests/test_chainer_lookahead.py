@@ -38,7 +38,7 @@ from umem.errors import DeviceNotFoundError, StateError
 from umem.measuring import active
 from umem.trace import Alloc, Checker, Hint, Op
 
-NODES, STEPS = 12_000, 3
+NODES, STEPS = 8_000, 3
 WRAPPED = (
     (function_node.FunctionNode, "apply"),
     (_backprop_utils, "backprop_step"),
