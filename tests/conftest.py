@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 
@@ -26,3 +28,12 @@ def _nothing_stays_on() -> object:
 
     leaked = (memory._enabled, memory._local.virtual, memory._local.blocks, recorder.active())
     assert leaked == (None, [], [], ())
+
+
+@pytest.fixture
+def ctrl_c() -> object:
+    """Programs that the test starts heed Ctrl-C, also where the tests were started in the
+    background: a shell ignores it there, and programs inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,7 @@ def test_ctrl_c_leaves_nothing_half_written(
     assert old.read_text() == "old"
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_real_ctrl_c_ends_with_130_and_no_folder(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "umem", "demo", "--nodes", "20000", "--steps", "500",
@@ -284,7 +286,7 @@ def test_a_real_ctrl_c_ends_with_130_and_no_folder(tmp_path: Path) -> None:
     )  # fmt: skip
     assert process.stdout is not None
     try:
-        said = [line for line in iter(process.stdout.readline, "  managed ...\n") if line]
+        said = list(takewhile(lambda line: line != "  managed ...\n", process.stdout))
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=60)
     finally:

@@ -136,6 +136,7 @@ def test_the_traceback_has_no_line_of_umem_but_where_umem_is_called(run: Run) ->
     assert text.splitlines()[-1].startswith("umem.errors.StateError: nothing is enabled")
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_is_the_scripts_own(tmp_path: Path, run: Run) -> None:
     (tmp_path / "script.py").write_text("import time; print('on', flush=True); time.sleep(60)")
     process = subprocess.Popen(
