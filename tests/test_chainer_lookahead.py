@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 import umem
 from umem.chainer import LookaheadPrefetch, lookahead_session
 from umem.chainer.demo import Workload
+from umem.chainer.lookahead import LookaheadWarning
 from umem.chainer.lookahead_moves import plan_moves
 from umem.chainer.order import Iteration, Order, Step
 from umem.chainer.side_stream import CudaSideStream
@@ -202,7 +203,7 @@ def test_a_last_small_batch_is_said_once_then_known():
         for rows in (ROWS, ROWS, ROWS, 8, ROWS, ROWS, 8, ROWS, 8):
             program.step(rows)
 
-    with pytest.warns(RuntimeWarning, match="iteration 3 takes an order") as said:
+    with pytest.warns(LookaheadWarning, match="iteration 3 takes an order") as said:
         report = train(work)
     assert len(said) == 1
     assert (report.followed_count, report.mismatch_count) == (7, 1)
@@ -225,7 +226,7 @@ def test_graphs_that_never_repeat_are_not_helped_and_nothing_piles_up():
                 session = sessions[0]._listener.__self__
                 assert len(session._learned) == lookahead_session.ORDERS
 
-    with pytest.warns(RuntimeWarning, match="learned instead") as said:
+    with pytest.warns(LookaheadWarning, match="learned instead") as said:
         report = train(work)
     assert len(said) == 1
     assert (report.followed_count, report.mismatch_count) == (0, 7)
@@ -239,12 +240,14 @@ def test_an_iteration_that_ends_early_is_a_mismatch():
         program.optimizer.update()
         program.step()
 
-    with pytest.warns(RuntimeWarning, match="learned instead"):
+    with pytest.warns(LookaheadWarning, match="learned instead"):
         report = train(work)
     assert (report.iteration_count, report.mismatch_count) == (6, 1)
 
 
-@pytest.mark.filterwarnings("ignore:LookaheadPrefetch:RuntimeWarning")
+@pytest.mark.filterwarnings(
+    "ignore:LookaheadPrefetch:umem.chainer.lookahead_report.LookaheadWarning"
+)
 @pytest.mark.parametrize("when", ["forward", "backward", "update"])
 def test_after_an_exception_training_goes_on(when):
     def fail(program: Program) -> None:
@@ -454,7 +457,7 @@ def test_a_hint_that_fails_ends_the_help_and_nothing_else(monkeypatch):
             program = Program()
             program.step()
             monkeypatch.setattr(type(gpu), "prefetch", refuse)
-            with pytest.warns(RuntimeWarning, match="stopped: the driver refused"):
+            with pytest.warns(LookaheadWarning, match="stopped: the driver refused"):
                 program.step()
             program.step()
     assert lookahead.report().off == "the driver refused the hint"
@@ -661,7 +664,7 @@ def test_warnings_as_errors_leave_the_program_as_it_was():
         program.step()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with pytest.raises(RuntimeWarning, match="learned instead"):
+            with pytest.raises(LookaheadWarning, match="learned instead"):
                 program.step(8)
         program.step()
     assert lookahead.report().mismatch_count >= 1

@@ -6,11 +6,13 @@ import sys
 from types import TracebackType
 from typing import TextIO
 
-from umem.chainer.lookahead_report import LookaheadReport
+from umem.chainer.lookahead_report import LookaheadReport, LookaheadWarning
 from umem.chainer.lookahead_session import Follower, Session
 from umem.errors import StateError
 from umem.measuring import active
 from umem.memory import current_device
+
+__all__ = ["LookaheadPrefetch", "LookaheadReport", "LookaheadWarning"]
 
 
 class LookaheadPrefetch:
@@ -25,7 +27,7 @@ class LookaheadPrefetch:
     iteration it lets go of Chainer until it is entered again.
 
     An iteration that does otherwise (another graph or shape, a last small batch) is not helped
-    from there on, which a warning says once, and is learned too; up to four orders are
+    from there on, which a `LookaheadWarning` says once, and is learned too; up to four orders are
     remembered. Evaluations under ``no_backprop_mode`` are passed over. Results are the same bits
     with and without it: prefetches move memory and change none. Arrays are held weakly.
 

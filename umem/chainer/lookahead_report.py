@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from umem.units import format_bytes
 
 
+class LookaheadWarning(UserWarning):
+    """Lookahead prefetch does not help for a while, or any more; results are not concerned."""
+
+
 @dataclass(frozen=True)
 class LookaheadReport:
     """What `LookaheadPrefetch` has done so far.

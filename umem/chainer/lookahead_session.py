@@ -15,7 +15,7 @@ import chainer
 import numpy as np
 
 from umem.chainer.lookahead_moves import NOTHING, Moves, plan_moves
-from umem.chainer.lookahead_report import LookaheadReport
+from umem.chainer.lookahead_report import LookaheadReport, LookaheadWarning
 from umem.chainer.order import Iteration, Order, Step
 from umem.chainer.side_stream import SideStream, side_stream
 from umem.devices.base import Device, Place
@@ -163,7 +163,7 @@ class Session:
                 f"LookaheadPrefetch: iteration {before.iteration_count} takes an order of "
                 f"operations that is not known ({where}): it is not helped, and learned instead. "
                 "Said once; report() counts them",
-                RuntimeWarning,
+                LookaheadWarning,
                 stacklevel=2,
             )
 
@@ -220,7 +220,7 @@ class Session:
                 self._fetch_and_send(current, number)
         except Exception as error:  # whatever the driver says: training must go on
             self._stop_for_good(str(error))
-            warnings.warn(f"LookaheadPrefetch has stopped: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"LookaheadPrefetch has stopped: {error}", LookaheadWarning, stacklevel=2)
 
     def _fetch_and_send(self, current: Learned, number: int) -> None:
         fetches, sends = current.moves.fetches[number], current.moves.sends[number]
