@@ -18,11 +18,11 @@ from umem import trace_file
 from umem.errors import TraceError
 from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
 
-HEADER = {"format": "umem-trace", "version": 1, "backend": "numpy", "meta": {}}
+HEADER = {"format": "umem-trace", "version": 2, "backend": "numpy", "meta": {}}
 GOOD: list[Any] = [
     HEADER,
-    ["alloc", 0, 100, "parameter", "W", True],
-    ["alloc", 1, 50, "activation", "y", False],
+    ["alloc", 0, 100, "parameter", "W", True, []],
+    ["alloc", 1, 50, "activation", "y", False, ["net.py:7 forward", "train.py:3 main"]],
     ["op", "Linear", "forward", [[0, 0, 100]], [[1, 0, 50]], 10, 150, "stream", 0.5, None],
     ["hint", "prefetch", [[0, 0, 100]], "cpu", False, True],
     ["free", 1],
@@ -32,7 +32,7 @@ GOOD: list[Any] = [
 EXAMPLE = Trace(
     [
         Alloc(0, 100, "parameter", "W", True),
-        Alloc(1, 50, "activation", "y"),
+        Alloc(1, 50, "activation", "y", False, ("net.py:7 forward", "train.py:3 main")),
         Op("Linear", "forward", (Access(0, 0, 100),), (Access(1, 0, 50),), 10, 150, "stream", 0.5),
         Hint("prefetch", (Access(0, 0, 100),), "cpu", False, True),
         Free(1),
@@ -169,7 +169,7 @@ def test_a_header_with_a_part_missing_is_refused(tmp_path: Path, key: str) -> No
     assert "line 1" in message(write(tmp_path / "x", [header, ["end", 0]]))
 
 
-@pytest.mark.parametrize("version", [2, 99, 10**30])
+@pytest.mark.parametrize("version", [3, 99, 10**30])
 def test_a_newer_version_says_so(tmp_path: Path, version: int) -> None:
     text = message(write(tmp_path / "x", [{**HEADER, "version": version}, "anything"]))
     assert f"version {version}" in text
@@ -182,6 +182,7 @@ BROKEN = [
     '["what"]', '["end"]', '["end", true]', '["end", 2, 3]', '["end", 2.0]', '["end", 1]',
     '["end", 10]', '["end", "2"]', '["end", null]',
     '["alloc"]', '["alloc", 5]', '["alloc", 5, 10, "array"]', '["alloc",5,10,"array","x",true,1]',
+    '["alloc",5,10,"array","x",true,"at"]', '["alloc",5,10,"array","x",true,[1]]',
     '["alloc", 0, 10, "array", "twice", false]', '["alloc", 5, -1, "array", "x", false]',
     '["alloc", 5, true, "array", "x", false]', '["alloc", true, 1, "array", "x", false]',
     '["alloc", 5, 1.0, "array", "x", false]', '["alloc", 5.0, 1, "array", "x", false]',

@@ -28,6 +28,8 @@ class Alloc(NamedTuple):
     """A tensor comes into being.
 
     ``uploaded`` says that its contents come from the host rather than from an operation.
+    ``stack`` is where in the user's code, the innermost place first, each ``file:line function``;
+    empty where stacks were not recorded.
     """
 
     tensor: int
@@ -35,6 +37,7 @@ class Alloc(NamedTuple):
     kind: str
     label: str
     uploaded: bool = False
+    stack: tuple[str, ...] = ()
 
 
 class Free(NamedTuple):
@@ -95,6 +98,9 @@ def decode(code: str, *fields: Any) -> Event:
         return event._replace(reads=_accesses(event.reads), writes=_accesses(event.writes))
     if isinstance(event, Hint):
         return event._replace(accesses=_accesses(event.accesses))
+    if isinstance(event, Alloc):
+        stack: Any = event.stack
+        return event._replace(stack=tuple(stack)) if isinstance(stack, list) else event
     return event
 
 
@@ -128,6 +134,9 @@ class Checker:
         _check_count(alloc.nbytes, "nbytes")
         _check_type(alloc.label, str, "label")
         _check_type(alloc.uploaded, bool, "uploaded")
+        _check_type(alloc.stack, tuple, "stack")
+        for place in alloc.stack:
+            _check_type(place, str, "a place of the stack")
         if alloc.kind not in KINDS:
             raise TraceError(f"kind {alloc.kind!r} is unknown")
         if alloc.tensor in self._sizes:

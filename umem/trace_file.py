@@ -1,9 +1,9 @@
-"""The file format of traces, version 1.
+"""The file format of traces, version 2.
 
 gzip-compressed UTF-8 text, one JSON value a line. The first line is an object,
-``{"format": "umem-trace", "version": 1, "backend": "numpy", "meta": {...}}``. Then one array an
+``{"format": "umem-trace", "version": 2, "backend": "numpy", "meta": {...}}``. Then one array an
 event, its kind first and its fields in the order of the classes of `umem.events`:
-``["alloc", tensor, nbytes, kind, label, uploaded]``, ``["free", tensor]``,
+``["alloc", tensor, nbytes, kind, label, uploaded, stack]``, ``["free", tensor]``,
 ``["op", name, phase, reads, writes, flops, traffic_bytes, pattern, host_seconds,
 workspace_bytes]``, ``["hint", action, accesses, place, unset, overlap]``, ``["mark", label]``.
 An access is ``[tensor, start, stop]`` in bytes. The last line is ``["end", event_count]``, so
@@ -24,7 +24,7 @@ from umem.errors import TraceError
 from umem.events import CODES, TYPES, Checker, Event, decode
 
 FORMAT = "umem-trace"
-VERSION = 1
+VERSION = 2
 LINE_BYTES = 16 << 20
 """The longest line that is read: what is longer is no event."""
 
