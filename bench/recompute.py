@@ -217,7 +217,10 @@ def torch_row(network: Network, python: str, repeats: int) -> dict[str, Any]:
 
 
 def has_torch(python: str) -> bool:
-    done = subprocess.run([python, "-c", "import torch"], capture_output=True, check=False)
+    try:
+        done = subprocess.run([python, "-c", "import torch"], capture_output=True, check=False)
+    except OSError:
+        return False
     return done.returncode == 0
 
 

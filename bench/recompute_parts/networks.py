@@ -101,8 +101,8 @@ class ResidualBlock(chainer.Chain):
             self.norm = L.BatchNormalization(channels)
 
     def forward(self, x: Any) -> Any:
-        y = F.relu(self.norm(self.conv(x)) + x)
-        return F.dropout(y, self.dropout) if self.dropout else y
+        y = F.relu(self.norm(self.conv(x)))
+        return x + (F.dropout(y, self.dropout) if self.dropout else y)
 
 
 def residual(blocks: int = 24, dropout: float = 0.0, channels: int = 32, pixels: int = 32,

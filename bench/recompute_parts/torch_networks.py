@@ -31,8 +31,8 @@ class Residual(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Any) -> Any:
-        y = F.relu(self.norm(self.conv(x)) + x)
-        return F.dropout(y, self.dropout) if self.dropout else y
+        y = F.relu(self.norm(self.conv(x)))
+        return x + (F.dropout(y, self.dropout) if self.dropout else y)
 
 
 class Bottleneck(nn.Module):
