@@ -20,6 +20,7 @@
     |   +-- RecomputeDtypeError     in their types
     +-- SpanError               also ValueError: a span freed twice, or never handed out
     +-- TraceError              also ValueError: a trace that cannot be read or replayed
+    +-- ScalingError            also ValueError: a trace that cannot be taken to another size
     +-- DataError               also ValueError: a data file that is not what it should be
     +-- UnsupportedError        also NotImplementedError: outside what umem follows
     +-- CompatError             also ImportError: Chainer cannot be made to run here
@@ -104,6 +105,10 @@ class SpanError(UmemError, ValueError):
 
 class TraceError(UmemError, ValueError):
     """A trace that cannot be read, or does not hold together."""
+
+
+class ScalingError(UmemError, ValueError):
+    """A trace of one size, or of sizes at which the step does not do the same."""
 
 
 class DataError(UmemError, ValueError):

@@ -47,6 +47,16 @@ class Replay:
         return self.figures.peak_bytes
 
     @property
+    def resident_peak_bytes(self) -> int:
+        """The most VRAM in use, in whole blocks."""
+        return self.figures.resident_peak_bytes
+
+    @property
+    def step_seconds(self) -> tuple[float, ...]:
+        """Simulated seconds of each step that ends in the trace."""
+        return self.figures.step_seconds
+
+    @property
     def migrated_bytes(self) -> int:
         """Bytes of the blocks that moved, both ways."""
         return self.figures.migrated_in_bytes + self.figures.migrated_out_bytes
@@ -63,6 +73,7 @@ def replay(
     mode: Mode = "managed",
     vram: Size | None = None,
     *,
+    size: int | None = None,
     prefetch: bool = False,
     limit: Size | None = None,
     spill: Literal["host", "migrate"] = "host",
@@ -77,6 +88,7 @@ def replay(
         gpu: a name of the table, such as ``"v100-16gb"``.
         mode: where allocations come from.
         vram: usable VRAM instead of the table's figure, as an int or text.
+        size: replay the step at this size, such as a batch; `Trace.at` with degree 1.
         prefetch: make memory resident as it is handed out.
         limit, spill: as in `umem.managed` and `umem.hybrid`.
         advice: advice for tensors as they are allocated, by a pattern of their labels:
@@ -88,6 +100,7 @@ def replay(
 
     Raises:
         UnknownGpuError, SizeError: see `umem.virtual_gpu`.
+        ScalingError: ``size`` of a trace that cannot be scaled, see `Trace.at`.
         StateError: unknown mode, spill or allocator. HintError: unknown advice.
         TraceError: the trace does not hold together (only where its events were put there by
             hand; what was recorded or loaded does).
@@ -101,6 +114,8 @@ def replay(
     for name in (advice or {}).values():
         if name not in ADVICE:
             raise HintError(f"advice must be one of {', '.join(ADVICE)}; got {name!r}")
+    if size is not None:
+        trace = trace.at(size)
     device = VirtualGPU(
         gpu,
         vram_bytes=None if vram is None else parse_bytes(vram, "vram"),

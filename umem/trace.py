@@ -30,11 +30,16 @@ class Lifetime(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """The events of a run, and the backend (``numpy``, ``cupy``, or ``model``) they came from."""
+    """The events of a run, and the backend (``numpy``, ``cupy``, or ``model``) they came from.
+
+    ``recordings`` has the events of the same step by the size that it was run at, in a trace that
+    can be scaled; ``events`` are then those of the largest size.
+    """
 
     events: list[Event]
     backend: str = "numpy"
     meta: Mapping[str, str] = field(default_factory=dict)
+    recordings: Mapping[int, list[Event]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.events)
@@ -64,6 +69,28 @@ class Trace:
                 peak = max(peak, live + (event.workspace_bytes or 0))
             peak = max(peak, live)
         return peak
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes that it was recorded at, ascending; empty where nobody said."""
+        return tuple(sorted(self.recordings))
+
+    def at(self, size: int, degree: int = 1) -> Trace:
+        """This step at another size, every figure fitted over the sizes that were recorded.
+
+        Args:
+            size: such as a batch; one that was recorded gives that recording.
+            degree: 1 where bytes and operations are affine in the size, 2 where they are its
+                square too, as in attention over a sequence's length.
+
+        Raises:
+            ScalingError: recorded at too few sizes, or a further size shows that the fit is wrong.
+            SizeError: not a whole number of at least 1, or too large for any machine.
+        """
+        from umem import scaling
+
+        events = scaling.events_at(self.recordings, size, degree)
+        return Trace(events, self.backend, self.meta)
 
     def lifetimes(self) -> dict[int, Lifetime]:
         """Each tensor's birth and death, as indexes into the events."""
@@ -106,7 +133,9 @@ class Trace:
         Raises:
             TraceError: the file exists, or cannot be written; nothing is left half-written.
         """
-        return trace_file.write(Path(path), self.events, self.backend, self.meta, force=force)
+        sections = [self.recordings[size] for size in self.sizes] or [self.events]
+        header = trace_file.Header(self.backend, dict(self.meta), self.sizes)
+        return trace_file.write(Path(path), header, sections, force=force)
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
@@ -116,4 +145,6 @@ class Trace:
             TraceError: no such file, not a trace, truncated, from a newer umem, or inconsistent
                 (a tensor used before it is allocated, freed twice, ...). Names the line.
         """
-        return cls(*trace_file.read(Path(path)))
+        header, sections = trace_file.read(Path(path))
+        recordings = dict(zip(header.sizes, sections, strict=False))
+        return cls(sections[-1], header.backend, header.meta, recordings)

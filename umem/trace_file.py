@@ -8,6 +8,9 @@ event, its kind first and its fields in the order of the classes of `umem.events
 workspace_bytes]``, ``["hint", action, accesses, place, unset, overlap]``, ``["mark", label]``.
 An access is ``[tensor, start, stop]`` in bytes. The last line is ``["end", event_count]``, so
 that a truncated file is told from a short one. Loading parses JSON and executes nothing.
+
+A trace of several sizes has them in its first line, ``"sizes": [4, 8]``, ascending, and then the
+events of one size after another, each closed by its own ``["end", event_count]``.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from umem.errors import TraceError
 from umem.events import CODES, TYPES, Checker, Event, decode
@@ -29,14 +32,20 @@ LINE_BYTES = 16 << 20
 """The longest line that is read: what is longer is no event."""
 
 
-def write(
-    path: Path, events: list[Event], backend: str, meta: Mapping[str, str], *, force: bool
-) -> Path:
-    """Write a file, whole or not at all; see `umem.Trace.save`."""
+class Header(NamedTuple):
+    """What the first line says besides the format; ``sizes`` is empty for one section."""
+
+    backend: str
+    meta: Mapping[str, str]
+    sizes: tuple[int, ...] = ()
+
+
+def write(path: Path, header: Header, sections: list[list[Event]], *, force: bool) -> Path:
+    """Write a file of a section a size, whole or not at all; see `umem.Trace.save`."""
     try:
         if not force and path.exists():
             raise TraceError(f"{path} exists; pass force=True to overwrite it")
-        _write(path, path.with_name(path.name + ".partial"), _lines(events, backend, meta))
+        _write(path, path.with_name(path.name + ".partial"), _lines(header, sections))
     except TraceError:
         raise
     except (OSError, ValueError) as error:
@@ -55,20 +64,22 @@ def _write(path: Path, partial: Path, lines: Iterator[str]) -> None:
         raise
 
 
-def _lines(events: list[Event], backend: str, meta: Mapping[str, str]) -> Iterator[str]:
-    header = {"format": FORMAT, "version": VERSION, "backend": backend}
-    yield json.dumps({**header, "meta": dict(meta)}) + "\n"
-    for event in events:
-        yield json.dumps([CODES[type(event)], *event], separators=(",", ":")) + "\n"
-    yield json.dumps(["end", len(events)]) + "\n"
+def _lines(header: Header, sections: list[list[Event]]) -> Iterator[str]:
+    first = {"format": FORMAT, "version": VERSION, "backend": header.backend}
+    sizes = {"sizes": list(header.sizes)} if header.sizes else {}
+    yield json.dumps({**first, "meta": dict(header.meta), **sizes}) + "\n"
+    for events in sections:
+        for event in events:
+            yield json.dumps([CODES[type(event)], *event], separators=(",", ":")) + "\n"
+        yield json.dumps(["end", len(events)]) + "\n"
 
 
-def read(path: Path) -> tuple[list[Event], str, dict[str, str]]:
-    """The events, backend and meta of a file; see `umem.Trace.load`."""
+def read(path: Path) -> tuple[Header, list[list[Event]]]:
+    """The first line of a file and the events of its sections; see `umem.Trace.load`."""
     try:
         with gzip.open(path, "rb") as file:
             header = _header(path, file.readline(LINE_BYTES))
-            return _events(path, file), header["backend"], header["meta"]
+            return header, _sections(path, file, max(1, len(header.sizes)))
     except EOFError as error:
         raise TraceError(f"{path} is truncated: {error}") from error
     except (OSError, zlib.error) as error:
@@ -79,7 +90,7 @@ def read(path: Path) -> tuple[list[Event], str, dict[str, str]]:
         raise TraceError(f"{str(path)!r} cannot be read as a trace: {error}") from error
 
 
-def _header(path: Path, line: bytes) -> dict[str, Any]:
+def _header(path: Path, line: bytes) -> Header:
     try:
         header = json.loads(line)
         if not isinstance(header, dict) or header.get("format") != FORMAT:
@@ -96,34 +107,44 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
             raise ValueError("backend or meta is missing")
         if not all(isinstance(value, str) for value in meta.values()):
             raise ValueError("meta holds something other than text")
+        sizes = _sizes(header.get("sizes", []))
     except TraceError:
         raise
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{path} is not a umem trace (line 1: {error})") from error
-    return {"backend": backend, "meta": meta}
+    return Header(backend, meta, sizes)
 
 
-def _events(path: Path, file: gzip.GzipFile) -> list[Event]:
+def _sizes(value: Any) -> tuple[int, ...]:
+    whole = isinstance(value, list) and all(type(size) is int and size > 0 for size in value)
+    if not whole or len(value) == 1 or sorted(set(value)) != value:
+        raise ValueError(f"sizes are two or more ascending whole numbers; got {value!r}")
+    return tuple(value)
+
+
+def _sections(path: Path, file: gzip.GzipFile, count: int) -> list[list[Event]]:
+    lines = enumerate(iter(lambda: file.readline(LINE_BYTES), b""), start=2)
+    sections = [_events(path, lines) for _ in range(count)]
+    if file.read(1):
+        raise TraceError(f"{path} goes on after its end")
+    return sections
+
+
+def _events(path: Path, lines: Iterator[tuple[int, bytes]]) -> list[Event]:
     events: list[Event] = []
     checker = Checker()
-    for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES), b""), start=2):
+    for number, line in lines:
         try:
             event = _decode(line)
             if isinstance(event, int):
-                _check_end(event, len(events), file)
+                if event != len(events):
+                    raise TraceError(f"{len(events)} events instead of the {event} it announces")
                 return events
             checker.check(event)
         except (ValueError, RecursionError) as error:
             raise TraceError(f"{path}, line {number}: {error}") from error
         events.append(event)
     raise TraceError(f"{path} is truncated: it has {len(events)} events and no end")
-
-
-def _check_end(announced: int, count: int, file: gzip.GzipFile) -> None:
-    if announced != count:
-        raise TraceError(f"{count} events instead of the {announced} it announces")
-    if file.read(1):
-        raise TraceError("it goes on after its end")
 
 
 def _decode(line: bytes) -> Event | int:

@@ -1,0 +1,159 @@
+"""Recordings of one step at several sizes, laid side by side.
+
+Tensors are matched by the order in which they are allocated, everything else by its order. What
+is freed may come in another order, because the garbage collector has its own time: a tensor then
+lives until the later of its deaths, so that nothing is used after it and no peak is missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any, NamedTuple
+
+from umem.errors import ScalingError
+from umem.events import Access, Alloc, Event, Free, Hint, Mark, Op
+
+NEVER = inf
+"""When a tensor is freed that never is."""
+
+
+class Recording(NamedTuple):
+    """One recording: what it does but for frees, tensors numbered in order of allocation.
+
+    ``deaths`` is for each tensor before which event of ``events`` it is freed, ``freed`` the
+    order of the frees.
+    """
+
+    size: int
+    events: list[Event]
+    deaths: list[float]
+    freed: list[int]
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """The same events at each of ``sizes``, and the frees that hold for all of them.
+
+    ``rows`` has for each event one entry a size; ``frees`` the tensors that are freed before
+    each event, and after the last.
+    """
+
+    sizes: tuple[int, ...]
+    rows: list[tuple[Event, ...]]
+    frees: list[list[int]]
+
+
+def align(recordings: Sequence[tuple[int, list[Event]]]) -> Aligned:
+    """Lay recordings side by side, by ascending size.
+
+    Raises:
+        ScalingError: they do not do the same; the message names the first operation, or else the
+            first tensor, that differs.
+    """
+    found = [_renumbered(size, events) for size, events in sorted(recordings, key=lambda r: r[0])]
+    last = found[-1]
+    for recording in found[:-1]:
+        _check_operations(recording, last)
+        _check_events(recording, last)
+    rows = list(zip(*(recording.events for recording in found), strict=True))
+    return Aligned(tuple(r.size for r in found), rows, _frees(found))
+
+
+def _renumbered(size: int, events: list[Event]) -> Recording:
+    numbers: dict[int, int] = {}
+    kept: list[Event] = []
+    deaths: list[float] = []
+    freed: list[int] = []
+    for event in events:
+        if isinstance(event, Free):
+            tensor = numbers.pop(event.tensor)
+            deaths[tensor] = len(kept)
+            freed.append(tensor)
+        elif isinstance(event, Alloc):
+            numbers[event.tensor] = len(deaths)
+            kept.append(event._replace(tensor=len(deaths)))
+            deaths.append(NEVER)
+        elif isinstance(event, Op):
+            reads, writes = _moved(event.reads, numbers), _moved(event.writes, numbers)
+            kept.append(event._replace(reads=reads, writes=writes))
+        elif isinstance(event, Hint):
+            kept.append(event._replace(accesses=_moved(event.accesses, numbers)))
+        else:
+            kept.append(event)
+    return Recording(size, kept, deaths, freed)
+
+
+def _moved(accesses: tuple[Access, ...], numbers: dict[int, int]) -> tuple[Access, ...]:
+    return tuple(Access(numbers[tensor], start, stop) for tensor, start, stop in accesses)
+
+
+def _frees(recordings: list[Recording]) -> list[list[int]]:
+    last = recordings[-1]
+    deaths = [max(each) for each in zip(*(r.deaths for r in recordings), strict=True)]
+    order = {tensor: index for index, tensor in enumerate(last.freed)}
+    frees: list[list[int]] = [[] for _ in range(len(last.events) + 1)]
+    for tensor in sorted(range(len(deaths)), key=lambda t: (order.get(t, NEVER), t)):
+        if deaths[tensor] != NEVER:
+            frees[int(deaths[tensor])].append(tensor)
+    return frees
+
+
+# -- do they do the same? ----------------------------------------------------------------------
+
+
+def _check_operations(one: Recording, other: Recording) -> None:
+    """Operations first: what differs there is what a user can find in the program."""
+    ops = [[e for e in recording.events if isinstance(e, Op)] for recording in (one, other)]
+    for number in range(max(map(len, ops))):
+        names = [_name(each[number]) if number < len(each) else None for each in ops]
+        if names[0] != names[1]:
+            said = [name or "the end of the step" for name in names]
+            raise ScalingError(
+                f"the step does not do the same at every size: operation {number + 1} is "
+                f"{said[0]} at size {one.size} and {said[1]} at size {other.size}. Record a "
+                "step whose operations do not depend on the size."
+            )
+
+
+def _name(op: Op) -> str:
+    return f"{op.name!r} {op.phase}"
+
+
+def _check_events(one: Recording, other: Recording) -> None:
+    done = "the start"
+    for index in range(max(len(one.events), len(other.events))):
+        pair = [r.events[index] if index < len(r.events) else None for r in (one, other)]
+        shapes = [_shape(event) for event in pair]
+        if shapes[0] != shapes[1]:
+            said = [_describe(event) for event in pair]
+            raise ScalingError(
+                f"the step does not use memory the same way at every size: after {done} comes "
+                f"{said[0]} at size {one.size} and {said[1]} at size {other.size}. Record a step "
+                "whose operations do not depend on the size."
+            )
+        if isinstance(pair[0], Op):
+            done = _name(pair[0])
+
+
+def _shape(event: Event | None) -> tuple[Any, ...]:
+    """What of an event must be the same at every size."""
+    if isinstance(event, Alloc):
+        return "alloc", event.kind, event.label
+    if isinstance(event, Op):
+        return "op", [a.tensor for a in event.reads], [a.tensor for a in event.writes]
+    if isinstance(event, Hint):
+        tensors = [a.tensor for a in event.accesses]
+        return "hint", event.action, event.place, event.unset, event.overlap, tensors
+    return ("mark", event.label) if isinstance(event, Mark) else ("end",)
+
+
+def _describe(event: Event | None) -> str:
+    if isinstance(event, Alloc):
+        return f"a tensor {event.label!r} ({event.kind})"
+    if isinstance(event, Op):
+        return f"{_name(event)} on {len(event.reads)} and {len(event.writes)} tensors"
+    if isinstance(event, Hint):
+        return f"a hint ({event.action})"
+    return f"the mark {event.label!r}" if isinstance(event, Mark) else "nothing more"

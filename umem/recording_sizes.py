@@ -1,0 +1,60 @@
+"""A step recorded at several sizes, so that it can be replayed at others."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from umem.cutting import tail
+from umem.errors import ScalingError, TraceError
+from umem.recorder import record
+from umem.scaling import check_sizes, join
+from umem.trace import Trace
+
+
+def record_at(step: Callable[[int], Any], sizes: Sequence[int] = (4, 8)) -> Trace:
+    """Record ``step(size)`` at each size: a trace for `Trace.at` and ``umem.replay(size=...)``.
+
+    At each size the step runs three times: once for what only the first step makes (optimizer
+    state, parameters that take their shape from the data), once recorded with times, and once
+    more for the workspace of each operation, which slows it down. It really runs: parameters are
+    updated each time. With umem.chainer imported Chainer's functions are seen; otherwise what a
+    virtual GPU's ``xp`` does.
+
+    Args:
+        step: makes its input for a size and runs one training step on it, an update included.
+        sizes: two, or three where the third is to check the fit, or to fit squares
+            (``degree=2``). All of them small: figures of larger ones are computed.
+
+    Raises:
+        SizeError: a size that is not a whole number of at least 1. ScalingError: fewer than two,
+            equal ones, a step of which nothing was seen, or that does not do the same at each
+            size. Whatever ``step`` raises. No recording is active afterwards.
+    """
+    check_sizes(sizes)
+    return join([_record(step, size) for size in sizes], sizes)
+
+
+def _record(step: Callable[[int], Any], size: int) -> Trace:
+    with record() as recorder:
+        step(size)
+        gc.collect()  # the graph of the first step must not die in the middle of the second
+        recorder.flush()
+        start = len(recorder.trace)
+        step(size)
+    timed = tail(recorder.trace, start)
+    if not any(timed.ops):
+        raise ScalingError(
+            f"no operation was seen in the step at size {size}: import umem.chainer before the "
+            "model runs, or use the arrays of a umem.virtual_gpu block"
+        )
+    gc.collect()
+    with record(measure="workspace") as calibration:
+        step(size)
+    try:
+        return timed.with_workspace(calibration.trace)
+    except TraceError as error:
+        raise ScalingError(
+            f"the step does not do the same twice at size {size}: {error}"
+        ) from error
