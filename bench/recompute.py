@@ -20,7 +20,7 @@ import json
 import statistics
 import subprocess
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Mode:
     """A way to run a step."""
 
     name: str
-    context: AbstractContextManager[Any]
+    context: Any
     region: Region = call
     budget: int | str | None = None
     share: float | None = None
@@ -96,17 +96,6 @@ def prepare(trainee: Trainee, mode: Mode) -> None:
         mode.error = f"{type(error).__name__}: {error}"
 
 
-def predicted(mode: Mode) -> int | None:
-    """The peak that the plan promises, in all."""
-    for learned in getattr(mode.context, "_learned", ()):
-        if learned.plan is None:
-            continue
-        if hasattr(learned, "constant"):  # what was drawn may be packed
-            return int(learned.constant(learned.packs) + learned.plan.peak_bytes)
-        return int(learned.constant_bytes + learned.plan.peak_bytes)
-    return None
-
-
 # -- a network ---------------------------------------------------------------------------------
 
 
@@ -148,7 +137,7 @@ def measure(
 
 
 def memory(mode: Mode, peak: int, keep_all: int, floor: int, constant: int) -> dict[str, Any]:
-    promise = predicted(mode)
+    promise = mode.context.predicted_bytes if mode.budget is not None else None
     found = {
         "peak_mb": peak / MB, "of_raw": peak / keep_all, "floor_mb": floor / MB,
         "floor_of_raw": floor / keep_all, "reducible": (peak - floor) / (keep_all - floor),

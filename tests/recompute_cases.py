@@ -307,4 +307,4 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 def planned(memory: Any) -> list[Any]:
     """The graphs that have a plan."""
-    return [learned for learned in memory._learned if learned.plan is not None]
+    return [learned for learned in memory._course.learned if learned.plan is not None]

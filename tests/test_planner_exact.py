@@ -71,8 +71,10 @@ def random_graph(seed: int, nodes: int, most_sets: int, **fields: object) -> Gra
         graph = Graph(
             [Node(f"n{v}", source.randrange(1, 30), source.randrange(4),
                   saved=not fields or source.random() < 0.6,
-                  stash_bytes=source.choice((0, 0, 9)) if fields else 0) for v in range(nodes)],
+                  stash_bytes=source.choice((0, 0, 9)) if fields else 0,
+                  stays_bytes=source.choice((0, 0, 25)) if fields else 0) for v in range(nodes)],
             edges,
+            source.choice((0, 15)) if fields else 0,
         )  # fmt: skip
         if lower_sets(graph, most_sets) is not None:
             return graph

@@ -47,6 +47,7 @@ def test_a_broken_graph_is_refused_and_the_node_named(nodes, edges, named):
         {"nbytes": -1}, {"nbytes": 1.5}, {"nbytes": True}, {"nbytes": "4"}, {"cost": -1},
         {"cost": float("nan")}, {"cost": float("inf")}, {"cost": "1"}, {"stash_bytes": -1},
         {"grad_bytes": -4}, {"workspace_bytes": 0.5}, {"backward_workspace_bytes": -1},
+        {"stays_bytes": True},
         {"needs": "b"}, {"needs": (1,)}, {"alias_of": "a", "stash_bytes": 4},
     ],
 )  # fmt: skip

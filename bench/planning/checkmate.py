@@ -110,13 +110,15 @@ class _Stage(NamedTuple):
 
 def _stages(g: Numbered, forward: list[int], backward: list[int], budget: int) -> Iterator[_Stage]:
     for s, v in enumerate(forward):
-        yield _Stage(forward[: s + 1], v, set(), budget, None)
+        yield _Stage(forward[: s + 1], v, set(), budget - g.forward_bytes, None)
     grads: set[int] = set()
+    stayed = 0
     for s, v in enumerate(backward):
         done = set(backward[:s])
-        before = sum(g.grad[x] for x in grads)
+        before = sum(g.grad[x] for x in grads) + stayed
         grads |= {v, *g.preds[v]}
-        during = sum(g.grad[x] for x in grads)
+        stayed += g.stays[v]
+        during = sum(g.grad[x] for x in grads) + stayed
         grads.remove(v)
         left = [x for x in forward if x not in done]  # nothing reads the others any more
         yield _Stage(left, None, set(g.needs[v]), budget - before, budget - during)

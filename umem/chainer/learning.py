@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -129,8 +129,10 @@ class Learned:
     edges: list[tuple[int, int]]
     needs: list[tuple[int, ...]]
     users: dict[Any, list[tuple[int, int]]]
-    constant_bytes: int
-    gradient_bytes: int = 0
+    constant_bytes: int = 0
+    stays: dict[int, int] = field(default_factory=dict)
+    old_gradients: dict[int, int] = field(default_factory=dict)
+    held_gradients: dict[int, int] = field(default_factory=dict)
     never: str | None = None
     passes: int = 0
     measured: bool = False
@@ -149,6 +151,7 @@ class Learned:
     order: list[int] = field(default_factory=list)
     contended: Contended = field(default_factory=dict)
     # once followed
+    followed: bool = False
     measured_bytes: int | None = None
     rerun_seconds: float | None = None
 
@@ -162,13 +165,29 @@ class Learned:
         """The nodes' names."""
         return [f"{label}#{index}" for index, label in enumerate(self.labels)]
 
+    @property
+    def peak_bytes(self) -> int | None:
+        """What the plan promises, in all."""
+        return None if self.plan is None else self.constant(self.packs) + self.plan.peak_bytes
+
+    @property
+    def forward_bytes(self) -> int:
+        """Gradients of the pass before that are there in forward, and cleared before backward."""
+        old = self.old_gradients
+        return sum(nbytes for key, nbytes in old.items() if key not in self.held_gradients)
+
+    @property
+    def outside_bytes(self) -> int:
+        """Parameters, state, inputs, and gradients that are not cleared."""
+        return self.constant_bytes + sum(self.held_gradients.values())
+
     def constant(self, packs: bool) -> int:
-        """Bytes that stay: parameters, gradients, state, inputs, what was drawn."""
+        """Bytes that are there all the time: what is outside, and what was drawn."""
         drawn = sum(
             (o.mask_bytes + 7) // (8 * 4) + 1 if packs and o.mask_bytes else o.drawn_bytes
             for o in self.observed
         )
-        return self.constant_bytes + drawn
+        return self.outside_bytes + drawn
 
     def nodes(self, packs: bool) -> list[Node]:
         """The graph's nodes for a planner."""
@@ -188,6 +207,7 @@ class Learned:
                     grad_bytes=0 if dead else o.grad_bytes,
                     workspace_bytes=o.workspace_bytes + mask + mask // 4,
                     backward_workspace_bytes=self.backward_workspace.get(index, 0) + mask,
+                    stays_bytes=0 if dead else self.stays.get(index, 0),
                     needs=() if dead else tuple(names[i] for i in self.needs[index]),
                 )
             )
@@ -207,34 +227,51 @@ def learn(calls: list[Call], observed: list[Observed]) -> Learned:
                 edges[source.index, call.index] = None
         alive = call.needs() if call.has_graph else []
         needs.append(tuple(dict.fromkeys(c.index for c in alive)))
-    constant, gradients = constant_bytes(calls)
     return Learned(
         [call.signature for call in calls], [call.label for call in calls], list(observed),
-        list(edges), needs, users, constant, gradients,
+        list(edges), needs, users,
     )  # fmt: skip
 
 
-def constant_bytes(calls: list[Call]) -> tuple[int, int]:
-    """Bytes of parameters, their gradients and state, and inputs; and those of gradients alone."""
-    total = gradients = 0
+def look_outside(learned: Learned, calls: list[Call], old_gradients: Mapping[int, int]) -> None:
+    """Between forward and backward: what there is beside the graph's own arrays.
+
+    Args:
+        learned: what is known of the graph; it keeps the most of all passes.
+        calls: the pass's calls.
+        old_gradients: by parameter, the bytes of its gradient during forward.
+    """
+    constant = 0
+    stays: dict[int, int] = {}
     seen: set[int] = set()
-    for call in calls:
+    for call in reversed(calls):
         func = call._func()
         if func is None:
             continue
         for node, source in zip(func.inputs, call.sources, strict=True):
-            if source.call is not None or source.array is None:
+            if source.call is not None or source.array is None or id(node) in seen:
                 continue
-            root = root_of(source.array)
-            if id(root) in seen:
-                continue
-            seen.add(id(root))
-            total += root.nbytes
+            seen.add(id(node))
+            if node.requires_grad:  # backward comes here first
+                stays[call.index] = stays.get(call.index, 0) + source.array.nbytes
             held = node.get_variable_or_none()
             if isinstance(held, chainer.Parameter):
-                gradients += root.nbytes
-                total += root.nbytes + _state_bytes(held.update_rule)
-    return total, gradients
+                constant += _state_bytes(held.update_rule)
+                if gradient_bytes(held):
+                    learned.held_gradients[id(held)] = gradient_bytes(held)
+            root = root_of(source.array)
+            if id(root) not in seen:
+                seen.add(id(root))
+                constant += root.nbytes
+    learned.stays = stays
+    learned.constant_bytes = max(learned.constant_bytes, constant)
+    learned.old_gradients |= old_gradients
+
+
+def gradient_bytes(parameter: Any) -> int:
+    """Bytes of a parameter's gradient, as far as it has one."""
+    grad = parameter.grad if parameter._grad_valid else None
+    return 0 if grad is None else int(grad.nbytes)
 
 
 def _state_bytes(rule: Any) -> int:

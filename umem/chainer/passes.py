@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from umem.chainer.learning import Before, Learned, Observed, observe
+import chainer
+
+from umem.chainer.learning import Before, Learned, Observed, gradient_bytes, observe
 from umem.chainer.sums import Sums
 from umem.chainer.tape import Call
 from umem.planner.schedule import Action
@@ -40,6 +42,7 @@ class Pass:
         self.seconds: list[float] = []
         self.observed: list[Observed] = []
         self.workspace: list[int] = []
+        self.old_gradients: dict[int, int] = {}
         self.follows: Learned | None = None
         self.differs = False
         self.never: str | None = None
@@ -83,6 +86,9 @@ class Pass:
             self._obey(call, self.follows)
             return
         self.observed.append(observe(call, func, inputs, before, seconds, workspace))
+        for x in inputs:
+            if isinstance(x, chainer.Parameter) and gradient_bytes(x):
+                self.old_gradients[id(x)] = gradient_bytes(x)
         call.stash = self.observed[-1].stash
         self._fall_back(call)
 

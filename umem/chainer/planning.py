@@ -46,14 +46,14 @@ def prepare(learned: Learned, budget: Budget, method: Method) -> None:
     Raises:
         BudgetError: nothing fits; names the least that does, the floor and what forces it.
     """
-    whole = Graph(learned.nodes(packs=False), _named(learned))
+    whole = graph_of(learned, packs=False)
     keep_all = make_plan(whole, None, "store_all", model="saved")
     learned.keep_all_bytes = learned.constant(False) + keep_all.peak_bytes
     room = _room(learned, budget)
     if budget is not None and room is not None and room >= learned.keep_all_bytes:
         _carry(learned, whole, keep_all, packs=False)
         return
-    graph = Graph(learned.nodes(packs=True), _named(learned))
+    graph = graph_of(learned, packs=True)
     _carry(learned, graph, _within(learned, graph, room, method), packs=True)
 
 
@@ -77,14 +77,17 @@ def _within(learned: Learned, graph: Graph, room: int | None, method: Method) ->
         size, node = floor_of(learned)
         raise BudgetError(
             f"a budget of {format_bytes(room or 0)} is too small for this graph; the least that "
-            f"fits is {format_bytes(least)}. Parameters, gradients, state and inputs take "
+            f"fits is {format_bytes(least)}. Parameters, state and inputs take "
             f"{format_bytes(constant)} of it, and no plan gets below the floor of "
             f"{format_bytes(constant + size)}, which {node!r} forces ({error})"
         ) from None
 
 
 def floor_of(learned: Learned) -> tuple[int, str]:
-    """The most that one call needs at once above the constant, and which call it is."""
+    """The most that one call needs at once above the constant, and which call it is.
+
+    The gradients of parameters that are there by then are among what it needs.
+    """
     nodes = learned.nodes(packs=True)
     size = {node.name: 0 if node.alias_of else node.nbytes for node in nodes}
     grad = {node.name: node.grad_bytes or 0 for node in nodes}
@@ -92,15 +95,17 @@ def floor_of(learned: Learned) -> tuple[int, str]:
     for source, user in _named(learned):
         inputs[user].append(source)
     floor = (0, "nothing")
-    for index, node in enumerate(nodes):
+    stayed = 0
+    for index, node in reversed(list(enumerate(nodes))):
+        stayed += node.stays_bytes
         read = inputs[node.name]
         forward = sum(size[n] for n in read) + size[node.name] + node.stash_bytes
-        forward += node.workspace_bytes
+        forward += node.workspace_bytes + learned.forward_bytes
         backward = 0
         if index not in learned.dead:
             backward = sum(size[n] for n in node.needs or ()) + node.stash_bytes
             backward += grad[node.name] + sum(grad[n] for n in read)
-            backward += node.backward_workspace_bytes
+            backward += node.backward_workspace_bytes + stayed
         floor = max(floor, (max(forward, backward), node.name))
     return floor
 
@@ -110,9 +115,9 @@ def _named(learned: Learned) -> list[tuple[str, str]]:
     return [(names[a], names[b]) for a, b in learned.edges]
 
 
-def graph_of(learned: Learned) -> Graph:
-    """The graph that the plan is for."""
-    return Graph(learned.nodes(learned.packs), _named(learned))
+def graph_of(learned: Learned, *, packs: bool) -> Graph:
+    """The graph that a plan is for, with masks packed or not."""
+    return Graph(learned.nodes(packs), _named(learned), learned.forward_bytes)
 
 
 def _carry(learned: Learned, graph: Graph, plan: Plan, packs: bool) -> None:

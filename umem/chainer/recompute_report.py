@@ -23,10 +23,10 @@ def describe(learned: Learned) -> str:
     size, node = floor_of(learned)
     lines = [
         f"{head}planned by {plan.method}",
-        f"  peak: {format_bytes(constant + plan.peak_bytes)} predicted, "
+        f"  peak: {format_bytes(learned.peak_bytes or 0)} predicted, "
         f"{_or_not(learned.measured_bytes)}; {format_bytes(learned.keep_all_bytes)} predicted "
         f"for keeping everything; the floor is {format_bytes(constant + size)} ({node})",
-        f"  parameters, gradients, state and inputs: {format_bytes(constant)} of it",
+        f"  parameters, state and inputs: {format_bytes(constant)} of it",
         f"  overhead: {_share(plan.overhead, learned.seconds)} of the forward pass predicted, "
         + ("not measured yet" if learned.rerun_seconds is None
            else f"{_share(learned.rerun_seconds, learned.seconds)} measured"),
@@ -59,11 +59,12 @@ def _names(names: list[str]) -> str:
 def curves(learned: Learned) -> tuple[list[int], list[int]]:
     """Predicted bytes over the actions of a step: keeping everything, and by the plan."""
     assert learned.plan is not None
-    whole = Graph(learned.nodes(packs=False), graph_of(learned).edges)
+    whole = graph_of(learned, packs=False)
     before = make_plan(whole, None, "store_all", model="saved")
+    graph = graph_of(learned, packs=learned.packs)
     return (
         _curve(whole, before, learned.constant(False)),
-        _curve(graph_of(learned), learned.plan, learned.constant(learned.packs)),
+        _curve(graph, learned.plan, learned.constant(learned.packs)),
     )
 
 

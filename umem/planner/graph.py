@@ -1,8 +1,8 @@
 """The graph that is planned: one node a function call of the forward pass.
 
 Models: bytes and costs of a training step's forward values, what backward needs of them, views,
-gradients as large as their values. Does not model: contents, devices, parameters (they are a
-constant that the caller adds to a budget).
+gradients as large as their values, gradients of parameters as they come. Does not model:
+contents, devices, parameters (they are a constant that the caller adds to a budget).
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ MAX_TOTAL = 1 << 53
 """Sums of sizes stay below it, so that they are exact in double precision (8 PiB)."""
 
 
+_SIZES = (
+    "nbytes", "stash_bytes", "workspace_bytes", "backward_workspace_bytes", "stays_bytes",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Node:
     """A function call of the forward pass: what it makes, and what that costs.
@@ -43,6 +48,8 @@ class Node:
         grad_bytes: bytes of the gradient of its outputs; None: nbytes, and zero for a view.
         workspace_bytes: what it needs only while it runs.
         backward_workspace_bytes: what its backward needs only while it runs.
+        stays_bytes: what its backward makes and the step keeps to its end: gradients of
+            parameters.
         needs: the values that its backward reads, itself or inputs of it; None: those of them
             that are saved.
     """
@@ -57,6 +64,7 @@ class Node:
     grad_bytes: int | None = None
     workspace_bytes: int = 0
     backward_workspace_bytes: int = 0
+    stays_bytes: int = 0
     needs: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -66,7 +74,7 @@ class Node:
             if isinstance(self.needs, str) or not all(isinstance(n, str) for n in self.needs):
                 raise GraphError(f"node {self.name!r}: needs is a list of names")
             object.__setattr__(self, "needs", tuple(self.needs))
-        for key in ("nbytes", "stash_bytes", "workspace_bytes", "backward_workspace_bytes"):
+        for key in _SIZES:
             self._check_size(key, getattr(self, key))
         if self.grad_bytes is not None:
             self._check_size("grad_bytes", self.grad_bytes)
@@ -97,6 +105,8 @@ class Numbered(NamedTuple):
     stash: tuple[int, ...]
     workspace: tuple[int, ...]
     backward_workspace: tuple[int, ...]
+    stays: tuple[int, ...]
+    forward_bytes: int
     cost: tuple[float, ...]
     needs: tuple[tuple[int, ...], ...]
     recomputable: tuple[bool, ...]
@@ -113,6 +123,10 @@ class Graph:
     A view depends on its base even where no edge says so. Nodes that are out of order are
     sorted; otherwise their order stays.
 
+    Args:
+        nodes, edges: the calls, and pairs of names.
+        forward_bytes: what is there in forward alone, such as the gradients of the step before.
+
     Raises:
         GraphError: a cycle, an edge or a base that leads nowhere, a name that is there twice;
             it names the node.
@@ -123,10 +137,14 @@ class Graph:
 
     nodes: tuple[Node, ...]
     edges: tuple[tuple[str, str], ...]
+    forward_bytes: int = 0
 
-    def __init__(self, nodes: Iterable[Node], edges: Iterable[tuple[str, str]]) -> None:
+    def __init__(
+        self, nodes: Iterable[Node], edges: Iterable[tuple[str, str]], forward_bytes: int = 0
+    ) -> None:
         object.__setattr__(self, "nodes", tuple(nodes))
         object.__setattr__(self, "edges", tuple(dict.fromkeys(_pair(edge) for edge in edges)))
+        object.__setattr__(self, "forward_bytes", forward_bytes)
         self._check()
         object.__setattr__(self, "_order", self._sorted())
         self._check_needs()
@@ -156,9 +174,11 @@ class Graph:
         for node in self.nodes:
             if node.alias_of is not None and node.alias_of not in known:
                 raise GraphError(f"node {node.name!r} is a view of {node.alias_of!r}, no node")
-        if sum(n.nbytes + n.stash_bytes + (n.grad_bytes or n.nbytes) for n in self.nodes) >= (
-            MAX_TOTAL
-        ):
+        if type(self.forward_bytes) is not int or self.forward_bytes < 0:
+            raise GraphError(f"forward_bytes is {self.forward_bytes!r}, not a count of bytes")
+        sizes = (n.nbytes + n.stash_bytes + n.stays_bytes + (n.grad_bytes or n.nbytes)
+                 for n in self.nodes)  # fmt: skip
+        if sum(sizes) + self.forward_bytes >= MAX_TOTAL:
             raise GraphError("the sizes add up to 8 PiB or more")
 
     def _check_needs(self) -> None:
@@ -245,6 +265,8 @@ class Graph:
             stash=tuple(node.stash_bytes for node in nodes),
             workspace=tuple(node.workspace_bytes for node in nodes),
             backward_workspace=tuple(node.backward_workspace_bytes for node in nodes),
+            stays=tuple(node.stays_bytes for node in nodes),
+            forward_bytes=self.forward_bytes,
             cost=tuple(node.cost for node in nodes),
             needs=tuple(
                 tuple(x for x in (*preds[v], v) if nodes[x].saved)
@@ -266,9 +288,10 @@ class Graph:
             {key: value for key, value in asdict(node).items() if value != default[key]}
             for node in self.nodes
         ]
-        return json.dumps(
-            {"format": FORMAT, "version": VERSION, "nodes": nodes, "edges": self.edges}
-        )
+        return json.dumps({
+            "format": FORMAT, "version": VERSION, "nodes": nodes, "edges": self.edges,
+            "forward_bytes": self.forward_bytes,
+        })  # fmt: skip
 
     @classmethod
     def from_json(cls, text: str) -> Graph:
@@ -283,7 +306,8 @@ class Graph:
                 raise GraphError(f'it does not say {{"format": "{FORMAT}"')
             if content["version"] != VERSION:
                 raise GraphError(f"version is {content['version']!r}, and {VERSION} is read")
-            return cls([Node(**node) for node in content["nodes"]], content["edges"])
+            nodes = [Node(**node) for node in content["nodes"]]
+            return cls(nodes, content["edges"], content.get("forward_bytes", 0))
         except GraphError:
             raise
         except (ValueError, TypeError, KeyError, RecursionError) as error:

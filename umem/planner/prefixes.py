@@ -38,6 +38,7 @@ class _Prefixes:
         self.size = np.array(g.size, np.int64)
         self.stash = np.array(g.stash, np.int64)
         self.grad = np.array(g.grad, np.int64)
+        self.stayed = np.concatenate((np.cumsum(g.stays[::-1], dtype=np.int64)[::-1], [0]))
         self.pinned = np.array(g.pinned, bool) & (self.root == self.place)
         self.costly = np.zeros(self.count, bool)
         np.logical_or.at(self.costly, self.root, np.array(g.costly, bool))
@@ -102,14 +103,15 @@ class _Prefixes:
         until = np.where(always, self.count, np.maximum(self.last, self.place))
         found = self._intervals(self.place, until)
         found += self._since_cuts(self.stash) if stashes else self.stash
-        return found + np.array(self.g.workspace, np.int64)
+        return found + np.array(self.g.workspace, np.int64) + self.g.forward_bytes
 
     def _backward(self) -> Ints:
         """The bytes while each node's backward runs, with what lies before each cut left out."""
         start = np.minimum(self.need, self.count)
         found = self._intervals(start, np.full(self.count, self.count))
         found += self._since_cuts(self.stash)
-        return found + self._gradients() + np.array(self.g.backward_workspace, np.int64)
+        found += self._gradients() + self.stayed[:-1]
+        return found + np.array(self.g.backward_workspace, np.int64)
 
     def _gradients(self) -> Ints:
         """The bytes of gradients while each node's backward runs."""
@@ -219,7 +221,8 @@ class _Again:
         passing = own & ~self.needed & (self.kept | self.rerun) & (self.size > 0)
         found = _after(held, starts)[:, None] + _between(made, starts, before=False)
         found += self._passing(passing, starts)
-        found += np.array(whole.g.workspace[self.low : self.end], np.int64) + int(pushed)
+        found += np.array(whole.g.workspace[self.low : self.end], np.int64)
+        found += int(pushed) + int(whole.stayed[self.end])
         return found
 
     def _passing(self, passing: npt.NDArray[np.bool_], starts: Ints) -> Ints:

@@ -129,7 +129,8 @@ class _Machine:
     def _forward(self, v: int) -> int:
         self._check(v not in self._ran, "forward was done of", v)
         self._ran.add(v)
-        return self._run(v)
+        forward = self.g.forward_bytes if self.model == "saved" else 0
+        return self._run(v) + forward
 
     def _recompute(self, v: int) -> int:
         self._check(v in self._ran, "forward was not done of", v)
@@ -164,6 +165,7 @@ class _Machine:
         self._check(v in self._grads, "it has no gradient:", v)
         for x in self.g.preds[v]:
             self._add_grad(x)
+        self._bytes += self.g.stays[v]
         return self._bytes + self.g.backward_workspace[v]
 
     def _pulled(self, v: int) -> int:

@@ -12,7 +12,8 @@ that was kept of the blocks before it is there, and nothing else. On top of that
 - backward, in reverse order: what is still needed, and the gradients from the first step that
   adds to them to the step that reads them;
 
-each with stashes, and with the workspace of the call that runs. The largest of these is the
+each with stashes, with the gradients of parameters that backward has made so far (in forward:
+those of the step before), and with the workspace of the call that runs. The largest of these is the
 block's peak, so that freeing early is part of what is optimised: after Kusumoto et al. (NeurIPS
 2019), whose formula counts all of a block and every value, saved or not.
 
@@ -137,6 +138,8 @@ class _Target:
 
     def __init__(self, model: SavedModel, after: int, kind: int) -> None:
         self.model, self.g, self.after, self.kind = model, model.g, after, kind
+        beyond = model._all & ~after
+        self.stayed = sum(model.g.stays[v] for v in numbers(beyond)) if any(model.g.stays) else 0
         self.kept = model._kept(after, kind)
         self.rerun = model._rerun(after, kind)
 
@@ -178,7 +181,7 @@ class _Target:
             live += g.size[v] + g.stash[v]
             peak = max(peak, live + g.workspace[v])
             live -= goes.get(v, 0) + (0 if v in stashed else g.stash[v])
-        return peak
+        return peak + g.forward_bytes
 
     def _rebuild(self, block: Block) -> int:
         g = self.g
@@ -192,7 +195,7 @@ class _Target:
         rebuilt = {v for v in block.rerun if g.root[v] == v}
         goes = self._goes(block, {v for v in held | rebuilt if v not in self._first_need}, last)
         live = sum(g.size[v] for v in held) + sum(g.stash[v] for v in block.stashed)
-        live += sum(g.grad[v] for v in self._grads)
+        live += sum(g.grad[v] for v in self._grads) + self.stayed
         peak = 0
         for v in block.rerun:
             live += g.size[v] + g.stash[v]
@@ -208,9 +211,10 @@ class _Target:
         for v, place in first.items():
             goes[place] = goes.get(place, 0) + g.size[v]
         live = sum(g.grad[v] for v in grads) + sum(g.size[v] for v in first)
-        live += sum(g.stash[v] for v in block.nodes)
+        live += sum(g.stash[v] for v in block.nodes) + self.stayed
         peak = 0
         for p in reversed(block.nodes):
+            live += g.stays[p]
             for v in (p, *g.preds[p]):
                 if v not in grads:
                     grads.add(v)

@@ -1,0 +1,237 @@
+"""Pass after pass: which one is going on, what it follows, and what was learned so far."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import chainer
+import numpy as np
+
+from umem.chainer.learning import Learned, calibrate, learn, look_outside
+from umem.chainer.passes import Pass
+from umem.chainer.planning import Budget, prepare
+from umem.chainer.tape import Call, owner_of
+from umem.chainer.tracing import Tracing
+from umem.errors import BudgetError
+from umem.planner.plans import Method
+from umem.units import format_bytes
+
+MANY = 8
+"""After so many different graphs in a row, none of which came back, the user is told."""
+OBJECTS = 1 << 20
+"""Bytes over a budget that Python's own objects, which are measured as well, may take."""
+REMEMBERED = 32
+"""So many graphs without a plan are remembered."""
+
+
+class RecomputeWarning(UserWarning):
+    """A pass is not, or cannot be, run by a plan; it is exact all the same. Said once each."""
+
+
+class Course:
+    """The course of a training run under one budget.
+
+    Args:
+        budget, method: what to plan for; see `umem.chainer.Recompute`.
+        debug: whether passes keep checksums.
+    """
+
+    def __init__(self, budget: Budget, method: Method, debug: bool) -> None:
+        self._budget = budget
+        self._method: Method = method
+        self._debug = debug
+        self.learned: list[Learned] = []
+        self.now: Pass | None = None
+        self.last: list[weakref.ref[Call]] = []
+        self.tracing = Tracing()
+        self.said: list[str] = []
+        self._number = 0
+        self._once_seen = 0
+
+    def say(self, text: str) -> None:
+        """Tell the user, once."""
+        if text not in self.said:
+            self.said.append(text)
+            warnings.warn(text, RecomputeWarning, stacklevel=5)
+
+    def leave(self) -> list[weakref.ref[Call]]:
+        """The block is left: the calls that may still need what was dropped."""
+        self.tracing.stop()
+        if self.now is not None:
+            self.end(self.now)
+        self.now = None
+        last, self.last = self.last, []
+        return last
+
+    def current(self, func: Any, inputs: Any) -> Pass:
+        """The pass that is going forward; a new one after a backward, or after a lost forward."""
+        now = self.now
+        if now is not None and not now.went_back:
+            if not now.calls or now.calls[-1].has_graph or not now.is_over:
+                return now
+        if now is not None:
+            self.end(now)
+        self.now = None
+        self.tracing.stop()
+        for learned in self.learned:
+            waits = learned.measured and learned.plan is None and learned.never is None
+            if waits and begins(learned, func, inputs):
+                self._prepare(learned)
+        self._number += 1
+        self.now = Pass(self._number, self.learned, self._debug)
+        self._trace_if_needed(func, inputs)
+        return self.now
+
+    def _prepare(self, learned: Learned) -> None:
+        if learned.refused is not None:
+            raise BudgetError(learned.refused)
+        try:
+            prepare(learned, self._budget, self._method)
+        except BudgetError as error:
+            learned.refused = str(error)
+            raise
+
+    def _trace_if_needed(self, func: Any, inputs: Any) -> None:
+        for learned in reversed(self.learned):
+            if learned.never is None and begins(learned, func, inputs):
+                blind = not _on_host(inputs)
+                if learned.plan is None and not learned.measured:
+                    if self._once_seen < MANY:
+                        self.tracing.start("workspace", blind=blind)
+                elif learned.plan is not None and not learned.followed:
+                    self.tracing.start("peak", blind=blind)
+                return
+
+    def left(self, now: Pass) -> None:
+        """The pass has just left its plan."""
+        self.say(
+            f"call {len(now.calls) - 1} ({now.calls[-1].label}) is not what was planned: this pass "
+            "keeps everything from there on. A graph that comes back is planned for"
+        )
+        self.tracing.stop()
+        so_far = [call.signature for call in now.calls]
+        for learned in self.learned:
+            if not learned.measured and learned.signatures[: len(so_far)] == so_far:
+                self.tracing.start("workspace", blind=not _on_host(now.calls[-1].values or ()))
+
+    def settle(self, now: Pass, refuse: str | None) -> None:
+        """Backward begins; ``refuse`` says why a graph must keep everything."""
+        if refuse is not None:
+            self.say(f"a graph is not planned, and keeps everything: {refuse}")
+        follows, settled = now.follows, now.settled
+        now.settle(refuse)
+        if not settled and follows is not None and now.differs and refuse is None:
+            self.say("a pass ended before its plan did: it keeps the rest")
+        if not settled:
+            self.tracing.turn()
+            if now.follows is None and len(now.observed) == len(now.calls) > 0:
+                self._learn(now)
+
+    def _learn(self, now: Pass) -> None:
+        learned = self._find([call.signature for call in now.calls])
+        if learned is None:
+            learned = learn(now.calls, now.observed)
+            self._remember(learned)
+        look_outside(learned, now.calls, now.old_gradients)
+
+    def _find(self, signatures: list[Any]) -> Learned | None:
+        for learned in self.learned:
+            if learned.signatures == signatures:
+                return learned
+        return None
+
+    def _remember(self, learned: Learned) -> None:
+        self.learned.append(learned)
+        unplanned = [known for known in self.learned if known.plan is None]
+        if len(unplanned) > REMEMBERED:
+            self.learned.remove(unplanned[0])
+        self._once_seen += 1
+        if self._once_seen == MANY:
+            self.say(
+                f"nothing is planned: the last {MANY} passes were {MANY} different graphs, and a "
+                "plan is made for a graph that comes back"
+            )
+
+    def finish(self, now: Pass, whole: bool) -> None:
+        """Backward is over; ``whole``: without an exception."""
+        first = not now.went_back
+        now.finish()
+        if not first:
+            return
+        learned = now.follows
+        if whole and learned is None:
+            self._finish_learning(now)
+        elif whole and learned is not None and not now.differs and now.never is None:
+            self._finish_following(now, learned)
+        self.tracing.stop()
+        self.last = [weakref.ref(call) for call in now.calls]
+        now.leaves = {}
+        if all(call.index in now.popped or not call.has_graph for call in now.calls):
+            now.calls = []  # what the graph still holds is all that is left
+
+    def _finish_learning(self, now: Pass) -> None:
+        learned = self._find([call.signature for call in now.calls])
+        if learned is None:
+            return
+        learned.never = learned.never or now.never
+        learned.plain = now.popped
+        learned.dead = {
+            call.index for call in now.calls if call.index not in now.popped and not call.has_graph
+        }
+        came_back = learned.passes > 0
+        learned.passes += 1
+        if came_back:
+            self._once_seen = 0
+            if self.tracing.what == "workspace" and not learned.measured:
+                calibrate(learned, now.workspace, now.backward_workspace)
+
+    def _finish_following(self, now: Pass, learned: Learned) -> None:
+        self._once_seen = 0
+        if self.tracing.what == "peak":
+            learned.followed = True
+            peak = self.tracing.peak(cleared=learned.forward_bytes)
+            if peak is not None:
+                learned.measured_bytes = learned.outside_bytes + peak
+                self._keep_the_promise(learned, learned.measured_bytes)
+        elif learned.rerun_seconds is None:
+            learned.rerun_seconds = sum(call.rerun_seconds for call in now.calls)
+
+    def _keep_the_promise(self, learned: Learned, found: int) -> None:
+        """More than the budget was needed: plan once more, with that much less room."""
+        budget, predicted = self._budget, learned.peak_bytes
+        assert predicted is not None
+        if not isinstance(budget, int) or learned.slack_bytes:
+            return
+        if found <= max(1.02 * budget, budget + OBJECTS):
+            return
+        learned.slack_bytes = max(0, found - predicted)
+        try:
+            prepare(learned, budget, self._method)
+            learned.measured_bytes, learned.followed = None, False
+        except BudgetError:
+            self.say(
+                f"a pass took {format_bytes(found)}, and the budget is {format_bytes(budget)}: "
+                "with that much less room there is no plan, and this one stays"
+            )
+
+    def end(self, now: Pass) -> None:
+        """A pass is not the current one any more; its graph may live on."""
+        if not now.went_back:
+            now.use_plain_ranks()
+            self.last = [weakref.ref(call) for call in now.calls]
+
+
+def begins(learned: Learned, func: Any, inputs: Any) -> bool:
+    """Whether a graph may be the one that begins with this call."""
+    kind, wiring, _ = learned.signatures[0]
+    arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
+    shapes = [(array.shape, array.dtype) for array in arrays]
+    return bool(kind is type(owner_of(func)) and [entry[2:] for entry in wiring] == shapes)
+
+
+def _on_host(arrays: Iterable[Any]) -> bool:
+    arrays = [x.array if isinstance(x, chainer.Variable) else x for x in arrays]
+    return all(isinstance(array, np.ndarray) for array in arrays)
