@@ -305,6 +305,18 @@ def test_the_first_operation_that_differs_is_named_with_both_names() -> None:
     assert "operation 2 is the end of the step at size 4 and 'b' forward at size 8" in said
 
 
+def test_a_constant_in_a_name_may_depend_on_the_size() -> None:
+    def multiplied(name: str) -> Trace:
+        return Trace([Alloc(0, 8, "gradient", name), Op(name, "backward", (), ())])
+
+    names = ("_ * 0.0001220703125", "_ * 6.103515625e-05")
+    found = join([multiplied(name) for name in names], (4, 8)).at(16)
+    assert [op.name for op in found.ops] == [names[1]]
+    for one, other in (("conv2d", "conv3d"), ("_ * 2", "_ + 2"), ("_ * 2", "_ * x")):
+        with pytest.raises(ScalingError, match="operation 1 is"):
+            join([multiplied(one), multiplied(other)], (4, 8))
+
+
 def test_the_first_tensor_or_access_that_differs_is_named() -> None:
     one = Trace([Op("a", "forward", (), ()), Alloc(0, 8, "stash", "mask")])
     other = Trace([Op("a", "forward", (), ()), Alloc(0, 8, "activation", "y")])

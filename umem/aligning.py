@@ -7,6 +7,7 @@ lives until the later of its deaths, so that nothing is used after it and no pea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -17,6 +18,8 @@ from umem.events import Access, Alloc, Event, Free, Hint, Mark, Op
 
 NEVER = inf
 """When a tensor is freed that never is."""
+_NUMBER = re.compile(r"(?<![\w.])\d+(\.\d*)?(e[+-]?\d+)?")
+"""A number in a name, as in Chainer's ``_ * 0.125`` where a mean divides by the batch."""
 
 
 class Recording(NamedTuple):
@@ -107,14 +110,18 @@ def _check_operations(one: Recording, other: Recording) -> None:
     """Operations first: what differs there is what a user can find in the program."""
     ops = [[e for e in recording.events if isinstance(e, Op)] for recording in (one, other)]
     for number in range(max(map(len, ops))):
-        names = [_name(each[number]) if number < len(each) else None for each in ops]
-        if names[0] != names[1]:
-            said = [name or "the end of the step" for name in names]
+        pair = [each[number] if number < len(each) else None for each in ops]
+        if _kind(pair[0]) != _kind(pair[1]):
+            said = ["the end of the step" if op is None else _name(op) for op in pair]
             raise ScalingError(
                 f"the step does not do the same at every size: operation {number + 1} is "
                 f"{said[0]} at size {one.size} and {said[1]} at size {other.size}. Record a "
                 "step whose operations do not depend on the size."
             )
+
+
+def _kind(op: Op | None) -> tuple[str, str] | None:
+    return None if op is None else (_NUMBER.sub("", op.name), op.phase)
 
 
 def _name(op: Op) -> str:
@@ -140,7 +147,7 @@ def _check_events(one: Recording, other: Recording) -> None:
 def _shape(event: Event | None) -> tuple[Any, ...]:
     """What of an event must be the same at every size."""
     if isinstance(event, Alloc):
-        return "alloc", event.kind, event.label
+        return "alloc", event.kind, _NUMBER.sub("", event.label)
     if isinstance(event, Op):
         return "op", [a.tensor for a in event.reads], [a.tensor for a in event.writes]
     if isinstance(event, Hint):

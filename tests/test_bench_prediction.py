@@ -1,0 +1,52 @@
+"""bench/prediction.py runs, and what it promises holds on two small models."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "bench" / "results" / "prediction.json"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("prediction") / "report.json"
+    places = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "prediction.py"), "--quick", "--json", str(path)],
+        capture_output=True, text=True, timeout=300, check=False, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": places},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "simulated" in done.stdout
+    return json.loads(path.read_text())
+
+
+def test_the_report_says_where_it_ran_and_what_it_asks(report):
+    assert report["bench"] == "prediction"
+    assert report["question"].startswith("How near is the peak")
+    assert {"machine", "versions", "commit", "options"} <= report.keys()
+
+
+def test_the_peak_of_a_larger_batch_is_predicted_and_not_too_low(report):
+    assert len(report["rows"]) == 2
+    for row in report["rows"]:
+        error = 100 * (row["predicted_bytes"] / row["measured_bytes"] - 1)
+        assert row["error_percent"] == pytest.approx(error)
+        assert -2 <= error <= 5
+        assert row["passed"]
+
+
+def test_the_results_that_are_shown_keep_the_promise_for_twelve_models_and_more():
+    rows = json.loads(RESULT.read_text())["rows"]
+    assert len(rows) >= 12
+    assert all(-2 <= row["error_percent"] <= 5 for row in rows)
+    (resnet,) = (row for row in rows if row["model"] == "ResNet50")
+    assert resnet["replay_seconds"] < 0.5
