@@ -19,6 +19,7 @@ ROOT = Path(umem.__file__).parent
 LEVELS = {
     "errors": 0, "units": 0, "stacks": 0,
     "events": 1, "trace": 1, "trace_file": 1, "recorder": 1, "measuring": 1, "roots": 1,
+    "sources": 1, "storing": 1, "keeping": 1, "calibrating": 1, "tally": 1,
     "graphs": 1, "compat": 1,
     "aligning": 1, "scaling": 1, "cutting": 1, "recording_sizes": 1,
     "devices": 2, "planner": 2,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import umem
 from umem import recorder as module
+from umem import sources
 from umem.devices.virtual import arrays as xp
 from umem.errors import OutOfMemoryError, StateError
 from umem.recorder import Measured, Recorder, active, paused, root_of
@@ -48,9 +49,9 @@ class Probe:
 @pytest.fixture
 def probe() -> Iterator[Probe]:
     source = Probe()
-    module.add_source(source)
+    sources.add_source(source)
     yield source
-    module._sources.remove(source)
+    sources._sources.remove(source)
 
 
 # -- lifetimes ---------------------------------------------------------------------------------
@@ -411,8 +412,8 @@ def test_a_source_runs_from_the_first_recorder_to_the_last_of_any_thread(probe: 
 def test_a_source_added_while_recording_starts_at_once() -> None:
     source = Probe()
     with umem.record():
-        module.add_source(source)
-    module._sources.remove(source)
+        sources.add_source(source)
+    sources._sources.remove(source)
     assert source.calls == ["start", "stop"]
 
 

@@ -11,20 +11,23 @@ deaths are queued and become events before the next event of the recording threa
 from __future__ import annotations
 
 import gc
+import sys
 import tracemalloc
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from umem.errors import OutOfMemoryError, StateError
-from umem.events import CODES, Alloc, Event, Free, Hint, Mark, Op, decode
-from umem.forking import safe_lock
+from umem.events import CODES, Alloc, Event, Free, Hint, Mark, Op
 from umem.measuring import Measured, active, follow, inside, paused
 from umem.roots import Reach, address_of, part_of, root_of
+from umem.sources import Source, add_source, start_sources, stop_sources
+from umem.stacks import user_places
+from umem.storing import Boundary, Raw, Store
 from umem.trace import Trace
 
 __all__ = [
@@ -35,49 +38,30 @@ __all__ = [
 Measure = Literal["time", "workspace"]
 
 
-class Source(Protocol):
-    """Something that can be instrumented while recorders are active."""
-
-    def start(self) -> None:
-        """Instrument; called when the first recorder of any thread is entered."""
-
-    def stop(self) -> None:
-        """Restore exactly what was there; called when the last recorder is left."""
-
-
 class _Ref(weakref.ref[Any]):
-    """A weak reference to a root array that knows its tensor."""
+    """A weak reference to a root array that knows its tensor, and how it was allocated."""
 
-    __slots__ = ("access", "key")
+    __slots__ = ("access", "fields", "key")
     key: int
     access: Reach
+    fields: tuple[Any, ...]
 
 
-_sources: list[Source] = []
-_started_count = 0
-_lock = safe_lock()
-
-
-def add_source(source: Source) -> None:
-    """Instrument ``source`` whenever a recorder is active, from now on."""
-    with _lock:
-        _sources.append(source)
-        if _started_count:
-            source.start()
-
-
-def record(*, measure: Measure = "time") -> Recorder:
+def record(*, measure: Measure = "time", stacks: bool = False) -> Recorder:
     """Record the operations of a block: ``with umem.record() as recorder: step()``.
 
     Args:
         measure: ``"time"``; or ``"workspace"``, a calibration pass of its own whose measured
             workspace `Trace.with_workspace` adds to a trace of the same step.
+        stacks: keep with each tensor the user's places that made it, for reports to name lines.
 
     The trace is at ``recorder.trace``, during the block and after it.
     """
     if measure not in ("time", "workspace"):
         raise StateError(f"measure is 'time' or 'workspace'; got {measure!r}")
-    return Recorder(measure=measure)
+    if not isinstance(stacks, bool):
+        raise StateError(f"stacks is True or False; got {stacks!r}")
+    return Recorder(measure=measure, stacks=stacks)
 
 
 class Recorder:
@@ -86,6 +70,9 @@ class Recorder:
     Use it as a context manager; ``umem.record()`` makes one. With ``measure="workspace"`` it is
     a calibration pass: tracemalloc measures what each operation needs only while it runs, and no
     times are kept, because tracemalloc slows everything down.
+
+    ``limit`` is the most events to store, about: what comes later is followed and not stored.
+    ``marked`` is called with each mark, once it is recorded.
 
     Cost: bench/overhead.py measures it; nothing when no recorder is active.
     """
@@ -96,14 +83,18 @@ class Recorder:
         *,
         keep: bool = True,
         measure: Measure = "time",
+        stacks: bool = False,
+        limit: int = sys.maxsize,
+        marked: Callable[[Mark], None] | None = None,
     ) -> None:
         self.measure = measure
         self.backend = "numpy"
         self._listener = listener
-        # Plain tuples, as in a file: the garbage collector soon leaves them alone, while to walk
-        # through a hundred thousand named ones costs more than the rest of recording.
-        self._raw: list[tuple[Any, ...]] | None = [] if keep else None
-        self._decoded: list[Event] = []
+        self._marked = marked
+        self._stacks, self._limit = stacks, limit
+        self._last_stack: tuple[Any, ...] = ()
+        self._store = Store() if keep else None
+        self._raw: list[Raw] | None = None if self._store is None else self._store.raw
         self._known: dict[int, _Ref] = {}
         self._dead: deque[_Ref] = deque()
         self._count = 0
@@ -114,18 +105,11 @@ class Recorder:
     # -- context ---------------------------------------------------------------------------
 
     def __enter__(self) -> Recorder:
-        global _started_count
         if self._entered:
             raise StateError("this recorder was used before; make a new one for each recording")
         self._entered = True
-        if self.measure == "workspace" and not tracemalloc.is_tracing():
-            tracemalloc.start(1)
-            self._owns_tracemalloc = True
-        with _lock:
-            if _started_count == 0:
-                for source in _sources:
-                    source.start()
-            _started_count += 1
+        self._trace_memory(self.measure == "workspace")
+        start_sources()
         follow((*active(), self))
         self._inside = True
         return self
@@ -136,28 +120,61 @@ class Recorder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        global _started_count
         if not self._inside:
             raise StateError("not inside this recorder's block")
         self._inside = False
         follow(tuple(r for r in active() if r is not self))
-        with _lock:
-            _started_count -= 1
-            if _started_count == 0:
-                for source in reversed(_sources):
-                    source.stop()
-        if self._owns_tracemalloc:
-            tracemalloc.stop()
+        stop_sources()
+        self._trace_memory(False)
         self.flush()
         self._known.clear()
 
     @property
     def trace(self) -> Trace:
         """What was recorded so far."""
-        if self._raw is None:
+        return Trace(self._stored.events(), self.backend)
+
+    @property
+    def _stored(self) -> Store:
+        if self._store is None:
             raise StateError("this recorder keeps no events: it only feeds a virtual GPU")
-        self._decoded += [decode(*raw) for raw in self._raw[len(self._decoded) :]]
-        return Trace(list(self._decoded), self.backend)
+        return self._store
+
+    # -- parts of a recording --------------------------------------------------------------
+
+    def switch(self, measure: Measure) -> None:
+        """Measure something else from now on; between operations only."""
+        self.measure = measure
+        self._trace_memory(measure == "workspace")
+        follow(active())
+
+    def _trace_memory(self, on: bool) -> None:
+        """Start tracemalloc unless somebody else has; stop it only if it is ours."""
+        if on and not tracemalloc.is_tracing():
+            tracemalloc.start(1)
+            self._owns_tracemalloc = True
+        elif not on and self._owns_tracemalloc:
+            tracemalloc.stop()
+            self._owns_tracemalloc = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the limit is reached: events are missing at the end."""
+        return self._raw is None
+
+    def boundary(self) -> Boundary:
+        """This place, from which a part of the recording may begin."""
+        self.flush()
+        found = sorted(ref.fields for ref in list(self._known.values()))
+        alive = tuple((*fields[:5], True, *fields[6:]) for fields in found)
+        return Boundary(len(self._stored), alive)
+
+    def drop_before(self, boundary: Boundary) -> None:
+        """Forget what was stored before; what was alive there counts as uploaded there."""
+        nothing_missing = boundary.position == len(self._stored)
+        self._stored.drop_before(boundary)
+        if nothing_missing:
+            self._raw = self._stored.raw
 
     # -- what sources call -----------------------------------------------------------------
 
@@ -228,6 +245,8 @@ class Recorder:
             self._listener(event)
         if self._raw is not None:
             self._raw.append((CODES[type(event)], *event))
+        if self._marked is not None and isinstance(event, Mark):
+            self._marked(event)
 
     def emit_op(
         self, name: str, phase: str, reads: list[Any], writes: list[Any], flops: int,
@@ -257,6 +276,8 @@ class Recorder:
             self._listener(tuple.__new__(Op, fields[1:]))
         if self._raw is not None:
             self._raw.append(fields)
+            if len(self._raw) >= self._limit:
+                self._raw = None
 
     def flush(self) -> None:
         """Turn the deaths of arrays so far into events."""
@@ -287,12 +308,20 @@ class Recorder:
         if type(root) is not np.ndarray and type(root).__module__.startswith("cupy"):
             self.backend = "cupy"
         count = self._count
+        fields: tuple[Any, ...] = ("alloc", count, nbytes, kind, label, uploaded)
         if self._listener is not None:
-            self._announce(Alloc(count, nbytes, kind, label, uploaded))
+            self._announce(Alloc(*fields[1:]))
+        if self._stacks:
+            stack = user_places(3)  # what called follow, access or adopt
+            if stack == self._last_stack:  # often, and one tuple is less for the collector
+                stack = self._last_stack
+            self._last_stack = stack
+            fields = (*fields, stack)
         if self._raw is not None:
-            self._raw.append(("alloc", count, nbytes, kind, label, uploaded))
+            self._raw.append(fields)
         ref = _Ref(root, self._dead.append)
         ref.key = id(root)
+        ref.fields = fields
         ref.access = access = (count, 0, nbytes)
         self._count = count + 1
         self._known[ref.key] = ref

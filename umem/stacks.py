@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 STACK_DEPTH = 16
 """Frames that are kept of a stack, from the innermost of the user's own."""
+USER_DEPTH = 5
+"""Places that a recording keeps of a stack."""
 _LIBRARIES = ("umem", "chainer", "cupy", "cupyx", "cupy_backends", "numpy")
 
 Places = tuple[Any, ...]
@@ -45,11 +47,38 @@ def places() -> Places:
     return tuple(found)
 
 
+def user_places(skip: int = 1) -> Places:
+    """The calling stack without any frame of the libraries, to the script's own first line.
+
+    A model's ``forward`` is called by Chainer, which is called by the training script: both of
+    the user's places are told. Empty where nobody but the libraries is on the stack. Costs as
+    `places` does; the ``skip`` innermost frames are not looked at.
+    """
+    found: list[Any] = []
+    libraries = _library_files
+    frame: FrameType | None = sys._getframe(skip)
+    while frame is not None:
+        code = frame.f_code
+        file = code.co_filename
+        if file not in libraries and (file in _known or not _is_library(file)):
+            found += (code, frame.f_lasti)
+            if len(found) >= 2 * USER_DEPTH:
+                break
+            if code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+                break  # what is outside of it started the script
+        frame = frame.f_back
+    return tuple(found)
+
+
 class Reader:
     """Turns places into frames, and looks each place up once."""
 
     def __init__(self) -> None:
         self._frames: dict[tuple[int, int], Frame] = {}
+
+    def texts(self, places: Places) -> tuple[str, ...]:
+        """The frames as text, the innermost first."""
+        return tuple(map(str, self.read(places)))
 
     def read(self, places: Places) -> tuple[Frame, ...]:
         """The frames of a stack, the innermost first."""
@@ -64,6 +93,8 @@ class Reader:
 
 
 _known: dict[str, bool] = {}
+_library_files: set[str] = set()
+"""Those of the known files that are a library's."""
 
 
 def _is_library(file: str) -> bool:
@@ -72,6 +103,8 @@ def _is_library(file: str) -> bool:
         modules = [sys.modules.get(name) for name in _LIBRARIES]
         roots = [os.path.dirname(m.__file__) + os.sep for m in modules if m and m.__file__]
         known = _known[file] = file.startswith(tuple(roots))
+        if known:
+            _library_files.add(file)
     return known
 
 

@@ -1,0 +1,155 @@
+"""Recording with stacks: each tensor knows the lines of the user's that made it."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import umem
+from umem.devices.virtual import arrays as xp
+from umem.errors import StateError
+from umem.stacks import USER_DEPTH
+from umem.trace import Alloc
+
+chainer = pytest.importorskip("umem.chainer").chainer
+F, L = chainer.functions, chainer.links
+HERE = str(Path(__file__))
+
+
+def here(offset: int = 0) -> str:
+    """The caller's own place, some lines on, as a stack tells it."""
+    frame: FrameType | None = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None
+    code = frame.f_back.f_code
+    return f"{code.co_filename}:{frame.f_back.f_lineno + offset} {code.co_name}"
+
+
+def allocs(recorder: Any) -> list[Alloc]:
+    return [event for event in recorder.trace.events if isinstance(event, Alloc)]
+
+
+def test_a_stack_is_the_users_places_innermost_first() -> None:
+    def inner() -> tuple[Any, str]:
+        return xp.ones(10), here()
+
+    with umem.record(stacks=True) as recorder:
+        (array, place), outer = inner(), here()
+    (alloc,) = allocs(recorder)
+    assert alloc.stack[:2] == (place, outer)
+    assert all(".py:" in text for text in alloc.stack)
+    del array
+
+
+def test_without_stacks_an_allocation_has_none() -> None:
+    with umem.record() as recorder:
+        xp.ones(10)
+    assert [alloc.stack for alloc in allocs(recorder)] == [()]
+
+
+class Model(chainer.Chain):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Linear(4, 3)
+
+    def forward(self, x: Any) -> Any:
+        self.place = here(1)
+        return F.sum(F.relu(self.first(x)))
+
+
+def train(model: Any, optimizer: Any) -> dict[str, str]:
+    found = {"forward": here(1)}
+    loss = model(np.ones((2, 4), "f"))
+    model.cleargrads()
+    found["backward"] = here(1)
+    loss.backward()
+    found["update"] = here(1)
+    optimizer.update()
+    return found
+
+
+def test_each_kind_of_tensor_has_the_line_that_made_it() -> None:
+    model = Model()
+    optimizer = chainer.optimizers.Adam().setup(model)
+    with umem.record(stacks=True) as recorder:
+        places = train(model, optimizer)
+    stacks: dict[str, set[tuple[str, ...]]] = {}
+    for alloc in allocs(recorder):
+        stacks.setdefault(alloc.kind, set()).add(alloc.stack[:2])
+    assert stacks["activation"] == {(model.place, places["forward"])}  # Chainer's are left out
+    assert {stack[0] for stack in stacks["gradient"]} == {places["backward"]}
+    assert {stack[0] for stack in stacks["state"]} == {places["update"]}
+
+
+def test_a_stack_is_a_handful_of_places_deep() -> None:
+    def down(depth: int) -> Any:
+        return down(depth - 1) if depth else xp.ones(3)
+
+    with umem.record(stacks=True) as recorder:
+        down(50)
+    (alloc,) = allocs(recorder)
+    assert len(alloc.stack) == USER_DEPTH
+    assert all(text.endswith(" down") for text in alloc.stack)
+
+
+def test_a_script_ends_at_its_own_first_line(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import umem
+        from umem.devices.virtual import arrays as xp
+        with umem.record(stacks=True) as recorder:
+            xp.ones(3)
+        print(recorder.trace.events[0].stack)
+    """)
+    )
+    for command in ([str(script)], ["-m", "umem", "run", str(script)]):
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, check=True,
+            cwd=Path(umem.__file__).parent.parent,
+        )  # fmt: skip
+        assert done.stdout.strip() == str((f"{script}:5 <module>",))
+
+
+def test_stacks_survive_a_file_and_no_variable_is_held(tmp_path: Path) -> None:
+    class Held:
+        alive = True
+
+        def __del__(self) -> None:
+            Held.alive = False
+
+    def work() -> None:
+        held = Held()
+        xp.ones(3)
+        del held
+
+    with umem.record(stacks=True) as recorder:
+        work()
+        gc.collect()
+        assert not Held.alive
+    trace = recorder.trace
+    again = umem.Trace.load(trace.save(tmp_path / "a.umem.gz"))
+    assert again.events == trace.events and allocs(recorder)[0].stack
+
+
+def test_a_virtual_gpu_inside_takes_allocations_without_stacks() -> None:
+    with umem.virtual_gpu("t4", vram="64MiB") as gpu, umem.record(stacks=True) as recorder:
+        array = gpu.xp.ones(1 << 20, "u1")
+    assert gpu.figures.peak_bytes == 1 << 20
+    assert allocs(recorder)[0].stack
+    del array
+
+
+@pytest.mark.parametrize("stacks", [1, "yes", None])
+def test_stacks_is_true_or_false(stacks: Any) -> None:
+    with pytest.raises(StateError, match="stacks is True or False"):
+        umem.record(stacks=stacks)
