@@ -13,8 +13,9 @@ import numpy as np
 from umem.chainer.learning import Learned, calibrate, learn, look_outside
 from umem.chainer.passes import Pass
 from umem.chainer.planning import Budget, prepare
-from umem.chainer.tape import Call, owner_of
+from umem.chainer.tape import Call
 from umem.chainer.tracing import Tracing
+from umem.chainer.wiring import owner_of
 from umem.errors import BudgetError
 from umem.planner.plans import Method
 from umem.units import format_bytes

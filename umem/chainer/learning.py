@@ -12,9 +12,10 @@ import numpy as np
 
 from umem.chainer.recording import _OWN, _find_arrays
 from umem.chainer.sums import Contended
-from umem.chainer.tape import DRAWS, Call, Signature, owner_of, root_of
+from umem.chainer.tape import DRAWS, Call, Signature
+from umem.chainer.wiring import owner_of, root_of
 from umem.planner import Node, Plan
-from umem.planner.schedule import Action
+from umem.planner.schedule import Kind
 
 NOT_AGAIN = frozenset((
     "Zoneout", "ZoneoutLSTM", "NegativeSampling", "NegativeSamplingFunction", "DropoutRNN",
@@ -119,6 +120,13 @@ def _random() -> bytes:
     return bytes(state[1].tobytes()) + repr(state[2:]).encode()
 
 
+class Due(NamedTuple):
+    """An action of a plan, and the call that it is for."""
+
+    kind: Kind
+    call: int
+
+
 @dataclass
 class Learned:
     """What is known of a graph, and once it is planned how to run it."""
@@ -145,8 +153,8 @@ class Learned:
     packs: bool = False
     keep_all_bytes: int = 0
     slack_bytes: int = 0
-    after_forward: dict[int, list[Action]] = field(default_factory=dict)
-    backward: list[Action] = field(default_factory=list)
+    after_forward: dict[int, list[Due]] = field(default_factory=dict)
+    backward: list[Due] = field(default_factory=list)
     places: dict[int, int] = field(default_factory=dict)
     order: list[int] = field(default_factory=list)
     contended: Contended = field(default_factory=dict)

@@ -16,10 +16,11 @@ import chainer
 from umem.chainer.learning import Before, Learned, Observed, gradient_bytes, observe
 from umem.chainer.sums import Sums
 from umem.chainer.tape import Call
-from umem.planner.schedule import Action
+from umem.planner.schedule import Kind
 
 FIRST_BLOCK = 4
 """Calls of the first block of the fallback rule; each block is one longer than the one before."""
+_LETS_GO = ("drop", "drop_stash")
 HIGH = 1 << 40
 """Ranks of calls that follow a plan lie above all others."""
 
@@ -72,9 +73,7 @@ class Pass:
         workspace: int,
     ) -> None:  # fmt: skip
         """A function was applied."""
-        call = Call(
-            self.number, len(self.calls), func, inputs, outputs, self.leaves, self._debug
-        )
+        call = Call(self.number, len(self.calls), func, inputs, outputs, self.leaves, self._debug)
         func._umem_call = call
         self.calls.append(call)
         self.seconds.append(seconds)
@@ -131,8 +130,8 @@ class Pass:
         call.set_rank(HIGH + 2 * learned.order[call.index])
         if learned.packs and learned.observed[call.index].mask_bytes:
             call.pack()
-        for action in learned.after_forward.get(call.index, ()):
-            _carry_out(action, self.calls[_number(action)])
+        for kind, index in learned.after_forward.get(call.index, ()):
+            _carry_out(kind, self.calls[index])
 
     def _fall_back(self, call: Call) -> None:
         if self.differs or self.never:
@@ -161,7 +160,7 @@ class Pass:
         if refuse is not None:
             self.never = refuse
             self.use_plain_ranks()
-        elif self.follows is not None:
+        elif self.follows is not None and self.follows.contended:
             self._sums = Sums(self.follows.plain, self.follows.contended)
 
     def _end_early(self) -> None:
@@ -188,8 +187,8 @@ class Pass:
         learned = self.follows
         place = -1 if learned is None else learned.places.get(call.index, -1)
         if learned is not None and self.never is None and place >= self._next:
-            for action in learned.backward[self._next : place]:
-                _carry_out(action, self.calls[_number(action)])
+            for kind, index in learned.backward[self._next : place]:
+                _carry_out(kind, self.calls[index])
             self._next = place + 1
         call.ensure()
 
@@ -205,12 +204,11 @@ class Pass:
         """Let go what nothing reads after this step."""
         learned = self.follows
         if learned is not None and self.never is None and not self.went_back:
-            while self._next < len(learned.backward):
-                action = learned.backward[self._next]
-                if action.kind not in ("drop", "drop_stash"):
-                    break
-                _carry_out(action, self.calls[_number(action)])
-                self._next += 1
+            actions, at = learned.backward, self._next
+            while at < len(actions) and actions[at].kind in _LETS_GO:
+                _carry_out(actions[at].kind, self.calls[actions[at].call])
+                at += 1
+            self._next = at
         if self.never is None and not self.differs:
             self._release(call)
 
@@ -224,24 +222,19 @@ class Pass:
     def finish(self) -> None:
         """Backward is over."""
         if not self.went_back and self.follows is not None and self.never is None:
-            for action in self.follows.backward[self._next :]:
-                number = _number(action)
-                if action.kind != "recompute" and number in self.popped:
-                    _carry_out(action, self.calls[number])
+            for kind, index in self.follows.backward[self._next :]:
+                if kind in _LETS_GO and index in self.popped:
+                    _carry_out(kind, self.calls[index])
             self._next = len(self.follows.backward)
         self.went_back = True
         self._sums = None
         self.use_plain_ranks()
 
 
-def _number(action: Action) -> int:
-    return int(action.node.rpartition("#")[2])
-
-
-def _carry_out(action: Action, call: Call) -> None:
-    if action.kind == "drop":
+def _carry_out(kind: Kind, call: Call) -> None:
+    if kind == "drop":
         call.drop()
-    elif action.kind == "drop_stash":
+    elif kind == "drop_stash":
         call.drop_stash()
-    elif action.kind == "recompute" and call.has_graph:
+    elif kind == "recompute" and call.has_graph:
         call.make_again()

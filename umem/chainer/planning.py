@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from umem.chainer.learning import Learned
+from umem.chainer.learning import Due, Learned
 from umem.chainer.sums import contended
 from umem.errors import BudgetError, SizeError
 from umem.planner import Graph
 from umem.planner import plan as make_plan
 from umem.planner.plans import Method, Plan
-from umem.planner.schedule import Action, actions
+from umem.planner.schedule import actions
 from umem.units import format_bytes, parse_bytes
 
 Budget = int | float | None
@@ -34,7 +34,7 @@ def check_budget(budget: int | str) -> Budget:
         return share
     if isinstance(budget, float):
         raise SizeError(
-            f"a budget is bytes as an int, a size like \"12GiB\", a share like \"60%\", or "
+            f'a budget is bytes as an int, a size like "12GiB", a share like "60%", or '
             f'"min"; got {budget!r}'
         )
     return parse_bytes(budget, "budget")
@@ -125,7 +125,7 @@ def _carry(learned: Learned, graph: Graph, plan: Plan, packs: bool) -> None:
     number = {name: index for index, name in enumerate(learned.names)}
     place = {name: at for at, name in enumerate(sum(plan.blocks, ()))}
     order = [place[name] for name in learned.names]
-    after: dict[int, list[Action]] = {}
+    after: dict[int, list[Due]] = {}
     stream = list(actions(graph, plan))
     start = next(
         (i for i, a in enumerate(stream) if a.kind in ("recompute", "backward")), len(stream)
@@ -135,9 +135,9 @@ def _carry(learned: Learned, graph: Graph, plan: Plan, packs: bool) -> None:
         if action.kind == "forward":
             last = max(last, number[action.node])  # forward runs in the user's order
         else:
-            after.setdefault(last, []).append(action)
-    backward = [a for a in stream[start:] if a.kind != "free"]
+            after.setdefault(last, []).append(Due(action.kind, number[action.node]))
+    backward = [Due(a.kind, number[a.node]) for a in stream[start:] if a.kind != "free"]
     learned.after_forward, learned.backward, learned.order = after, backward, order
-    learned.places = {number[a.node]: i for i, a in enumerate(backward) if a.kind == "backward"}
+    learned.places = {due.call: i for i, due in enumerate(backward) if due.kind == "backward"}
     learned.contended = contended(learned.users, learned.plain, order)
     learned.plan, learned.packs = plan, packs

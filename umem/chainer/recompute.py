@@ -24,7 +24,7 @@ from umem.chainer.course import Course, RecomputeWarning
 from umem.chainer.learning import Before, Learned, look
 from umem.chainer.planning import check_budget
 from umem.chainer.recompute_report import curves, describe
-from umem.chainer.tape import owner_of
+from umem.chainer.wiring import owner_of
 from umem.errors import StateError, UnsupportedError
 from umem.planner.plans import Method
 
@@ -151,9 +151,9 @@ class Recompute:
             elsewhere = self._inside or threading.get_ident() != self._thread
             if elsewhere or not configuration.config.enable_backprop:
                 return original(func, inputs)
-            _check(func, inputs)
             now = self._course.current(func, inputs)
-            if now.learns:
+            if now.learns:  # the first call of each pass does
+                _check(func, inputs)
                 before = look(func)
             else:
                 before = Before(dict(vars(owner_of(func))), [], b"")
@@ -228,6 +228,7 @@ class Recompute:
                 self._inside = False
 
         return backprop_step
+
 
 class _MakeAgain(function_hook.FunctionHook):
     """Makes arrays again for a backward after the block was left."""

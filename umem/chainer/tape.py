@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import time
 import weakref
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
-import numpy as np
 from chainer import configuration
 from chainer.function import FunctionAdapter
 
 from umem.chainer.packing import Packed, pack, unpack
 from umem.chainer.recording import rerun
+from umem.chainer.wiring import Source, checksum, owner_of, source_of
 from umem.errors import RecomputeError, StateError
 
 DRAWS = frozenset((
@@ -38,14 +37,6 @@ _NOT_CARRIED = frozenset((
     "keep_graph_on_report", "schedule_func", "use_static_graph",
 ))  # fmt: skip
 """Configuration that a second run takes from where it happens."""
-
-
-class Source(NamedTuple):
-    """Where an input comes from: another call's output, or an array from outside."""
-
-    call: Call | None
-    output: int
-    array: Any
 
 
 Signature = tuple[Any, ...]
@@ -63,10 +54,12 @@ class Call:
         index: its place in that pass.
         leaves: the nodes that come from outside, by identity; new ones are added.
         sums: whether to keep checksums, for `verify`.
+
+    ``from_elsewhere`` says that an input was made in an earlier pass.
     """
 
     __slots__ = (
-        "__weakref__", "_func", "config", "draws", "index", "number", "packed",
+        "__weakref__", "_func", "config", "draws", "from_elsewhere", "index", "number", "packed",
         "plain_rank", "rerun_seconds", "retained", "signature", "sources", "stash",
         "stash_dropped", "sums", "values",
     )  # fmt: skip
@@ -79,18 +72,21 @@ class Call:
         self.index = index
         self._func = weakref.ref(func)
         self.plain_rank = func.rank
-        self.values: tuple[Any, ...] | None = tuple([y.array for y in outputs])
-        ins = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
+        self.values: tuple[Any, ...] | None = tuple([y._data[0] for y in outputs])
+        ins = [x._data[0] if isinstance(x, chainer.Variable) else x for x in inputs]
+        self.from_elsewhere = False
         self.sources: list[Source] = []
         wiring: list[Any] = []
         for node, array in zip(func.inputs, ins, strict=True):
-            source = _source(node, array)
+            source = source_of(node, array)
             self.sources.append(source)
             if source.call is None:
                 leaf = leaves.setdefault(id(node), (len(leaves), node))[0]
                 wiring.append((-1, leaf, array.shape, array.dtype))
             else:
-                wiring.append((source.call.index, source.output, number - source.call.number))
+                ago = number - source.call.number
+                wiring.append((source.call.index, source.output, ago))
+                self.from_elsewhere |= ago != 0
         kind = type(func.function) if isinstance(func, FunctionAdapter) else type(func)
         shapes = [(array.shape, array.dtype) for array in self.values]
         self.signature: Signature = (kind, tuple(wiring), tuple(shapes))
@@ -131,11 +127,6 @@ class Call:
         """Whether the function's node is alive."""
         return self._func() is not None
 
-    @property
-    def from_elsewhere(self) -> bool:
-        """Whether an input was made in an earlier pass."""
-        return any(s.call is not None and s.call.number != self.number for s in self.sources)
-
     def nodes(self) -> Iterator[tuple[int, Any]]:
         """The variable nodes of its outputs that are alive."""
         func = self._func()
@@ -146,12 +137,14 @@ class Call:
                     yield index, node
 
     def set_rank(self, rank: int) -> None:
-        """Set when backward takes it: the highest rank first."""
+        """Set when backward takes it: the highest rank first.
+
+        Its outputs keep the rank that they have in a plain run, from which Chainer computes
+        those of later functions.
+        """
         func = self._func()
         if func is not None:
             func.rank = rank
-            for _, node in self.nodes():
-                node._rank = rank + 1
 
     def is_held(self) -> bool:
         """Whether the user still holds an output as a variable."""
@@ -161,18 +154,23 @@ class Call:
 
     def drop(self) -> None:
         """Let the outputs go."""
-        for index, node in self.nodes():
-            self.retained[index] |= node._data is not None
-            node._data = None
-        func = self._func()
-        if func is not None and func._retained_output_data is not None:
-            func._retained_output_data = None
         self.values = None
+        func = self._func()
+        if func is None:
+            return
+        for index, reference in enumerate(func.outputs):
+            node = reference()
+            if node is not None and node._data is not None:
+                self.retained[index] = True
+                node._data = None
+        func._retained_output_data = None
 
     def drop_stash(self) -> None:
         """Let go what the function keeps on itself, unless it is what was drawn."""
+        if self.draws or not self.stash:
+            return
         func = self._func()
-        if func is None or self.draws or not self.stash:
+        if func is None:
             return
         owner = owner_of(func)
         for key in self.stash:
@@ -181,8 +179,8 @@ class Call:
 
     def pack(self) -> None:
         """Keep a dropout mask as bits."""
-        func = self._func()
-        if func is None or "mask" not in self.stash or func.mask is None:
+        func = self._func() if "mask" in self.stash else None
+        if func is None or func.mask is None:
             return
         if self.packed is None:
             self.packed = pack(func.mask)
@@ -323,34 +321,3 @@ class Call:
         if func._output_indexes_to_retain:
             found.append(self)
         return [call for call in found if call is not None]
-
-
-def owner_of(func: Any) -> Any:
-    """The object that a function's state is on: for an old-style function, not its node."""
-    return func.function if isinstance(func, FunctionAdapter) else func
-
-
-def _source(node: Any, array: Any) -> Source:
-    creator = node.creator_node
-    call = None if creator is None else getattr(creator, "_umem_call", None)
-    if call is None:
-        return Source(None, 0, array)
-    if len(creator.outputs) == 1:
-        return Source(call, 0, None)
-    for index, reference in enumerate(creator.outputs):
-        if reference() is node:
-            return Source(call, index, None)
-    return Source(None, 0, array)
-
-
-def root_of(array: Any) -> Any:
-    """The array whose memory this one lies in."""
-    while isinstance(getattr(array, "base", None), (np.ndarray, type(array))):
-        array = array.base
-    return array
-
-
-def checksum(array: Any) -> int:
-    """A checksum of an array's contents."""
-    host = chainer.backend.CpuDevice().send(array)
-    return zlib.crc32(np.ascontiguousarray(host).tobytes())
