@@ -28,7 +28,7 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["umem", "umem.*"]),
-    package_data={"umem": ["py.typed", "**/*.csv", "**/*.json"]},
+    package_data={"umem": ["py.typed", "**/*.csv", "**/*.json", "reports/page_parts/*"]},
     install_requires=["numpy>=1.24", "click>=8.1", "rich>=13.0"],
     extras_require={
         "plot": ["matplotlib>=3.7"],

@@ -1,0 +1,208 @@
+"""``umem report TRACE``: where the memory of a recorded step went."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from umem import __version__
+from umem.analysing import Analysis, Vram, analyse
+from umem.cli.output_file import refuse, write
+from umem.devices.specs import gpu_spec
+from umem.errors import UmemError
+from umem.trace import Trace
+from umem.units import parse_bytes
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """The files that were asked for."""
+
+    png: Path | None
+    html: Path | None
+    perfetto: Path | None
+
+    @property
+    def paths(self) -> list[Path]:
+        found = (self.png, self.html, self.perfetto)
+        return [path for path in found if path is not None]
+
+
+@click.command("report")
+@click.argument(
+    "traces", metavar="TRACE [OTHER]", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="One page to explore in a browser; needs no network.",
+)
+@click.option("--png", type=click.Path(path_type=Path), metavar="FILE", help="A picture.")
+@click.option(
+    "--export",
+    nargs=2,
+    type=(click.Choice(["perfetto"]), click.Path(path_type=Path)),
+    metavar="perfetto FILE",
+    help="For ui.perfetto.dev and chrome://tracing.",
+)
+@click.option("--gpu", metavar="NAME", help="Compare with the VRAM of this GPU, such as t4.")
+@click.option("--vram", metavar="SIZE", help="Compare with so much VRAM, such as 24GiB.")
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+def command(
+    traces: tuple[Path, ...], as_json: bool, html: Path | None, png: Path | None,
+    export: tuple[str, Path] | None, gpu: str | None, vram: str | None, force: bool,
+) -> None:  # fmt: skip
+    """Show where the memory of a recorded step went, and the time.
+
+    TRACE is what umem.record(), saved, or `umem run --record` has written. With a second one,
+    what differs. Without --html, --png or --export the report goes to the terminal.
+    """
+    outputs = _Outputs(png, html, export[1] if export else None)
+    if len(traces) > 2:
+        raise click.UsageError(f"one trace, or two to compare; got {len(traces)}")
+    if len(traces) == 2 and outputs.paths:
+        raise click.UsageError("--html, --png and --export are of one trace; two are compared "
+                               "as text, or with --json")  # fmt: skip
+    refuse(outputs.paths, traces, force=force)
+    try:
+        room = _vram(gpu, vram)
+        analyses = [_analyse(path) for path in traces]
+        if len(analyses) == 2:
+            _compare(analyses, traces, as_json)
+        else:
+            _report(analyses[0], traces[0], outputs, room, as_json)
+    except UmemError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _vram(gpu: str | None, vram: str | None) -> Vram | None:
+    """What to compare with: a size that is given goes before the table's."""
+    nbytes = None if vram is None else parse_bytes(vram, "--vram")
+    if gpu is None:
+        return None if nbytes is None else Vram("the GPU given by --vram", nbytes)
+    spec = gpu_spec(gpu)
+    return Vram(spec.name, nbytes or spec.usable_bytes)
+
+
+def _analyse(path: Path) -> Analysis:
+    with _no_collection():
+        return analyse(Trace.load(path))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Events are tuples by the hundred thousand, none of them in a cycle: to walk through them
+    again and again costs as much as reading them."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
+def _report(
+    analysis: Analysis, path: Path, outputs: _Outputs, vram: Vram | None, as_json: bool
+) -> None:
+    if as_json:
+        from umem.reports.step_json import step_json
+
+        _print_json(step_json(analysis, path.name, vram))
+    elif not outputs.paths:
+        _print_text(analysis, path.name, vram)
+    for output in _write(analysis, path, outputs, vram):
+        click.echo(output, err=as_json)
+
+
+def _print_json(content: object) -> None:
+    click.echo(json.dumps(content, indent=2, allow_nan=False))
+
+
+def _print_text(analysis: Analysis, name: str, vram: Vram | None) -> None:
+    from umem.reports.step_text import step_text
+
+    console = Console(highlight=False, markup=False)
+    plain = not (console.encoding or "").lower().startswith("utf")
+    for line in step_text(analysis, name, console.width, vram=vram, plain=plain):
+        console.print(line, soft_wrap=True)
+
+
+def _compare(analyses: list[Analysis], traces: tuple[Path, ...], as_json: bool) -> None:
+    from umem.differences import compare
+
+    before, after = (path.name for path in traces)
+    comparison = compare(*analyses)
+    if as_json:
+        from umem.reports.comparison_json import comparison_json
+
+        _print_json(comparison_json(comparison, before, after))
+        return
+    from umem.reports.comparison_text import comparison_text
+
+    console = Console(highlight=False, markup=False)
+    for line in comparison_text(comparison, before, after, console.width):
+        console.print(line, soft_wrap=True)
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+def _write(analysis: Analysis, path: Path, outputs: _Outputs, vram: Vram | None) -> Iterator[str]:
+    """Write the files; yields what to say of each."""
+    if outputs.html is not None:
+        from umem.reports.step_page import step_page
+
+        page = step_page(analysis, path.name, _provenance(analysis), vram)
+        write(outputs.html, _putting(page))
+        yield f"Wrote {outputs.html}. Open it in a browser; it needs no network."
+    if outputs.png is not None:
+        from umem.reports.timeline_picture import draw_timeline
+
+        write(outputs.png, lambda partial: draw_timeline(analysis, path.name, partial, vram))
+        yield f"Wrote {outputs.png}."
+    if outputs.perfetto is not None:
+        from umem.reports.perfetto import perfetto
+
+        write(outputs.perfetto, _putting(json.dumps(perfetto(analysis, path.name))))
+        yield f"Wrote {outputs.perfetto}. Open it at ui.perfetto.dev or chrome://tracing."
+    if outputs.paths:
+        yield _next(path, outputs)
+
+
+def _putting(text: str) -> Callable[[Path], None]:
+    def put(path: Path) -> None:
+        path.write_text(text, encoding="ascii")
+
+    return put
+
+
+def _next(path: Path, outputs: _Outputs) -> str:
+    trace = shlex.quote(str(path))
+    if outputs.html is None:
+        page = shlex.quote(str(path.with_name(f"{path.name.split('.')[0]}.html")))
+        return f"Next: umem report {trace} --html {page}"
+    return f"Next: umem report {trace} OTHER compares it with another trace"
+
+
+def _provenance(analysis: Analysis) -> dict[str, str]:
+    """Where a page comes from; as the trace says it, no name of a machine or a user."""
+    known = {
+        "umem": __version__,
+        "written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z"),
+        "command": shlex.join(["umem", *sys.argv[1:]]),
+        "recorded on": analysis.trace.backend,
+    }
+    return {**known, **{f"trace: {key}": value for key, value in analysis.trace.meta.items()}}

@@ -1,0 +1,53 @@
+"""An analysis as plain values: what --json prints and the page carries."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from umem.analysing import Analysis, Vram
+
+
+def summary(analysis: Analysis, name: str, vram: Vram | None = None) -> dict[str, Any]:
+    """The figures of a trace; steps and events are counted from 0.
+
+    Args:
+        name: what the trace is called.
+        vram: what to compare the peak with.
+    """
+    return {
+        "trace": name,
+        "backend": analysis.trace.backend,
+        "meta": dict(analysis.trace.meta),
+        "event_count": len(analysis.trace),
+        "op_count": analysis.op_count,
+        "step_count": analysis.step_count,
+        "tensor_count": len(analysis.reading.tensors),
+        "host_seconds": analysis.seconds,
+        "host_seconds_per_step": analysis.seconds_per_step,
+        "vram": None if vram is None else _vram(vram, analysis),
+        "peak": _peak(analysis),
+        "operations": [asdict(op) for op in analysis.ops_by_seconds()],
+        "outliving": [asdict(leak) for leak in analysis.leaks],
+    }
+
+
+def _vram(vram: Vram, analysis: Analysis) -> dict[str, Any]:
+    share = analysis.peak.total_bytes / vram.nbytes
+    return {"gpu": vram.gpu, "vram_bytes": vram.nbytes, "peak_share": share}
+
+
+def _peak(analysis: Analysis) -> dict[str, Any]:
+    peak = analysis.peak
+    return {
+        "peak_bytes": peak.total_bytes,
+        "event": peak.event,
+        "step": peak.step,
+        "op": None if peak.op is None else peak.op.name,
+        "phase": None if peak.op is None else peak.op.phase,
+        "host_seconds_before": peak.seconds,
+        "workspace_bytes": peak.workspace_bytes,
+        "idle_bytes": peak.idle_bytes,
+        "by_kind": [asdict(kind) for kind in peak.by_kind],
+        "tensor_count": len(peak.tensors),
+    }
