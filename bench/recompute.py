@@ -7,7 +7,8 @@ parameters' gradients: no plan can go below it, so a plan is judged by what it l
 the reducible part. Times are processor time on one thread, the kinds of step in turn; a ratio is
 of medians. Results are compared by the bits of losses, gradients and running statistics over two
 steps. Beside the plans: regions by hand, Chen's blocks, and PyTorch's checkpoint_sequential on
-the same network where it is installed, relative to PyTorch's own plain step.
+the same network where it is installed, and its compiler with a memory budget of 0, relative to
+PyTorch's own plain step.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +41,7 @@ import chainer.functions as F  # after the compatibility layer
 QUESTION = (__doc__ or "").splitlines()[0]
 TORCH_SCRIPT = common.HERE / "recompute_parts" / "torch_networks.py"
 MB = 1e6
+COMPILE_SECONDS = 600
 
 
 @dataclass
@@ -190,19 +193,30 @@ def promises(row: dict[str, Any]) -> list[str]:
 # -- PyTorch -----------------------------------------------------------------------------------
 
 
-def torch_row(network: Network, python: str, repeats: int) -> dict[str, Any]:
-    """The same network in PyTorch: checkpoint_sequential relative to its plain step."""
-    row: dict[str, Any] = {"network": network.name, "mode": "PyTorch checkpoint_sequential"}
-    if network.torch is None:
-        return row | {"verdict": network.no_torch}
-    done = subprocess.run(
-        [python, str(TORCH_SCRIPT), network.torch, str(repeats)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
+def torch_rows(
+    network: Network, python: str, repeats: int, compiles: bool
+) -> Iterator[dict[str, Any]]:
+    """The same network in PyTorch, relative to its own plain step."""
+    for what, name in (
+        ("checkpoint", "PyTorch checkpoint_sequential"), ("compile", "PyTorch compiled, budget 0")
+    )[: 1 + compiles]:  # fmt: skip
+        row: dict[str, Any] = {"network": network.name, "mode": name}
+        if network.torch is None:
+            yield row | {"verdict": network.no_torch}
+            continue
+        command = [python, str(TORCH_SCRIPT), network.torch, str(repeats), what]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=COMPILE_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            yield row | {"verdict": f"not done in {COMPILE_SECONDS} s"}
+            continue
         lines = done.stderr.strip().splitlines() or ["?"]
-        return row | {"verdict": f"failed: {lines[-1]}"}
-    return row | json.loads(done.stdout.splitlines()[-1])
+        found = {"verdict": f"failed: {lines[-1]}"}
+        if not done.returncode:
+            found = json.loads(done.stdout.splitlines()[-1])
+        yield row | found
 
 
 def has_torch(python: str) -> bool:
@@ -249,20 +263,26 @@ def show(rows: list[dict[str, Any]]) -> None:
 @click.option("--repeats", type=click.IntRange(1), help="Timed steps of each kind.")
 @click.option("--torch", "python", default=sys.executable, metavar="PYTHON",
               help="An interpreter that has PyTorch; default: this one.")  # fmt: skip
+@click.option(
+    "--compile",
+    "compiles",
+    is_flag=True,
+    help="PyTorch's compiler too, asked for its least memory.",
+)
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the result here.")
 def main(
     quick: bool, names: tuple[str, ...], kinds: tuple[str, ...], repeats: int | None,
-    python: str, path: Path | None,
+    python: str, compiles: bool, path: Path | None,
 ) -> None:  # fmt: skip
     chosen = QUICK if quick else [n for n in NETWORKS if not names or n.name in names]
-    compares = not quick and has_torch(python)
-    if not compares:
+    torch = not quick and has_torch(python)
+    if not torch:
         print("PyTorch is left out: " + ("--quick" if quick else "it is not installed here"))
     rows = []
     for network in chosen:
         found = measure(network, repeats, kinds)
-        if compares:
-            found.append(torch_row(network, python, repeats or network.repeats))
+        if torch:
+            found += torch_rows(network, python, repeats or network.repeats, compiles)
         rows += found
         show(found)
         sys.stdout.flush()

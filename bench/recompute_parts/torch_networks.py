@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch import nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
@@ -219,46 +220,47 @@ def peak_of(step: Callable[[], None]) -> int:
     return peak
 
 
-def main(name: str, repeats: int) -> None:
+def main(name: str, repeats: int, what: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     parts, x, loss_of = CASES[name]()
     model = nn.Sequential(*parts)
-    parameters = list(model.parameters())
-    optimizer = torch.optim.SGD(parameters, lr=1e-4, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     segments = max(1, round(len(parts) ** 0.5))
+    runs: dict[str, Callable[[], torch.Tensor]] = {"plain": lambda: model(x)}
+    if what == "compile":
+        torch._functorch.config.activation_memory_budget = 0.0
+        compiled = torch.compile(model)
+        runs[what] = lambda: compiled(x)
+    else:
+        runs[what] = lambda: checkpoint_sequential(parts, segments, x, use_reentrant=False)
 
-    def step(checkpointed: bool) -> None:
+    def step(kind: str) -> None:
         optimizer.zero_grad(set_to_none=True)
-        if checkpointed:
-            y = checkpoint_sequential(parts, segments, x, use_reentrant=False)
-        else:
-            y = model(x)
-        loss_of(y).backward()
+        loss_of(runs[kind]()).backward()
         optimizer.step()
 
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    step(False)
-    step(True)
     peaks = {}
-    for kind in seconds:
+    for kind in runs:
+        step(kind)
         optimizer.zero_grad(set_to_none=True)
         peaks[kind] = peak_of(lambda kind=kind: step(kind))
+    seconds: dict[str, list[float]] = {kind: [] for kind in runs}
     for _ in range(repeats):
         for kind, found in seconds.items():
             start = time.process_time()
             step(kind)
             found.append(time.process_time() - start)
     medians = {kind: statistics.median(found) for kind, found in seconds.items()}
-    ratios = [a / b for a, b in zip(seconds[True], seconds[False], strict=True)]
+    ratios = [a / b for a, b in zip(seconds[what], seconds["plain"], strict=True)]
     print(json.dumps({
-        "peak_mb": peaks[True] / 1e6, "of_raw": peaks[True] / peaks[False],
-        "median_s": medians[True], "time_ratio": medians[True] / medians[False],
-        "ratio_low": min(ratios), "ratio_high": max(ratios), "seconds": seconds[True],
-        "plain_seconds": seconds[False], "torch": torch.__version__,
-        "verdict": f"{segments} segments",
+        "peak_mb": peaks[what] / 1e6, "of_raw": peaks[what] / peaks["plain"],
+        "median_s": medians[what], "time_ratio": medians[what] / medians["plain"],
+        "ratio_low": min(ratios), "ratio_high": max(ratios), "seconds": seconds[what],
+        "plain_seconds": seconds["plain"], "torch": torch.__version__,
+        "verdict": f"{segments} segments" if what == "checkpoint" else None,
     }))  # fmt: skip
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
