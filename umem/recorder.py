@@ -158,6 +158,11 @@ class Recorder:
             self._owns_tracemalloc = False
 
     @property
+    def stored_count(self) -> int:
+        """How many events are stored."""
+        return len(self._stored)
+
+    @property
     def is_full(self) -> bool:
         """Whether the limit is reached: events are missing at the end."""
         return self._raw is None

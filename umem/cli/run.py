@@ -16,28 +16,48 @@ import click
 
 import umem
 from umem import environment
+from umem.cli.recording import Options, Recording
 from umem.compat.finder import arm
 from umem.compat.installation import find_package
 from umem.errors import UmemError
+from umem.keeping import Steps
 from umem.units import format_bytes, format_seconds
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 @click.command("run", context_settings=_SETTINGS)
-@click.option("--mode", type=click.Choice(["managed", "hybrid", "unmanaged"]),
-              help="Where allocations come from (default: UMEM_MODE, or as without umem).")
-@click.option("--limit", metavar="SIZE",
-              help="The most the mode may reserve: 24GiB, 1.5x of VRAM, 90% of host memory.")
+@click.option(
+    "--mode",
+    type=click.Choice(["managed", "hybrid", "unmanaged"]),
+    help="Where allocations come from (default: UMEM_MODE, or as without umem).",
+)
+@click.option(
+    "--limit",
+    metavar="SIZE",
+    help="The most the mode may reserve: 24GiB, 1.5x of VRAM, 90% of host memory.",
+)
 @click.option("--prefetch", is_flag=True, help="Make memory resident as it is handed out.")
 @click.option("--virtual", metavar="GPU", help="Follow the run with the model of a GPU.")
 @click.option("--vram", metavar="SIZE", help="VRAM of the virtual GPU instead of the table's.")
 @click.option("--report", is_flag=True, help="Say at the end what was used, on standard error.")
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a trace of two training steps, such as out/run.umem.gz.",
+)
+@click.option("--steps", metavar="STEPS", help="Record these instead of 2-3: 5, 10-12 or all.")
+@click.option("--stacks", is_flag=True, help="Record the lines that made each tensor.")
+@click.option("--no-workspace", is_flag=True, help="Do not measure what operations need inside.")
+@click.option("--stop", is_flag=True, help="End the script once the steps are recorded.")
+@click.option("--force", is_flag=True, help="Overwrite the trace if it exists.")
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
     mode: str | None, limit: str | None, prefetch: bool, virtual: str | None, vram: str | None,
-    report: bool, script: Path, arguments: tuple[str, ...],
+    report: bool, record: Path | None, steps: str | None, stacks: bool, no_workspace: bool,
+    stop: bool, force: bool, script: Path, arguments: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run SCRIPT unchanged, with Chainer made to work on today's NumPy, Python and CuPy.
 
@@ -45,17 +65,47 @@ def command(
     Options go before the variables UMEM_MODE, UMEM_LIMIT and UMEM_PREFETCH, and the script and
     the processes that it starts find them there. Chainer is mended in those processes as well;
     the mode holds in this one, and where another calls umem.enable().
+
+    --record keeps steps 2 and 3, where a step ends with an optimizer's update, and then records
+    no more; --stop ends the script there.
     """
     source = _read(script)
     if vram and not virtual:
         raise click.UsageError("--vram needs --virtual GPU")
+    recording = _recording(record, steps, stacks, no_workspace, stop, force, script)
     with ExitStack() as stack:
         try:
             _prepare(stack, mode, limit, prefetch, virtual, vram, report)
+            if recording is not None:
+                _import_chainer()
+                recording.begin(stack)
         except UmemError as error:
             raise click.ClickException(str(error)) from error
         code = _run(script, source, arguments)
+    if recording is not None and recording.error is not None and code in (0, None):
+        code = 1
     raise SystemExit(code)
+
+
+def _recording(
+    path: Path | None, steps: str | None, stacks: bool, no_workspace: bool, stop: bool,
+    force: bool, script: Path,
+) -> Recording | None:  # fmt: skip
+    """What is to be recorded, if anything."""
+    if path is None:
+        options = {"--steps": steps, "--stacks": stacks, "--no-workspace": no_workspace,
+                   "--stop": stop, "--force": force}  # fmt: skip
+        given = [name for name, value in options.items() if value]
+        if given:
+            raise click.UsageError(f"{given[0]} needs --record FILE")
+        return None
+    try:
+        chosen = Steps() if steps is None else Steps.parse(steps)
+    except UmemError as error:
+        raise click.BadParameter(str(error), param_hint="--steps") from error
+    if stop and chosen.last is None:
+        raise click.UsageError("--stop needs --steps that end; all of them have no end")
+    return Recording(Options(path, chosen, force, stacks, not no_workspace, stop), script)
 
 
 def _read(script: Path) -> bytes:
@@ -83,14 +133,19 @@ def _prepare(
             raise click.UsageError(f"{name} needs a --mode")
     arm()
     if virtual:
-        if find_package() is not None:  # a script without Chainer is welcome too
-            importlib.import_module("umem.chainer")  # what the virtual GPU follows
+        _import_chainer()
         stack.enter_context(umem.virtual_gpu(virtual, vram))
     if on:
         stack.enter_context(umem.enable(chosen, limit=limit, prefetch=prefetch or None))  # type: ignore[arg-type]
     stack.enter_context(_variables(mode, limit, prefetch))
     if report:
         stack.callback(_report, os.getpid())
+
+
+def _import_chainer() -> None:
+    """What recorders and the virtual GPU follow; a script without Chainer is welcome too."""
+    if find_package() is not None:
+        importlib.import_module("umem.chainer")
 
 
 @contextmanager

@@ -1,0 +1,106 @@
+"""What ``umem run --record`` does beside the script."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import click
+
+import umem
+from umem.claiming import claimed
+from umem.errors import TraceError
+from umem.keeping import Keeper, Kept, Steps
+from umem.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for."""
+
+    path: Path
+    steps: Steps
+    force: bool
+    stacks: bool
+    workspace: bool
+    stop: bool
+
+
+class Recording:
+    """Records the calling thread, writes the trace as soon as it is complete, and tells of it."""
+
+    def __init__(self, options: Options, script: Path) -> None:
+        self._options, self._script = options, script
+        self._keeper = Keeper(
+            options.steps, options.stacks, options.workspace, complete=self._complete
+        )
+        self._process = os.getpid()
+        self._written = False
+        self.error: str | None = None
+
+    def begin(self, stack: ExitStack) -> None:
+        """Record until the stack is left.
+
+        Raises:
+            TraceError: the file cannot be written; nothing has begun.
+        """
+        stack.enter_context(claimed(self._options.path, force=self._options.force))
+        self._keeper.start()
+        stack.callback(self._end)
+
+    def _complete(self, kept: Kept) -> None:
+        self._write(kept)
+        if self._options.stop:
+            raise SystemExit(0)  # the script's own clean-up runs
+
+    def _end(self) -> None:
+        kept = self._keeper.finish()
+        if kept is None:
+            return  # a child process by fork
+        if not any(kept.trace.ops):
+            self.error = (
+                "nothing was recorded: no operation of Chainer ran in the script's main thread"
+            )
+        elif not self._written:
+            self._write(kept)
+        self._tell(kept)
+
+    def _write(self, kept: Kept) -> None:
+        """Failing must not stop the training; it is told, and tried once more, at the end."""
+        trace = replace(kept.trace, meta={**kept.trace.meta, **_provenance(self._script)})
+        try:
+            trace.save(self._options.path, force=self._options.force)
+        except TraceError as error:
+            self.error = str(error)
+        else:
+            self._written, self.error = True, None
+
+    def _tell(self, kept: Kept) -> None:
+        if self.error is not None:
+            click.echo(f"umem: {self.error}", err=True)
+            return
+        path, count = self._options.path, sum(1 for _ in kept.trace.ops)
+        what = f"steps {kept.steps}" if "-" in kept.steps else f"step {kept.steps}"
+        what = what if kept.steps else "no whole step"
+        peak = format_bytes(kept.trace.peak_bytes)
+        click.echo(f"umem: wrote {path}: {what}, {count:,} operations, peak {peak}", err=True)
+        for note in kept.notes:
+            click.echo(f"umem: {note}", err=True)
+        name = shlex.quote(str(path))
+        click.echo(f"  umem report {name}\n  umem choose {name} --gpu t4", err=True)
+
+
+def _provenance(script: Path) -> dict[str, str]:
+    """Where a trace comes from, for the reports to show."""
+    found = {"script": script.name, "umem": umem.__version__, "python": platform.python_version()}
+    for package in ("numpy", "chainer"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {**found, "machine": f"{platform.machine()} {platform.system()}"}
