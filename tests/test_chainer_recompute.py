@@ -208,6 +208,58 @@ def test_the_peak_falls_as_predicted() -> None:
     assert planned(whole)[0].measured_bytes <= 1.02 * learned.keep_all_bytes
 
 
+def wide(rng: Any) -> Any:
+    return rng.standard_normal((4, 256), dtype=np.float32)
+
+
+class Wide(chainer.ChainList):
+    """Parameters and their gradients outweigh everything else."""
+
+    def __init__(self) -> None:
+        super().__init__(*[L.Linear(256, 256) for _ in range(8)])
+
+    def loss(self, x: Any, t: Any) -> Any:
+        for link in self:
+            x = F.relu(link(x))
+        return F.softmax_cross_entropy(x, t)
+
+
+def accumulate(model: Any, x: Any, t: Any) -> Any:
+    """Gradients are not cleared before backward."""
+    loss = model.loss(x, t)
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("budget", ["min", "100%"])
+def test_gradients_of_parameters_count_when_they_are_there(budget: str) -> None:
+    memory = umem.chainer.Recompute(budget)
+    train(Wide, memory, data=wide, steps=4)
+    gradients = sum(p.array.nbytes for p in Wide().params())
+    assert memory.measured_bytes == pytest.approx(memory.predicted_bytes, rel=0.02)
+    # parameters, Adam's two, and one set of gradients: of this step or of the one before
+    assert memory.predicted_bytes == pytest.approx(4 * gradients, rel=0.1)
+
+
+def test_gradients_that_are_not_cleared_are_there_beside_the_new_ones() -> None:
+    memory = umem.chainer.Recompute("min")
+    train(Wide, memory, data=wide, steps=4, step=accumulate)
+    gradients = sum(p.array.nbytes for p in Wide().params())
+    assert memory.measured_bytes == pytest.approx(memory.predicted_bytes, rel=0.02)
+    assert memory.predicted_bytes == pytest.approx(5 * gradients, rel=0.1)
+
+
+def test_where_nothing_can_be_measured_a_plan_is_made_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(course, "_on_host", lambda arrays: False)  # as with CuPy's arrays
+    memory = umem.chainer.Recompute("min")
+    same(train("residual", memory), plain("residual"))
+    assert planned(memory) and memory.predicted_bytes and memory.measured_bytes is None
+    assert "not measured" in memory.report()
+    assert not tracemalloc.is_tracing()
+
+
 @pytest.mark.parametrize("over", [0.03, 10.0])
 @pytest.mark.filterwarnings("ignore::umem.chainer.recompute.RecomputeWarning")
 def test_a_budget_that_was_passed_is_planned_for_again_or_said(

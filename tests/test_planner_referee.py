@@ -234,6 +234,20 @@ def test_a_chain_on_a_tape_by_hand():
     ]  # fmt: skip
 
 
+def test_gradients_of_parameters_stay_and_those_of_the_step_before_are_there_in_forward():
+    nodes = [Node(name, 4, 1, stays_bytes=10) for name in "ab"]
+    for before, forward in ((0, 8), (25, 33)):
+        graph = Graph(nodes, [("a", "b")], before)
+        found = simulate(graph, plan(graph, method="store_all", model="saved"))
+        during = {action: nbytes for action, nbytes, _ in found.timeline}
+        assert during[Action("forward", "b")] == forward
+        # b's backward: both values, both gradients, its parameters'; a's: a's own, and both sets
+        assert during[Action("backward", "b")] == 8 + 8 + 10
+        assert during[Action("backward", "a")] == 4 + 4 + 20
+        assert found.peak_bytes == max(forward, 28)
+        assert Graph.from_json(graph.to_json()) == graph
+
+
 def test_sizes_beyond_32_bits_add_up():
     graph = Graph(
         [Node(f"n{v}", 3 * GB, 1) for v in range(40)],
