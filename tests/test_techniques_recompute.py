@@ -1,0 +1,219 @@
+"""A trace under a plan of recomputation: held against the planner's referee and against runs."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from traced_graphs import INPUT_BYTES, Call, contents_read, steps, trace_of
+
+from umem.errors import GraphError
+from umem.planner import Graph, Plan, min_budget, plan, simulate
+from umem.techniques.masks import DRAWS, PACKED
+from umem.techniques.recompute import rewrite
+from umem.trace import Access, Alloc, Checker, Free, Mark, Op, Trace
+
+
+def plans(data: Any, graph: Graph) -> Plan:
+    """A plan of some method for some budget."""
+    method = data.draw(st.sampled_from(("auto", "chen", "lower_sets", "lower_sets_exact")))
+    least = min_budget(graph, method, "saved")
+    most = plan(graph, None, "store_all", model="saved").peak_bytes
+    objective = data.draw(st.sampled_from(("time", "memory")))
+    return plan(graph, data.draw(st.integers(least, max(least, most))), method, objective, "saved")
+
+
+def check(trace: Trace) -> None:
+    checker = Checker()
+    for event in trace.events:
+        checker.check(event)
+
+
+def without_what_ran_again(trace: Trace, rewritten: Trace) -> list[Any]:
+    """What operations found in their reads, those left out that the trace has not."""
+    wanted = contents_read(trace)
+    found = []
+    for op in contents_read(rewritten):
+        if len(found) < len(wanted) and op[:2] == wanted[len(found)][:2]:
+            found.append(op)
+        else:
+            assert op[:2] == ("f", "backward"), op
+    return found
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps(), st.data())
+def test_the_peak_is_that_of_the_referee(calls: list[Call], data: Any) -> None:
+    # Each call has a stash, by which a backward is told to be its own.
+    trace = trace_of(calls)
+    graph = Graph.from_trace(trace)
+    found = plans(data, graph)
+    if found.method == "lower_sets_exact":  # may order backward otherwise
+        return
+    rewritten = rewrite(trace, found)
+    assert rewritten.peak_bytes == INPUT_BYTES + simulate(graph, found).peak_bytes
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps(views=True), st.data(), st.integers(1, 2))
+def test_every_operation_finds_what_it_found_before(calls: list[Call], data: Any, count: int):
+    trace = trace_of(calls, count)
+    found = plans(data, Graph.from_trace(trace))
+    rewritten = rewrite(trace, found)
+    check(rewritten)
+    assert without_what_ran_again(trace, rewritten) == contents_read(trace)
+    again = sum(map(len, found.recomputed))
+    assert len(list(rewritten.ops)) == len(list(trace.ops)) + count * again
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps(views=True))
+def test_a_plan_that_keeps_all_leaves_the_trace_as_it_is(calls: list[Call]) -> None:
+    trace = trace_of(calls)
+    graph = Graph.from_trace(trace)
+    assert rewrite(trace, plan(graph, None, "store_all", model="saved")).events == trace.events
+
+
+# -- by hand -----------------------------------------------------------------------------------
+
+
+def access(tensor: int, nbytes: int) -> Access:
+    return Access(tensor, 0, nbytes)
+
+
+def chain() -> Trace:
+    """x -> a -> b -> c -> d, each of 100 bytes and needed by its own and the next backward.
+
+    ``a`` also counts its calls in a state, and reads an input that is freed after it.
+    """
+    x, counts = access(0, 10), access(1, 4)
+    value = [access(10 + v, 100) for v in range(4)]
+    grad = [access(20 + v, 100) for v in range(4)]
+    events: list[Any] = [
+        Alloc(0, 10, "input", "x", True), Alloc(1, 4, "state", "counts", True),
+        Alloc(10, 100, "activation", "a", stack=("model.py:3 forward",)),
+        Op("a", "forward", (x, counts), (value[0], counts), 5), Free(0),
+    ]  # fmt: skip
+    for v in (1, 2, 3):
+        events += [Alloc(10 + v, 100, "activation", "abcd"[v])]
+        events += [Op("abcd"[v], "forward", (value[v - 1],), (value[v],), 5)]
+    events += [Alloc(23, 100, "gradient", "g")]
+    for v in (3, 2, 1):
+        events += [Alloc(20 + v - 1, 100, "gradient", "g")]
+        reads = (value[v], value[v - 1], grad[v])
+        events += [Op("abcd"[v] + "'", "backward", reads, (grad[v - 1],), 7)]
+        events += [Free(20 + v), Free(10 + v)]
+    events += [Op("a'", "backward", (value[0], grad[0]), (), 7), Free(20), Free(10), Mark("step")]
+    return Trace(events)
+
+
+def plan_of_chain(recomputed: tuple[str, ...], kept: tuple[str, ...]) -> Plan:
+    names = ("a#0", "b#1", "c#2", "d#3")
+    return Plan(
+        (names[:3], names[3:]), kept, (recomputed, ()), kept, 0, 0, "auto", "time", "saved", 0
+    )
+
+
+def test_what_runs_again_is_the_call_on_fresh_tensors_but_for_its_state():
+    plan = plan_of_chain(("a#0", "b#1"), ("c#2", "d#3"))
+    events = rewrite(chain(), plan).events
+    again = [op for op in events if isinstance(op, Op) and op.name == "a"]
+    fresh = [event for event in events if isinstance(event, Alloc) and event.label == "a"]
+    assert len(again) == len(fresh) == 2 and fresh[1].tensor > 23
+    assert fresh[1] == fresh[0]._replace(tensor=fresh[1].tensor)
+    assert again[0] == Op("a", "forward", (access(0, 10), access(1, 4)),
+                          (access(10, 100), access(1, 4)), 5)  # fmt: skip
+    assert again[1] == again[0]._replace(phase="backward", writes=(access(fresh[1].tensor, 100),))
+    assert events.index(Free(0)) > events.index(again[1]), "its input is held for it"
+    assert events.index(Free(10)) < events.index(again[1])
+
+
+def test_the_peak_of_the_chain_is_that_counted_by_hand():
+    # d' has c, d, two gradients, x and the state: 414. Then a and b run again, and x goes: c' has
+    # a, b, c, two gradients and the state.
+    plan = plan_of_chain(("a#0", "b#1"), ("c#2", "d#3"))
+    assert chain().peak_bytes == 604
+    assert rewrite(chain(), plan).peak_bytes == 504
+
+
+def test_a_plan_of_another_graph_is_refused():
+    other = Trace([event for event in chain().events if getattr(event, "name", "") != "b"])
+    with pytest.raises(GraphError, match="no forward pass"):
+        rewrite(other, plan_of_chain(("a#0",), ("b#1", "c#2", "d#3")))
+    with pytest.raises(GraphError, match="which the plan has dropped"):
+        rewrite(chain(), plan_of_chain(("a#0",), ("c#2", "d#3")))
+    with pytest.raises(GraphError, match="no forward pass"):
+        rewrite(Trace([]), plan_of_chain(("a#0", "b#1"), ("c#2", "d#3")))
+
+
+# -- a real run --------------------------------------------------------------------------------
+
+needs_chainer = pytest.mark.skipif(find_spec("chainer") is None, reason="Chainer is not installed")
+
+
+def recorded_under(budget: str, dropout: float) -> tuple[Trace, Trace, Plan]:
+    """A step of a small network: plain, and under `Recompute`, whose plan it is."""
+    import umem.chainer  # isort: skip  (before Chainer, which it makes ready)
+    import chainer
+    import chainer.functions as F
+    import chainer.links as L
+    import numpy as np
+
+    np.random.seed(0)
+    convolutions = chainer.ChainList(*[L.Convolution2D(None, 8, 3, pad=1) for _ in range(10)])
+    norms = chainer.ChainList(*[L.BatchNormalization(8) for _ in range(10)])
+    model = chainer.Chain(c=convolutions, n=norms, head=L.Linear(None, 3))
+    x, t = np.ones((4, 8, 16, 16), np.float32), np.zeros(4, np.int32)
+
+    def loss() -> Any:
+        h = x
+        for number, (convolution, norm) in enumerate(zip(convolutions, norms, strict=True)):
+            h = h + F.relu(norm(convolution(h)))
+            h = F.dropout(h, dropout) if dropout else h
+            h = F.max_pooling_2d(h, 2) if number == 4 else h
+        return F.softmax_cross_entropy(model.head(h), t)
+
+    optimizer = chainer.optimizers.Adam().setup(model)
+
+    def record() -> Trace:
+        with umem.record() as recorder:
+            optimizer.update(loss)
+        return recorder.trace
+
+    optimizer.update(loss)
+    plain = record()
+    with umem.chainer.Recompute(budget) as recompute:
+        for _ in range(4):
+            optimizer.update(loss)
+        planned = record()
+    learned = recompute._largest()
+    assert learned is not None and learned.plan is not None
+    return plain, planned, learned.plan
+
+
+@needs_chainer
+@pytest.mark.parametrize("budget", ["80%", "min"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_the_rewritten_trace_has_the_peak_and_the_operations_of_a_real_run(budget, dropout):
+    plain, real, plan = recorded_under(budget, dropout)
+    rewritten = rewrite(plain, plan)
+    check(rewritten)
+    assert any(plan.recomputed) and real.peak_bytes < 0.9 * plain.peak_bytes
+    ours, theirs = ([(op.name, op.phase) for op in t.ops] for t in (rewritten, real))
+    assert sorted(ours) == sorted(theirs)
+    # Recorders do not see the bits of dropout's masks, which are there.
+    masks = sum(
+        e.nbytes for e in plain.events if isinstance(e, Alloc) and e.label == "Dropout.mask"
+    )
+    seen = rewritten.peak_bytes - masks // 32
+    assert seen == pytest.approx(real.peak_bytes, rel=0.001)
+
+
+@needs_chainer
+def test_what_is_drawn_once_here_is_what_recompute_draws_once():
+    import umem.chainer.tape
+
+    assert DRAWS == umem.chainer.tape.DRAWS and PACKED in DRAWS
