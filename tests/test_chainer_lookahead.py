@@ -30,13 +30,13 @@ import umem
 from umem.chainer import LookaheadPrefetch, lookahead_session
 from umem.chainer.demo import Workload
 from umem.chainer.lookahead import LookaheadWarning
-from umem.chainer.lookahead_moves import plan_moves
-from umem.chainer.order import Iteration, Order, Step
 from umem.chainer.side_stream import CudaSideStream
 from umem.devices.base import BLOCK_BYTES, Device
 from umem.devices.cuda import cuda_reason
 from umem.errors import DeviceNotFoundError, StateError
+from umem.lookahead_moves import plan_moves
 from umem.measuring import active
+from umem.order import Iteration, Order, Step
 from umem.trace import Alloc, Checker, Hint, Op
 
 NODES, STEPS = 8_000, 3

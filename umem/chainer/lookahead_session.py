@@ -1,7 +1,7 @@
 """One time inside a `LookaheadPrefetch` block: what it follows, learns and moves.
 
 It follows the events of a recorder of its own, which wraps what `umem.record` wraps: function
-hooks do not see gradients. order.py says what an order is, lookahead_moves.py plans.
+hooks do not see gradients. umem.order says what an order is, umem.lookahead_moves plans.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import chainer
 import numpy as np
 
-from umem.chainer.lookahead_moves import NOTHING, Moves, plan_moves
 from umem.chainer.lookahead_report import LookaheadReport, LookaheadWarning
-from umem.chainer.order import Iteration, Order, Step
 from umem.chainer.side_stream import SideStream, side_stream
 from umem.devices.base import Device, Place
 from umem.events import Alloc, Event, Free, Mark, Op
+from umem.lookahead_moves import NOTHING, ROOM, Moves, plan_moves
 from umem.measuring import active, follow
+from umem.order import Iteration, Order, Step
 from umem.recorder import Recorder
 from umem.roots import Reach
 
@@ -30,8 +30,6 @@ LONGEST = 50_000
 """Operations without an update after which an iteration is given up."""
 USABLE = 0.95
 """The share of a real GPU's VRAM that a program can have; a virtual GPU states what is usable."""
-ROOM = 0.9
-"""The share of usable VRAM that is planned with; gaps in the pool and workspace take the rest."""
 
 
 class Follower(Recorder):

@@ -19,9 +19,11 @@ import heapq
 from dataclasses import dataclass, field
 from math import inf
 
-from umem.chainer.order import Order
 from umem.devices.base import BLOCK_BYTES
+from umem.order import Order
 
+ROOM = 0.9
+"""The share of usable VRAM to plan with; gaps in the pool and workspace take the rest."""
 ROUNDS = 3
 """The second round starts as every later one; its moves of the end are noted in the third."""
 
