@@ -13,6 +13,7 @@ from umem.chainer.checkpointing import (  # noqa: E402
 )
 from umem.chainer.devices import device  # noqa: E402
 from umem.chainer.lookahead import LookaheadPrefetch  # noqa: E402
+from umem.chainer.memory_report import MemoryReport  # noqa: E402
 from umem.chainer.recompute import Recompute  # noqa: E402
 from umem.chainer.recording import ChainerSource  # noqa: E402
 from umem.memory import follow_chainer  # noqa: E402
@@ -23,6 +24,7 @@ follow_chainer()
 
 __all__ = [
     "LookaheadPrefetch",
+    "MemoryReport",
     "Recompute",
     "checkpoint",
     "checkpoint_sequential",

@@ -1,0 +1,167 @@
+"""A trainer extension that reports memory, by kind, and how long the run will take."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from chainer import reporter, training
+
+from umem.claiming import claimed
+from umem.errors import TraceError
+from umem.keeping import Keeper, Kept, Steps
+from umem.memory import current_device
+from umem.recorder import Recorder
+from umem.tally import NAMES, Tally
+from umem.units import MIB
+
+
+class MemoryReport(training.Extension):
+    """Reports memory and time, for LogReport and PrintReport: ``trainer.extend(MemoryReport())``.
+
+    - ``memory/current_MiB``: arrays that are alive now;
+    - ``memory/peak_MiB``: the most that were alive at once since the run began, and
+      ``memory/parameters_MiB``, ``gradients``, ``state`` (optimizer's and normalisation's),
+      ``activations``, ``inputs``: what that peak was made of. These five add up to it;
+    - ``memory/reserved_MiB``: what CuPy's pool holds, on a GPU only (never run on one yet);
+    - ``time/step_s``: from report to report, evaluation and data loading included, per update;
+    - ``time/whole_run_h``: the time of the whole run, what is done of it included, by its rate
+      so far (its first update left out), where the trainer stops after so many epochs or
+      updates. An EarlyStoppingTrigger's is the longest it may take; others report nothing.
+
+    Bytes are those of arrays that Chainer's functions of this thread see: an operation's own
+    workspace is not among them; a trace has it.
+
+    LogReport prints means: give both the same trigger, and its figures are those of the moment.
+
+    Args:
+        trigger: when to report, as `Trainer.extend` takes it.
+        record: a file to write a trace of the third update to, for ``umem report``; the fourth is
+            slowed down to measure workspace.
+        force: overwrite that file.
+
+    Raises:
+        TraceError: there is a file of that name, or it cannot be written; by the constructor,
+            and again when training begins.
+
+    Cost: that of a recorder with a listener (bench/overhead.py). Snapshots hold the peak.
+    """
+
+    priority = training.PRIORITY_WRITER
+
+    def __init__(
+        self, trigger: Any = (1, "iteration"), record: str | Path | None = None, *,
+        force: bool = False,
+    ) -> None:  # fmt: skip
+        self.trigger = trigger
+        self._path = None if record is None else Path(record)
+        self._force = force
+        if self._path is not None:
+            with claimed(self._path, force=force):
+                pass
+        self._tally = Tally()
+        self._recorder = Recorder(self._tally.on_event, keep=False)
+        self._before = np.zeros(1 + len(NAMES), np.int64)  # the peak of runs resumed from
+        self._stack = ExitStack()
+
+    # -- what the trainer calls ------------------------------------------------------------
+
+    def initialize(self, trainer: Any) -> None:
+        """Training begins: follow it."""
+        self._now = self._first = _Moment(trainer)
+        self._is_warm = False
+        with ExitStack() as stack:
+            if self._path is not None:
+                stack.enter_context(claimed(self._path, force=self._force))
+                keeper = Keeper(Steps(3, 3), complete=self._save)
+                keeper.start()
+                stack.callback(lambda: self._finish(keeper))
+            stack.enter_context(self._recorder)
+            self._stack = stack.pop_all()
+
+    def __call__(self, trainer: Any) -> None:
+        """Report."""
+        self._recorder.flush()
+        reporter.report({**self._memory(), **self._time(trainer)})
+
+    def finalize(self) -> None:
+        """Training is over, also by an error: follow it no longer."""
+        self._stack.close()
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the peak; a snapshot from before this extension has none."""
+        try:
+            self._before = serializer("peak", self._peak())
+        except KeyError:
+            return
+
+    # -- memory ----------------------------------------------------------------------------
+
+    def _peak(self) -> Any:
+        """The peak and what it was made of, that of an earlier run if that was higher."""
+        found = np.array([self._tally.peak_bytes, *self._tally.at_peak.values()], np.int64)
+        return found if found[0] >= self._before[0] else self._before
+
+    def _memory(self) -> dict[str, float]:
+        names = ("peak", *NAMES)
+        peaks = {f"memory/{n}_MiB": v / MIB for n, v in zip(names, self._peak(), strict=True)}
+        found = {"memory/current_MiB": self._tally.current_bytes / MIB, **peaks}
+        if self._recorder.backend == "cupy":
+            found["memory/reserved_MiB"] = current_device().usage().reserved_bytes / MIB
+        return {name: float(value) for name, value in found.items()}
+
+    # -- time ------------------------------------------------------------------------------
+
+    def _time(self, trainer: Any) -> dict[str, float]:
+        before, self._now = self._now, _Moment(trainer)
+        count = self._now.iteration - before.iteration
+        if count <= 0:
+            return {}
+        found = {"time/step_s": (self._now.seconds - before.seconds) / count}
+        whole = self._whole_seconds(trainer)
+        if whole is not None:
+            found["time/whole_run_h"] = whole / 3600
+        if not self._is_warm:
+            self._first, self._is_warm = self._now, True
+        return found
+
+    def _whole_seconds(self, trainer: Any) -> float | None:
+        trigger = getattr(trainer.stop_trigger, "_max_trigger", trainer.stop_trigger)
+        unit, period = getattr(trigger, "unit", None), getattr(trigger, "period", None)
+        if unit not in ("epoch", "iteration") or period is None:
+            return None
+        now, then = (getattr(moment, unit) for moment in (self._now, self._first))
+        if now <= then:
+            return None
+        pace = (self._now.seconds - self._first.seconds) / (now - then)
+        return float(self._now.elapsed + max(0, period - now) * pace)
+
+    # -- the trace -------------------------------------------------------------------------
+
+    def _finish(self, keeper: Keeper) -> None:
+        saved = keeper.kept is not None
+        kept = keeper.finish()
+        if kept is not None and not saved and any(kept.trace.ops):
+            self._save(kept)
+
+    def _save(self, kept: Kept) -> None:
+        assert self._path is not None
+        try:
+            kept.trace.save(self._path, force=self._force)
+        except TraceError as error:  # training must not stop for it
+            print(f"MemoryReport: {error}", file=sys.stderr)
+
+
+class _Moment:
+    """How far a trainer is."""
+
+    def __init__(self, trainer: Any) -> None:
+        updater = trainer.updater
+        self.seconds = time.perf_counter()
+        self.elapsed = float(trainer.elapsed_time)
+        self.iteration = int(updater.iteration)
+        self.epoch = float(getattr(updater, "epoch_detail", 0.0))
