@@ -160,9 +160,10 @@ def show(rows: list[dict[str, Any]]) -> None:
     )
     lines = [
         [
-            row["model"], row["optimizer"], row["op_count"], format_bytes(row["recorded_bytes"]),
-            format_bytes(row["predicted_bytes"]), format_bytes(row["measured_bytes"]), f"{row['error_percent']:+.2f} %",
-            format_seconds(row["replay_seconds"]), "ok" if row["passed"] else "off",
+            row["model"], row["optimizer"], row["op_count"],
+            *(format_bytes(row[f"{name}_bytes"]) for name in ("recorded", "predicted", "measured")),
+            f"{row['error_percent']:+.2f} %", format_seconds(row["replay_seconds"]),
+            "ok" if row["passed"] else "off",
         ]
         for row in rows
     ]  # fmt: skip

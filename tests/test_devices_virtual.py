@@ -60,9 +60,7 @@ class Machine:
         """Run one; returns how long it took from launch to end, on an idle GPU."""
         accesses = tuple(self.whole(t) for t in reads), tuple(self.whole(t) for t in writes)
         before = self.seconds
-        self.model.on_event(
-            Op("f", "forward", *accesses, flops, traffic, pattern, host, workspace)
-        )
+        self.model.on_event(Op("f", "array", *accesses, flops, traffic, pattern, host, workspace))
         return self.seconds - before
 
     def hint(self, action: str, tensor: int, place: int | str | None = 0, **more: bool) -> None:
@@ -201,12 +199,12 @@ def test_a_part_of_a_block_costs_its_bytes_over_the_bus_and_a_block_in_vram() ->
     machine.hint("preferred_location", 0, "cpu")
     synchronized(machine)
     before = machine.seconds
-    machine.model.on_event(Op("f", "forward", (Access(0, 100, 100 + MIB),), ()))
+    machine.model.on_event(Op("f", "array", (Access(0, 100, 100 + MIB),), ()))
     assert machine.seconds - before == near(LAUNCH + MIB / (0.9 * 20e9))
     machine.hint("preferred_location", 0, unset=True)
     synchronized(machine)
     before = machine.seconds
-    machine.model.on_event(Op("f", "forward", (Access(0, BLOCK - 1, BLOCK + 1),), ()))
+    machine.model.on_event(Op("f", "array", (Access(0, BLOCK - 1, BLOCK + 1),), ()))
     # one byte of each: the first block is on the host, the second was never written
     assert machine.seconds - before == near(LAUNCH + BLOCK_IN + 200 * US + 137 * US)
 
@@ -383,7 +381,7 @@ def test_modes_of_a_virtual_gpu_concern_one_thread() -> None:
 
 def test_synchronize_lets_the_host_wait() -> None:
     gpu = VirtualGPU(SPEC, vram_bytes=8 * BLOCK)
-    gpu.on_event(Op("f", "forward", (), (), flops=6_000_000_000))
+    gpu.on_event(Op("f", "array", (), (), flops=6_000_000_000))
     assert gpu.model.clock.host_seconds == near(LAUNCH)
     gpu.synchronize()
     assert gpu.model.clock.host_seconds == near(LAUNCH + 1e-3)

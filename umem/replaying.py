@@ -8,11 +8,12 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from umem.devices.base import ADVICE, MODES, Mode, Policy
-from umem.devices.specs import COSTS, Costs, GpuSpec
+from umem.devices.specs import COSTS, Costs, GpuSpec, extremes
 from umem.devices.virtual import VirtualGPU
 from umem.devices.virtual.figures import Figures, Sample
 from umem.devices.virtual.model import Allocator
 from umem.errors import HintError, OutOfMemoryError, StateError
+from umem.explaining import why_peak
 from umem.limits import Size
 from umem.trace import Access, Alloc, Checker, Event, Hint, Trace
 from umem.units import parse_bytes
@@ -23,7 +24,10 @@ class Replay:
     """What a trace would do on a GPU; all of it simulated.
 
     ``fits`` is False where an allocation failed; ``reason`` is then the error's message, and
-    ``figures`` and ``timeline`` end there.
+    ``figures`` and ``timeline`` end there. ``seconds_low`` and ``seconds_high`` are what
+    ``seconds`` would be with every cost constant at the quick, and at the slow end of its range
+    (`umem.devices.specs.RANGES`). ``because`` says what holds most of the peak; None for a trace
+    that holds nothing. ``size`` is what the trace was taken to, None where it is as recorded.
     """
 
     gpu: str
@@ -34,6 +38,10 @@ class Replay:
     reason: str | None
     figures: Figures
     timeline: tuple[Sample, ...]
+    seconds_low: float
+    seconds_high: float
+    because: str | None
+    size: int | None = None
     simulated: Literal[True] = True
 
     @property
@@ -122,10 +130,12 @@ def replay(
         costs=costs,
         allocator=allocator,
         backend=trace.backend,
+        further=extremes(costs),
     )
     limit_bytes = None if limit is None else parse_bytes(limit, "limit")
     device.install(Policy(mode, limit_bytes, prefetch, spill), everywhere=True)
     reason = device.why_not(mode) or _feed(device, trace, advice or {})
+    quick, slow = device.model.clocks[1:]
     return Replay(
         gpu=device.name,
         vram_bytes=device.vram_bytes,
@@ -135,6 +145,10 @@ def replay(
         reason=reason,
         figures=device.figures,
         timeline=tuple(device.timeline),
+        seconds_low=quick.seconds,
+        seconds_high=slow.seconds,
+        because=why_peak(trace),
+        size=size,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, replace
+from typing import Any
 
 from umem.errors import UnknownGpuError
 from umem.units import GIB
@@ -63,6 +64,12 @@ class Costs:
     """``cudaMalloc`` and ``cudaFree`` together, a block: the median over four sizes of a program
     with and without a caching pool on an RTX 5090 (2.6 to 4.3 us); charged when it is freed."""
     launch: float = 10e-6
+    python_forward: float = 17e-6
+    """What Chainer's Python takes for an operation beside its launch, and in backward and in an
+    update: the median over 17 functions of Chainer 7.8 on arrays of one element, array code left
+    out, on an AMD EPYC with Python 3.11 (bench/host_cost.py; bench/README.md has the table)."""
+    python_backward: float = 21e-6
+    python_update: float = 9e-6
     compute_efficiency: float = 0.6
     memory_efficiency: float = 0.8
     remote_efficiency: float = 0.9
@@ -73,6 +80,35 @@ class Costs:
 
 
 COSTS = Costs()
+RANGES: dict[str, tuple[float, float]] = {
+    "fault_stream": (137e-6, 300e-6),  # no less than to populate; no more than under pressure
+    "fault_random": (200e-6, 300e-6),  # from that of an ordinary kernel on
+    "prefetch": (8e-6, 15e-6),  # as published
+    "populate_fault": (100e-6, 200e-6),  # a batch of faults on a Titan V; a fault that migrates
+    "populate_prefetch": (8e-6, 15e-6),  # as a prefetch that migrates
+    "allocation": (2.6e-6, 4.3e-6),  # the four sizes measured
+    "launch": (5e-6, 10e-6),  # as published
+    "python_forward": (13e-6, 32e-6),  # the quickest and slowest functions of bench/host_cost.py
+    "python_backward": (16e-6, 40e-6),
+    "python_update": (7e-6, 11e-6),
+    "compute_efficiency": (0.8, 0.4),  # planning values, as the efficiencies themselves
+    "memory_efficiency": (0.9, 0.6),
+}
+"""The quick and the slow end of the costs that are known as a range, or are planning values."""
+
+
+def extremes(costs: Costs) -> tuple[Costs, Costs]:
+    """All costs at the quick ends of their ranges, and all at the slow ends.
+
+    A cost outside its range is an end itself, so that ``costs`` lie between the two.
+    """
+    quick: dict[str, Any] = {}
+    slow: dict[str, Any] = {}
+    for name, (quick_end, slow_end) in RANGES.items():
+        own: float = getattr(costs, name)
+        low, high = (min, max) if quick_end < slow_end else (max, min)
+        quick[name], slow[name] = low(own, quick_end), high(own, slow_end)
+    return replace(costs, **quick), replace(costs, **slow)
 
 
 def _gpu(

@@ -4,8 +4,8 @@ Three clocks run beside each other: the host, which launches; the GPU, which run
 order; and the host link, which carries one thing at a time because eviction happens inside the
 fault (half duplex). The step is over when the last of host and GPU is.
 
-Models: launch time, roofline time of an operation, fault, populate, prefetch and eviction costs,
-reads over the bus, prefetches on a stream of their own, pinned copies.
+Models: launch time and Chainer's own, roofline time of an operation, fault, populate, prefetch
+and eviction costs, reads over the bus, prefetches on a stream of their own, pinned copies.
 Does not model: kernels that run side by side, clocks that throttle, copies that overlap with
 compute other than prefetches.
 """
@@ -31,15 +31,24 @@ class Clock:
         self._byte_rate = costs.memory_efficiency * spec.memory_bandwidth
         self._block_in = _seconds(BLOCK_BYTES, spec.host_in_bandwidth)
         self._block_out = _seconds(BLOCK_BYTES, spec.host_out_bandwidth)
+        self._host = {
+            "array": costs.launch,
+            "forward": costs.launch + costs.python_forward,
+            "backward": costs.launch + costs.python_backward,
+            "update": costs.launch + costs.python_update,
+        }
 
     @property
     def seconds(self) -> float:
         """When everything that was asked for so far is done."""
         return max(self.host_seconds, self.device_seconds)
 
-    def launch(self, host_seconds: float | None) -> None:
-        """The host needs this long to issue the next operation; None is a plain launch."""
-        self.host_seconds += self._costs.launch if host_seconds is None else host_seconds
+    def launch(self, host_seconds: float | None, phase: str = "array") -> None:
+        """The host needs this long to issue the next operation.
+
+        None is a launch, and what Chainer's Python takes for an operation of that phase.
+        """
+        self.host_seconds += self._host[phase] if host_seconds is None else host_seconds
 
     def run(
         self, flops: int, traffic_bytes: int, remote_seconds: float, moves: Moves, pattern: str,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import threading
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -61,7 +62,7 @@ class VirtualGPU(Device):
         gpu: a name of the table (`umem.devices.specs`), or a spec.
         vram_bytes: usable VRAM instead of the table's figure.
         costs: the cost constants.
-        allocator, backend: see `Model`.
+        allocator, backend, further: see `Model`.
 
     Models: see docs/virtual-gpu.md. Does not model: contents.
     Thread-safe. Cost: bench/residency.py (block touches a second), bench/overhead.py (live).
@@ -77,11 +78,12 @@ class VirtualGPU(Device):
         costs: Costs = COSTS,
         allocator: Allocator = "caching",
         backend: str = "numpy",
+        further: Sequence[Costs] = (),
     ) -> None:
         spec = gpu_spec(gpu)
         spec = spec if vram_bytes is None else spec.with_vram(vram_bytes)
         self.spec, self.name, self.ordinal = spec, spec.name, 0
-        self.model = Model(spec, costs, allocator, backend, lambda: self.policy)
+        self.model = Model(spec, costs, allocator, backend, lambda: self.policy, further)
         self.recorder: Recorder | None = None
         self._watches: tuple[Watch, ...] = ()
         self._everywhere: list[list[Policy]] = []
@@ -212,7 +214,8 @@ class VirtualGPU(Device):
 
     def synchronize(self) -> None:
         """The host waits for the GPU."""
-        self.model.clock.host_seconds = self.model.clock.seconds
+        for clock in self.model.clocks:
+            clock.host_seconds = clock.seconds
 
     # -- figures ---------------------------------------------------------------------------
 
@@ -253,9 +256,7 @@ class VirtualGPU(Device):
 
     def _check_place(self, place: Place | None) -> None:
         if place not in ("cpu", None, self.ordinal):
-            raise DeviceError(
-                f"this virtual GPU is number {self.ordinal}; there is no GPU {place}"
-            )
+            raise DeviceError(f"this virtual GPU is number {self.ordinal}; there is no GPU {place}")
 
     def _hint(self, array: Any, hint: Hint) -> int:
         if self.recorder is None or self.recorder not in active():

@@ -5,8 +5,9 @@ docs/virtual-gpu.md lists what it models and what it does not. Everything it cou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import gt
 from typing import Literal
 
 from umem.devices.base import BLOCK_BYTES, Policy, Span
@@ -52,16 +53,17 @@ class Model:
         costs: the cost constants.
         allocator: ``"caching"`` as CuPy's pool, or ``"plain"``: every allocation asks the driver.
         backend: where the events come from. On ``"cupy"`` the host times of the operations are
-            used as they are; otherwise an operation costs the host one launch, because on NumPy
-            the measured time is the arithmetic's.
+            used as they are; otherwise an operation costs the host what its phase does in
+            ``costs``, because on NumPy the measured time is the arithmetic's.
         policy: how an allocation is to be served, asked at each.
+        further: cost constants for clocks of their own beside the first; blocks move the same.
 
     Models: the caching pool, residency, the clocks. Does not model: contents.
     """
 
     def __init__(
         self, spec: GpuSpec, costs: Costs, allocator: Allocator, backend: str,
-        policy: Callable[[], Policy],
+        policy: Callable[[], Policy], further: Sequence[Costs] = (),
     ) -> None:  # fmt: skip
         if spec.usable_bytes < BLOCK_BYTES:
             raise SizeError(
@@ -70,13 +72,14 @@ class Model:
             )
         self.spec = spec
         self.lock = safe_lock()
-        self.clock = Clock(spec, costs)
-        self.driver = Driver(spec.usable_bytes, allocator, self._on_moves, self.clock.free)
+        self.clocks = tuple(Clock(spec, each) for each in (costs, *further))
+        self.clock = self.clocks[0]
+        self.driver = Driver(spec.usable_bytes, allocator, self._on_moves, self._on_blocks_freed)
         self.tensors: dict[int, Placed] = {}
         self.counters = Counters()
         self._policy = policy
         self._uses_host_times = backend == "cupy"
-        self._pending: list[tuple[int, int, float]] = []
+        self._pending: list[tuple[int, int, tuple[float, ...]]] = []
 
     @property
     def figures(self) -> Figures:
@@ -119,8 +122,8 @@ class Model:
             moves = self.driver.residency.touch(*blocks, write=True)
         self.counters.uploaded_bytes += tensor.nbytes
         self.counters.moves.add(moves)
-        self.clock.launch(None)
-        self.clock.move(moves, tensor.nbytes)
+        self._launch(None)
+        self._move(moves, tensor.nbytes)
 
     def _on_free(self, event: Free) -> None:
         tensor = self.tensors.pop(event.tensor)
@@ -133,35 +136,38 @@ class Model:
         if op.workspace_bytes:
             workspace = self._malloc(op.workspace_bytes, f"{op.name!r} workspace")
             self.counters.hold(0, extra=op.workspace_bytes)
-        self.clock.launch(op.host_seconds if self._uses_host_times else None)
+        self._launch(op.host_seconds if self._uses_host_times else None, op.phase)
         moves = Moves()
         # What is both read and written is walked once.
         reads = [access for access in op.reads if access not in op.writes]
-        read_bytes, _, read_ready = self._touch_all(reads, (), False, moves)
-        written_bytes, both_bytes, write_ready = self._touch_all(op.writes, op.reads, True, moves)
+        waits: list[tuple[float, ...]] = []
+        read_bytes, _ = self._touch_all(reads, (), False, moves, waits)
+        written_bytes, both_bytes = self._touch_all(op.writes, op.reads, True, moves, waits)
         if workspace is not None and self.is_managed(workspace):
             blocks = covered(workspace.part(0, workspace.nbytes))
             self.driver.residency.touch(*blocks, write=True, moves=moves)
         self.counters.moves.add(moves)
         self.counters.fault_count += moves.migrated_in + moves.populated
-        remote = 0.0
+        remote = None
         if read_bytes or written_bytes:
-            remote = self._remote_seconds(op, read_bytes + both_bytes, written_bytes)
-        ready = max(read_ready, write_ready)
-        self.clock.run(op.flops, op.traffic_bytes, remote, moves, op.pattern, ready)
+            remote = self._remote_bytes(op, read_bytes + both_bytes, written_bytes)
+        for index, clock in enumerate(self.clocks):
+            over_bus = clock.remote_seconds(*remote, op.pattern) if remote else 0.0
+            ready = max(wait[index] for wait in waits) if waits else 0.0
+            clock.run(op.flops, op.traffic_bytes, over_bus, moves, op.pattern, ready)
         if workspace is not None and workspace.pool is not None:
             self.counters.hold_vram(self.driver.resident_count)
             workspace.pool.free(workspace.span)
 
     def _touch_all(
-        self, accesses: Iterable[Access], reads: tuple[Access, ...], write: bool, moves: Moves
-    ) -> tuple[float, float, float]:
-        """Touch every access; when is all there?
+        self, accesses: Iterable[Access], reads: tuple[Access, ...], write: bool, moves: Moves,
+        waits: list[tuple[float, ...]],
+    ) -> tuple[float, float]:  # fmt: skip
+        """Touch every access; ``waits`` gets when the prefetches that they need are done.
 
-        Returns the bytes that lie on the host, those of them that are also in ``reads``, and
-        when the last prefetch that they need is done.
+        Returns the bytes that lie on the host, and those of them that are also in ``reads``.
         """
-        remote_bytes = both_bytes = ready = 0.0
+        remote_bytes = both_bytes = 0.0
         tensors, touch = self.tensors, self.driver.residency.touch
         for access in accesses:
             tensor_id, low, high = access
@@ -171,25 +177,33 @@ class Model:
             address = tensor.span.address
             start, stop = (address + low) // BLOCK_BYTES, -(-(address + high) // BLOCK_BYTES)
             if self._pending:
-                ready = max(ready, self._ready(start, stop))
+                waits += self._waits(start, stop)
             remote = moves.remote
             touch(start, stop, write=write, moves=moves)
             if moves.remote != remote:
                 part = (high - low) * (moves.remote - remote) / (stop - start)
                 remote_bytes += part
                 both_bytes += part if access in reads else 0
-        return remote_bytes, both_bytes, ready
+        return remote_bytes, both_bytes
 
-    def _remote_seconds(self, op: Op, read_bytes: float, written_bytes: float) -> float:
+    def _remote_bytes(self, op: Op, read_bytes: float, written_bytes: float) -> tuple[float, float]:
         self.counters.remote_bytes += round(read_bytes + written_bytes)
         touched = sum(stop - start for _, start, stop in (*op.reads, *op.writes))
         more = max(1.0, op.traffic_bytes / touched) if op.pattern == "random" else 1.0
-        return self.clock.remote_seconds(read_bytes * more, written_bytes, op.pattern)
+        return read_bytes * more, written_bytes
 
-    def _ready(self, start: int, stop: int) -> float:
-        now = self.clock.device_seconds
-        self._pending = [job for job in self._pending if job[2] > now]
-        return max((job[2] for job in self._pending if job[0] < stop and job[1] > start), default=0)
+    def _waits(self, start: int, stop: int) -> list[tuple[float, ...]]:
+        """When the prefetches of these blocks that still run are done, on each clock."""
+        now = [clock.device_seconds for clock in self.clocks]
+        self._pending = [job for job in self._pending if any(map(gt, job[2], now))]
+        return [done for low, high, done in self._pending if low < stop and high > start]
+
+    def _launch(self, host_seconds: float | None, phase: str = "array") -> None:
+        for clock in self.clocks:
+            clock.launch(host_seconds, phase)
+
+    def _move(self, moves: Moves, nbytes: int = 0, *, overlap: bool = False) -> tuple[float, ...]:
+        return tuple(clock.move(moves, nbytes, overlap=overlap) for clock in self.clocks)
 
     def is_managed(self, tensor: Placed) -> bool:
         """Whether a tensor's memory is managed."""
@@ -213,24 +227,26 @@ class Model:
                 "Run the block under umem.managed() or umem.hybrid()."
             ) from None
         counters = self.counters
-        counters.reserved_peak_bytes = max(
-            counters.reserved_peak_bytes, self.driver.reserved_bytes
-        )
+        counters.reserved_peak_bytes = max(counters.reserved_peak_bytes, self.driver.reserved_bytes)
         tensor = Placed(pool, span, nbytes, pool is not self.driver.unmanaged)
         if policy.prefetch and self.is_managed(tensor):
             moves = self.driver.residency.prefetch(*covered(tensor.part(0, nbytes)))
             counters.moves.add(moves)
-            self.clock.move(moves)
+            self._move(moves)
         return tensor
 
     def _on_moves(self, moves: Moves) -> None:
         """cudaMalloc pushed managed blocks out, or blocks were given back."""
         self.counters.moves.add(moves)
         if moves.migrated_out:
-            self.clock.move(moves)
+            self._move(moves)
+
+    def _on_blocks_freed(self, count: int) -> None:
+        for clock in self.clocks:
+            clock.free(count)
 
     def _on_hint(self, hint: Hint) -> None:
-        self.clock.launch(None)
+        self._launch(None)
         for tensor_id, low, high in hint.accesses:
             tensor = self.tensors[tensor_id]
             if high > low and self.is_managed(tensor):
@@ -251,6 +267,6 @@ class Model:
         to_host = hint.place == "cpu"
         moves = (residency.prefetch_out if to_host else residency.prefetch)(start, stop)
         self.counters.moves.add(moves)
-        done = self.clock.move(moves, overlap=hint.overlap)
+        done = self._move(moves, overlap=hint.overlap)
         if hint.overlap and not to_host:
             self._pending.append((start, stop, done))

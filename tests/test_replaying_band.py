@@ -1,0 +1,82 @@
+"""The band of a replay holds its seconds, costs little, and comes from the stated ranges."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import traces
+
+import umem
+from umem.devices.base import BLOCK_BYTES as BLOCK
+from umem.devices.specs import COSTS, RANGES, Costs, extremes
+from umem.events import Access, Alloc, Event, Op
+from umem.trace import Trace
+
+US = 1e-6
+
+
+@given(traces(max_bytes=3 * BLOCK), st.sampled_from(("unmanaged", "managed", "hybrid")))
+@settings(deadline=None, max_examples=60)
+def test_the_seconds_lie_in_the_band(trace: Trace, mode: Any) -> None:
+    found = umem.replay(trace, "t4", mode, 4 * BLOCK)
+    assert 0 <= found.seconds_low <= found.seconds <= found.seconds_high
+
+
+@given(traces(max_bytes=3 * BLOCK))
+@settings(deadline=None, max_examples=30)
+def test_an_end_of_the_band_is_a_replay_with_the_costs_of_that_end(trace: Trace) -> None:
+    """Prefetches that run beside the operations included: each clock waits for its own."""
+    found = umem.replay(trace, "t4", vram=4 * BLOCK)
+    low, high = (umem.replay(trace, "t4", vram=4 * BLOCK, costs=c) for c in extremes(COSTS))
+    assert found.seconds_low == low.seconds
+    assert found.seconds_high == high.seconds
+    assert low.figures.migrated_in_bytes == found.figures.migrated_in_bytes
+
+
+def ops(phase: str, count: int) -> Trace:
+    return Trace([Op("f", phase, (), ()) for _ in range(count)])
+
+
+@pytest.mark.parametrize(
+    ("phase", "low", "middle", "high"),
+    [("array", 5, 10, 10), ("forward", 18, 27, 42), ("backward", 21, 31, 50),
+     ("update", 12, 19, 21)],
+)  # fmt: skip
+def test_an_operation_costs_the_host_a_launch_and_chainers_python(
+    phase: str, low: float, middle: float, high: float
+) -> None:
+    found = umem.replay(ops(phase, 100), "v100-16gb")
+    for seconds, us in ((found.seconds_low, low), (found.seconds, middle),
+                        (found.seconds_high, high)):  # fmt: skip
+        assert seconds == pytest.approx(100 * us * US)
+
+
+def test_times_measured_on_cupy_are_taken_as_they_are() -> None:
+    op = Op("f", "forward", (), (), host_seconds=1e-3)
+    found = umem.replay(Trace([op] * 10, "cupy"), "v100-16gb")
+    assert found.seconds_low == found.seconds == found.seconds_high == pytest.approx(1e-2)
+
+
+def test_every_default_lies_in_its_range_and_costs_outside_stay_in_the_band() -> None:
+    names = {field.name for field in fields(Costs)}
+    assert set(RANGES) <= names
+    for name, ends in RANGES.items():
+        assert min(ends) <= getattr(COSTS, name) <= max(ends), name
+    slow, fast = replace(COSTS, launch=1.0), replace(COSTS, memory_efficiency=1.0)
+    assert [costs.launch for costs in extremes(slow)] == [5e-6, 1.0]
+    assert [costs.memory_efficiency for costs in extremes(fast)] == [1.0, 0.6]
+
+
+def test_a_step_that_computes_and_one_that_faults_have_bands_of_their_own() -> None:
+    compute = umem.replay(Trace([Op("f", "array", (), (), 10**12)]), "v100-16gb")
+    assert compute.seconds_high / compute.seconds_low == pytest.approx(2.0, rel=0.01)  # 0.8 / 0.4
+    events: list[Event] = [Alloc(n, 2 * BLOCK, "array", f"a{n}") for n in range(4)]
+    events += [Op("f", "array", (Access(n % 4, 0, 2 * BLOCK),), ()) for n in range(400)]
+    faults = umem.replay(Trace(events), "v100-16gb", vram=4 * BLOCK)
+    copies = 2 * BLOCK / 12e9
+    expected = (copies + 300 * US) / (copies + 137 * US)
+    assert faults.seconds_high / faults.seconds_low == pytest.approx(expected, rel=0.02)
