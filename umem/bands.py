@@ -34,8 +34,11 @@ class Bands:
     folded: tuple[Change, ...]
 
 
-def bands(reading: Reading, count: int = 3000, share: float = 1e-3) -> Bands:
-    """The tensors worth a band of their own: at most ``count``, and ``share`` of the peak each."""
+def bands(reading: Reading, count: int = 20_000, share: float = 1e-3) -> Bands:
+    """The tensors worth a band of their own: at least ``share`` of the peak each.
+
+    So not many are alive at once. ``count`` only keeps a page of a very long trace small.
+    """
     peak = int(reading.total.max(initial=0))
     smallest = max(1, round(share * peak))
     large = [tensor for tensor in reading.tensors if tensor.nbytes >= smallest]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -165,7 +164,7 @@ def _write(analysis: Analysis, path: Path, outputs: _Outputs, vram: Vram | None)
     if outputs.html is not None:
         from umem.reports.step_page import step_page
 
-        page = step_page(analysis, path.name, _provenance(analysis), vram)
+        page = step_page(analysis, path.name, _provenance(analysis, path, outputs, vram), vram)
         write(outputs.html, _putting(page))
         yield f"Wrote {outputs.html}. Open it in a browser; it needs no network."
     if outputs.png is not None:
@@ -197,12 +196,16 @@ def _next(path: Path, outputs: _Outputs) -> str:
     return f"Next: umem report {trace} OTHER compares it with another trace"
 
 
-def _provenance(analysis: Analysis) -> dict[str, str]:
-    """Where a page comes from; as the trace says it, no name of a machine or a user."""
+def _provenance(
+    analysis: Analysis, path: Path, outputs: _Outputs, vram: Vram | None
+) -> dict[str, str]:
+    """Where a page comes from; what the trace says of itself comes last."""
+    command = ["umem", "report", str(path), "--html", str(outputs.html)]
+    command += [] if vram is None else ["--vram", str(vram.nbytes)]
     known = {
         "umem": __version__,
         "written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z"),
-        "command": shlex.join(["umem", *sys.argv[1:]]),
+        "command": shlex.join(command),
         "recorded on": analysis.trace.backend,
     }
     return {**known, **{f"trace: {key}": value for key, value in analysis.trace.meta.items()}}

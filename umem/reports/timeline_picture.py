@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,9 @@ def draw_timeline(analysis: Analysis, name: str, path: Path, vram: Vram | None =
     _kinds(panels["kinds"], analysis)
     _ops(panels["ops"], analysis)
     _title(figure, analysis, name)
-    figure.savefig(path, dpi=110, format="png")
+    with warnings.catch_warnings():  # a name may have letters that the font does not have
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        figure.savefig(path, dpi=110, format="png")
 
 
 def _plain(text: str) -> str:
@@ -80,17 +83,16 @@ def _timeline(panel: Any, analysis: Analysis, vram: Vram | None) -> None:
     high = max(1, peak.total_bytes)
     if vram is not None and vram.nbytes < 2 * high:
         high = max(high, vram.nbytes)
-        panel.axhline(
-            vram.nbytes / factor, color=VRAM, linestyle="--", linewidth=1.2,
-            label=f"VRAM of {_plain(vram.gpu)}",
+        panel.axhline(vram.nbytes / factor, color=VRAM, linestyle="--", linewidth=1.2)
+        panel.annotate(
+            f"VRAM of {_plain(vram.gpu)}", (0, vram.nbytes / factor), (4, 4), color=VRAM,
+            textcoords="offset points",
         )  # fmt: skip
     panel.set_ylim(0, 1.1 * high / factor)
     panel.set_xlim(0, max(1, len(analysis.trace)))
     panel.set_ylabel(unit)
     panel.set_xlabel("events; a line is the end of a step")
     _despine(panel)
-    if panel.get_legend_handles_labels()[0]:
-        panel.legend(loc="upper left", fontsize=8, frameon=False, ncols=2)
 
 
 def _bands(panel: Any, analysis: Analysis, factor: int) -> None:
@@ -100,7 +102,7 @@ def _bands(panel: Any, analysis: Analysis, factor: int) -> None:
         return
     panel.stackplot(
         places, *(curve[places] / factor for curve in curves.values()), step="post", linewidth=0,
-        colors=[COLORS[kind] for kind in curves], labels=list(curves),
+        colors=[COLORS[kind] for kind in curves],
     )  # fmt: skip
 
 
@@ -114,7 +116,7 @@ def _kinds(panel: Any, analysis: Analysis) -> None:
         [kind.kind for kind in kinds], [kind.total_bytes / factor for kind in kinds],
         color=[COLORS[kind.kind] for kind in kinds],
     )  # fmt: skip
-    panel.set_title("at the peak", loc="left", fontsize=9)
+    panel.set_title("alive at the peak", loc="left", fontsize=9)
     panel.set_xlabel(unit)
     _despine(panel)
 

@@ -77,8 +77,7 @@ class Chart {
     this.events = columnEvents(this.model, this.view, this.width);
     this.top = this.scaleTop();
     this.ink = inks(this.model);
-    this.box.dataset.low = this.view.low;
-    this.box.dataset.high = this.view.high;
+    Object.assign(this.box.dataset, { low: this.view.low, high: this.view.high, top: this.top });
     this.drawBands();
     this.drawOver();
     drawMap(this);
@@ -139,7 +138,7 @@ class Chart {
   // The event and the band at a place of the chart, in CSS pixels; the band is null above them.
   at(x, y) {
     const column = Math.floor((x - GUTTER) * this.ratio);
-    if (column < 0 || column >= this.width) return null;
+    if (!this.model.count || column < 0 || column >= this.width) return null;
     const level = (1 - (y - TOP) * this.ratio / this.height) * this.top;
     const event = this.events[column], walk = new Walk(this.model);
     walk.to(event);

@@ -9,7 +9,7 @@ function drawAxes(chart, context) {
   const step = niceStep(chart.top);
   for (let level = 0; level <= chart.top; level += step) {
     context.fillStyle = ink.css("quiet");
-    context.fillText(bytes(level), GUTTER - 6, chart.y(level));
+    context.fillText(bytes(level).replace(".0 ", " "), GUTTER - 6, chart.y(level));
     context.fillStyle = level ? "rgba(128, 128, 128, .25)" : ink.css("quiet");
     context.fillRect(GUTTER, chart.y(level), right - GUTTER, 1);
   }
@@ -30,7 +30,7 @@ function niceStep(top) {
 // What ran in each stretch: neighbouring columns of the same phase are one box.
 function drawPhases(chart, context, top) {
   const { model, data, events, ratio } = chart;
-  const phaseOf = (event) => model.op[event] < 0 ? "" : data.op_names[model.op[event]][1];
+  const phaseOf = (event) => model.op[event] >= 0 ? data.op_names[model.op[event]][1] : "";
   context.textAlign = "center";
   for (let first = 0; first < events.length;) {
     const phase = phaseOf(events[first]);

@@ -1,6 +1,6 @@
 // Tables that sort by their headings, and what the page says beside the chart.
 
-const ROWS = 50;
+const ROWS = 15;
 
 // columns: {title, value: row => what to sort by, show: row => text or node, number, wide}
 function sortable(box, columns, rows, options = {}) {
