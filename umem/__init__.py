@@ -3,6 +3,8 @@
 ``import umem.chainer`` for what concerns Chainer. docs/design.md has the whole picture.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from umem.blocks import hybrid, managed, unmanaged
 from umem.counters import statistics
 from umem.errors import DeviceNotFoundError, OutOfMemoryError, UmemError
@@ -16,6 +18,9 @@ from umem.trace import Trace
 from umem.tracking import track
 from umem.views import as_numpy
 
+if TYPE_CHECKING:
+    from umem.choosing import choose
+
 __all__ = [
     "DeviceNotFoundError",
     "OutOfMemoryError",
@@ -26,6 +31,7 @@ __all__ = [
     "__version__",
     "advise",
     "as_numpy",
+    "choose",
     "disable",
     "enable",
     "hybrid",
@@ -43,3 +49,11 @@ __all__ = [
     "virtual_gpu",
 ]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "choose":  # it brings the planners along, which few programs need
+        from umem.choosing import choose
+
+        return choose
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

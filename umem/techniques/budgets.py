@@ -1,0 +1,79 @@
+"""Recomputation within a budget, alone and in managed memory."""
+
+from __future__ import annotations
+
+from umem.devices.specs import GpuSpec
+from umem.errors import BudgetError, StateError
+from umem.replaying import replay
+from umem.techniques.lookahead import DEPTH, lookahead
+from umem.techniques.subject import Subject
+from umem.techniques.technique import Prepared
+from umem.trace import Trace
+from umem.units import MIB, format_bytes
+
+TRIES = 5
+"""How often the room between what fits and what does not is halved."""
+
+
+def prepare(subject: Subject, gpu: GpuSpec, budget: str) -> Prepared:
+    """The step under a budget, such as ``"50%"`` of keeping everything or ``"min"``."""
+    return Prepared(_under(subject, budget), f'with umem.chainer.Recompute("{budget}"):')
+
+
+def prepare_managed(subject: Subject, gpu: GpuSpec, budget: str) -> Prepared:
+    """The same in managed memory."""
+    line = f'with umem.managed(), umem.chainer.Recompute("{budget}"):'
+    return Prepared(_under(subject, budget), line, "managed")
+
+
+def prepare_lookahead(subject: Subject, gpu: GpuSpec, budget: str) -> Prepared:
+    """The same in managed memory, moved before it is used."""
+    line = (
+        f'with umem.managed(), umem.chainer.Recompute("{budget}"), '
+        f"umem.chainer.LookaheadPrefetch(depth={DEPTH}):"
+    )
+    return lookahead(_under(subject, budget), gpu, line)
+
+
+def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
+    """The step under the largest budget, in whole MiB, with which it fits VRAM.
+
+    Raises:
+        StateError: it fits with everything kept. BudgetError: it fits with no budget.
+    """
+    if _fits(subject.trace, gpu):
+        raise StateError("the step fits with everything kept")
+    low, high = subject.least_bytes, min(gpu.usable_bytes, subject.keep_all_bytes)
+    if low > high or not _fits(subject.under(low), gpu):
+        raise BudgetError(
+            f"the least that recomputation can do is {format_bytes(low)}, and "
+            f"{format_bytes(gpu.usable_bytes)} of VRAM are usable"
+        )
+    budget = _largest(subject, gpu, -(-low // MIB), high // MIB)
+    trace = subject.under(max(low, budget * MIB))
+    return Prepared(trace, f'with umem.chainer.Recompute("{budget}MiB"):')
+
+
+def _largest(subject: Subject, gpu: GpuSpec, low: int, high: int) -> int:
+    """By halves between a budget that fits and one that may not, in MiB."""
+    if high > low and _fits(subject.under(high * MIB), gpu):
+        return high
+    for _ in range(TRIES):
+        middle = (low + high) // 2
+        if middle <= low:
+            break
+        if _fits(subject.under(middle * MIB), gpu):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _fits(trace: Trace, gpu: GpuSpec) -> bool:
+    return replay(trace, gpu, "unmanaged").fits
+
+
+def _under(subject: Subject, budget: str) -> Trace:
+    if budget == "min":
+        return subject.under(subject.least_bytes)
+    return subject.under(round(float(budget.removesuffix("%")) / 100 * subject.keep_all_bytes))

@@ -1,0 +1,115 @@
+"""Managed memory with `umem.chainer.LookaheadPrefetch`: what it would do, as hints in a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from umem.devices.specs import GpuSpec
+from umem.errors import StateError
+from umem.lookahead_moves import NOTHING, ROOM, Moves, plan_moves
+from umem.order import Iteration, Order
+from umem.replaying import replay
+from umem.techniques.subject import Subject
+from umem.techniques.technique import Prepared
+from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
+from umem.units import format_bytes
+
+DEPTH = 2
+LINE = f"with umem.managed(), umem.chainer.LookaheadPrefetch(depth={DEPTH}):"
+
+
+def prepare(subject: Subject, gpu: GpuSpec) -> Prepared:
+    """Every step but the first is helped, as by a `LookaheadPrefetch` that has learned it."""
+    return lookahead(subject.trace, gpu, LINE)
+
+
+def lookahead(trace: Trace, gpu: GpuSpec, line: str) -> Prepared:
+    """Lookahead on any trace of several steps.
+
+    Raises:
+        StateError: it has nothing to do.
+    """
+    reserved = replay(trace, gpu, "managed").figures.reserved_peak_bytes
+    if reserved <= gpu.usable_bytes:
+        raise StateError(
+            f"it moves nothing: {format_bytes(reserved)} are reserved, and all of that has room "
+            f"in {format_bytes(gpu.usable_bytes)} of VRAM"
+        )
+    hinted = with_moves(trace, DEPTH, round(ROOM * gpu.usable_bytes))
+    return Prepared(hinted, line, "managed")
+
+
+def with_moves(trace: Trace, depth: int, capacity_bytes: int) -> Trace:
+    """A trace with the hints that `LookaheadPrefetch` gives: learns a step, helps the next."""
+    helper = _Helper(depth, capacity_bytes)
+    events: list[Event] = []
+    for event in trace.events:
+        events.append(event)
+        events += helper.after(event)
+    return Trace(events, trace.backend, trace.meta)
+
+
+class _Helper:
+    """Follows a trace as `umem.chainer.lookahead_session` follows a run.
+
+    Tensors go by the order of their birth, which an `Iteration` knows old ones by.
+    """
+
+    def __init__(self, depth: int, capacity_bytes: int) -> None:
+        self._depth, self._capacity = depth, capacity_bytes
+        self._births: dict[int, int] = {}
+        self._alive: dict[int, Alloc] = {}  # by birth
+        self._bytes: dict[int, int] = {}  # by birth
+        self._count = 0
+        self._iteration = Iteration(0)
+        self._order: Order | None = None
+        self._moves: Moves = NOTHING
+        self._follows = False
+
+    def after(self, event: Event) -> Sequence[Hint]:
+        """The hints that come after an event."""
+        if isinstance(event, Alloc):
+            self._births[event.tensor] = birth = self._count
+            self._alive[birth], self._bytes[birth] = event, event.nbytes
+            self._count += 1
+        elif isinstance(event, Free):
+            birth = self._births.pop(event.tensor)
+            self._iteration.free(birth)
+            del self._alive[birth], self._bytes[birth]
+        elif isinstance(event, Op):
+            return self._after_op(event)
+        elif event == Mark("step"):
+            self._learn()
+        return ()
+
+    def _after_op(self, op: Op) -> Sequence[Hint]:
+        number = len(self._iteration.steps)
+        by_birth = op._replace(reads=self._by_birth(op.reads), writes=self._by_birth(op.writes))
+        step = self._iteration.add(by_birth, self._bytes)
+        if self._order is None or not self._follows:
+            return ()
+        self._follows = self._order.steps[number : number + 1] == (step,)
+        if not self._follows or not self._moves.any:
+            return ()
+        fetches, sends = self._moves.fetches[number], self._moves.sends[number]
+        return [*self._hints(self._order, fetches, 0), *self._hints(self._order, sends, "cpu")]
+
+    def _by_birth(self, accesses: Iterable[Access]) -> tuple[Access, ...]:
+        return tuple(Access(self._births[tensor], low, high) for tensor, low, high in accesses)
+
+    def _hints(self, order: Order, slots: Sequence[int], place: int | str) -> Iterator[Hint]:
+        births = self._iteration.tensors
+        for slot in slots:
+            birth = births[slot] if slot < len(births) else order.kept.get(slot)
+            alloc = None if birth is None else self._alive.get(birth)
+            if alloc is not None:
+                whole = Access(alloc.tensor, 0, alloc.nbytes)
+                yield Hint("prefetch", (whole,), place, overlap=True)
+
+    def _learn(self) -> None:
+        kinds = {birth: alloc.kind for birth, alloc in self._alive.items()}
+        kept = self._iteration.kept(kinds if self._order is None else None)
+        self._order = self._iteration.order(kept)
+        self._moves = plan_moves(self._order, self._depth, self._capacity)
+        self._follows = True
+        self._iteration = Iteration(self._count)

@@ -1,0 +1,130 @@
+"""A trace of steps that have settled: the first only makes what the later ones find.
+
+A recorded step uploads parameters, and finds neither gradients of a step before it nor memory
+that is warm. What counts is a step further on, so that a single step is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from umem.cutting import tail
+from umem.errors import TraceError
+from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
+
+STEP = Mark("step")
+_LASTING = ("parameter", "state", "input")
+
+
+def settled(trace: Trace, step_count: int = 2) -> Trace:
+    """The last steps of a trace; the last one again where there are too few.
+
+    A trace without an optimizer's update is one step. What a step leaves behind, other than
+    parameters, state and inputs, goes where the trace frees what the step before it left, and
+    otherwise before the next backward, as in Chainer's ``optimizer.update(loss)``.
+
+    Raises:
+        TraceError: there is no operation in it.
+    """
+    if next(trace.ops, None) is None:
+        raise TraceError("the trace has no operation: nothing to choose for. Record a whole step")
+    ends = [index + 1 for index, event in enumerate(trace.events) if event == STEP]
+    events = trace.events[: ends[-1]] if ends else [*trace.events, STEP]
+    whole = Trace(events, trace.backend, trace.meta)
+    if len(ends) > step_count:
+        return tail(whole, ends[-step_count - 1])
+    again = _Again(events, tail(whole, ends[-2]).events if len(ends) > 1 else events)
+    for _ in range(step_count - max(1, len(ends))):
+        events = [*events, *again.events()]
+    return Trace(events, trace.backend, trace.meta)
+
+
+def before_last_step(trace: Trace) -> Trace:
+    """The trace without its last step."""
+    ends = [index + 1 for index, event in enumerate(trace.events) if event == STEP]
+    return Trace(trace.events[: ends[-2]], trace.backend, trace.meta)
+
+
+class _Again:
+    """A step, on and on.
+
+    Args:
+        events: what was before; ends with the step.
+        step: the step's events; they begin with what it found, where that is known.
+    """
+
+    def __init__(self, events: list[Event], step: list[Event]) -> None:
+        self._step = step
+        self._alive: dict[int, Alloc] = {}
+        self._fresh = 0
+        for event in events:
+            self._follow(event)
+        freed = {event.tensor for event in step if isinstance(event, Free)}
+        self._lasting = {
+            tensor
+            for tensor, alloc in self._alive.items()
+            if tensor not in freed and alloc.kind in _LASTING
+        }
+        self._backward = _first_backward(step)
+
+    def events(self) -> Iterator[Event]:
+        """The step once more."""
+        left = {n: alloc for n, alloc in self._alive.items() if n not in self._lasting}
+        now = {tensor: tensor for tensor in self._lasting}
+        for index, event in enumerate(self._step):
+            if index == self._backward:
+                for number in left:
+                    yield self._follow(Free(number))
+                left.clear()
+            if isinstance(event, Alloc):
+                if event.tensor in self._lasting:
+                    continue
+                found = _taken(left, event)
+                now[event.tensor] = self._fresh if found is None else found
+                if found is not None:
+                    continue
+            yield self._follow(_renumbered(event, now))
+
+    def _follow(self, event: Event) -> Event:
+        if isinstance(event, Alloc):
+            self._alive[event.tensor] = event
+            self._fresh = max(self._fresh, event.tensor + 1)
+        elif isinstance(event, Free):
+            del self._alive[event.tensor]
+        return event
+
+
+def _first_backward(step: list[Event]) -> int:
+    """Where the first operation of backward begins to allocate; the step's end without one."""
+    before = 0
+    for index, event in enumerate(step):
+        if isinstance(event, Op):
+            if event.phase != "forward" and event.phase != "array":
+                return before
+            before = index + 1
+    return len(step) - 1
+
+
+def _taken(left: dict[int, Alloc], alloc: Alloc) -> int | None:
+    """What the step before left, where the step finds such a thing."""
+    if not alloc.uploaded or alloc.kind == "input":
+        return None
+    for number, other in left.items():
+        if other[1:4] == alloc[1:4]:  # bytes, kind, label
+            del left[number]
+            return number
+    return None
+
+
+def _renumbered(event: Event, now: dict[int, int]) -> Event:
+    if isinstance(event, Op):
+        return event._replace(reads=_moved(event.reads, now), writes=_moved(event.writes, now))
+    if isinstance(event, Hint):
+        return event._replace(accesses=_moved(event.accesses, now))
+    if isinstance(event, (Alloc, Free)):
+        return event._replace(tensor=now[event.tensor])
+    return event
+
+
+def _moved(accesses: tuple[Access, ...], now: dict[int, int]) -> tuple[Access, ...]:
+    return tuple(Access(now[tensor], start, stop) for tensor, start, stop in accesses)

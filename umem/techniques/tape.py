@@ -1,0 +1,117 @@
+"""What `umem.chainer.Recompute` plans with, from a trace: a graph, and the bytes beside it.
+
+A graph of `umem.planner.from_trace`, with what only a whole step shows: gradients of parameters,
+which come in backward and stay, those of the step before, which stay until forward is over, and
+what calls draw at random, which no plan drops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from umem.errors import GraphError
+from umem.planner import Graph, Node
+from umem.techniques.masks import DRAWS, PACKED, packed_bytes
+from umem.techniques.passes import Pass, passes
+from umem.trace import Alloc, Op, Trace
+
+
+@dataclass(frozen=True)
+class Tape:
+    """The first pass of a trace.
+
+    Attributes:
+        whole: the graph where masks are there in full all the time.
+        packing: the graph where dropout's masks are bits but while they are used.
+        constant_bytes: parameters, state and inputs.
+        drawn_bytes, packed_bytes: what was drawn, without packing and with it.
+    """
+
+    whole: Graph
+    packing: Graph
+    constant_bytes: int
+    drawn_bytes: int
+    packed_bytes: int
+
+
+def tape_of(trace: Trace) -> Tape:
+    """What there is to plan in the first pass of a trace.
+
+    What running a call again costs is its measured time, or its operations where some call has
+    no time.
+
+    Raises:
+        GraphError: no backward follows a forward pass.
+    """
+    first = next(passes(trace), None)
+    if first is None:
+        raise GraphError("the trace has no backward, so that there is nothing to run again for")
+    timed = all(op.host_seconds is not None for op in first.calls)
+    graph = Graph.from_trace(trace, "seconds" if timed else "flops")
+    updates = _updates(trace)
+    stays = _stays(first, updates)
+    drawn = [_drawn_bytes(*call) for call in zip(first.calls, first.made, strict=True)]
+    masks = [nbytes if op.name == PACKED else 0
+             for op, nbytes in zip(first.calls, drawn, strict=True)]  # fmt: skip
+    whole = [
+        replace(node, stays_bytes=stays[index], stash_bytes=node.stash_bytes - drawn[index])
+        for index, node in enumerate(graph.nodes)
+    ]
+    packing = [_packing(node, mask) for node, mask in zip(whole, masks, strict=True)]
+    old = sum(updates.values())
+    return Tape(
+        whole=Graph(whole, graph.edges, old),
+        packing=Graph(packing, graph.edges, old),
+        constant_bytes=_constant_bytes(trace, first),
+        drawn_bytes=sum(drawn),
+        packed_bytes=sum(drawn) - sum(masks) + sum(map(packed_bytes, masks)),
+    )
+
+
+def _drawn_bytes(op: Op, made: list[Alloc]) -> int:
+    return sum(a.nbytes for a in made if a.kind == "stash") if op.name in DRAWS else 0
+
+
+def _packing(node: Node, mask_bytes: int) -> Node:
+    """The mask is there in full while the call or its backward runs."""
+    packing_too = mask_bytes + mask_bytes // 4  # one byte an element on the way
+    return replace(
+        node,
+        workspace_bytes=node.workspace_bytes + (packing_too if mask_bytes else 0),
+        backward_workspace_bytes=mask_bytes,
+    )
+
+
+def _updates(trace: Trace) -> dict[int, int]:
+    """The parameters that the first step updates, and the bytes of the gradient of each."""
+    kinds = {event.tensor: event for event in trace.events if isinstance(event, Alloc)}
+    found: dict[int, int] = {}
+    for op in trace.ops:
+        if op.phase == "update":
+            gradients = {a.tensor for a in op.reads if kinds[a.tensor].kind == "gradient"}
+            for access in op.writes:
+                if kinds[access.tensor].kind == "parameter":
+                    found.setdefault(access.tensor, sum(kinds[t].nbytes for t in gradients))
+    return found
+
+
+def _stays(first: Pass, updates: dict[int, int]) -> list[int]:
+    """By call, the gradients that its backward is the first to make."""
+    stays = [0] * len(first.calls)
+    for tensor, nbytes in updates.items():
+        if tensor in first.near:
+            stays[max(first.near[tensor])] += nbytes
+    return stays
+
+
+def _constant_bytes(trace: Trace, first: Pass) -> int:
+    """All that the pass reads and no call made, and the state of what is updated."""
+    made = {alloc.tensor for alloc in first.allocs}
+    allocs = {event.tensor: event for event in trace.events if isinstance(event, Alloc)}
+    beside = {tensor for tensor in first.near if tensor not in made}
+    beside |= {
+        access.tensor
+        for op in trace.ops if op.phase == "update"
+        for access in op.writes if allocs[access.tensor].kind in ("parameter", "state")
+    }  # fmt: skip
+    return sum(allocs[tensor].nbytes for tensor in beside)

@@ -1,0 +1,43 @@
+"""What a technique is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from umem.devices.base import Mode
+from umem.devices.specs import GpuSpec
+from umem.trace import Trace
+
+if TYPE_CHECKING:
+    from umem.techniques.subject import Subject
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A step under a technique, and how it is replayed.
+
+    ``line`` is the code that turns it on; None where nothing is to be done.
+    """
+
+    trace: Trace
+    line: str | None
+    mode: Mode = "unmanaged"
+    prefetch: bool = False
+
+
+@dataclass(frozen=True)
+class Technique:
+    """Something that can be done about a step that does not fit.
+
+    Attributes:
+        name: for a person.
+        exact: whether the results of training are the same bits.
+        prepare: the step under it on a GPU. Raises an `umem.errors.UmemError` where it has
+            nothing to offer; the message says why.
+    """
+
+    name: str
+    exact: bool
+    prepare: Callable[[Subject, GpuSpec], Prepared]
