@@ -17,6 +17,7 @@ import click
 import umem
 from umem import environment
 from umem.cli.recording import Options, Recording
+from umem.cli.watching import Watching
 from umem.compat.finder import arm
 from umem.compat.installation import find_package
 from umem.errors import UmemError
@@ -52,12 +53,13 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.option("--no-workspace", is_flag=True, help="Do not measure what operations need inside.")
 @click.option("--stop", is_flag=True, help="End the script once the steps are recorded.")
 @click.option("--force", is_flag=True, help="Overwrite the trace if it exists.")
+@click.option("--watch", is_flag=True, help="Show memory and speed while the script runs.")
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
     mode: str | None, limit: str | None, prefetch: bool, virtual: str | None, vram: str | None,
     report: bool, record: Path | None, steps: str | None, stacks: bool, no_workspace: bool,
-    stop: bool, force: bool, script: Path, arguments: tuple[str, ...],
+    stop: bool, force: bool, watch: bool, script: Path, arguments: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run SCRIPT unchanged, with Chainer made to work on today's NumPy, Python and CuPy.
 
@@ -73,12 +75,18 @@ def command(
     if vram and not virtual:
         raise click.UsageError("--vram needs --virtual GPU")
     recording = _recording(record, steps, stacks, no_workspace, stop, force, script)
+    watching = Watching() if watch else None
     with ExitStack() as stack:
         try:
+            if watching is not None:
+                watching.begin(stack)
             _prepare(stack, mode, limit, prefetch, virtual, vram, report)
             if recording is not None:
                 _import_chainer()
                 recording.begin(stack)
+            if watching is not None:
+                _import_chainer()
+                watching.follow(stack)
         except UmemError as error:
             raise click.ClickException(str(error)) from error
         code = _run(script, source, arguments)
