@@ -21,7 +21,7 @@ LEVELS = {
     "events": 1, "trace": 1, "trace_file": 1, "recorder": 1, "measuring": 1, "roots": 1,
     "sources": 1, "storing": 1, "claiming": 1, "keeping": 1, "calibrating": 1, "tally": 1,
     "graphs": 1, "compat": 1,
-    "aligning": 1, "scaling": 1, "cutting": 1, "recording_sizes": 1, "explaining": 1,
+    "aligning": 1, "scaling": 1, "cutting": 1, "recording_sizes": 1, "explaining": 1, "backends": 1,
     "devices": 2, "planner": 2,
     "limits": 3, "environment": 3, "blocks": 3, "memory": 3, "inspecting": 3, "hints": 3,
     "counters": 3, "tracking": 3,

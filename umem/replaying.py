@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from umem.backends import CORRECT, Correct, on_gpu
 from umem.devices.base import ADVICE, MODES, Mode, Policy
 from umem.devices.specs import COSTS, Costs, GpuSpec, extremes
 from umem.devices.virtual import VirtualGPU
@@ -82,6 +83,7 @@ def replay(
     vram: Size | None = None,
     *,
     size: int | None = None,
+    correct: Correct = "auto",
     prefetch: bool = False,
     limit: Size | None = None,
     spill: Literal["host", "migrate"] = "host",
@@ -97,6 +99,8 @@ def replay(
         mode: where allocations come from.
         vram: usable VRAM instead of the table's figure, as an int or text.
         size: replay the step at this size, such as a batch; `Trace.at` with degree 1.
+        correct: what a trace recorded on NumPy is corrected by: ``"auto"`` for CuPy without
+            cuDNN, ``"cudnn"`` with it, ``"off"``; see `umem.backends`.
         prefetch: make memory resident as it is handed out.
         limit, spill: as in `umem.managed` and `umem.hybrid`.
         advice: advice for tensors as they are allocated, by a pattern of their labels:
@@ -109,7 +113,7 @@ def replay(
     Raises:
         UnknownGpuError, SizeError: see `umem.virtual_gpu`.
         ScalingError: ``size`` of a trace that cannot be scaled, see `Trace.at`.
-        StateError: unknown mode, spill or allocator. HintError: unknown advice.
+        StateError: unknown mode, spill, allocator or correction. HintError: unknown advice.
         TraceError: the trace does not hold together (only where its events were put there by
             hand; what was recorded or loaded does).
     """
@@ -119,11 +123,14 @@ def replay(
         raise StateError(f"spill must be 'host' or 'migrate'; got {spill!r}")
     if allocator not in ("caching", "plain"):
         raise StateError(f"allocator must be 'caching' or 'plain'; got {allocator!r}")
+    if correct not in CORRECT:
+        raise StateError(f"correct must be one of {', '.join(CORRECT)}; got {correct!r}")
     for name in (advice or {}).values():
         if name not in ADVICE:
             raise HintError(f"advice must be one of {', '.join(ADVICE)}; got {name!r}")
     if size is not None:
         trace = trace.at(size)
+    trace = on_gpu(trace, correct)
     device = VirtualGPU(
         gpu,
         vram_bytes=None if vram is None else parse_bytes(vram, "vram"),
