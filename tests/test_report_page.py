@@ -227,7 +227,7 @@ def test_dragging_zooms_to_what_was_dragged_over_and_a_double_click_shows_all(
 @needs_browser
 def test_wheel_keys_and_buttons_zoom_and_move(page: Browser) -> None:
     count = len(steps())
-    left, top, width, height, _ = plot(page)
+    left, top, width, *_ = plot(page)
     page.mouse("Wheel", left + width / 4, top + 50, deltaX=0, deltaY=-60, modifiers=2)
     low, high = view(page)
     assert high - low == pytest.approx(count * 2.718281828**-0.6, rel=0.01)

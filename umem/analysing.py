@@ -161,9 +161,10 @@ def _peak(reading: Reading) -> Peak:
 
 
 def _seconds_before(trace: Trace, event: int) -> float | None:
+    if all(op.host_seconds is None for op in trace.ops):
+        return None
     before = (e.host_seconds for e in trace.events[:event] if isinstance(e, Op))
-    timed = [seconds for seconds in before if seconds is not None]
-    return float(sum(timed)) if timed else None
+    return float(sum(seconds or 0.0 for seconds in before))
 
 
 def _by_kind(alive: Iterable[Tensor], workspace: int) -> tuple[KindBytes, ...]:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from umem.analysing import Analysis, Vram
+from umem.outliving import Leak
 
 
 def summary(analysis: Analysis, name: str, vram: Vram | None = None) -> dict[str, Any]:
@@ -28,13 +29,17 @@ def summary(analysis: Analysis, name: str, vram: Vram | None = None) -> dict[str
         "vram": None if vram is None else _vram(vram, analysis),
         "peak": _peak(analysis),
         "operations": [asdict(op) for op in analysis.ops_by_seconds()],
-        "outliving": [asdict(leak) for leak in analysis.leaks],
+        "outliving": [_leak(leak) for leak in analysis.leaks],
     }
 
 
 def _vram(vram: Vram, analysis: Analysis) -> dict[str, Any]:
     share = analysis.peak.total_bytes / vram.nbytes
     return {"gpu": vram.gpu, "vram_bytes": vram.nbytes, "peak_share": share}
+
+
+def _leak(leak: Leak) -> dict[str, Any]:
+    return {**asdict(leak), "stack": list(leak.stack), "steps": list(leak.steps)}
 
 
 def _peak(analysis: Analysis) -> dict[str, Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import json
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from io import TextIOWrapper
 from pathlib import Path
 
 import click
@@ -68,6 +70,8 @@ def command(
     TRACE is what umem.record(), saved, or `umem run --record` has written. With a second one,
     what differs. Without --html, --png or --export the report goes to the terminal.
     """
+    if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
+        sys.stdout.reconfigure(errors="backslashreplace")
     outputs = _Outputs(png, html, export[1] if export else None)
     if len(traces) > 2:
         raise click.UsageError(f"one trace, or two to compare; got {len(traces)}")

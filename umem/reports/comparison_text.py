@@ -74,7 +74,7 @@ def _ops(comparison: Comparison, each: str, width: int) -> Iterator[Text]:
     ops = changed[:ROWS]
     yield Text()
     if not ops:
-        yield Text("The operations are the same.")
+        yield from (Text(line) for line in wrapped("The operations are the same.", width))
         return
     title = f"Operations that changed most{each}"
     if len(changed) > ROWS:

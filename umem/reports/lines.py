@@ -67,9 +67,12 @@ def clipped(text: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 2)) + ".."
 
 
-def wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Text from people and programs in lines; a word that is too long is broken."""
-    return textwrap.wrap(
-        printable(text), max(width, len(indent) + 1), initial_indent=indent,
-        subsequent_indent=indent,
-    )  # fmt: skip
+def wrapped(text: str, width: int, indent: str = "", hang: int = 0) -> list[str]:
+    """Text from people and programs in lines; a word that is too long is broken.
+
+    Every line begins with ``indent``, those after the first with ``hang`` more spaces.
+    """
+    text = printable(text)
+    wide = cell_len(text) > len(text)  # of letters that take two cells half as many fit
+    room = max(width // 2 if wide else width, len(indent) + hang + 1)
+    return textwrap.wrap(text, room, initial_indent=indent, subsequent_indent=indent + " " * hang)

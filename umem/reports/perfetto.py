@@ -60,14 +60,16 @@ def _events(analysis: Analysis, timed: bool) -> Iterator[dict[str, Any]]:
         if isinstance(event, Op):
             micros = 1e6 * (event.host_seconds or 0.0) if timed else 1.0
             highest = since + int(analysis.reading.total[since : index + 1].argmax())
-            yield _counter(curves, highest, now)
+            yield from _counter(curves, highest, now)
             yield _slice(event, index, now, micros)
             now, since = now + micros, index + 1
         elif index in steps:
             ended += 1
             yield {**_base("i", f"end of step {ended}", STEPS), "ts": now, "s": "p"}
     if since < len(analysis.trace):
-        yield _counter(curves, len(analysis.trace) - 1, now)
+        highest = since + int(analysis.reading.total[since:].argmax())
+        yield from _counter(curves, highest, now)
+        yield from _counter(curves, len(analysis.trace) - 1, now)
 
 
 def _slice(op: Op, index: int, start: float, micros: float) -> dict[str, Any]:
@@ -85,7 +87,8 @@ def _slice(op: Op, index: int, start: float, micros: float) -> dict[str, Any]:
     }
 
 
-def _counter(curves: dict[str, Curve], index: int, now: float) -> dict[str, Any]:
+def _counter(curves: dict[str, Curve], index: int, now: float) -> Iterator[dict[str, Any]]:
     """What is alive while an operation runs: the most since the one before."""
-    values = {kind: int(curve[index]) for kind, curve in curves.items()}
-    return {**_base("C", "memory", 0), "ts": now, "args": values}
+    if curves:  # a counter without a series is none
+        values = {kind: int(curve[index]) for kind, curve in curves.items()}
+        yield {**_base("C", "memory", 0), "ts": now, "args": values}

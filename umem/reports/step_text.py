@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from rich.text import Text
@@ -11,7 +12,7 @@ from rich.text import Text
 from umem.analysing import Analysis, OpTotal, Vram
 from umem.bands import thinned
 from umem.outliving import Leak
-from umem.reports.lines import Column, table, wrapped
+from umem.reports.lines import Column, clipped, table, wrapped
 from umem.tensors import Tensor
 from umem.units import format_bytes, format_seconds
 
@@ -31,11 +32,23 @@ def step_text(
         name: what the trace is called.
         width: cells of a line; none is wider.
         vram: what to compare the peak with.
-        plain: only characters of ASCII for bars and curves.
+        plain: only characters of ASCII.
     """
+    lines = _lines(analysis, name, width, vram, plain)
+    return map(partial(_ascii, width), lines) if plain else lines
+
+
+def _ascii(width: int, line: Text) -> Text:
+    text = line.plain.encode("ascii", "backslashreplace").decode()
+    return Text(clipped(text, width), style=line.style)
+
+
+def _lines(
+    analysis: Analysis, name: str, width: int, vram: Vram | None, plain: bool
+) -> Iterator[Text]:
     yield from _heading(analysis, name, width)
     if not analysis.reading.tensors:
-        yield from _text(["Nothing was allocated: there is no memory to report."])
+        yield from _text(wrapped("Nothing was allocated: there is no memory to report.", width))
         return
     yield from _peak(analysis, width, vram)
     yield from _kinds(analysis, width, plain)
@@ -80,7 +93,7 @@ def _peak(analysis: Analysis, width: int, vram: Vram | None) -> Iterator[Text]:
         where.append(f"step {peak.step + 1}")
     if peak.op is not None:
         where += [peak.op.phase, peak.op.name]
-    if peak.seconds is not None:
+    if peak.seconds:
         where.append(f"after {format_seconds(peak.seconds)}")
     sentences = [f"Peak {format_bytes(peak.total_bytes)} at {', '.join(where)}."]
     if vram is not None:
@@ -159,7 +172,7 @@ def _operations(analysis: Analysis, width: int) -> Iterator[Text]:
     if not analysis.ops:
         return
     if analysis.seconds is None:
-        yield from _section("Operations by time", width, ["The trace has no times."])
+        yield from _section("Operations by time", width, wrapped("The trace has no times.", width))
     else:
         lines = _op_table(analysis.ops_by_seconds(), analysis.seconds, width)
         yield from _section("Operations by time", width, lines)
@@ -240,7 +253,7 @@ def _leaks(analysis: Analysis, width: int) -> Iterator[Text]:
     leaks = analysis.leaks
     if not leaks:
         why = "none" if analysis.step_count > 1 else "takes two recorded steps to tell"
-        yield from _section(title, width, [why])
+        yield from _section(title, width, wrapped(why, width))
         return
     lines = [line for leak in leaks[:ROWS] for line in _leak(leak, width)]
     if len(leaks) > ROWS:

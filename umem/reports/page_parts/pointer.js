@@ -137,7 +137,8 @@ function fillTip(chart, tip, found, x, y) {
   tip.dataset.event = found.event;
   const left = x + 16 + tip.offsetWidth > chart.size.width ? x - 16 - tip.offsetWidth : x + 16;
   tip.style.left = Math.max(0, Math.min(left, chart.size.width - tip.offsetWidth)) + "px";
-  tip.style.top = Math.max(0, Math.min(y + 12, chart.size.height - tip.offsetHeight)) + "px";
+  const top = y > chart.size.height / 2 ? y - 14 - tip.offsetHeight : y + 14;
+  tip.style.top = Math.max(0, Math.min(top, chart.size.height - tip.offsetHeight)) + "px";
 }
 
 function sayFolded(chart, kind, nbytes) {

@@ -1,0 +1,365 @@
+"""A report as text, JSON, a picture and trace events: every width, every odd trace."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from strategies import traces
+
+from umem.analysing import Vram, analyse
+from umem.differences import compare
+from umem.errors import MissingDependencyError
+from umem.reports.comparison_json import comparison_json
+from umem.reports.comparison_text import comparison_text, signed
+from umem.reports.lines import Column, table, wrapped
+from umem.reports.perfetto import perfetto
+from umem.reports.step_json import step_json
+from umem.reports.step_text import step_text
+from umem.reports.timeline_picture import draw_timeline
+from umem.shown import printable
+from umem.tensors import KINDS
+from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
+from umem.units import MIB, format_bytes
+
+
+def access(tensor: int, size: int = 8) -> tuple[Access, ...]:
+    return (Access(tensor, 0, size),)
+
+
+def training(steps: int = 3, *, timed: bool = True) -> Trace:
+    """Steps whose losses are collected, with a matrix of 4 MiB."""
+    events: list[Event] = [Alloc(0, 4 * MIB, "parameter", "W", True)]
+    for n in range(1, steps + 1):
+        seconds = 0.25 if timed else None
+        events += [
+            Alloc(n, MIB, "activation", "loss", stack=("train.py:5 step", "train.py:9 main")),
+            Op("Mean", "forward", access(0), access(n), host_seconds=seconds),
+            Alloc(100 + n, 2 * MIB, "gradient", "gW"),
+            Op("MeanGrad", "backward", access(n), access(100 + n), host_seconds=seconds),
+            Op("SGD", "update", access(0) + access(100 + n), access(0), host_seconds=seconds),
+            Mark("step"),
+            Free(100 + n),
+        ]
+    return Trace(events, "numpy", {"model": "small"})
+
+
+def text_of(trace: Trace, width: int = 80, **more: Any) -> str:
+    return "\n".join(line.plain for line in step_text(analyse(trace), "t.gz", width, **more))
+
+
+# -- text --------------------------------------------------------------------------------------
+
+
+def test_the_text_says_peak_kinds_operations_and_leaks() -> None:
+    text = text_of(training())
+    assert "t.gz: 22 events, 9 operations, 3 steps, recorded on numpy" in text
+    assert "2.2 s of host time in operations, 750.0 ms a step" in text
+    # W, the losses of three steps, and the gradient of the third
+    assert "Peak 9.0 MiB at event 17 of 22, step 3, backward, MeanGrad, after 1.8 s." in text
+    assert "No later operation uses 2.0 MiB of it." in text
+    assert "saved for backward  3.0 MiB  33.3%        3" in text
+    assert "Tensors that outlive their step: 2.0 MiB (leaks?)" in text
+    assert "2.0 MiB in 2 tensors of 'loss' (saved for backward), made by Mean" in text
+    assert "    train.py:5 step" in text
+
+
+def test_alike_tensors_are_one_line() -> None:
+    lines = text_of(training()).splitlines()
+    (line,) = (line for line in lines if line.startswith("loss"))
+    assert line.split() == "loss 3 1.0 MiB 3.0 MiB saved for backward Mean, forward".split()
+
+
+def test_operations_come_by_time_and_by_memory() -> None:
+    text = text_of(training())
+    by_time, by_memory = text.index("Operations by time"), text.index("Operations by memory")
+    first = text[by_memory:].splitlines()[2]
+    assert by_time < by_memory and first.split()[:2] == ["MeanGrad", "backward"]
+    assert "6.0 MiB" in first and "33.3%" in first
+
+
+def test_without_times_and_with_workspace() -> None:
+    trace = training(timed=False)
+    events = [e._replace(workspace_bytes=MIB) if isinstance(e, Op) else e for e in trace.events]
+    text = text_of(Trace(events))
+    assert "The trace has no times." in text and "host time" not in text
+    assert "workspace" in text.split("Operations by memory")[1].splitlines()[1]
+
+
+def test_the_vram_is_compared_with_the_peak() -> None:
+    assert "That is 56.2% of the 16.0 MiB of VRAM of t4." in text_of(
+        training(), vram=Vram("t4", 16 * MIB)
+    )
+    text = text_of(training(), 200, vram=Vram("t4", MIB // 2))
+    assert "That is 18 times of the 512.0 KiB of VRAM of t4." in text
+
+
+@pytest.mark.parametrize("events", [[], [Mark("step")], [Op("F", "forward", (), ())]])
+def test_a_trace_without_tensors_says_so(events: list[Event]) -> None:
+    assert "Nothing was allocated" in text_of(Trace(events), 30).replace("\n", " ")
+
+
+def test_one_step_cannot_tell_leaks() -> None:
+    assert "takes two recorded steps to tell" in text_of(training(1))
+    assert "\nnone" in text_of(Trace([Alloc(0, 5, "input", "x", True), *[Mark("step")] * 2]))
+
+
+def test_the_curve_is_as_high_as_the_bytes() -> None:
+    events: list[Event] = []
+    for n in range(8):  # 1/8, 2/8 ... of the peak, one column each
+        events += [Alloc(n, 100, "array", "a")]
+    text = text_of(Trace(events), 80, plain=True)
+    rows = [line.split("|")[1] for line in text.split("Memory over")[1].splitlines()[1:9]]
+    assert [row.count("#") for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]
+    marks = next(line for line in text.splitlines() if line.lstrip().startswith("+"))
+    assert marks.strip() == "+-------^"
+
+
+ODD = Trace(
+    [
+        Alloc(0, 2**50, "activation", "\u6f22\u5b57\u540d" * 15, stack=("x" * 99, "a\nb")),
+        Op("\x1b[31mred\x1b[0m\n\t" * 4, "forward", (), access(0), host_seconds=1e9),
+        Op("\ud800 [bold]markup[/bold] $x_1$", "backward", access(0), (), host_seconds=0.0),
+        *[Mark("step")] * 3,
+    ]
+)  # fmt: skip
+
+
+@given(traces(max_events=40), st.integers(20, 130), st.booleans())
+@example(ODD, 40, False)
+@example(ODD, 80, True)
+@example(training(), 40, True)
+@settings(deadline=None, max_examples=40)
+def test_no_line_is_wider_than_the_terminal(trace: Trace, width: int, plain: bool) -> None:
+    analysis = analyse(trace)
+    vram = Vram("t4", 12345)
+    lines = [*step_text(analysis, "a name.umem.gz", width, vram=vram, plain=plain)]
+    lines += comparison_text(compare(analysis, analyse(training())), "a.gz", "b" * 90, width)
+    for line in lines:
+        assert cell_len(line.plain) <= width, line.plain
+        assert line.plain.isprintable()
+
+
+def test_plain_text_is_ascii() -> None:
+    assert text_of(training(), plain=True).isascii() and text_of(ODD, 60, plain=True).isascii()
+    assert not text_of(training()).isascii()
+
+
+# -- lines -------------------------------------------------------------------------------------
+
+
+def test_a_table_leaves_out_what_matters_least() -> None:
+    columns = [
+        Column("name", ["a" * 30]), Column("kept", ["1"]), Column("second", ["22"], 1),
+        Column("first", ["333"], 2),
+    ]  # fmt: skip
+    assert table(columns, 80)[0].split() == ["name", "kept", "second", "first"]
+    assert table(columns, 40)[0].split() == ["name", "kept", "second", "first"]
+    assert table(columns, 33)[0].split() == ["name", "kept", "second"]
+    assert table(columns, 26) == ["name                  kept", "a" * 18 + "..     1"]
+    assert table(columns, 10)[1] == "aa..     1"
+
+
+def test_an_empty_table_is_its_heading_and_a_long_word_is_broken() -> None:
+    assert table([Column("name", []), Column("size", [])], 80) == ["name  size"]
+    assert wrapped("x" * 25, 10) == ["x" * 10, "x" * 10, "x" * 5]
+
+
+def test_what_cannot_be_printed_is_an_escape() -> None:
+    assert printable("a\x1b[2J\nb\u202e\ud800") == "a\\x1b[2J\\nb\\u202e\\ud800"
+    assert printable("na\u00efve \u6f22\u5b57") == "na\u00efve \u6f22\u5b57"
+
+
+# -- JSON --------------------------------------------------------------------------------------
+
+
+def test_the_json_has_every_figure() -> None:
+    content = step_json(analyse(training()), "t.gz", Vram("t4", 18 * MIB))
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
+    assert content["peak"]["peak_bytes"] == 9 * MIB and content["vram"]["peak_share"] == 0.5
+    assert (content["host_seconds"], content["host_seconds_per_step"]) == (2.25, 0.75)
+    kinds = {kind["kind"]: kind["total_bytes"] for kind in content["peak"]["by_kind"]}
+    assert kinds == {
+        "parameters": 4 * MIB, "saved for backward": 3 * MIB, "gradients": 2 * MIB
+    }  # fmt: skip
+    (leak,) = content["outliving"]
+    assert leak["stack"] == ["train.py:5 step", "train.py:9 main"]
+    assert leak["steps"] == [0, 1]
+    assert content["peak"]["tensors"][0]["label"] == "W"
+    assert [point["event"] for point in content["timeline"]] == list(range(22))
+    assert max(point["live_bytes"] for point in content["timeline"]) == 9 * MIB
+
+
+def test_a_long_timeline_is_thinned_and_keeps_the_peak() -> None:
+    events: list[Event] = [Alloc(0, 5, "array", "a")]
+    for n in range(1, 4000):
+        events += [Alloc(n, 100 + (n == 2500), "array", "a"), Free(n)]
+    content = step_json(analyse(Trace(events)), "t.gz")
+    assert len(content["timeline"]) == 1000
+    assert max(point["live_bytes"] for point in content["timeline"]) == 106
+
+
+def test_a_comparison_goes_to_json_with_signs() -> None:
+    comparison = compare(analyse(training(3)), analyse(training(1)))
+    content = comparison_json(comparison, "a.gz", "b.gz")
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
+    assert content["peak_bytes"] == {"before": 9 * MIB, "after": 7 * MIB, "change": -2 * MIB}
+    assert content["by_kind"]["saved for backward"]["change"] == -2 * MIB
+    assert content["host_seconds"]["change"] == 0
+
+
+def test_a_comparison_as_text() -> None:
+    other = Trace([e for e in training(1).events if not isinstance(e, Mark)])
+    comparison = compare(analyse(training(3)), analyse(other))
+    text = "\n".join(line.plain for line in comparison_text(comparison, "a", "b", 80))
+    assert "peak               9.0 MiB   7.0 MiB  -2.0 MiB" in text
+    assert "Operations that changed most (" not in text and "Operations that changed most" in text
+    assert "Mean       forward      -2  -500.0 ms   -2.0 MiB" in text
+    same = compare(analyse(other), analyse(other))
+    text = "\n".join(line.plain for line in comparison_text(same, "a", "a", 80))
+    assert "The operations are the same." in text
+
+
+def test_signs() -> None:
+    assert [signed(n, format_bytes) for n in (-2048, 0, 3, None)] == [
+        "-2.0 KiB",
+        "0 B",
+        "+3 B",
+        "-",
+    ]
+
+
+# -- trace events ------------------------------------------------------------------------------
+
+
+def check_trace_events(content: Any) -> None:
+    """The rules of the Trace Event Format for what is used of it: the object form, complete
+    events, counters, instants and metadata."""
+    json.dumps(content, allow_nan=False)
+    assert isinstance(content["traceEvents"], list)
+    assert content["displayTimeUnit"] in ("ms", "ns")
+    ends: dict[tuple[int, int], float] = defaultdict(float)
+    for event in content["traceEvents"]:
+        assert type(event["pid"]) is int and type(event["tid"]) is int
+        assert isinstance(event["name"], str)
+        if event["ph"] == "M":
+            wanted = {"process_name": str, "thread_name": str, "thread_sort_index": int}
+            (value,) = event["args"].values()
+            assert isinstance(value, wanted[event["name"]])
+            continue
+        assert event["ts"] >= 0
+        if event["ph"] == "X":
+            track = event["pid"], event["tid"]
+            assert event["dur"] >= 0 and event["ts"] >= ends[track] - 1e-6  # slices do not cross
+            ends[track] = event["ts"] + event["dur"]
+        elif event["ph"] == "C":
+            assert event["args"] and all(type(v) in (int, float) for v in event["args"].values())
+        else:
+            assert event["ph"] == "i" and event["s"] in ("g", "p", "t")
+
+
+@given(traces(max_events=40))
+@settings(deadline=None, max_examples=40)
+def test_the_export_keeps_to_the_format(trace: Trace) -> None:
+    content = perfetto(analyse(trace), "t.gz")
+    check_trace_events(content)
+    slices = [event for event in content["traceEvents"] if event["ph"] == "X"]
+    assert [event["name"] for event in slices] == [op.name for op in trace.ops]
+    counters = [event for event in content["traceEvents"] if event["ph"] == "C"]
+    highest = max((sum(event["args"].values()) for event in counters), default=0)
+    assert highest == trace.peak_bytes
+
+
+def test_slices_lie_on_the_tracks_of_their_phases_at_host_time() -> None:
+    events = perfetto(analyse(training()), "t.gz")["traceEvents"]
+    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    slices = [e for e in events if e["ph"] == "X"]
+    assert [tracks[e["tid"]] for e in slices[:3]] == ["forward", "backward", "update"]
+    assert [(e["ts"], e["dur"]) for e in slices[:3]] == [
+        (0, 250_000), (250_000, 250_000), (500_000, 250_000)
+    ]  # fmt: skip
+    marks = [e for e in events if e["ph"] == "i"]
+    assert [(e["name"], e["ts"]) for e in marks] == [
+        (f"end of step {n}", 750_000 * n) for n in (1, 2, 3)
+    ]
+
+
+def test_the_counter_is_by_kind() -> None:
+    events = perfetto(analyse(training(1)), "t.gz")["traceEvents"]
+    counters = [(e["ts"], e["args"]) for e in events if e["ph"] == "C"]
+    kinds = {"parameters": 4 * MIB, "saved for backward": MIB, "gradients": 0}
+    assert counters[0] == (0, kinds)
+    assert counters[1] == (250_000, {**kinds, "gradients": 2 * MIB})
+    assert counters[-1] == (750_000, kinds)
+
+
+def test_without_times_the_clock_counts_operations_and_says_so() -> None:
+    content = perfetto(analyse(training(timed=False)), "t.gz")
+    names = [e["args"]["name"] for e in content["traceEvents"] if e["name"] == "process_name"]
+    assert names == ["umem: t.gz (sequence clock, not time)"]
+    assert content["otherData"]["clock"].startswith("sequence")
+    slices = [e for e in content["traceEvents"] if e["ph"] == "X"]
+    assert [(e["ts"], e["dur"]) for e in slices] == [(n, 1) for n in range(9)]
+
+
+# -- the picture -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [training(), training(timed=False), ODD, Trace([]), Trace([Mark("step")]),
+     Trace([Op("F", "array", (), (), workspace_bytes=5)]), Trace([Alloc(0, 0, "array", "a")])],
+)  # fmt: skip
+@pytest.mark.parametrize("vram", [None, Vram("$t4_", 12 * MIB), Vram("t4", 2**40)])
+def test_a_picture_is_drawn_of_any_trace(tmp_path: Path, trace: Trace, vram: Vram | None) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "picture"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw_timeline(analyse(trace), "\u6f22 $name_{1}$ [x]", path, vram)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_has_the_peak_and_every_kind(tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+    seen: dict[str, Any] = {}
+    original = figure.Figure.savefig
+
+    def savefig(self: Any, *args: Any, **more: Any) -> None:
+        seen["figure"] = self
+        original(self, *args, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figure.Figure, "savefig", savefig)
+        draw_timeline(analyse(training()), "t.gz", tmp_path / "p.png", Vram("t4", 12 * MIB))
+    panel = seen["figure"].axes[0]
+    (point,) = [line for line in panel.lines if line.get_marker() == "o"]
+    assert (list(point.get_xdata()), list(point.get_ydata())) == ([17], [9.0])
+    assert len(panel.collections) == 3  # parameters, saved, gradients
+    assert {text.get_text() for text in panel.texts} == {"peak 9.0 MiB", "VRAM of t4"}
+    assert panel.get_ylim()[1] > 12
+
+
+def test_without_matplotlib_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingDependencyError, match=r'pip install "umem\[plot\]"'):
+        draw_timeline(analyse(training()), "x", tmp_path / "x.png")
+
+
+def test_page_and_picture_have_the_same_colours() -> None:
+    from umem.reports.step_page import PARTS
+    from umem.reports.timeline_picture import COLORS
+
+    style = (PARTS / "style.css").read_text().split("@media")[0]
+    for number, kind in enumerate(KINDS):
+        assert f"--k{number}: {COLORS[kind]};" in style
