@@ -1,7 +1,9 @@
 """What does watching a step cost?
 
-Conditions, interleaved step by step in one process: ``off`` (umem.chainer imported, nothing
-active), ``record`` (a recorder), ``live`` (a recorder and a live virtual GPU). A second process
+Conditions, interleaved step by step in one process, each time in another order: ``off``
+(umem.chainer imported, nothing active), ``record`` (a recorder), ``stacks`` (one that keeps
+stacks; at most 10% more than ``record``), ``watch`` (one that only counts, as `umem run --watch`
+and MemoryReport), ``live`` (a recorder and a live virtual GPU). A second process
 imports Chainer through the compatibility layer only and takes part in the interleaving as
 ``bare``, so that ``off`` can be compared with a program that knows umem's mends and nothing else.
 
@@ -12,11 +14,13 @@ channels, 32x32 pixels) and a 200-step LSTM of small operations.
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import common
@@ -101,6 +105,29 @@ def worker(workload: str) -> None:
         print(step(), flush=True)
 
 
+STACKS_LIMIT = 1.10
+
+
+def conditions() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
+    """What is on in each of the conditions of this process."""
+    import umem
+    from umem.recorder import Recorder
+    from umem.tally import Tally
+
+    @contextmanager
+    def live() -> Any:
+        with umem.virtual_gpu("v100-16gb", vram="64MiB"), umem.managed():
+            yield
+
+    return {
+        "off": nullcontext,
+        "record": umem.record,
+        "stacks": lambda: umem.record(stacks=True),
+        "watch": lambda: Recorder(Tally().on_event, keep=False),
+        "live": live,
+    }
+
+
 def measure(workload: str, repeats: int) -> dict[str, Any]:
     import umem
     import umem.chainer
@@ -114,7 +141,9 @@ def measure(workload: str, repeats: int) -> dict[str, Any]:
     command = [sys.executable, __file__, "--worker", workload]
     bare = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert bare.stdin is not None and bare.stdout is not None
-    seconds: dict[str, list[float]] = {"bare": [], "off": [], "record": [], "live": []}
+    on = conditions()
+    seconds: dict[str, list[float]] = {name: [] for name in ("bare", *on)}
+    chance = random.Random(0)
     with ExitStack() as stack:
         stack.callback(bare.wait)
         stack.callback(bare.stdin.close)
@@ -122,11 +151,9 @@ def measure(workload: str, repeats: int) -> dict[str, Any]:
             bare.stdin.write("\n")
             bare.stdin.flush()
             seconds["bare"].append(float(bare.stdout.readline()))
-            seconds["off"].append(step())
-            with umem.record():
-                seconds["record"].append(step())
-            with umem.virtual_gpu("v100-16gb", vram="64MiB"), umem.managed():
-                seconds["live"].append(step())
+            for name in chance.sample(list(on), len(on)):
+                with on[name]():
+                    seconds[name].append(step())
     off = statistics.median(seconds["off"])
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     ratios = {
@@ -140,8 +167,11 @@ def measure(workload: str, repeats: int) -> dict[str, Any]:
         "off_seconds": off,
         "ratio_to_off": ratios,
         "added_us_per_op": {
-            name: 1e6 * (medians[name] - off) / op_count for name in ("record", "live")
+            name: 1e6 * (medians[name] - off) / op_count for name in on if name != "off"
         },
+        "stacks_of_record": statistics.median(
+            [a / b for a, b in zip(seconds["stacks"], seconds["record"], strict=True)]
+        ),
         "seconds": seconds,
     }
 
@@ -170,11 +200,14 @@ def main() -> None:
 
 
 def describe(row: dict[str, Any]) -> str:
-    ratios, added = row["ratio_to_off"], row["added_us_per_op"]
+    ratios, added, stacks = row["ratio_to_off"], row["added_us_per_op"], row["stacks_of_record"]
+    verdict = "met" if stacks <= STACKS_LIMIT else "missed"
     return (
         f"{row['workload']:<9}{row['op_count']:5d} operations, "
         f"median {1e3 * row['median_op_seconds']:.3f} ms; off {1 / ratios['bare']:.3f} of bare; "
         f"record {ratios['record']:.3f} of off ({added['record']:+.1f} us an operation); "
+        f"stacks {stacks:.3f} of record (limit {STACKS_LIMIT}: {verdict}); "
+        f"watch {ratios['watch']:.3f} of off ({added['watch']:+.1f} us); "
         f"live {ratios['live']:.3f} ({added['live']:+.1f} us)"
     )
 
