@@ -1,0 +1,56 @@
+"""bench/report.py runs, and measures what the views write."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    find_spec("chainer") is None or find_spec("matplotlib") is None,
+    reason="no Chainer, or no matplotlib",
+)
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "report.py"), *args],
+        capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+
+
+def test_the_bench_runs_every_view(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    done = run("--quick", "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(path.read_text())
+    assert report["bench"] == "report" and report["simulated"] is False
+    rows = {row["view"]: row for row in report["rows"]}
+    assert set(rows) == {"text", "json", "page", "picture", "perfetto", "comparison"}
+    for row in rows.values():
+        assert row["event_count"] == 2000 and row["passed"] is None  # not of the target's length
+        assert 0 < row["processor_seconds"] < 60 and row["output_bytes"] > 100
+    assert rows["page"]["output_bytes"] < rows["perfetto"]["output_bytes"]
+
+
+def test_nonsense_gets_a_clear_error() -> None:
+    done = run("--events", "0")
+    assert done.returncode != 0 and "Error" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_results_keep_to_the_targets() -> None:
+    report = json.loads((ROOT / "bench" / "results" / "report.json").read_text())
+    judged = [row for row in report["rows"] if row["passed"] is not None]
+    assert len(judged) == 10
+    for row in judged:
+        assert row["event_count"] == 100_000
+        assert row["processor_seconds"] <= 3
+        assert row["view"] != "page" or row["output_bytes"] < 5_000_000
