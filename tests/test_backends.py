@@ -323,6 +323,7 @@ def test_a_corrected_trace_holds_together_and_others_are_left_alone(trace: Trace
     for event in found.events:
         checker.check(event)
     assert found.peak_bytes <= Trace(renamed).peak_bytes
+    assert on_gpu(found) is found  # never twice
     for backend in ("cupy", "model"):
         other = Trace(trace.events, backend)
         assert on_gpu(other) is other

@@ -27,6 +27,9 @@ CORRECT: tuple[Correct, ...] = ("auto", "cudnn", "off")
 CUDNN_LIMIT_BYTES = 8 * MIB
 """Chainer's default, ``chainer.backends.cuda.set_max_workspace_size``."""
 
+_DONE = "corrected"
+"""What the meta of a corrected trace has."""
+
 Rule = Callable[[Op, int], int]
 """From an operation and the workspace that NumPy needed, the workspace on a GPU."""
 
@@ -109,17 +112,18 @@ def on_gpu(trace: Trace, correct: Correct = "auto") -> Trace:
     """The trace as the same step on CuPy would leave it; itself where nothing is to correct.
 
     Args:
-        trace: traces of other backends than NumPy are as they are.
+        trace: one of another backend than NumPy, or that was corrected before, is as it is.
         correct: ``"auto"`` for CuPy without cuDNN (CuPy 14 has none), ``"cudnn"`` for
             convolutions within cuDNN's default limit, ``"off"``.
 
     Workspace is corrected where it was measured. Cost: one pass over the events.
     """
-    if correct == "off" or trace.backend != "numpy":
+    if correct == "off" or trace.backend != "numpy" or _DONE in trace.meta:
         return trace
     more = WITH_CUDNN if correct == "cudnn" else WITHOUT_CUDNN
     rules = {name: each.rule for each in (*CORRECTIONS, *more) for name in each.ops}
-    return Trace(_corrected(trace.events, rules), trace.backend, trace.meta)
+    meta = {**trace.meta, _DONE: correct}
+    return Trace(_corrected(trace.events, rules), trace.backend, meta)
 
 
 def _corrected(events: list[Event], rules: Mapping[str, Rule]) -> list[Event]:

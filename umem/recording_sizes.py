@@ -25,7 +25,8 @@ def record_at(step: Callable[[int], Any], sizes: Sequence[int] = (4, 8)) -> Trac
     Args:
         step: makes its input for a size and runs one training step on it, an update included.
         sizes: two, or three where the third is to check the fit, or to fit squares
-            (``degree=2``). All of them small: figures of larger ones are computed.
+            (``degree=2``). Small ones will do, as long as most arrays have some 10,000 elements:
+            below that, NumPy's buffers show in the workspace.
 
     Raises:
         SizeError: a size that is not a whole number of at least 1. ScalingError: fewer than two,

@@ -65,8 +65,10 @@ def check_sizes(sizes: Sequence[int]) -> None:
     Raises:
         ScalingError, SizeError: see `join`.
     """
-    if isinstance(sizes, (int, str)) or len(sizes) < 2:
-        raise ScalingError(f"a step is scaled from two sizes at least, such as (4, 8); got {sizes}")
+    if not isinstance(sizes, (list, tuple)) or len(sizes) < 2:
+        raise ScalingError(
+            f"a step is scaled from two sizes at least, such as (4, 8); got {sizes!r}"
+        )
     for size in sizes:
         check_size(size)
     if len(set(sizes)) < len(sizes):

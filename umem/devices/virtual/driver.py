@@ -28,6 +28,8 @@ from umem.errors import HintError, OutOfMemoryError, SizeError
 from umem.units import format_bytes
 
 SMALL_BYTES = BLOCK_BYTES // 2
+ADDRESS_LIMIT_BYTES = 8 << 40
+"""More than hosts have: where the model ends, so that its tables do not outgrow this machine."""
 
 
 class BlockNumbers:
@@ -39,10 +41,12 @@ class BlockNumbers:
         self._holes: dict[int, list[int]] = {}
 
     def take(self, count: int) -> int:
-        """The first number of a run of ``count``."""
+        """The first number of a run of ``count``, or OutOfMemoryError where the model ends."""
         holes = self._holes.get(count)
         if holes:
             return holes.pop()
+        if (self._next + count) * BLOCK_BYTES > ADDRESS_LIMIT_BYTES:
+            raise OutOfMemoryError(f"no {count} blocks of address space left")
         first, self._next = self._next, self._next + count
         self._on_growth(self._next)
         return first

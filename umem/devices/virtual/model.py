@@ -14,6 +14,7 @@ from umem.devices.base import BLOCK_BYTES, Policy, Span
 from umem.devices.specs import Costs, GpuSpec
 from umem.devices.virtual.clock import Clock
 from umem.devices.virtual.driver import (
+    ADDRESS_LIMIT_BYTES,
     Driver,
     advice_flag,
     covered,
@@ -219,13 +220,7 @@ class Model:
                 "is not needed."
             ) from None
         except OutOfMemoryError:
-            used = format_bytes(self.driver.pinned_count * BLOCK_BYTES)
-            vram = format_bytes(self.spec.usable_bytes)
-            raise OutOfMemoryError(
-                f"needs {format_bytes(nbytes)} for {what}; {used} of {vram} of VRAM in use "
-                f"(simulated {self.spec.title}). "
-                "Run the block under umem.managed() or umem.hybrid()."
-            ) from None
+            raise OutOfMemoryError(self._no_room(nbytes, what, policy)) from None
         counters = self.counters
         counters.reserved_peak_bytes = max(counters.reserved_peak_bytes, self.driver.reserved_bytes)
         tensor = Placed(pool, span, nbytes, pool is not self.driver.unmanaged)
@@ -234,6 +229,20 @@ class Model:
             counters.moves.add(moves)
             self._move(moves)
         return tensor
+
+    def _no_room(self, nbytes: int, what: str, policy: Policy) -> str:
+        if policy.mode == "unmanaged":
+            used = format_bytes(self.driver.pinned_count * BLOCK_BYTES)
+            where = f"{used} of {format_bytes(self.spec.usable_bytes)} of VRAM in use"
+            way_out = "Run the block under umem.managed() or umem.hybrid()."
+        else:
+            used = format_bytes(self.driver.reserved_bytes)
+            where = f"{used} in use, and no host has more than {format_bytes(ADDRESS_LIMIT_BYTES)}"
+            way_out = "Run a smaller step."
+        return (
+            f"needs {format_bytes(nbytes)} for {what}; {where} (simulated {self.spec.title}). "
+            f"{way_out}"
+        )
 
     def _on_moves(self, moves: Moves) -> None:
         """cudaMalloc pushed managed blocks out, or blocks were given back."""

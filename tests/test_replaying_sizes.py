@@ -1,4 +1,4 @@
-"""The band of a replay holds its seconds, costs little, and comes from the stated ranges."""
+"""Replays at any size, and the band around their seconds, which comes from the stated ranges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from strategies import traces
 import umem
 from umem.devices.base import BLOCK_BYTES as BLOCK
 from umem.devices.specs import COSTS, RANGES, Costs, extremes
+from umem.errors import SizeError, UnknownGpuError
 from umem.events import Access, Alloc, Event, Op
+from umem.scaling import join
 from umem.trace import Trace
 
 US = 1e-6
@@ -80,3 +82,55 @@ def test_a_step_that_computes_and_one_that_faults_have_bands_of_their_own() -> N
     copies = 2 * BLOCK / 12e9
     expected = (copies + 300 * US) / (copies + 137 * US)
     assert faults.seconds_high / faults.seconds_low == pytest.approx(expected, rel=0.02)
+
+
+# -- sizes -------------------------------------------------------------------------------------
+
+
+def at_two_sizes(nbytes: int) -> Trace:
+    """A step of one tensor with so many bytes for each of its samples."""
+
+    def step(size: int) -> Trace:
+        tensor = Alloc(0, nbytes * size, "activation", "f")
+        return Trace([tensor, Op("f", "forward", (), (Access(0, 0, nbytes * size),))])
+
+    return join([step(4), step(8)], (4, 8))
+
+
+def test_a_replay_at_a_size_is_the_replay_of_the_trace_at_that_size() -> None:
+    trace = at_two_sizes(BLOCK)
+    found = umem.replay(trace, "t4", vram=8 * BLOCK, size=32)
+    assert found.size == 32
+    assert replace(found, size=None) == umem.replay(trace.at(32), "t4", vram=8 * BLOCK)
+    assert found.peak_bytes == 32 * BLOCK
+    assert found.resident_peak_bytes == 8 * BLOCK
+    assert found.factor == 4
+    assert umem.replay(trace, "t4").peak_bytes == 8 * BLOCK  # as recorded, at the largest size
+
+
+@pytest.mark.parametrize("mode", ["managed", "hybrid"])
+def test_a_size_that_no_host_has_room_for_is_a_result_that_says_so(mode: Any) -> None:
+    found = umem.replay(at_two_sizes(1 << 20), "t4", mode, size=10**9)
+    assert not found.fits
+    assert found.reason is not None
+    assert "needs 953.7 TiB for 'f' activation" in found.reason
+    assert "no host has more than 8.0 TiB (simulated T4)" in found.reason
+    assert "managed()" not in found.reason
+    assert found.because == "'f' outputs are 100% of the peak"
+
+
+def test_a_size_of_a_terabyte_is_replayed() -> None:
+    found = umem.replay(at_two_sizes(1000), "t4", size=10**9)
+    assert found.fits
+    assert found.peak_bytes == 10**12
+
+
+@pytest.mark.parametrize("size", [0, -4, True, 2.5, "8"])
+def test_what_is_no_size_is_refused_before_anything_is_replayed(size: Any) -> None:
+    with pytest.raises(SizeError, match="whole number of at least 1"):
+        umem.replay(at_two_sizes(10), "t4", size=size)
+
+
+def test_a_gpu_that_does_not_exist_is_refused_with_a_size_too() -> None:
+    with pytest.raises(UnknownGpuError, match="did you mean t4"):
+        umem.replay(at_two_sizes(10), "tt4", size=8)
