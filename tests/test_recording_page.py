@@ -1,0 +1,53 @@
+"""docs/recording.md: its code runs, and what it says of the command line exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import umem
+from umem.cli import main
+from umem.keeping import CALIBRATION_LIMIT, EVENT_LIMIT
+from umem.stacks import USER_DEPTH
+
+pytest.importorskip("umem.chainer")
+ROOT = Path(umem.__file__).parent.parent
+PAGE = (ROOT / "docs/recording.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```\n", PAGE, re.DOTALL)
+
+
+def run(folder: Path, code: str) -> str:
+    (folder / "train.py").write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=True,
+        env={"PYTHONPATH": str(ROOT)}, timeout=120,
+    )  # fmt: skip
+    assert done.stderr == ""
+    return done.stdout.replace(f"{folder}/", "")
+
+
+def test_the_block_prints_what_the_page_says(tmp_path: Path) -> None:
+    said = re.search(r"```python\n.*?```\n\n```\n(.*?)```", PAGE, re.DOTALL)
+    assert said is not None
+    assert run(tmp_path, BLOCKS[0]) == said[1]
+
+
+def test_the_trainer_prints_its_log(tmp_path: Path) -> None:
+    *rows, last = run(tmp_path, BLOCKS[1]).replace("\x1b[J", "").splitlines()
+    assert rows[0].split() == ["epoch", "memory/peak_MiB", "time/whole_run_h"]
+    assert [row.split()[0] for row in rows[1:]] == ["1", "2", "3"]
+    assert last == f"{2 * 4 * (100 * 10 + 10) / 1024:.1f} KiB of optimizer state"
+    assert len(BLOCKS) == 2
+
+
+def test_the_options_and_figures_of_the_page_are_the_programs() -> None:
+    text = CliRunner().invoke(main, ["run", "--help"]).output
+    named = set(re.findall(r"`(--[a-z-]+)", PAGE))
+    assert named >= {"--steps", "--stacks", "--no-workspace", "--stop", "--force"}
+    assert all(option in text for option in named)
+    assert (EVENT_LIMIT, CALIBRATION_LIMIT, USER_DEPTH) == (1_000_000, 4, 5)
