@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from umem.events import Alloc, Event, Free
+from umem.events import Alloc, Event, Free, Mark
 from umem.trace import Trace
 
 
@@ -10,7 +10,8 @@ def tail(trace: Trace, start: int) -> Trace:
     """The trace from event ``start`` on, in which a step is seen with all that it found.
 
     What is alive at ``start`` is uploaded first, in the order in which it was allocated, so that
-    optimizer state and gradients of the step before count from the first operation.
+    optimizer state and gradients of the step before count from the first operation. Then comes
+    the mark ``"start"``: to upload them takes no time of the step's.
     """
     alive: dict[int, Alloc] = {}
     for event in trace.events[:start]:
@@ -18,5 +19,5 @@ def tail(trace: Trace, start: int) -> Trace:
             alive[event.tensor] = event._replace(uploaded=True)
         elif isinstance(event, Free):
             del alive[event.tensor]
-    events: list[Event] = [*alive.values(), *trace.events[start:]]
+    events: list[Event] = [*alive.values(), Mark("start"), *trace.events[start:]]
     return Trace(events, trace.backend, trace.meta)

@@ -81,7 +81,11 @@ class Hint(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A place in the trace with a name; ``"step"`` is the end of an optimizer's update."""
+    """A place in the trace with a name.
+
+    ``"step"`` is the end of an optimizer's update. ``"start"``, before the first operation, is
+    where the clock of a replay starts: what was uploaded before is there already.
+    """
 
     label: str
 

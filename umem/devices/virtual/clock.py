@@ -22,11 +22,7 @@ class Clock:
 
     def __init__(self, spec: GpuSpec, costs: Costs) -> None:
         self._spec, self._costs = spec, costs
-        self.host_seconds = 0.0
-        self.device_seconds = 0.0
-        self.link_seconds = 0.0
-        self.compute_seconds = 0.0
-        self.stall_seconds = 0.0
+        self.restart()
         self._flop_rate = costs.compute_efficiency * spec.fp32_rate
         self._byte_rate = costs.memory_efficiency * spec.memory_bandwidth
         self._block_in = _seconds(BLOCK_BYTES, spec.host_in_bandwidth)
@@ -37,6 +33,14 @@ class Clock:
             "backward": costs.launch + costs.python_backward,
             "update": costs.launch + costs.python_update,
         }
+
+    def restart(self) -> None:
+        """Begin at zero, with host, GPU and link idle."""
+        self.host_seconds = 0.0
+        self.device_seconds = 0.0
+        self.link_seconds = 0.0
+        self.compute_seconds = 0.0
+        self.stall_seconds = 0.0
 
     @property
     def seconds(self) -> float:

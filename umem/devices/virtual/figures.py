@@ -62,6 +62,13 @@ class Counters:
     _stride: int = 1
     _skipped: int = 0
 
+    def restart(self) -> None:
+        """Count from here; what is held stays held, and what it took at most."""
+        self.moves = Moves()
+        self.fault_count = self.remote_bytes = self.uploaded_bytes = 0
+        self.step_ends.clear()
+        self.timeline.clear()
+
     def hold(self, nbytes: int, extra: int = 0) -> None:
         """Tensors hold ``nbytes`` more, and a workspace of ``extra`` for a moment."""
         self.live_bytes += nbytes

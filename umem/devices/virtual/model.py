@@ -80,6 +80,7 @@ class Model:
         self.counters = Counters()
         self._policy = policy
         self._uses_host_times = backend == "cupy"
+        self._has_run = False
         self._pending: list[tuple[int, int, tuple[float, ...]]] = []
 
     @property
@@ -102,9 +103,17 @@ class Model:
                 self._on_free(event)
             elif isinstance(event, Hint):
                 self._on_hint(event)
-            elif isinstance(event, Mark) and event.label == "step":
-                self.counters.step_ends.append(self.clock.seconds)
+            elif isinstance(event, Mark):
+                self._on_mark(event)
             self.counters.sample(self.clock.seconds, self.driver.resident_count)
+
+    def _on_mark(self, mark: Mark) -> None:
+        if mark.label == "step":
+            self.counters.step_ends.append(self.clock.seconds)
+        elif mark.label == "start" and not self._has_run:
+            for clock in self.clocks:
+                clock.restart()
+            self.counters.restart()
 
     def _on_alloc(self, event: Alloc) -> None:
         if event.nbytes == 0:
@@ -133,6 +142,7 @@ class Model:
             tensor.pool.free(tensor.span)
 
     def _on_op(self, op: Op) -> None:
+        self._has_run = True
         workspace = None
         if op.workspace_bytes:
             workspace = self._malloc(op.workspace_bytes, f"{op.name!r} workspace")
