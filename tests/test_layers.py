@@ -27,7 +27,7 @@ LEVELS = {
     "counters": 3, "tracking": 3,
     "shown": 0, "tensors": 4, "outliving": 4, "analysing": 4, "bands": 4, "summarising": 4,
     "differences": 4,
-    "order": 2, "lookahead_moves": 3, "techniques": 4, "choosing": 4,
+    "order": 2, "lookahead_moves": 3, "stepping": 4, "techniques": 4, "choosing": 4,
     "replaying": 4, "comparing": 4, "": 4,
     "chainer": 5, "reports": 5,
     "cli": 6, "__main__": 7,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
 
 from umem.devices.specs import GPUS, GpuSpec, gpu_spec
 from umem.errors import BudgetError, GraphError, StateError
 from umem.limits import Size
-from umem.replaying import Replay, replay
+from umem.stepping import settled_step
 from umem.techniques.registry import TECHNIQUES
-from umem.techniques.settled import before_last_step
 from umem.techniques.subject import Subject
 from umem.techniques.technique import Prepared, Technique
 from umem.trace import Trace
@@ -155,7 +154,7 @@ def choose_each(
     specs = [gpu_spec(gpu) for gpu in (GPUS if gpus is None else gpus)]
     subject = _subject(trace, size)
     found = [_choose(subject, spec, size) for spec in specs]
-    return tuple(sorted(found, key=lambda choice: _seconds(choice.best)))
+    return tuple(sorted(found, key=lambda choice: _as_shown(choice.best)))
 
 
 def _subject(trace: Trace, size: int | None) -> Subject:
@@ -164,7 +163,7 @@ def _subject(trace: Trace, size: int | None) -> Subject:
 
 def _choose(subject: Subject, gpu: GpuSpec, size: int | None) -> Choice:
     tried = [_try(technique, subject, gpu) for technique in TECHNIQUES]
-    fit = sorted((option for option in tried if option.fits), key=_seconds)
+    fit = sorted((option for option in tried if option.fits), key=_as_shown)
     return Choice(
         gpu=gpu.name,
         title=gpu.title,
@@ -175,8 +174,9 @@ def _choose(subject: Subject, gpu: GpuSpec, size: int | None) -> Choice:
     )
 
 
-def _seconds(option: Option | None) -> float:
-    return inf if option is None or option.seconds is None else option.seconds
+def _as_shown(option: Option | None) -> float:
+    """A step's time to three digits: below that, what is less to do goes first."""
+    return inf if option is None or option.seconds is None else float(f"{option.seconds:.2e}")
 
 
 def _try(technique: Technique, subject: Subject, gpu: GpuSpec) -> Option:
@@ -184,45 +184,30 @@ def _try(technique: Technique, subject: Subject, gpu: GpuSpec) -> Option:
         prepared = technique.prepare(subject, gpu)
     except (BudgetError, GraphError, StateError) as error:  # it has nothing to offer
         return Option(technique.name, technique.exact, None, False, str(error))
-    whole = _replay(prepared, prepared.trace, gpu)
-    if not whole.fits:
+    step = settled_step(prepared.trace, gpu, prepared.mode, prefetch=prepared.prefetch)
+    option = Option(technique.name, technique.exact, prepared.line, step.fits)
+    if not step.fits:
         peak = prepared.trace.peak_bytes
-        return Option(
-            technique.name, technique.exact, prepared.line, False, _why_not(whole, peak, gpu),
-            peak_bytes=peak,
-        )  # fmt: skip
-    before = _replay(prepared, before_last_step(prepared.trace), gpu)
-    low = whole.seconds_low - before.seconds_low
-    high = whole.seconds_high - before.seconds_high
-    return Option(
-        name=technique.name,
-        exact=technique.exact,
-        line=prepared.line,
-        fits=True,
-        seconds=whole.seconds - before.seconds,
-        seconds_low=low,
-        seconds_high=high,
-        peak_bytes=whole.peak_bytes,
-        resident_peak_bytes=whole.resident_peak_bytes,
-        moved_bytes=_moved_bytes(whole) - _moved_bytes(before),
+        reason = _why_not(str(step.reason), prepared, peak, gpu)
+        return replace(option, reason=reason, peak_bytes=peak)
+    return replace(
+        option,
+        seconds=step.seconds,
+        seconds_low=step.seconds_low,
+        seconds_high=step.seconds_high,
+        peak_bytes=step.peak_bytes,
+        resident_peak_bytes=step.resident_peak_bytes,
+        moved_bytes=step.moved_bytes,
     )
 
 
-def _replay(prepared: Prepared, trace: Trace, gpu: GpuSpec) -> Replay:
-    return replay(trace, gpu, prepared.mode, prefetch=prepared.prefetch)
-
-
-def _moved_bytes(replay: Replay) -> int:
-    return replay.migrated_bytes + replay.figures.remote_bytes
-
-
-def _why_not(replay: Replay, peak_bytes: int, gpu: GpuSpec) -> str:
+def _why_not(reason: str, prepared: Prepared, peak_bytes: int, gpu: GpuSpec) -> str:
     vram = format_bytes(gpu.usable_bytes)
-    if gpu.host_in_bandwidth is None and replay.mode != "unmanaged":
-        return str(replay.reason)
+    if prepared.mode != "unmanaged":
+        return reason
     if peak_bytes > gpu.usable_bytes:
         return f"it needs {format_bytes(peak_bytes)}, and {vram} of VRAM are usable"
     return (
         f"its tensors need {format_bytes(peak_bytes)} of {vram} of VRAM, and the pool's free "
-        f"pieces are too small: {replay.reason}"
+        f"pieces are too small: {reason.partition(';')[0]}"
     )

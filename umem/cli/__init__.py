@@ -8,7 +8,7 @@ import click
 
 from umem import __version__
 
-COMMANDS = ("compat", "demo", "doctor", "report", "run")
+COMMANDS = ("choose", "compat", "demo", "doctor", "report", "run")
 
 
 class _Lazy(click.Group):

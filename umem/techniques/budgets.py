@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, StateError
-from umem.replaying import replay
+from umem.stepping import settled_step
 from umem.techniques.lookahead import DEPTH, lookahead
 from umem.techniques.subject import Subject
 from umem.techniques.technique import Prepared
@@ -30,7 +30,7 @@ def prepare_lookahead(subject: Subject, gpu: GpuSpec, budget: str) -> Prepared:
     """The same in managed memory, moved before it is used."""
     line = (
         f'with umem.managed(), umem.chainer.Recompute("{budget}"), '
-        f"umem.chainer.LookaheadPrefetch(depth={DEPTH}):"
+        f"umem.chainer.LookaheadPrefetch({DEPTH}):"
     )
     return lookahead(_under(subject, budget), gpu, line)
 
@@ -43,11 +43,14 @@ def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
     """
     if _fits(subject.trace, gpu):
         raise StateError("the step fits with everything kept")
+    room = f"{format_bytes(gpu.usable_bytes)} of VRAM are usable"
     low, high = subject.least_bytes, min(gpu.usable_bytes, subject.keep_all_bytes)
-    if low > high or not _fits(subject.under(low), gpu):
+    if low > high:
+        raise BudgetError(f"the least that recomputation needs is {format_bytes(low)}, and {room}")
+    if not _fits(subject.under(low), gpu):
         raise BudgetError(
-            f"the least that recomputation can do is {format_bytes(low)}, and "
-            f"{format_bytes(gpu.usable_bytes)} of VRAM are usable"
+            f"with the least that recomputation needs, {format_bytes(low)}, the pool finds no "
+            f"free piece that is large enough, and {room}"
         )
     budget = _largest(subject, gpu, -(-low // MIB), high // MIB)
     trace = subject.under(max(low, budget * MIB))
@@ -70,7 +73,7 @@ def _largest(subject: Subject, gpu: GpuSpec, low: int, high: int) -> int:
 
 
 def _fits(trace: Trace, gpu: GpuSpec) -> bool:
-    return replay(trace, gpu, "unmanaged").fits
+    return settled_step(trace, gpu, "unmanaged").fits
 
 
 def _under(subject: Subject, budget: str) -> Trace:

@@ -8,14 +8,14 @@ from umem.devices.specs import GpuSpec
 from umem.errors import StateError
 from umem.lookahead_moves import NOTHING, ROOM, Moves, plan_moves
 from umem.order import Iteration, Order
-from umem.replaying import replay
+from umem.stepping import settled_step
 from umem.techniques.subject import Subject
 from umem.techniques.technique import Prepared
 from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
 from umem.units import format_bytes
 
 DEPTH = 2
-LINE = f"with umem.managed(), umem.chainer.LookaheadPrefetch(depth={DEPTH}):"
+LINE = f"with umem.managed(), umem.chainer.LookaheadPrefetch({DEPTH}):"
 
 
 def prepare(subject: Subject, gpu: GpuSpec) -> Prepared:
@@ -29,7 +29,7 @@ def lookahead(trace: Trace, gpu: GpuSpec, line: str) -> Prepared:
     Raises:
         StateError: it has nothing to do.
     """
-    reserved = replay(trace, gpu, "managed").figures.reserved_peak_bytes
+    reserved = settled_step(trace, gpu, "managed").reserved_peak_bytes
     if reserved <= gpu.usable_bytes:
         raise StateError(
             f"it moves nothing: {format_bytes(reserved)} are reserved, and all of that has room "

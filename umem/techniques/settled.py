@@ -39,12 +39,6 @@ def settled(trace: Trace, step_count: int = 2) -> Trace:
     return Trace(events, trace.backend, trace.meta)
 
 
-def before_last_step(trace: Trace) -> Trace:
-    """The trace without its last step."""
-    ends = [index + 1 for index, event in enumerate(trace.events) if event == STEP]
-    return Trace(trace.events[: ends[-2]], trace.backend, trace.meta)
-
-
 class _Again:
     """A step, on and on.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from umem.backends import on_gpu
 from umem.errors import BudgetError
 from umem.planner import plan
 from umem.techniques.recompute import rewrite
@@ -12,8 +13,8 @@ from umem.techniques.tape import Tape, tape_of
 from umem.trace import Trace
 from umem.units import format_bytes
 
-STEPS = 2
-"""The first step makes what the second finds."""
+STEPS = 3
+"""The first makes what the next ones find; where blocks move, those take turns."""
 
 
 class Subject:
@@ -26,7 +27,7 @@ class Subject:
     """
 
     def __init__(self, trace: Trace) -> None:
-        self.trace = settled(trace, STEPS)
+        self.trace = settled(on_gpu(trace), STEPS)
         self._under: dict[int, Trace] = {}
 
     @cached_property

@@ -1,0 +1,321 @@
+"""Techniques on traces: steps that are repeated, lookahead's hints, and code that runs."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+import umem
+from umem.devices.specs import gpu_spec
+from umem.errors import BudgetError, GraphError, StateError, TraceError
+from umem.planner import plan, simulate
+from umem.techniques import budgets
+from umem.techniques.lookahead import with_moves
+from umem.techniques.registry import TECHNIQUES
+from umem.techniques.settled import settled
+from umem.techniques.subject import Subject
+from umem.techniques.tape import tape_of
+from umem.trace import Access, Alloc, Checker, Free, Hint, Mark, Op, Trace
+from umem.units import MIB
+
+needs_chainer = pytest.mark.skipif(find_spec("chainer") is None, reason="Chainer is not installed")
+GPU = gpu_spec("v100-16gb")
+
+
+def network(width: int = 8, depth: int = 6) -> tuple[Any, Any]:
+    """An optimizer and a loss of a small network with normalisation and dropout."""
+    import_module("umem.chainer")  # before Chainer, which it makes ready
+    import chainer
+    import chainer.functions as F
+    import chainer.links as L
+    import numpy as np
+
+    np.random.seed(0)
+    layers = chainer.ChainList(*[L.Linear(width, width) for _ in range(depth)])
+    norms = chainer.ChainList(*[L.BatchNormalization(width) for _ in range(depth)])
+    model = chainer.Chain(layers=layers, norms=norms)
+    x = np.ones((64, width), np.float32)
+
+    def loss() -> Any:
+        h = x
+        for layer, norm in zip(layers, norms, strict=True):
+            h = F.dropout(F.relu(norm(layer(h))), 0.2)
+        return F.mean(h * h)
+
+    return chainer.optimizers.MomentumSGD().setup(model), loss
+
+
+def record(optimizer: Any, loss: Any, step_count: int) -> Trace:
+    with umem.record() as recorder:
+        for _ in range(step_count):
+            optimizer.update(loss)
+    return recorder.trace
+
+
+def told(trace: Trace) -> list[Any]:
+    """What happens, without numbers of tensors and times; frees as a set at their place."""
+    allocs: dict[int, Alloc] = {}
+    found: list[Any] = []
+    for event in trace.events:
+        if isinstance(event, Alloc):
+            allocs[event.tensor] = event
+            found.append((event.nbytes, event.kind, event.label, event.uploaded))
+        elif isinstance(event, Free):
+            found.append(("free", allocs.pop(event.tensor)[1:4]))
+        elif isinstance(event, Op):
+            used = [[allocs[a.tensor][1:4] for a in each] for each in (event.reads, event.writes)]
+            found.append((event.name, event.phase, used, event.flops))
+        else:
+            found.append(event)
+    return found
+
+
+def in_order(items: list[Any]) -> list[Any]:
+    """The same with frees that follow one another sorted."""
+    found: list[Any] = []
+    for item in items:
+        found.append(item)
+        at = len(found) - 1
+        while at and found[at][0] == found[at - 1][0] == "free" and found[at] < found[at - 1]:
+            found[at - 1], found[at] = found[at], found[at - 1]
+            at -= 1
+    return found
+
+
+def check(trace: Trace) -> None:
+    checker = Checker()
+    for event in trace.events:
+        checker.check(event)
+
+
+# -- a step, on and on -------------------------------------------------------------------------
+
+
+@needs_chainer
+def test_a_step_that_is_repeated_is_what_recording_several_gives() -> None:
+    optimizer, loss = network()
+    optimizer.update(loss)
+    optimizer.target.cleargrads()
+    one, three = record(optimizer, loss, 1), None
+    optimizer.target.cleargrads()
+    three = record(optimizer, loss, 3)
+    repeated = settled(one, 3)
+    check(repeated)
+    assert in_order(told(repeated)) == in_order(told(three))
+    assert repeated.peak_bytes == three.peak_bytes > one.peak_bytes
+
+
+@needs_chainer
+def test_a_step_that_begins_with_what_it_found_is_repeated_with_it() -> None:
+    optimizer, loss = network()
+    optimizer.update(loss)
+    trace = umem.record_at(lambda size: optimizer.update(loss), sizes=(1, 2)).at(1)
+    assert any(e.uploaded and e.kind == "gradient" for e in trace.events if isinstance(e, Alloc))
+    repeated = settled(trace, 3)
+    check(repeated)
+    kept = sum(isinstance(e, Alloc) and e.uploaded and e.kind == "gradient"
+               for e in repeated.events)  # fmt: skip
+    assert kept == 24, "gradients are found once; later steps find those of the step before"
+    assert repeated.step_count == 3
+    assert repeated.peak_bytes == trace.peak_bytes
+
+
+def step(backward: bool = True) -> list[Any]:
+    w, x, y, g = (Access(tensor, 0, 8) for tensor in range(4))
+    events: list[Any] = [
+        Alloc(0, 8, "parameter", "w", True), Alloc(1, 8, "input", "x", True), Free(1),
+        Alloc(1, 8, "input", "x", True), Alloc(2, 8, "activation", "f"),
+        Op("f", "forward", (w, x), (y,), 4), Free(1),
+    ]  # fmt: skip
+    if backward:
+        events += [Alloc(3, 8, "gradient", "g"), Op("b", "backward", (y,), (g,), 4), Free(2)]
+        events += [Op("SGD", "update", (g, w), (w,), 4)]
+    return events
+
+
+def test_what_a_step_leaves_goes_before_the_next_backward() -> None:
+    repeated = settled(Trace([*step(), Mark("step")]), 2).events
+    second = repeated[len(step()) + 1 :]
+    kinds = [type(event).__name__ for event in second]
+    assert kinds == [
+        "Alloc",
+        "Free",
+        "Alloc",
+        "Alloc",
+        "Op",
+        "Free",  # x, x, y, f
+        "Free",
+        "Alloc",
+        "Op",
+        "Free",
+        "Op",
+        "Mark",
+    ]  # the old g, a new one
+    assert second[5] == Free(3)
+
+
+def test_a_trace_without_a_mark_is_one_step_and_one_of_many_keeps_its_last() -> None:
+    assert settled(Trace(step()), 3).step_count == 3
+    forward = Trace(step(backward=False))
+    check(settled(forward, 3))
+    many = settled(settled(Trace(step()), 7), 3)
+    check(many)
+    assert many.step_count == 3
+    assert sum(op.name == "SGD" for op in many.ops) == 3
+
+
+def test_a_trace_without_operations_is_refused() -> None:
+    with pytest.raises(TraceError, match="no operation"):
+        settled(Trace([Mark("step")]), 2)
+
+
+# -- what recompute plans with -----------------------------------------------------------------
+
+
+@needs_chainer
+def test_the_tape_has_the_bytes_that_the_network_has() -> None:
+    optimizer, loss = network()
+    optimizer.update(loss)
+    trace = record(optimizer, loss, 1)
+    tape = tape_of(trace)
+    parameters = sum(p.array.nbytes for p in optimizer.target.params())
+    statistics = 6 * 2 * 8 * 4  # running means and variances
+    x = 64 * 8 * 4
+    assert tape.constant_bytes == 2 * parameters + statistics + x  # with the momentum
+    assert tape.whole.forward_bytes == parameters == sum(n.stays_bytes for n in tape.whole.nodes)
+    assert tape.drawn_bytes == 6 * x
+    assert tape.packed_bytes == 6 * x // 32
+    assert [n.stash_bytes for n in tape.whole.nodes if n.name.startswith("Dropout")] == [0] * 6
+
+
+def test_the_least_budget_is_what_the_referee_measures() -> None:
+    subject = Subject(Trace([*chain_of(12), Mark("step")]))
+    tape = subject.tape
+    least = plan(tape.packing, None, model="saved")
+    assert subject.least_bytes == tape.constant_bytes + simulate(tape.packing, least).peak_bytes
+    assert subject.under(subject.least_bytes) is subject.under(subject.least_bytes)
+    with pytest.raises(BudgetError, match="the least that has a plan is"):
+        subject.under(subject.least_bytes - 1)
+
+
+def test_nothing_runs_again_for_a_trace_without_backward() -> None:
+    subject = Subject(Trace(step(backward=False)))
+    with pytest.raises(GraphError, match="no backward"):
+        budgets.prepare(subject, GPU, "50%")
+
+
+def chain_of(count: int, nbytes: int = 4 * MIB) -> list[Any]:
+    """Calls one after another, each needed by its own backward and the next's."""
+    value = [Access(1 + v, 0, nbytes) for v in range(count)]
+    grad = [Access(1 + count + v, 0, nbytes) for v in range(count)]
+    events: list[Any] = [Alloc(0, 64, "input", "x", True)]
+    for v in range(count):
+        reads = (value[v - 1],) if v else (Access(0, 0, 64),)
+        events += [Alloc(1 + v, nbytes, "activation", "f")]
+        events += [Op("f", "forward", reads, (value[v],), 10**6, 2 * nbytes)]
+    events += [Alloc(2 * count, nbytes, "gradient", "g")]
+    for v in reversed(range(count)):
+        if v:
+            events += [Alloc(count + v, nbytes, "gradient", "g")]
+        reads = (value[v], grad[v], *([value[v - 1]] if v else []))
+        writes = (grad[v - 1],) if v else ()
+        events += [Op("b", "backward", reads, writes, 10**6, 3 * nbytes)]
+        events += [Free(1 + count + v), Free(1 + v)]
+    return events
+
+
+def test_the_largest_budget_fits_and_more_would_not() -> None:
+    subject = Subject(Trace([*chain_of(40), Mark("step")]))
+    gpu = GPU.with_vram(96 * MIB)
+    prepared = budgets.prepare_largest(subject, gpu)
+    budget = int(prepared.line.split('"')[1].removesuffix("MiB"))
+    assert umem.replay(prepared.trace, gpu, "unmanaged", correct="off").fits
+    assert prepared.trace.peak_bytes <= budget * MIB
+    more = subject.under((budget + 8) * MIB)
+    assert not umem.replay(more, gpu, "unmanaged", correct="off").fits
+
+
+def test_the_largest_budget_says_why_there_is_none() -> None:
+    subject = Subject(Trace([*chain_of(40), Mark("step")]))
+    with pytest.raises(StateError, match="fits with everything kept"):
+        budgets.prepare_largest(subject, GPU)
+    with pytest.raises(BudgetError, match=r"needs is .* MiB, and 16.0 MiB of VRAM"):
+        budgets.prepare_largest(subject, GPU.with_vram(16 * MIB))
+
+
+# -- lookahead ---------------------------------------------------------------------------------
+
+
+def hint_places(trace: Trace) -> list[Any]:
+    """After which operation each hint comes, where to, and on what kind of tensor."""
+    allocs = {event.tensor: event for event in trace.events if isinstance(event, Alloc)}
+    found, count = [], 0
+    for event in trace.events:
+        count += isinstance(event, Op)
+        if isinstance(event, Hint):
+            found.append((count, event.place, event.overlap, allocs[event.accesses[0].tensor][1:4]))
+    return found
+
+
+@needs_chainer
+def test_lookahead_on_a_trace_is_what_lookahead_does_on_the_tape() -> None:
+    optimizer, loss = network(width=512, depth=8)
+    optimizer.update(loss)
+    trace = record(optimizer, loss, 4)
+    vram = trace.peak_bytes * 2 // 3 // (2 * MIB) * 2 * MIB
+    with umem.virtual_gpu("v100-16gb", vram) as gpu, umem.managed():
+        with umem.record() as recorder, umem.chainer.LookaheadPrefetch(2) as helped:
+            for _ in range(4):
+                optimizer.update(loss)
+        live = recorder.trace
+        reserved, seconds = gpu.usage().reserved_bytes, gpu.figures.step_seconds
+    assert helped.report().fetched_bytes and reserved > vram
+    hinted = with_moves(trace, 2, round(0.9 * vram))
+    hints = [e for e in hinted.events if isinstance(e, Hint)]
+    assert not any(isinstance(e, Hint) for e in hinted.events[: hinted.events.index(Mark("step"))])
+    assert hint_places(hinted) == hint_places(live)
+    assert sum(e.accesses[0].stop for e in hints if e.place == 0) == helped.report().fetched_bytes
+    replayed = umem.replay(hinted, "v100-16gb", "managed", vram, correct="off")
+    assert replayed.step_seconds[1:] == pytest.approx(seconds[1:], rel=0.02)
+
+
+def test_lookahead_has_nothing_to_say_where_all_has_room() -> None:
+    subject = Subject(Trace([*chain_of(8), Mark("step")]))
+    lookahead = next(t for t in TECHNIQUES if t.name == "managed, lookahead")
+    with pytest.raises(StateError, match="it moves nothing"):
+        lookahead.prepare(subject, GPU)
+
+
+# -- the code that turns a technique on --------------------------------------------------------
+
+
+@cache
+def prepared_lines() -> dict[str, str | None]:
+    """The line of each technique, on a step that needs more than its GPU has."""
+    subject = Subject(Trace([*chain_of(60), Mark("step")]))
+    tight = GPU.with_vram(96 * MIB)
+    narrow = GPU.with_vram(48 * MIB)
+    lines: dict[str, str | None] = {}
+    for technique in TECHNIQUES:
+        gpu = narrow if "lookahead" in technique.name else tight
+        lines[technique.name] = technique.prepare(subject, gpu).line
+    return lines
+
+
+@needs_chainer
+@pytest.mark.parametrize("name", [technique.name for technique in TECHNIQUES])
+def test_the_line_of_every_technique_runs(name: str) -> None:
+    line = prepared_lines()[name]
+    assert (line is None) == (name == "nothing")
+    optimizer, loss = network(depth=20)
+    code = f"{line or 'if True:'}\n    for _ in range(3):\n        optimizer.update(loss)\n"
+    with umem.virtual_gpu("v100-16gb") as gpu, warnings.catch_warnings():
+        # Under Recompute the third step is the first that is planned: lookahead learns it anew.
+        warnings.filterwarnings("ignore", category=umem.chainer.lookahead.LookaheadWarning)
+        exec(code, {"umem": umem, "optimizer": optimizer, "loss": loss})
+        assert len(gpu.figures.step_seconds) == 3

@@ -1,0 +1,146 @@
+"""``umem choose TRACE``: what makes a recorded step fit a GPU, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterable
+from io import TextIOWrapper
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from umem import scaling
+from umem.choosing import Choice, choose, choose_each
+from umem.cli.output_file import refuse, write
+from umem.errors import UmemError
+from umem.trace import Trace
+
+
+class _Sizes(click.ParamType):  # type: ignore[type-arg]
+    """Whole numbers with commas between them."""
+
+    name = "sizes"
+
+    def convert(self, value: object, param: object, ctx: object) -> tuple[int, ...]:
+        try:
+            return tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            raise click.BadParameter(
+                f"sizes are whole numbers with commas, such as 4,8; got {value!r}",
+                param_hint="--sizes",
+            ) from None
+
+
+@click.command("choose")
+@click.argument(
+    "traces", metavar="TRACE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option(
+    "--sizes",
+    type=_Sizes(),
+    metavar="A,B",
+    help="The sizes, such as batches, of TRACE TRACE: one step, recorded apart.",
+)
+@click.option("--size", type=int, metavar="N", help="The size to choose for.")
+@click.option("--gpu", default=None, metavar="NAME", help="A GPU of the table (default: t4).")
+@click.option("--vram", metavar="SIZE", help="Usable VRAM instead of the table's, as 12GiB.")
+@click.option("--all", "every", is_flag=True, help="Also what does not fit, with the reasons.")
+@click.option("--all-gpus", is_flag=True, help="Which GPU of the table runs it, and how fast.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+@click.option("--png", type=click.Path(path_type=Path), metavar="FILE", help="A picture.")
+@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+def command(
+    traces: tuple[Path, ...], sizes: tuple[int, ...] | None, size: int | None, gpu: str | None,
+    vram: str | None, every: bool, all_gpus: bool, as_json: bool, png: Path | None, force: bool,
+) -> None:  # fmt: skip
+    """Try what umem can do on a recorded step; list what makes it fit, shortest step first.
+
+    TRACE is what umem.record() or umem.record_at(), saved, or `umem run --record` has written.
+    Nothing is run: memory and times are those of the model of a GPU, and simulated.
+    """
+    if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if all_gpus and (gpu or vram):
+        raise click.UsageError("--all-gpus asks for every GPU of the table: leave --gpu and "
+                               "--vram out")  # fmt: skip
+    if all_gpus and every:
+        raise click.UsageError("--all says more of one GPU: leave it or --all-gpus out")
+    refuse([] if png is None else [png], traces, force=force)
+    try:
+        trace = _load(traces, sizes)
+        if all_gpus:
+            _among_all(trace, size, as_json, png)
+        else:
+            _for_one(choose(trace, gpu or "t4", size, vram=vram), every, as_json, png)
+    except UmemError as error:
+        raise click.ClickException(str(error)) from error
+    if not as_json:
+        _say_what_next(traces, sizes, size, all_gpus)
+
+
+def _load(paths: tuple[Path, ...], sizes: tuple[int, ...] | None) -> Trace:
+    """The trace that they are; traces of several sizes are joined."""
+    if sizes is None and len(paths) > 1:
+        raise click.UsageError(
+            f"{len(paths)} traces need --sizes, the size that each was recorded at: --sizes 4,8"
+        )
+    if sizes is not None and len(sizes) != len(paths):
+        raise click.UsageError(
+            f"--sizes has {len(sizes)} sizes, and there are {len(paths)} traces: each has one"
+        )
+    loaded = [Trace.load(path) for path in paths]
+    return loaded[0] if sizes is None else scaling.join(loaded, sizes)
+
+
+def _for_one(choice: Choice, every: bool, as_json: bool, png: Path | None) -> None:
+    if as_json:
+        _print_json(choice.to_json())
+    else:
+        from umem.reports.choice_text import choice_text
+
+        _print(choice_text(choice, Console().width, every=every))
+    if png is not None:
+        from umem.reports.choice_picture import draw_choice
+
+        write(png, lambda partial: draw_choice(choice, partial))
+        click.echo(f"Wrote {png}.", err=as_json)
+
+
+def _among_all(trace: Trace, size: int | None, as_json: bool, png: Path | None) -> None:
+    choices = choose_each(trace, size=size)
+    if as_json:
+        _print_json({"simulated": True, "gpus": [choice.to_json() for choice in choices]})
+    else:
+        from umem.reports.choice_text import gpus_text
+
+        _print(gpus_text(choices, Console().width))
+    if png is not None:
+        from umem.reports.choice_picture import draw_gpus
+
+        write(png, lambda partial: draw_gpus(choices, partial))
+        click.echo(f"Wrote {png}.", err=as_json)
+
+
+def _print_json(content: object) -> None:
+    click.echo(json.dumps(content, indent=2, allow_nan=False))
+
+
+def _print(lines: Iterable[Text]) -> None:
+    console = Console(highlight=False, markup=False)
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def _say_what_next(
+    traces: tuple[Path, ...], sizes: tuple[int, ...] | None, size: int | None, all_gpus: bool
+) -> None:
+    words = ["umem", "choose", *map(str, traces)]
+    words += [] if sizes is None else ["--sizes", ",".join(map(str, sizes))]
+    words += [] if size is None else ["--size", str(size)]
+    words += ["--gpu", "NAME"] if all_gpus else ["--all-gpus"]
+    more = "all techniques on one of them" if all_gpus else "which GPU runs it, and how fast"
+    click.echo(f"\nNext: {more}:\n  {shlex.join(words)}")

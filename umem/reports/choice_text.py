@@ -1,0 +1,125 @@
+"""What makes a step fit, as text for a terminal of any width; all of it simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.text import Text
+
+from umem.choosing import Choice, Option
+from umem.reports.lines import Column, table, wrapped
+from umem.units import format_bytes, format_seconds
+
+
+def choice_text(choice: Choice, width: int, *, every: bool = False) -> Iterator[Text]:
+    """The lines of a choice for one GPU.
+
+    Args:
+        width: cells of a line; none is wider, but for code that cannot be broken.
+        every: also what does not fit, with the reasons.
+    """
+    if not choice.options:
+        yield from _nothing_fits(choice, width)
+        return
+    title = (
+        f"What makes the step fit a {_of(choice)}, shortest step first. All figures are simulated."
+    )
+    yield from _bold(title, width)
+    yield from map(Text, _options(choice.options, width))
+    yield from _bold("To turn it on", width)
+    for number, option in enumerate(choice.options, 1):
+        yield from map(Text, _code(number, option, width))
+    yield from _dropped(choice.dropped, width, every=every)
+
+
+def gpus_text(choices: Sequence[Choice], width: int) -> Iterator[Text]:
+    """The lines of a choice among GPUs; those that cannot run the step come last."""
+    best = [(choice, choice.best) for choice in choices]
+    found = [(choice, option) for choice, option in best if option is not None]
+    size = "" if choices[0].size is None else f" at size {choices[0].size}"
+    title = f"Which GPU runs the step{size}, shortest step first. All figures are simulated."
+    yield from _bold(title, width)
+    if found:
+        options = [option for _, option in found]
+        columns = [
+            Column("GPU", [choice.gpu for choice, _ in found]),
+            Column("with", [option.name for option in options], left=True),
+            *_figures(options),
+        ]
+        yield from map(Text, table(columns, width))
+    else:
+        yield from map(Text, wrapped("None does.", width))
+    cannot = [choice for choice, option in best if option is None]
+    if cannot:
+        yield from _bold("Cannot run it", width)
+        for choice in cannot:
+            yield from _why(choice.gpu, _nearest(choice), width)
+
+
+def _of(choice: Choice) -> str:
+    size = "" if choice.size is None else f" at size {choice.size}"
+    return f"{choice.title} ({format_bytes(choice.vram_bytes)} usable){size}"
+
+
+def _bold(title: str, width: int) -> Iterator[Text]:
+    yield from (Text(line, style="bold") for line in wrapped(title, width))
+
+
+def _options(options: Sequence[Option], width: int) -> list[str]:
+    numbers = [str(number) for number in range(1, len(options) + 1)]
+    names = [f"{number:>2} {option.name}" for number, option in zip(numbers, options, strict=True)]
+    exact = Column("exact", ["yes" if option.exact else "no" for option in options], drop=1)
+    return [*table([Column(" # technique", names), *_figures(options), exact], width), ""]
+
+
+def _figures(options: Sequence[Option]) -> list[Column]:
+    """Times with their range, and bytes; the range goes first where there is no room."""
+    return [
+        Column("step", [format_seconds(option.seconds) for option in options]),
+        Column("from", [format_seconds(option.seconds_low) for option in options], drop=4),
+        Column("to", [format_seconds(option.seconds_high) for option in options], drop=4),
+        Column("peak", [format_bytes(option.peak_bytes) for option in options], drop=2),
+        Column("moved", [format_bytes(option.moved_bytes) for option in options], drop=3),
+    ]
+
+
+def _code(number: int, option: Option, width: int) -> list[str]:
+    """The line that turns it on, over several lines where it is too long for one."""
+    line = option.line or "nothing is to be done"
+    first = f"{number:>2} "
+    if len(first) + len(line) <= width or ", " not in line:
+        return [first + line]
+    managers = line.removeprefix("with ").removesuffix(":").split(", ")
+    rest = [" " * (len(first) + 2) + f"{manager}," for manager in managers]
+    return [f"{first}with (", *rest, " " * len(first) + "):"]
+
+
+def _dropped(dropped: Sequence[Option], width: int, *, every: bool) -> Iterator[Text]:
+    if not dropped:
+        return
+    yield Text()
+    if not every:
+        said = f"{len(dropped)} more do not fit or have nothing to offer; --all says why."
+        yield from map(Text, wrapped(said, width))
+        return
+    yield from _bold("What does not fit, or has nothing to offer", width)
+    for option in dropped:
+        yield from _why(option.name, str(option.reason), width)
+
+
+def _why(name: str, reason: str, width: int) -> Iterator[Text]:
+    yield from map(Text, wrapped(f"{name}:", width))
+    yield from map(Text, wrapped(reason, width, "   "))
+
+
+def _nothing_fits(choice: Choice, width: int) -> Iterator[Text]:
+    yield from _bold(f"Nothing makes the step fit a {_of(choice)} (simulated).", width)
+    yield from map(Text, wrapped(f"Closest comes {_nearest(choice)}.", width))
+    yield from _dropped(choice.dropped, width, every=True)
+
+
+def _nearest(choice: Choice) -> str:
+    nearest = choice.nearest
+    if nearest is None:
+        return "nothing: see the reasons"
+    return f"{nearest.name!r}: {nearest.reason}"
