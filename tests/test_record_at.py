@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import re
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -235,3 +239,20 @@ def test_a_step_on_the_arrays_of_a_virtual_gpu_is_recorded_too() -> None:
 
         trace = umem.record_at(step)
     assert 2 * 100 * 4000 <= trace.at(100).peak_bytes < 2 * 100 * 4000 + 4096
+
+
+# -- the page ----------------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_code_of_the_page_prints_what_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "predicting.md").read_text(encoding="utf-8")
+    ((code, expected),) = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL)
+    script = tmp_path / "train.py"
+    script.write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == (expected, "")

@@ -116,6 +116,8 @@ def test_a_size_that_no_host_has_room_for_is_a_result_that_says_so(mode: Any) ->
     assert "needs 953.7 TiB for 'f' activation" in found.reason
     assert "no host has more than 8.0 TiB (simulated T4)" in found.reason
     assert "managed()" not in found.reason
+    assert found.needed_bytes == 10**9 << 20
+    assert found.peak_bytes == 0
     assert found.because == "'f' outputs are 100% of the peak"
 
 

@@ -27,8 +27,9 @@ class Replay:
     ``fits`` is False where an allocation failed; ``reason`` is then the error's message, and
     ``figures`` and ``timeline`` end there. ``seconds_low`` and ``seconds_high`` are what
     ``seconds`` would be with every cost constant at the quick, and at the slow end of its range
-    (`umem.devices.specs.RANGES`). ``because`` says what holds most of the peak; None for a trace
-    that holds nothing. ``size`` is what the trace was taken to, None where it is as recorded.
+    (`umem.devices.specs.RANGES`). ``needed_bytes`` is the peak of the whole trace, also where it
+    does not fit; ``because`` says what holds most of it, None for a trace that holds nothing.
+    ``size`` is what the trace was taken to, None where it is as recorded.
     """
 
     gpu: str
@@ -41,6 +42,7 @@ class Replay:
     timeline: tuple[Sample, ...]
     seconds_low: float
     seconds_high: float
+    needed_bytes: int
     because: str | None
     size: int | None = None
     simulated: Literal[True] = True
@@ -154,6 +156,7 @@ def replay(
         timeline=tuple(device.timeline),
         seconds_low=quick.seconds,
         seconds_high=slow.seconds,
+        needed_bytes=trace.peak_bytes,
         because=why_peak(trace),
         size=size,
     )
