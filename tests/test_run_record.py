@@ -186,7 +186,19 @@ def test_a_trace_that_cannot_be_written_is_told_and_the_script_goes_on(run: Run)
     """
     done = run(code, record="new/a.umem.gz")
     assert (done.returncode, done.stdout) == (1, "trained\n")
-    assert "umem: cannot write the trace to 'new/a.umem.gz'" in done.stderr
+    assert "umem: cannot write the trace to" in done.stderr and "new/a.umem.gz" in done.stderr
+
+
+def test_a_script_that_changes_folders_is_no_obstacle(tmp_path: Path, run: Run) -> None:
+    code = """
+    import os
+    os.mkdir("elsewhere")
+    os.chdir("elsewhere")
+    for _ in range(5): step()
+    """
+    done = run(code)
+    assert done.returncode == 0 and "umem: wrote a.umem.gz" in done.stderr
+    assert umem.Trace.load(tmp_path / "a.umem.gz").step_count == 2
 
 
 def test_a_file_that_appeared_meanwhile_is_not_overwritten(tmp_path: Path, run: Run) -> None:
@@ -202,6 +214,8 @@ def test_a_file_that_appeared_meanwhile_is_not_overwritten(tmp_path: Path, run: 
         (["--record", "folder"], 1, "is a folder"),
         (["--record", "folder/"], 1, "is a folder"),
         (["--record", "old.gz/a.gz"], 1, "cannot write"),
+        (["--record", "/dev/null", "--force"], 1, "is a device or the like"),
+        (["--record", "n" * 300], 1, "File name too long"),
         (["--record", ""], 1, "is a folder"),
         (["--record", "a.gz", "--steps", "0"], 2, "steps must be"),
         (["--record", "a.gz", "--steps", "3-2"], 2, "is before the first"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,8 +31,10 @@ def claimed(path: Path, *, force: bool) -> Iterator[None]:
 
 def _claim(path: Path, force: bool, made: list[Path]) -> None:
     try:
-        if path.is_dir() or str(path).endswith(os.sep):
+        if path.is_dir():
             raise TraceError(f"{path} is a folder; name a file in it")
+        if path.exists() and not path.is_file():
+            raise TraceError(f"{path} is a device or the like, not a file; name another")
         if path.exists() and not force:
             raise TraceError(f"{path} exists; give another name, or overwrite it with force")
         made += [folder for folder in path.parents if not folder.exists()]

@@ -58,7 +58,7 @@ class MemoryReport(training.Extension):
         force: bool = False,
     ) -> None:  # fmt: skip
         self.trigger = trigger
-        self._path = None if record is None else Path(record)
+        self._path = None if record is None else Path(record).absolute()
         self._force = force
         if self._path is not None:
             with claimed(self._path, force=force):

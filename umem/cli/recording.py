@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 from contextlib import ExitStack
@@ -39,7 +38,7 @@ class Recording:
         self._keeper = Keeper(
             options.steps, options.stacks, options.workspace, complete=self._complete
         )
-        self._process = os.getpid()
+        self._path = options.path.absolute()  # the script may change folders
         self._written = False
         self.error: str | None = None
 
@@ -49,7 +48,7 @@ class Recording:
         Raises:
             TraceError: the file cannot be written; nothing has begun.
         """
-        stack.enter_context(claimed(self._options.path, force=self._options.force))
+        stack.enter_context(claimed(self._path, force=self._options.force))
         self._keeper.start()
         stack.callback(self._end)
 
@@ -74,7 +73,7 @@ class Recording:
         """Failing must not stop the training; it is told, and tried once more, at the end."""
         trace = replace(kept.trace, meta={**kept.trace.meta, **_provenance(self._script)})
         try:
-            trace.save(self._options.path, force=self._options.force)
+            trace.save(self._path, force=self._options.force)
         except TraceError as error:
             self.error = str(error)
         else:
