@@ -49,10 +49,16 @@ def test_a_loss_that_lives_until_the_next_forward_is_none() -> None:
     assert leaks_of([W, *step(1), *step(2, 1), *step(3, 2)]) == []
 
 
+def test_a_loss_that_lives_until_the_next_step_has_returned_is_none() -> None:
+    events = [W, *step(1), *step(2), Free(1), *step(3), Free(2), *step(4), Free(3)]
+    assert leaks_of(events) == leaks_of(events[:-1]) == leaks_of(events[:-8]) == []
+
+
 def test_the_last_loss_may_live_to_the_end() -> None:
     assert leaks_of([W, *step(1), Free(1), *step(2)]) == []
     assert leaks_of([W, *step(1)]) == []
     assert leaks_of([W, *step(1), *step(2)[:2]]) == []  # cut off in the next forward pass
+    assert leaks_of([W, *step(1), *step(2)[:3]]) == []  # or in its backward pass
 
 
 def test_what_an_update_touches_is_none() -> None:
@@ -79,7 +85,9 @@ def test_two_networks_in_turns_keep_each_others_losses() -> None:
     D, G = {"params": (0,)}, {"params": (99,)}
     first = [W, V, *step(1, **D), *step(2, **G)]
     assert leaks_of([*first, *step(3, 1, **D), *step(4, 2, **G)]) == []
-    assert leaks_of([*first, *step(3, **D), *step(4, **G)])[0].steps == (0, 1)
+    second = [*first, *step(3, **D), Free(1), *step(4, **G), Free(2), *step(5, **D)]
+    assert leaks_of(second) == []
+    assert leaks_of([*first, *step(3, **D), *step(4, **G), *step(5, **D)])[0].steps == (0, 1, 2)
 
 
 def test_several_updates_of_one_before_the_other_are_its_steps() -> None:
@@ -91,6 +99,19 @@ def test_several_updates_of_one_before_the_other_are_its_steps() -> None:
         events += step(base + 2, base + 1, **D)
         events += step(base + 3, *([base - 7] if n else []), **G)
     assert leaks_of(events) == []
+
+
+def test_losses_that_functions_return_in_turns_are_none() -> None:
+    D, G = {"params": (0,)}, {"params": (99,)}
+    events = [W, V, Alloc(1000, 4, "activation", "loss", True)]
+    last: dict[str, int] = {"G": 1000}
+    for n, which in enumerate("DDGDDGDDG"):  # assigned anew once the step has returned
+        events += step(n + 1, **{"D": D, "G": G}[which])
+        events += [Free(last[which])] if which in last else []
+        last[which] = n + 1
+    first = [n for n, event in enumerate(events) if event == Mark("step")][2]
+    for end in range(first, len(events)):  # from where both were seen
+        assert leaks_of(events[:end]) == [], end
 
 
 # -- what is one -------------------------------------------------------------------------------
@@ -120,11 +141,21 @@ def test_a_past_that_grows_is_one_though_it_is_used() -> None:
     grown = [W, *step(1), *step(2, uses=(1,)), *step(3, uses=(1, 2)), *step(4, uses=(1, 2, 3))]
     (leak,) = leaks_of(grown)
     assert leak.steps == (0, 1, 2)
-    assert leaks_of([W, *step(1), *step(2, uses=(1,))]) == []  # two steps do not show growth
+    assert leaks_of([W, *step(1), *step(2, uses=(1,)), *step(3, uses=(1,))])[0].steps == (0, 1)
 
 
-def test_a_step_that_was_cut_off_after_its_backward_counts() -> None:
-    (leak,) = leaks_of([W, *step(1), *step(2)[:3]])
+def test_where_the_trace_ends_with_the_next_step_it_takes_two_of_a_make() -> None:
+    before = Alloc(9, 4, "activation", "loss", True)  # the loss of a step before the recording
+    assert leaks_of([W, *step(1), *step(2)]) == []
+    assert leaks_of([W, before, *step(1), Free(9), *step(2)]) == []
+    (leak,) = leaks_of([W, before, *step(1), *step(2)])
+    assert (leak.steps, leak.earlier_count, leak.tensor_count) == ((0,), 1, 2)
+    assert (leak.op, leak.phase) == ("F", "forward")
+
+
+def test_where_something_was_freed_after_the_next_step_the_rest_stays() -> None:
+    x = Alloc(50, 7, "input", "x", True)
+    (leak,) = leaks_of([W, *step(1), x, *step(2), Free(50)])
     assert leak.steps == (0,)
 
 
@@ -133,7 +164,7 @@ def test_the_largest_leak_comes_first() -> None:
         Alloc(7, 4000, "array", "kept"),
         Op("zeros", "array", (), (Access(7, 0, 9),)),
     ]
-    found = leaks_of([W, *made, *step(1), *step(2), *step(3, 1, 2)])
+    found = leaks_of([W, *made, *step(1), *step(2), *step(3), *step(4)])
     assert [leak.label for leak in found] == ["kept", "loss"]
 
 
@@ -176,6 +207,28 @@ def test_an_ordinary_loop_reports_none(training: Any, count: int) -> None:
             model.cleargrads()
             loss.backward()
             optimizer.update()
+        return loss
+
+    assert recorded(loop) == []
+
+
+@needs_chainer
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_loop_over_a_function_that_returns_the_loss_reports_none(
+    training: Any, count: int
+) -> None:
+    model, optimizer, loss_of = training
+
+    def step() -> object:
+        loss = loss_of()
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+        return loss
+
+    def loop() -> object:
+        for _ in range(count):
+            loss = step()
         return loss
 
     assert recorded(loop) == []

@@ -69,7 +69,7 @@ def test_the_text_says_peak_kinds_operations_and_leaks() -> None:
     assert "saved for backward  3.0 MiB  33.3%        3" in text
     assert "Tensors that outlive their step: 2.0 MiB (leaks?)" in text
     assert "2.0 MiB in 2 tensors of 'loss' (saved for backward), made by Mean" in text
-    assert "    train.py:5 step" in text
+    assert text.endswith("    made at train.py:5 step\n    called at train.py:9 main")
 
 
 def test_alike_tensors_are_one_line() -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from umem.events import Op
 from umem.outliving import Leak, find_leaks
-from umem.tensors import KINDS, WORKSPACE, Reading, Tensor, read_tensors
+from umem.tensors import KINDS, LASTING, WORKSPACE, Reading, Tensor, read_tensors
 from umem.trace import Trace
 
 __all__ = ["Analysis", "KindBytes", "OpTotal", "Peak", "Vram", "analyse", "clock"]
@@ -179,7 +179,7 @@ def _by_kind(alive: Iterable[Tensor], workspace: int) -> tuple[KindBytes, ...]:
 
 
 def _is_idle(tensor: Tensor, event: int) -> bool:
-    lasting = tensor.updated or tensor.kind in ("parameters", "optimizer state", "other state")
+    lasting = tensor.updated or tensor.kind in LASTING
     return not lasting and (tensor.last_use is None or tensor.last_use < event)
 
 

@@ -1,17 +1,19 @@
 """Tensors that outlive their step: what leaks usually look like.
 
-A tensor outlives its step if it is alive where a *later* step ends. The loss of a step, and
-whatever its graph holds, may well live into the next step: a loop's variable is assigned anew
-only after the next forward pass. So the end of its own step does not count, nor does the end of
-the trace.
+The loss of a step, and whatever its graph holds, may well live through the next step: in
+``loss = step()`` the variable is assigned anew only when the next step has returned. So a tensor
+outlives its step where it is still alive when the step *after* the next one begins. Where the
+trace ends with the next step, nobody can know what would have been freed a moment later; then a
+tensor counts only if alike ones of an earlier step are alive beside it: something collects them.
 
 Not counted: parameters, their gradients, and state (an optimizer's update touches them, or their
-kind says so); what came from the host, which may have been there before; and what later steps
-use, such as a matrix that is computed once, unless further steps add more of the same kind: a
-recurrent network whose graph is never cut uses all of its past.
+kind says so); what came from the host; and what later steps use, such as a matrix that is
+computed once, unless alike ones of several steps are alive at a time: a recurrent network whose
+graph is never cut uses all of its past. What was made before the recording counts only beside
+alike ones that were made in it.
 
-Which step is a later one: the next that updates some of the same parameters. Where two networks
-train in turns, the loss of one lives through the update of the other.
+Which step is the next one: the next that updates some of the same parameters. Where two networks
+train in turns, the loss of one lives through the updates of the other.
 """
 
 from __future__ import annotations
@@ -21,18 +23,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from umem.events import Op
-from umem.tensors import Reading, Tensor
+from umem.tensors import ACTIVATIONS, LASTING, Reading, Tensor
 
-_KEPT = ("parameters", "optimizer state", "other state")
+BEFORE = -1
+"""The step of what was made before the recording."""
 
 
 @dataclass(frozen=True)
 class Leak:
-    """Tensors of one make that outlived their steps, one at a time or several.
+    """Tensors of one make that outlived their steps, one of them or many.
 
-    ``steps`` are those that made them, counted from 0; ``stack`` is where in the user's code,
-    the innermost place first, empty where stacks were not recorded; ``freed_count`` is how many
-    were freed later.
+    ``steps`` are those that made them, counted from 0; ``earlier_count`` is how many were made
+    before the recording. ``stack`` is where in the user's code, the innermost place first, empty
+    where stacks were not recorded; ``freed_count`` is how many were freed later.
     """
 
     label: str
@@ -43,75 +46,115 @@ class Leak:
     tensor_count: int
     total_bytes: int
     steps: tuple[int, ...]
+    earlier_count: int
     freed_count: int
 
 
 def find_leaks(reading: Reading) -> list[Leak]:
     """Tensors that outlive their step, alike ones together, the most bytes first."""
-    late = _late_ends(reading)
+    ends = _ends(reading)
     alike: dict[tuple[object, ...], list[Tensor]] = defaultdict(list)
-    for tensor in _outliving(reading, late):
-        alike[_make(reading, tensor)].append(tensor)
-    leaks = [_leak(reading, group) for group in alike.values()]
+    for tensor in reading.tensors:
+        end = ends.get(_step(tensor))
+        if end is not None and _may_leak(tensor) and tensor.alive(end.mark):
+            alike[tensor.label, tensor.nbytes, tensor.stack].append(tensor)
+    found = (list(_outliving(reading, group, ends)) for group in alike.values())
+    leaks = [_leak(reading, group) for group in found if group]
     return sorted(leaks, key=lambda leak: -leak.total_bytes)
 
 
-def _outliving(reading: Reading, late: list[int | None]) -> Iterator[Tensor]:
-    found = [tensor for tensor in reading.tensors if _is_late(tensor, late)]
-    makers: dict[tuple[object, ...], set[int]] = defaultdict(set)
-    for tensor in found:
-        makers[_make(reading, tensor)].add(tensor.step)
-    for tensor in found:
-        used = (tensor.last_use or 0) > reading.steps[tensor.step]
-        if not used or len(makers[_make(reading, tensor)]) > 1:
+def _step(tensor: Tensor) -> int:
+    return BEFORE if tensor.uploaded else tensor.step
+
+
+def _may_leak(tensor: Tensor) -> bool:
+    if tensor.updated or tensor.kind in LASTING:
+        return False
+    return not tensor.uploaded or tensor.kind in ACTIVATIONS
+
+
+def _outliving(reading: Reading, alike: list[Tensor], ends: dict[int, _End]) -> Iterator[Tensor]:
+    grown = _grown(alike, ends)
+    for tensor in alike:
+        if tensor.birth in grown or (not tensor.uploaded and _is_late(reading, tensor, ends)):
             yield tensor
 
 
-def _is_late(tensor: Tensor, late: list[int | None]) -> bool:
-    if tensor.uploaded or tensor.updated or tensor.kind in _KEPT or tensor.step >= len(late):
-        return False
-    end = late[tensor.step]
-    return end is not None and tensor.alive(end)
+def _is_late(reading: Reading, tensor: Tensor, ends: dict[int, _End]) -> bool:
+    """Whether it is sure to outlive its step, and no later step uses it."""
+    sure = ends[tensor.step].sure
+    used = (tensor.last_use or 0) > reading.steps[tensor.step]
+    return sure is not None and tensor.alive(sure) and not used
 
 
-def _make(reading: Reading, tensor: Tensor) -> tuple[object, ...]:
-    """What alike tensors have in common."""
-    op = None if tensor.maker is None else reading.op(tensor.maker)
-    name = None if op is None else (op.name, op.phase)
-    return tensor.label, tensor.kind, tensor.nbytes, name, tensor.stack
+def _grown(alike: list[Tensor], ends: dict[int, _End]) -> set[int]:
+    """The births of tensors that are alive beside alike ones of another step."""
+    found: set[int] = set()
+    for step in {_step(tensor) for tensor in alike}:
+        end = ends[step]
+        earlier = (t for t in alike if _step(t) < step and t.alive(end.mark))
+        beside = [t for t in earlier if _same(ends[_step(t)].updated, end.updated)]
+        if beside:
+            found.update(t.birth for t in beside)
+            found.update(t.birth for t in alike if _step(t) == step)
+    return found
 
 
 def _leak(reading: Reading, tensors: list[Tensor]) -> Leak:
-    first = tensors[0]
-    op = None if first.maker is None else reading.op(first.maker)
+    last = tensors[-1]  # the one that is least likely to be from before
+    op = None if last.maker is None else reading.op(last.maker)
+    steps = {_step(tensor) for tensor in tensors} - {BEFORE}
     return Leak(
-        label=first.label,
-        kind=first.kind,
+        label=last.label,
+        kind=last.kind,
         op=None if op is None else op.name,
         phase=None if op is None else op.phase,
-        stack=first.stack,
+        stack=last.stack,
         tensor_count=len(tensors),
         total_bytes=sum(tensor.nbytes for tensor in tensors),
-        steps=tuple(sorted({tensor.step for tensor in tensors})),
+        steps=tuple(sorted(steps)),
+        earlier_count=sum(_step(tensor) == BEFORE for tensor in tensors),
         freed_count=sum(tensor.death is not None for tensor in tensors),
     )
 
 
-# -- which step is the later one ---------------------------------------------------------------
+# -- which step is the next one ----------------------------------------------------------------
 
 
-def _late_ends(reading: Reading) -> list[int | None]:
-    """For each step the end of the next one that updates some of the same; None: there is none."""
+@dataclass(frozen=True)
+class _End:
+    """Where the next step ends, and where what it leaves alive is sure to outlive it.
+
+    ``sure`` is the first operation after that, or the end of the trace; None where the trace
+    ends with the step. ``updated`` is what the step and the next one train.
+    """
+
+    mark: int
+    sure: int | None
+    updated: frozenset[int]
+
+
+def _ends(reading: Reading) -> dict[int, _End]:
+    """The end of the next step, for each step that has one."""
     updated = _updated(reading)
-    ends = list(reading.steps)
-    if _goes_on(reading) and len(set(updated)) == 1:
-        updated.append(updated[0])
-        ends.append(len(reading.trace) - 1)
-    late: list[int | None] = []
-    for step in range(len(reading.steps)):
-        following = (n for n in range(step + 1, len(ends)) if _same(updated[step], updated[n]))
-        late.append(next((ends[n] for n in following), None))
-    return late
+    found = {}
+    for step in range(len(updated)):
+        following = range(step + 1, len(updated))
+        after = next((n for n in following if _same(updated[step], updated[n])), None)
+        if after is not None:
+            found[step] = _end(reading, after, updated[step])
+    if updated:  # of what was there before: once all that is trained was updated
+        first = max(updated.index(some) for some in updated)
+        whose = updated[0] if first == 0 else frozenset((BEFORE,))  # or nobody knows
+        found[BEFORE] = _end(reading, first, whose)
+    return found
+
+
+def _end(reading: Reading, step: int, updated: frozenset[int]) -> _End:
+    mark, events = reading.steps[step], reading.trace.events
+    following = (n for n in range(mark + 1, len(events)) if isinstance(events[n], Op))
+    last = len(events) - 1 if len(events) - 1 > mark else None
+    return _End(mark, next(following, last), updated)
 
 
 def _same(some: frozenset[int], others: frozenset[int]) -> bool:
@@ -123,17 +166,11 @@ def _updated(reading: Reading) -> list[frozenset[int]]:
     found = []
     start = 0
     for end in reading.steps:
-        ops = _ops(reading.trace.events[start:end], "update")
+        ops = _updates(reading.trace.events[start:end])
         found.append(frozenset(access.tensor for op in ops for access in op.writes))
         start = end
     return found
 
 
-def _goes_on(reading: Reading) -> bool:
-    """Whether a further step has come as far as its backward pass, where the trace ends."""
-    rest = reading.trace.events[reading.steps[-1] :] if reading.steps else []
-    return any(True for _ in _ops(rest, "backward"))
-
-
-def _ops(events: Iterable[object], phase: str) -> Iterator[Op]:
-    return (event for event in events if isinstance(event, Op) and event.phase == phase)
+def _updates(events: Iterable[object]) -> Iterator[Op]:
+    return (event for event in events if isinstance(event, Op) and event.phase == "update")

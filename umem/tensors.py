@@ -18,6 +18,9 @@ KINDS = (
     "other activations", "gradients", WORKSPACE,
 )  # fmt: skip
 """What memory is for, as a report says it; what lives long first."""
+LASTING = ("parameters", "optimizer state", "other state")
+"""What is kept from step to step."""
+ACTIVATIONS = ("saved for backward", "other activations")
 _PLAIN = {
     "parameter": "parameters", "input": "input", "gradient": "gradients", "array": "arrays",
 }  # fmt: skip
@@ -45,6 +48,13 @@ class Tensor(NamedTuple):
     updated: bool
     uploaded: bool
     stack: tuple[str, ...]
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from if no operation of the trace made it."""
+        if not self.uploaded:
+            return "never written"
+        return "the host" if self.kind == "input" else "before the recording"
 
     def alive(self, event: int) -> bool:
         """Whether it is alive after that event."""

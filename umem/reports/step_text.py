@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +18,8 @@ from umem.units import format_bytes, format_seconds
 
 ROWS = 10
 """Lines of each list; `--json` and the page have more."""
+PLACES = 4
+"""Places of a stack."""
 CHART_HEIGHT = 8
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
@@ -163,7 +165,7 @@ def _make(analysis: Analysis, tensor: Tensor) -> _Make:
 
 def _maker(analysis: Analysis, tensor: Tensor) -> str:
     if tensor.maker is None:
-        return "the host" if tensor.uploaded else "-"
+        return tensor.origin
     op = analysis.reading.op(tensor.maker)
     return op.phase if op.name == tensor.label else f"{op.name}, {op.phase}"
 
@@ -255,22 +257,40 @@ def _leaks(analysis: Analysis, width: int) -> Iterator[Text]:
         why = "none" if analysis.step_count > 1 else "takes two recorded steps to tell"
         yield from _section(title, width, wrapped(why, width))
         return
-    lines = [line for leak in leaks[:ROWS] for line in _leak(leak, width)]
-    if len(leaks) > ROWS:
-        rest = sum(leak.total_bytes for leak in leaks[ROWS:])
-        lines += wrapped(f"and {len(leaks) - ROWS} more, {format_bytes(rest)}", width)
     total = sum(leak.total_bytes for leak in leaks)
+    lines = [line for stack, group in _by_stack(leaks) for line in _group(stack, group, width)]
     yield from _section(f"{title}: {format_bytes(total)} (leaks?)", width, lines)
 
 
-def _leak(leak: Leak, width: int) -> list[str]:
+def _by_stack(leaks: Sequence[Leak]) -> list[tuple[tuple[str, ...], list[Leak]]]:
+    """The leaks of each stack; the stack with the most bytes first."""
+    groups: dict[tuple[str, ...], list[Leak]] = defaultdict(list)
+    for leak in leaks:
+        groups[leak.stack].append(leak)
+    size = {stack: sum(leak.total_bytes for leak in group) for stack, group in groups.items()}
+    return sorted(groups.items(), key=lambda item: -size[item[0]])[:ROWS]
+
+
+def _group(stack: tuple[str, ...], leaks: list[Leak], width: int) -> list[str]:
+    lines = [line for leak in leaks[:ROWS] for line in wrapped(_leak(leak), width, hang=2)]
+    if len(leaks) > ROWS:
+        rest = sum(leak.total_bytes for leak in leaks[ROWS:])
+        lines += wrapped(f"and {len(leaks) - ROWS} more, {format_bytes(rest)}", width)
+    places = [f"made at {place}" if not depth else f"called at {place}"
+              for depth, place in enumerate(stack[:PLACES])]  # fmt: skip
+    return lines + [line for place in places for line in wrapped(place, width, "    ", 2)]
+
+
+def _leak(leak: Leak) -> str:
     made = "" if leak.op is None else f", made by {leak.op}, {leak.phase}"
-    steps = ", ".join(str(step + 1) for step in leak.steps[:8])
-    steps += ", ..." if len(leak.steps) > 8 else ""
-    freed = "" if not leak.freed_count else f"; {leak.freed_count} freed later"
-    text = (
+    when = [f"in step {', '.join(str(step + 1) for step in leak.steps[:8])}"] if leak.steps else []
+    if len(leak.steps) > 8:
+        when.append(f"and {len(leak.steps) - 8} more")
+    if leak.earlier_count:
+        when.append(f"{leak.earlier_count} before the recording")
+    if leak.freed_count:
+        when.append(f"{leak.freed_count} freed later")
+    return (
         f"{format_bytes(leak.total_bytes)} in {_count(leak.tensor_count, 'tensor')} of "
-        f"{leak.label!r} ({leak.kind}){made}, in step {steps}{freed}"
+        f"{leak.label!r} ({leak.kind}){made}; {', '.join(when)}"
     )
-    places = [line for place in leak.stack[:3] for line in wrapped(place, width, "    ")]
-    return [*wrapped(text, width), *places]

@@ -147,16 +147,21 @@ function sayFolded(chart, kind, nbytes) {
   return [make("b", "", what), make("span", "", swatch(kind), bytes(nbytes) + " together")];
 }
 
+function sayOrigin(model, tensor) {
+  if (!tensor.uploaded) return "never written";
+  return model.kinds[tensor.kind] === "input" ? "came from the host" : "made before the recording";
+}
+
 function sayTensor(chart, tensor) {
   const { model, data } = chart;
   const end = tensor.freed ? "event " + number(tensor.death) : "the end";
   const made = tensor.maker ? "made by " + tensor.maker[0] + ", " + tensor.maker[1]
-    : tensor.uploaded ? "came from the host" : "never written";
+    : sayOrigin(model, tensor);
   const last = tensor.lastUse < 0 ? null : data.op_names[model.op[tensor.lastUse]];
   const lines = [
     make("b", "", tensor.label),
     make("div", "", swatch(tensor.kind), bytes(tensor.nbytes) + ", " + model.kinds[tensor.kind]),
-    make("div", "", made + (data.steps.length ? ", step " + (tensor.step + 1) : "")),
+    make("div", "", made + (tensor.maker && data.steps.length ? ", step " + (tensor.step + 1) : "")),
     make("div", "quiet", "alive from event " + number(tensor.birth) + " to " + end),
   ];
   if (last) {

@@ -71,7 +71,7 @@ function more(sorted, state, draw) {
 function tensorTable(chart) {
   const { model, data } = chart, peak = data.peak.event;
   const atPeak = (t) => t.birth <= peak && peak < t.death;
-  const maker = (t) => t.maker ? t.maker[0] + ", " + t.maker[1] : t.uploaded ? "the host" : "-";
+  const maker = (t) => t.maker ? t.maker[0] + ", " + t.maker[1] : sayOrigin(model, t);
   const find = byId("find"), only = byId("only-peak");
   const columns = [
     { title: "tensor", value: (t) => t.label, up: 1 },
@@ -172,8 +172,10 @@ function leakTable(data) {
     { title: "made by", value: (l) => l.op ?? "-", up: 1,
       show: (l) => l.op === null ? "-" : l.op + ", " + l.phase },
     { title: "kind", value: (l) => l.kind, wide: 1, up: 1 },
-    { title: "in steps", value: (l) => l.steps[0], wide: 1, number: 1,
+    { title: "in steps", value: (l) => l.steps[0] ?? -1, wide: 1, number: 1,
       show: (l) => l.steps.slice(0, 6).map((s) => s + 1).join(", ") + (l.steps.length > 6 ? ", ..." : "") },
+    { title: "before", value: (l) => l.earlier_count, show: (l) => number(l.earlier_count),
+      wide: 1, number: 1 },
     { title: "freed later", value: (l) => l.freed_count, number: 1, wide: 1,
       show: (l) => number(l.freed_count) },
   ];
