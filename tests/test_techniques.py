@@ -312,7 +312,7 @@ def prepared_lines() -> dict[str, str | None]:
 def test_the_line_of_every_technique_runs(name: str) -> None:
     line = prepared_lines()[name]
     assert (line is None) == (name == "nothing")
-    optimizer, loss = network(depth=20)
+    optimizer, loss = network(depth=24)
     code = f"{line or 'if True:'}\n    for _ in range(3):\n        optimizer.update(loss)\n"
     with umem.virtual_gpu("v100-16gb") as gpu, warnings.catch_warnings():
         # Under Recompute the third step is the first that is planned: lookahead learns it anew.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from rich.text import Text
@@ -87,9 +88,9 @@ def _code(number: int, option: Option, width: int) -> list[str]:
     """The line that turns it on, over several lines where it is too long for one."""
     line = option.line or "nothing is to be done"
     first = f"{number:>2} "
-    if len(first) + len(line) <= width or ", " not in line:
+    if len(first) + len(line) <= width:
         return [first + line]
-    managers = line.removeprefix("with ").removesuffix(":").split(", ")
+    managers = re.split(r"(?<=\)), ", line.removeprefix("with ").removesuffix(":"))
     rest = [" " * (len(first) + 2) + f"{manager}," for manager in managers]
     return [f"{first}with (", *rest, " " * len(first) + "):"]
 

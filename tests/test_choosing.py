@@ -1,0 +1,150 @@
+"""umem.choose: what fits, in which order, at what time; held against sums by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from test_techniques import chain_of, step
+
+import umem
+from umem.choosing import Choice, choose_each
+from umem.devices.specs import GPUS, gpu_spec
+from umem.errors import ScalingError, SizeError, TraceError, UnknownGpuError
+from umem.techniques.registry import TECHNIQUES
+from umem.trace import Mark, Op, Trace
+from umem.units import MIB
+
+FLOPS = 10**11
+T4_SECONDS = FLOPS / (0.6 * 8.1e12)  # of an operation, at the T4's rate and the model's efficiency
+
+
+def heavy(count: int, backend: str = "numpy", **fields: Any) -> Trace:
+    """A chain whose operations take so long that nothing else counts."""
+    events = [
+        e._replace(flops=FLOPS, **fields) if isinstance(e, Op) else e for e in chain_of(count)
+    ]
+    return Trace([*events, Mark("step")], backend)
+
+
+def named(choice: Choice, name: str) -> Any:
+    (found,) = [o for o in (*choice.options, *choice.dropped) if o.name == name]
+    return found
+
+
+def test_where_all_fits_nothing_is_best_and_takes_what_its_operations_take() -> None:
+    choice = umem.choose(heavy(10), "t4")
+    assert choice.best is not None and choice.best.name == "nothing"
+    assert choice.best.line is None and choice.best.exact and choice.best.fits
+    assert choice.best.seconds == pytest.approx(20 * T4_SECONDS, rel=1e-3)
+    assert choice.best.moved_bytes == 0
+    assert choice.nearest is None
+    assert {o.name for o in (*choice.options, *choice.dropped)} == {t.name for t in TECHNIQUES}
+
+
+def test_recomputation_takes_the_time_of_what_runs_again() -> None:
+    trace = heavy(40)
+    choice = umem.choose(trace, "t4", vram="128MiB")
+    nothing, fit = named(choice, "nothing"), named(choice, "recompute to fit")
+    assert not nothing.fits and nothing.seconds is None
+    assert nothing.reason == "it needs 168.0 MiB, and 128.0 MiB of VRAM are usable"
+    assert fit.fits and fit.peak_bytes <= 128 * MIB
+    again = fit.seconds / T4_SECONDS - 80
+    assert again == pytest.approx(round(again), abs=0.01) and 0 < round(again) < 40
+    least = named(choice, "recompute min")
+    assert least.fits and least.seconds > fit.seconds and least.peak_bytes < fit.peak_bytes
+
+
+def test_managed_memory_moves_what_has_no_room() -> None:
+    choice = umem.choose(heavy(40), "t4", vram="128MiB")
+    managed = named(choice, "managed")
+    assert managed.fits and managed.moved_bytes > 40 * MIB
+    assert managed.seconds > 80 * T4_SECONDS
+    assert managed.resident_peak_bytes <= 128 * MIB < managed.peak_bytes
+
+
+def test_options_come_by_time_and_what_is_less_to_do_goes_first() -> None:
+    for vram in ("64MiB", "128MiB", None):
+        options = umem.choose(heavy(40), "t4", vram=vram).options
+        shown = [float(f"{option.seconds:.2e}") for option in options]
+        assert shown == sorted(shown)
+        assert all(o.seconds_low <= o.seconds <= o.seconds_high for o in options)
+    names = [option.name for option in umem.choose(heavy(10), "t4").options]
+    order = [t.name for t in TECHNIQUES if t.name in names[:3]]
+    assert names[:3] == order
+
+
+def test_a_gpu_without_a_bus_offers_no_managed_memory_and_may_fit_nothing() -> None:
+    choice = umem.choose(heavy(40), "jetson-orin-64gb", vram="16MiB")
+    assert choice.best is None and choice.options == ()
+    assert "shares its memory with the CPU" in named(choice, "managed").reason
+    assert choice.nearest is not None
+    known = [o.peak_bytes for o in choice.dropped if o.peak_bytes is not None]
+    assert choice.nearest.peak_bytes == min(known)
+    assert umem.choose(heavy(40), "jetson-orin-64gb").best.name == "nothing"  # type: ignore[union-attr]
+
+
+def test_every_gpu_is_asked_and_the_shortest_step_comes_first() -> None:
+    choices = choose_each(heavy(12))
+    assert {choice.gpu for choice in choices} == set(GPUS)
+    times = [choice.best.seconds for choice in choices if choice.best is not None]
+    assert times == sorted(times)
+    rates = [gpu_spec(choice.gpu).fp32_rate for choice in choices]
+    assert rates == sorted(rates, reverse=True), "the work is all arithmetic"
+    some = choose_each(heavy(40), ["t4", gpu_spec("jetson-orin-64gb").with_vram(16 * MIB), "h200"])
+    assert [choice.gpu for choice in some] == ["h200", "t4", "jetson-orin-64gb"]
+    assert some[-1].best is None
+
+
+def test_a_trace_of_cupy_has_its_own_host_times() -> None:
+    seconds = 0.25
+    choice = umem.choose(heavy(10, "cupy", host_seconds=seconds), "t4")
+    assert choice.best is not None
+    assert choice.best.seconds == pytest.approx(20 * seconds + T4_SECONDS, rel=0.01)
+
+
+def test_a_step_is_taken_to_a_size_that_was_not_recorded() -> None:
+    from umem.scaling import join
+
+    small, large = (Trace([*chain_of(12, size * MIB), Mark("step")]) for size in (4, 8))
+    trace = join([small, large], (4, 8))
+    wanted = Trace([*chain_of(12, 64 * MIB), Mark("step")])
+    ours, theirs = umem.choose(trace, "t4", size=64), umem.choose(wanted, "t4")
+    assert ours.size == 64 and theirs.size is None
+    assert ours.options == theirs.options
+    assert umem.choose(trace, "t4").options == umem.choose(large, "t4").options
+
+
+def test_bad_input_is_refused_before_anything_is_tried() -> None:
+    trace = heavy(4)
+    with pytest.raises(UnknownGpuError, match="did you mean"):
+        umem.choose(trace, "t5")
+    with pytest.raises(ScalingError, match="recorded at one size"):
+        umem.choose(trace, "t4", size=64)
+    with pytest.raises(SizeError, match="whole number of at least 1"):
+        umem.choose(trace, "t4", size=0)
+    with pytest.raises(SizeError, match="vram"):
+        umem.choose(trace, "t4", vram="lots")
+    with pytest.raises(TraceError, match="no operation"):
+        umem.choose(Trace([]), "t4")
+    with pytest.raises(UnknownGpuError):
+        choose_each(trace, ["t4", "t5"])
+
+
+def test_a_trace_without_backward_has_nothing_to_run_again() -> None:
+    choice = umem.choose(Trace(step(backward=False)), "t4")
+    assert choice.best is not None and choice.best.name == "nothing"
+    recompute = [option for option in choice.dropped if "recompute" in option.name]
+    assert len(recompute) == sum("recompute" in t.name for t in TECHNIQUES)
+    for option in recompute:
+        assert "no backward" in option.reason or "everything kept" in option.reason
+
+
+def test_json_says_of_every_figure_that_it_is_simulated() -> None:
+    content = umem.choose(heavy(40), "t4", vram="128MiB").to_json()
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
+    assert content["simulated"] is True and content["options"] and content["dropped"]
+    for option in (*content["options"], *content["dropped"]):
+        plain = {"name", "exact", "line", "reason"}
+        assert all(key in plain or key.startswith("simulated_") for key in option)

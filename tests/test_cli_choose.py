@@ -1,0 +1,199 @@
+"""``umem choose``: what it prints at any width, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.cells import cell_len
+from test_techniques import chain_of
+
+from umem.choosing import choose, choose_each
+from umem.cli import main
+from umem.devices.specs import GPUS
+from umem.reports.choice_text import choice_text, gpus_text
+from umem.trace import Mark, Trace
+from umem.units import GIB, MIB
+
+needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="no matplotlib")
+
+
+def trace(nbytes: int = 4 * MIB, count: int = 40) -> Trace:
+    return Trace([*chain_of(count, nbytes), Mark("step")])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return trace().save(tmp_path / "step.umem.gz")
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Path:
+    """For questions that are asked of every GPU."""
+    return trace(count=4).save(tmp_path / "short.umem.gz")
+
+
+def run(*args: Any, width: int = 80, **env: str) -> Result:
+    variables = {"COLUMNS": str(width), "NO_COLOR": "1", **env}
+    return CliRunner(env=variables).invoke(main, ["choose", *map(str, args)])
+
+
+def refused(*args: Any) -> str:
+    done = run(*args)
+    assert done.exit_code != 0 and "Traceback" not in done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    return " ".join(done.output.split())
+
+
+# -- what it prints ----------------------------------------------------------------------------
+
+
+def test_it_prints_what_fits_and_the_code(path: Path) -> None:
+    done = run(path, "--gpu", "t4", "--vram", "128MiB")
+    assert done.exit_code == 0
+    assert "All figures are simulated" in " ".join(done.output.split())
+    lines = done.output.splitlines()
+    wanted = choose(trace(), "t4", vram="128MiB")
+    start = next(n for n, line in enumerate(lines) if "technique" in line)
+    for number, option in enumerate(wanted.options, 1):
+        assert lines[start + number].split()[0] == str(number)
+        assert option.name.split(",")[0] in lines[start + number]
+    assert 'with umem.chainer.Recompute("min"):' in done.output
+    assert "more do not fit" in done.output and "it needs 168.0 MiB" not in done.output
+    assert f"umem choose {path} --all-gpus" in done.output
+
+
+def test_all_says_why_the_others_do_not(path: Path) -> None:
+    done = run(path, "--vram", "128MiB", "--all")
+    assert "nothing:\n   it needs 168.0 MiB, and 128.0 MiB of VRAM are usable\n" in done.output
+
+
+@pytest.mark.parametrize("width", [40, 80])
+@pytest.mark.parametrize("vram", ["48MiB", "128MiB", None])
+def test_no_line_is_wider_than_the_terminal(width: int, vram: str | None) -> None:
+    choice = choose(trace(), "t4", vram=vram)
+    for every in (False, True):
+        lines = [line.plain for line in choice_text(choice, width, every=every)]
+        assert max(map(cell_len, lines)) <= width
+    choices = choose_each(trace(30 * GIB, 6), ["t4", "jetson-orin-64gb", "h200"])
+    lines = [line.plain for line in gpus_text(choices, width)]
+    assert max(map(cell_len, lines)) <= width
+
+
+def test_code_that_is_broken_over_lines_is_still_code() -> None:
+    choice = choose(trace(), "t4", vram="48MiB")
+    lines = [line.plain for line in choice_text(choice, 40)]
+    start = lines.index("To turn it on") + 1
+    text = "\n".join(line[3:] for line in lines[start : start + 40])
+    begin = text.index("with (")
+    broken = text[begin : text.index("\n):\n", begin) + 3]
+    compile(broken + "\n    pass", "choice", "exec")
+    assert "LookaheadPrefetch" in text
+
+
+def test_a_step_that_fits_nowhere_has_its_nearest(path: Path) -> None:
+    done = run(path, "--gpu", "jetson-orin-64gb", "--vram", "16MiB")
+    said = " ".join(done.output.split())
+    assert done.exit_code == 0
+    assert "Nothing makes the step fit a Jetson AGX Orin 64 GB" in said and "(simulated)" in said
+    assert "Closest comes 'recompute min': it needs" in said
+
+
+def test_every_gpu_is_listed_and_those_that_cannot_say_why(tmp_path: Path) -> None:
+    path = trace(30 * GIB, 6).save(tmp_path / "large.umem.gz")
+    done = run(path, "--all-gpus", width=100)
+    assert done.exit_code == 0
+    head, _, cannot = done.output.partition("Cannot run it")
+    assert "All figures are simulated" in head
+    assert "jetson-orin-64gb" in cannot and "jetson" not in head
+    assert all(name in head for name in GPUS if not name.startswith("jetson"))
+    assert "--gpu NAME" in done.output
+
+
+def test_output_that_is_no_terminal_has_no_colour(path: Path) -> None:
+    assert "\x1b" not in run(path, NO_COLOR="").output
+
+
+def test_json_is_what_python_gives(path: Path, short: Path) -> None:
+    done = run(path, "--vram", "128MiB", "--json")
+    assert json.loads(done.output) == choose(trace(), "t4", vram="128MiB").to_json()
+    every = json.loads(run(short, "--all-gpus", "--json").output)
+    assert every["simulated"] is True and len(every["gpus"]) == len(GPUS)
+    assert all(each["simulated"] is True for each in every["gpus"])
+
+
+def test_two_traces_are_joined_and_taken_to_a_size(tmp_path: Path) -> None:
+    small = trace(4 * MIB).save(tmp_path / "a.umem.gz")
+    large = trace(8 * MIB).save(tmp_path / "b.umem.gz")
+    done = run(small, large, "--sizes", "4,8", "--size", "64", "--json")
+    found = json.loads(done.output)
+    assert found["size"] == 64
+    assert found["options"] == choose(trace(64 * MIB), "t4").to_json()["options"]
+    assert "at size 64" in run(small, large, "--sizes", "4,8", "--size", 64).output
+
+
+# -- what it writes ----------------------------------------------------------------------------
+
+
+@needs_matplotlib
+def test_pictures_are_written_and_not_over_others(short: Path, tmp_path: Path) -> None:
+    path = short
+    for args in ((), ("--all-gpus",)):
+        picture = tmp_path / "choice.png"
+        assert run(path, *args, "--png", picture).exit_code == 0
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        before = picture.read_bytes()
+        assert "exists; --force overwrites it" in refused(path, *args, "--png", picture)
+        assert picture.read_bytes() == before
+        assert run(path, *args, "--png", picture, "--force").exit_code == 0
+        picture.unlink()
+    assert "named twice" in refused(path, "--png", path, "--force")
+    assert "no folder" in refused(path, "--png", tmp_path / "none" / "a.png")
+
+
+@needs_matplotlib
+def test_the_title_of_a_picture_says_that_it_is_simulated(tmp_path: Path, monkeypatch) -> None:
+    from matplotlib.figure import Figure
+
+    from umem.reports import choice_picture
+
+    titles: list[str] = []
+    monkeypatch.setattr(Figure, "suptitle", lambda self, title, **k: titles.append(title))
+    choice = choose(trace(), "t4", vram="128MiB")
+    choice_picture.draw_choice(choice, tmp_path / "a.png")
+    choice_picture.draw_gpus(choose_each(trace(), ["t4", "h200"]), tmp_path / "b.png")
+    choice_picture.draw_gpus(choose_each(trace(30 * GIB, 6), ["jetson-orin-64gb"]), tmp_path / "c")
+    assert len(titles) == 3 and all("simulated" in title for title in titles)
+
+
+# -- what it refuses ---------------------------------------------------------------------------
+
+
+def test_bad_options_are_refused(path: Path) -> None:
+    assert "no GPU named 't5'" in refused(path, "--gpu", "t5")
+    assert "recorded at one size" in refused(path, "--size", 64)
+    assert "2 sizes, and there are 1 traces" in refused(path, "--sizes", "4,8", "--size", 64)
+    assert "2 traces need --sizes" in refused(path, path, "--size", 64)
+    assert "whole numbers with commas" in refused(path, "--sizes", "4;8")
+    assert "sizes must differ" in refused(path, path, "--sizes", "4,4", "--size", 8)
+    assert "at least 1" in refused(path, path, "--sizes", "4,8", "--size", 0)
+    assert "at least 1" in refused(path, path, "--sizes", "0,8", "--size", 3)
+    assert "leave --gpu and" in refused(path, "--all-gpus", "--gpu", "t4")
+    assert "--all says more" in refused(path, "--all-gpus", "--all")
+    assert "vram must be" in refused(path, "--vram", "lots")
+    assert "Missing argument" in refused()
+
+
+def test_bad_traces_are_refused(path: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.umem.gz"
+    broken.write_bytes(path.read_bytes()[:-40])
+    assert "broken.umem.gz" in refused(broken)
+    assert "none.umem.gz" in refused(tmp_path / "none.umem.gz")
+    empty = Trace([]).save(tmp_path / "empty.umem.gz")
+    assert "no operation" in refused(empty)
+    other = trace(count=20).save(tmp_path / "other.umem.gz")
+    assert "not do the same" in refused(path, other, "--sizes", "4,8", "--size", 16)
