@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import inspect
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 import umem
 from umem.devices.virtual import arrays as xp
 from umem.errors import StateError
+from umem.recorder import active
 from umem.stacks import USER_DEPTH
 from umem.trace import Alloc
 
@@ -147,6 +149,21 @@ def test_a_virtual_gpu_inside_takes_allocations_without_stacks() -> None:
     assert gpu.figures.peak_bytes == 1 << 20
     assert allocs(recorder)[0].stack
     del array
+
+
+def test_the_conditions_of_the_benchmark_are_what_they_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(Path(umem.__file__).parent.parent / "bench")
+    overhead = importlib.import_module("overhead")
+    found = {}
+    for name, condition in overhead.conditions().items():
+        with condition() as recorder:
+            found[name] = len(active())
+            xp.ones(3)
+        if name in ("record", "stacks"):
+            assert bool(allocs(recorder)[0].stack) == (name == "stacks")
+    assert found == {"off": 0, "record": 1, "stacks": 1, "watch": 1, "live": 1}
 
 
 @pytest.mark.parametrize("stacks", [1, "yes", None])

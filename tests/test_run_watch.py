@@ -230,6 +230,10 @@ def test_whatever_is_written_and_drawn_the_output_is_the_scripts_own(parts: list
             else:
                 region.draw(["view"] * part)
         region.stop()
+    if plain.getvalue()[-1:] not in ("", "\n"):
+        plain.write("\n")
+    terminal.write("umem: over\n")
+    plain.write("umem: over\n")
     assert shown(terminal) == shown(plain)
 
 

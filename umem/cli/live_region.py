@@ -41,8 +41,14 @@ class LiveRegion:
                 setattr(sys, name, through)
 
     def stop(self) -> None:
-        """Take the lines away and put the streams back, unless the program has put others."""
+        """Take the lines away and put the streams back, unless the program has put others.
+
+        What is written next begins a line.
+        """
         self.draw(())
+        if self._is_open:
+            self._is_open = False
+            self._terminal.write("\n")
         for name, (stream, through) in self._replaced.items():
             if getattr(sys, name) is through:
                 setattr(sys, name, stream)
