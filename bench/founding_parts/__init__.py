@@ -1,0 +1,1 @@
+"""The network of bench/founding_table.py, and what is done to its step."""

@@ -1,0 +1,211 @@
+"""Does the model say what was measured in 2021 for RoBERTa with each technique?
+
+The published run: 84 million parameters, batch 64, a P100 of 16 GB, "MiB in use" as the driver
+says, with a framework that is not Chainer (../docs/predicting.md names the source). Here the
+same network in Chainer takes a step at two small batches; `Trace.at` makes the step at the
+published batch, and the model of that GPU says what tensors take at most, and what CuPy's pool
+would reserve for them: simulated. Judged is the change by tensors, because the published run's
+allocator is another one. The driver's figure also has the context of CUDA, which no row here has.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import common
+import numpy as np
+from founding_parts.roberta import Roberta, Sizes, half_products_left_out
+from founding_parts.states import with_small_states
+
+import umem
+import umem.chainer
+from umem.trace import Trace
+
+# isort: split
+import chainer  # after the compatibility layer
+
+QUESTION = (__doc__ or "").splitlines()[0]
+GPU = "p100-16gb"
+BATCH = 64
+MIB = 1 << 20
+POINTS = 10
+SMALL = Sizes(layers=2, width=32, heads=2, vocabulary=300, positions=40, length=16)
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A row: what is done, and what the source measured."""
+
+    name: str
+    published_mib: int | None
+    checkpoint: bool = False
+    micro_batches: int = 1
+    precision: str = "single"
+    small_states: bool = False
+
+
+TECHNIQUES = (
+    Technique("base", 12_589),
+    Technique("checkpointing", 8_311, checkpoint=True),
+    Technique("accumulation, 4 x 16", 3_503, micro_batches=4),
+    Technique("half precision (autocast)", 10_119, precision="autocast"),
+    Technique("8-bit Adam", 12_621, small_states=True),
+    Technique("all", 2_873, True, 4, "autocast", True),
+    Technique("half precision (mixed16)", None, precision="mixed16"),
+)
+
+
+def plain(function: Callable[..., Any], *inputs: Any) -> Any:
+    return function(*inputs)
+
+
+def step_of(technique: Technique, sizes: Sizes) -> Callable[[int], None]:
+    """One step of so many lines a micro-batch."""
+    np.random.seed(0)
+    dtype = chainer.mixed16 if technique.precision == "mixed16" else np.float32
+    with chainer.using_config("dtype", dtype):
+        model = Roberta(sizes)
+    optimizer = chainer.optimizers.Adam(1e-4, weight_decay_rate=0.01).setup(model)
+    if technique.precision == "mixed16":
+        optimizer.use_fp32_update()
+    region = umem.chainer.checkpoint if technique.checkpoint else plain
+    source = np.random.default_rng(0)
+
+    def step(lines: int) -> None:
+        model.cleargrads()
+        for _ in range(technique.micro_batches):
+            shape = lines, sizes.length
+            tokens = source.integers(0, sizes.vocabulary, shape, dtype=np.int32)
+            targets = source.integers(0, sizes.vocabulary, shape[0] * shape[1], dtype=np.int32)
+            loss = model.loss(tokens, targets, region, technique.precision == "autocast")
+            (loss / technique.micro_batches).backward()
+            del loss
+        optimizer.update()
+
+    def configured(lines: int) -> None:
+        with chainer.using_config("dtype", dtype):
+            step(lines)
+
+    return configured
+
+
+def trace_of(technique: Technique, sizes: Sizes, lines: tuple[int, int], batch: int) -> Trace:
+    """The step at the published batch."""
+    with half_products_left_out(), np.errstate(all="ignore"):  # zeros make infinities
+        recorded = umem.record_at(step_of(technique, sizes), lines)
+    trace = recorded.at(batch // technique.micro_batches)
+    return with_small_states(trace) if technique.small_states else trace
+
+
+def row_of(technique: Technique, trace: Trace, base: dict[str, Any] | None) -> dict[str, Any]:
+    found = umem.replay(trace, GPU, "unmanaged")
+    fits = found.fits
+    if not fits:
+        found = umem.replay(trace, GPU, "managed")
+    row: dict[str, Any] = {
+        "technique": technique.name, "published_mib": technique.published_mib,
+        "simulated_tensors_mib": found.peak_bytes / MIB,
+        "simulated_reserved_mib": found.figures.reserved_peak_bytes / MIB,
+        "simulated_lasting_mib": lasting_bytes(trace) / MIB, "simulated_fits": fits,
+        "because": found.because,
+    }  # fmt: skip
+    base = base or row
+    for name in ("published", "simulated_tensors", "simulated_reserved"):
+        mib = row[f"{name}_mib"]
+        row[f"{name}_change"] = None if mib is None else mib / base[f"{name}_mib"] - 1
+    published = row["published_change"]
+    row["points"] = None
+    if published is not None and base is not row:
+        row["points"] = 100 * (row["simulated_tensors_change"] - published)
+    return row
+
+
+def lasting_bytes(trace: Trace) -> int:
+    """Parameters, their gradients, and the optimizer's states."""
+    lives = trace.lifetimes()
+    updates = [op for op in trace.ops if op.phase == "update"]
+    held = {access for op in updates for access in (*op.reads, *op.writes)}
+    return sum(lives[access.tensor].alloc.nbytes for access in held)
+
+
+def verdict(row: dict[str, Any]) -> str:
+    if row["points"] is None:
+        return "-"
+    return "met" if abs(row["points"]) <= POINTS else f"missed: above {POINTS} points"
+
+
+def straight_line(rows: list[dict[str, Any]]) -> str:
+    """What the published figures of base and accumulation say about what no batch changes."""
+    base, accumulated = (rows[i]["published_mib"] for i in (0, 2))
+    rest = accumulated - (base - accumulated) / 3  # 64 lines and 16: a line through both, at 0
+    return (
+        f"Published, on a straight line through batch 64 and 16: {rest:,.0f} MiB at batch 0. "
+        f"Parameters, gradients and Adam's states alone take "
+        f"{rows[0]['simulated_lasting_mib']:,.0f} MiB: no step that is affine in its batch has "
+        "both published figures, so one of them holds memory that is no tensor's, or their "
+        "lines had other lengths."
+    )
+
+
+def show(rows: list[dict[str, Any]], batch: int) -> None:
+    def percent(row: dict[str, Any], name: str) -> str | None:
+        change = row[f"{name}_change"]
+        return None if change is None else f"{change:+.0%}"
+
+    common.show(
+        f"RoBERTa, batch {batch}, on {GPU}: published, and simulated",
+        ("technique", "published MiB", "tensors MiB (simulated)", "reserved MiB (simulated)",
+         "published", "tensors", "reserved", "points", ""),
+        [
+            (
+                row["technique"], row["published_mib"], f"{row['simulated_tensors_mib']:,.0f}",
+                f"{row['simulated_reserved_mib']:,.0f}", percent(row, "published"),
+                percent(row, "simulated_tensors"), percent(row, "simulated_reserved"),
+                None if row["points"] is None else f"{row['points']:+.0f}", row["verdict"],
+            )
+            for row in rows
+        ],
+    )  # fmt: skip
+    print("Same order: " + ("yes" if in_order(rows) else "no"))
+    for row in rows:
+        print(f"{row['technique']}: {row['because']}")
+    print(straight_line(rows))
+
+
+@click.command(help=__doc__)
+@click.option("--quick", is_flag=True, help="A small network: the figures mean nothing.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the result here.")
+def main(quick: bool, path: Path | None) -> None:
+    sizes, lines, batch = (SMALL, (2, 3), 8) if quick else (Sizes(), (2, 3), BATCH)
+    rows: list[dict[str, Any]] = []
+    for technique in TECHNIQUES:
+        trace = trace_of(technique, sizes, lines, batch)
+        rows.append(row_of(technique, trace, rows[0] if rows else None))
+        rows[-1]["verdict"] = verdict(rows[-1])
+    show(rows, batch)
+    if path is not None:
+        common.write_json(
+            path,
+            common.report("founding_table", QUESTION, rows, simulated=True,
+                          options={"quick": quick, "gpu": GPU, "batch": batch}),
+        )  # fmt: skip
+
+
+def in_order(rows: list[dict[str, Any]]) -> bool:
+    """Whether the published rows come in the same order by bytes (1% is a tie)."""
+    rows = sorted((r for r in rows if r["published_mib"]), key=lambda r: r["published_mib"])
+    ours = [row["simulated_tensors_mib"] for row in rows]
+    return all(b > 0.99 * a for a, b in itertools.pairwise(ours))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""bench/founding_table.py: the network has the published parameters, its parts do as they say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import umem.chainer  # isort: skip  (before chainer)
+import chainer
+import chainer.functions as F
+from chainer import gradient_check
+
+from umem.trace import Access, Alloc, Mark, Op, Trace
+
+assert umem.chainer
+BENCH = Path(__file__).resolve().parents[1] / "bench"
+
+
+def module(name: str) -> ModuleType:
+    """A module of the benchmarks, which import each other from their own folder."""
+    sys.path.insert(0, str(BENCH))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(BENCH))
+
+
+founding_table = module("founding_table")
+roberta = module("founding_parts.roberta")
+states = module("founding_parts.states")
+
+
+def test_the_network_has_84_million_parameters() -> None:
+    with chainer.using_config("dtype", np.float32):
+        model = roberta.Roberta(roberta.Sizes())
+    assert sum(p.size for p in model.params()) == pytest.approx(84e6, rel=0.01)
+
+
+def test_the_loss_is_chainers() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((70, 9))
+    t = rng.integers(0, 9, 70)
+    ours, theirs = chainer.Variable(x.copy()), chainer.Variable(x.copy())
+    loss, expected = roberta.cross_entropy(ours, t), F.softmax_cross_entropy(theirs, t)
+    loss.backward()
+    expected.backward()
+    assert loss.array == pytest.approx(expected.array)
+    np.testing.assert_allclose(ours.grad, theirs.grad, atol=1e-12)
+
+
+def test_gelu_has_its_own_gradient() -> None:
+    x = np.random.default_rng(0).standard_normal((70, 3))
+    gradient_check.check_backward(roberta.gelu, x, np.ones_like(x), dtype=np.float64)
+    assert roberta.gelu(np.array([[0.0, 1.0, -1.0]])).array == pytest.approx(
+        np.array([[0.0, 0.8413447, -0.1586553]])  # x times the normal distribution below x
+    )
+
+
+@pytest.mark.parametrize("trans", [(False, False), (True, False), (False, True), (True, True)])
+def test_products_that_are_left_out_have_the_shape_of_those_that_are_not(trans: Any) -> None:
+    a = np.zeros((2, 4, 3) if trans[0] else (2, 3, 4), np.float16)
+    b = np.zeros((2, 5, 4) if trans[1] else (2, 4, 5), np.float16)
+    expected = F.matmul(a, b, *trans)
+    with roberta.half_products_left_out():
+        found = F.matmul(a + 1, b + 1, *trans)
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    assert not found.array.any() and F.matmul(a + 1, b + 1, *trans).array.all()
+
+
+def test_linear_that_is_left_out_has_its_gradients_shapes() -> None:
+    made = [chainer.Variable(np.ones(s, np.float16)) for s in ((3, 4), (5, 4), (5,))]
+    with roberta.half_products_left_out():
+        y = F.linear(*made)
+        y.grad = np.ones((3, 5), np.float16)
+        y.backward()
+    assert [v.grad.shape for v in made] == [(3, 4), (5, 4), (5,)]
+    assert [v.grad.any() for v in made] == [False, False, True]
+
+
+def test_small_states_are_a_byte_a_value_and_a_scale_a_block() -> None:
+    values = 10_000
+    embedded = [Alloc(0, 4 * values, "parameter", "W"), Alloc(1, 4 * values, "state", "Adam.m")]
+    other = [Alloc(2, 4 * values, "parameter", "W"), Alloc(3, 4 * values, "state", "Adam.m"),
+             Alloc(4, 400, "parameter", "b"), Alloc(5, 400, "state", "Adam.v")]  # fmt: skip
+    whole = [Access(n, 0, size) for n, size in enumerate([4 * values] * 4 + [400] * 2)]
+    ops = [Op("EmbedID", "forward", (whole[0],), ())]
+    ops += [Op("Adam", "update", (whole[n], whole[n + 1]), (whole[n], whole[n + 1]))
+            for n in (0, 2, 4)]  # fmt: skip
+    trace = states.with_small_states(Trace([*embedded, *other, *ops, Mark("step")]))
+    sizes = {e.tensor: e.nbytes for e in trace.events if isinstance(e, Alloc)}
+    blocks = -(-values // states.BLOCK)
+    assert sizes == {0: 40_000, 1: 40_000, 2: 40_000, 3: values + 4 * blocks, 4: 400, 5: 400}
+    assert [access.stop for access in list(trace.ops)[2].writes] == [40_000, sizes[3]]
+
+
+def test_a_small_table(tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        founding_table.main, ["--quick", "--json", str(tmp_path / "x.json")],
+        catch_exceptions=False,
+    )  # fmt: skip
+    assert done.exit_code == 0 and "simulated" in done.output
+    content = json.loads((tmp_path / "x.json").read_text())
+    rows = {row["technique"]: row for row in content["rows"]}
+    assert content["simulated"] and len(rows) == len(founding_table.TECHNIQUES)
+    peaks = {name: row["simulated_tensors_mib"] for name, row in rows.items()}
+    for name in ("checkpointing", "accumulation, 4 x 16", "8-bit Adam"):
+        assert peaks["all"] < peaks[name] < peaks["base"]
+    # parameters, gradients and two states of four bytes a parameter
+    model = roberta.Roberta(founding_table.SMALL)
+    lasting = 16 * sum(p.size for p in model.params()) / founding_table.MIB
+    assert rows["base"]["simulated_lasting_mib"] == pytest.approx(lasting)
