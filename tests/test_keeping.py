@@ -369,6 +369,12 @@ def test_tracemalloc_that_the_script_started_stays_on(training: Training) -> Non
         tracemalloc.stop()
 
 
+def test_a_trace_says_where_it_comes_from(training: Training) -> None:
+    meta = run(Keeper(Steps(1, 1)), [training.step] * 2).trace.meta
+    assert (meta["steps"], meta["numpy"], meta["umem"]) == ("1", np.__version__, umem.__version__)
+    assert {"python", "chainer", "machine"} <= set(meta)
+
+
 def test_stacks_are_kept_too(training: Training) -> None:
     kept = run(Keeper(stacks=True), [training.step] * 4)
     for event in kept.trace.events:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from umem.calibrating import Calibrated, calibrate
+from umem.compat.requirement import installed_version
 from umem.errors import SizeError
 from umem.events import Event, Mark, Op
 from umem.recorder import Recorder
@@ -185,6 +187,7 @@ class Keeper:
         calibrated = self._calibrated()
         steps = self._named()
         meta = {"steps": steps} if steps else {}
+        meta.update(_provenance())
         trace = Trace(calibrated.events, self._recorder.backend, meta)
         return Kept(trace, steps, tuple(self._notes(len(calibrated.missing))))
 
@@ -213,6 +216,13 @@ class Keeper:
         if not self._measured:
             return "the run ended before a step to measure it in"
         return "the steps after ran other operations, or of other shapes"
+
+
+def _provenance() -> dict[str, str]:
+    """Where a trace comes from, for reports to show: versions and the kind of machine."""
+    names = ("umem", "python", "numpy", "chainer", "cupy")
+    versions = {name: text for name in names if (text := installed_version(name))}
+    return {**versions, "machine": f"{platform.system()} {platform.machine()}"}
 
 
 def _counted(count: int) -> str:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 import shlex
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import click
 
-import umem
 from umem.claiming import claimed
 from umem.errors import TraceError
 from umem.keeping import Keeper, Kept, Steps
@@ -71,7 +68,7 @@ class Recording:
 
     def _write(self, kept: Kept) -> None:
         """Failing must not stop the training; it is told, and tried once more, at the end."""
-        trace = replace(kept.trace, meta={**kept.trace.meta, **_provenance(self._script)})
+        trace = replace(kept.trace, meta={**kept.trace.meta, "script": self._script.name})
         try:
             trace.save(self._path, force=self._options.force)
         except TraceError as error:
@@ -92,14 +89,3 @@ class Recording:
             click.echo(f"umem: {note}", err=True)
         name = shlex.quote(str(path))
         click.echo(f"  umem report {name}\n  umem choose {name} --gpu t4", err=True)
-
-
-def _provenance(script: Path) -> dict[str, str]:
-    """Where a trace comes from, for the reports to show."""
-    found = {"script": script.name, "umem": umem.__version__, "python": platform.python_version()}
-    for package in ("numpy", "chainer"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return {**found, "machine": f"{platform.machine()} {platform.system()}"}
