@@ -153,6 +153,17 @@ def test_where_the_trace_ends_with_the_next_step_it_takes_two_of_a_make() -> Non
     assert (leak.op, leak.phase) == ("F", "forward")
 
 
+def test_it_is_said_how_sure_none_is() -> None:
+    def said(*events: Event) -> str:
+        return analyse(Trace([W, *events])).no_leaks
+
+    before = Alloc(9, 4, "activation", "loss", True)
+    assert said(*step(1)) == said(*step(1), Free(1)) == "It takes two recorded steps to tell."
+    assert said(*step(1), *step(2)).startswith("None that can be seen")
+    assert said(before, *step(1), Free(9), *step(2)) == "None."
+    assert said(*step(1), *step(2), Free(1)) == said(*step(1), *step(2), *step(3, 1, 2)) == "None."
+
+
 def test_where_something_was_freed_after_the_next_step_the_rest_stays() -> None:
     x = Alloc(50, 7, "input", "x", True)
     (leak,) = leaks_of([W, *step(1), x, *step(2), Free(50)])

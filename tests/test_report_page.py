@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from browser import Browser, executable
 
 from umem.analysing import Vram, analyse
-from umem.reports.step_page import embedded, step_page
+from umem.reports.step_page import PARTS, SCRIPTS, embedded, step_page
 from umem.tensors import KINDS
 from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
 from umem.units import format_bytes
@@ -108,6 +109,17 @@ def test_the_page_carries_figures_and_where_it_comes_from() -> None:
     }  # fmt: skip
     assert content["provenance"] == [["umem", "1.2.3"], ["written", "today"]]
     assert len(content["tensors"]) == 11
+
+
+def test_every_part_of_the_page_is_installed() -> None:
+    root = PARTS.parents[1]
+    setup = ast.parse((root.parent / "setup.py").read_text(encoding="utf-8"))
+    (data,) = (node.value for node in ast.walk(setup)
+               if isinstance(node, ast.keyword) and node.arg == "package_data")  # fmt: skip
+    patterns = ast.literal_eval(data)["umem"]
+    installed = {path for pattern in patterns for path in root.glob(pattern)}
+    assert set(PARTS.iterdir()) <= installed
+    assert {path.stem for path in PARTS.glob("*.js")} == set(SCRIPTS)
 
 
 # -- in a browser ------------------------------------------------------------------------------

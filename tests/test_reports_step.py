@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from strategies import traces
 
+import umem.scaling
 from umem.analysing import Vram, analyse
 from umem.differences import compare
 from umem.errors import MissingDependencyError
@@ -108,8 +109,16 @@ def test_a_trace_without_tensors_says_so(events: list[Event]) -> None:
 
 
 def test_one_step_cannot_tell_leaks() -> None:
-    assert "takes two recorded steps to tell" in text_of(training(1))
-    assert "\nnone" in text_of(Trace([Alloc(0, 5, "input", "x", True), *[Mark("step")] * 2]))
+    assert "It takes two recorded steps to tell." in text_of(training(1))
+    two = [Alloc(0, 5, "input", "x", True), Mark("step"), Mark("step")]
+    assert "None that can be seen; one more recorded step would tell" in text_of(Trace(two))
+    assert text_of(Trace([*two, Free(0)])).endswith("Tensors that outlive their step\nNone.")
+
+
+def test_of_a_trace_of_several_sizes_the_largest_is_shown() -> None:
+    trace = umem.scaling.join([training(1), training(1)], [4, 8])
+    assert "; the largest of sizes 4, 8" in text_of(trace, 200)
+    assert step_json(analyse(trace), "t.gz")["sizes"] == [4, 8]
 
 
 def test_the_curve_is_as_high_as_the_bytes() -> None:

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from umem.events import Op
-from umem.outliving import Leak, find_leaks
+from umem.outliving import Leak, can_tell, find_leaks
 from umem.tensors import KINDS, LASTING, WORKSPACE, Reading, Tensor, read_tensors
 from umem.trace import Trace
 
@@ -109,6 +109,15 @@ class Analysis:
     def leaks(self) -> list[Leak]:
         """Tensors that outlive their step; see `umem.outliving`."""
         return find_leaks(self.reading)
+
+    @cached_property
+    def no_leaks(self) -> str:
+        """What to say where there are none: how sure that is."""
+        if self.step_count < 2:
+            return "It takes two recorded steps to tell."
+        if not can_tell(self.reading):
+            return "None that can be seen; one more recorded step would tell for sure."
+        return "None."
 
     def ops_by_seconds(self) -> list[OpTotal]:
         """The operations, those that took longest first; as they came where there are no times."""

@@ -63,6 +63,15 @@ def find_leaks(reading: Reading) -> list[Leak]:
     return sorted(leaks, key=lambda leak: -leak.total_bytes)
 
 
+def can_tell(reading: Reading) -> bool:
+    """Whether the trace goes far enough to say of any step that nothing outlives it."""
+    ends = _ends(reading)
+    if any(end.sure is not None for step, end in ends.items() if step != BEFORE):
+        return True
+    earlier = (t for t in reading.tensors if t.uploaded and t.kind in ACTIVATIONS)
+    return len(ends) > 1 and any(True for _ in earlier)
+
+
 def _step(tensor: Tensor) -> int:
     return BEFORE if tensor.uploaded else tensor.step
 

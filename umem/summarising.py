@@ -20,6 +20,7 @@ def summary(analysis: Analysis, name: str, vram: Vram | None = None) -> dict[str
         "trace": name,
         "backend": analysis.trace.backend,
         "meta": dict(analysis.trace.meta),
+        "sizes": list(analysis.trace.sizes),
         "event_count": len(analysis.trace),
         "op_count": analysis.op_count,
         "step_count": analysis.step_count,
@@ -29,6 +30,7 @@ def summary(analysis: Analysis, name: str, vram: Vram | None = None) -> dict[str
         "vram": None if vram is None else _vram(vram, analysis),
         "peak": _peak(analysis),
         "operations": [asdict(op) for op in analysis.ops_by_seconds()],
+        "no_outliving": None if analysis.leaks else analysis.no_leaks,
         "outliving": [_leak(leak) for leak in analysis.leaks],
     }
 

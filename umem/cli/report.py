@@ -94,7 +94,7 @@ def _vram(gpu: str | None, vram: str | None) -> Vram | None:
     """What to compare with: a size that is given goes before the table's."""
     nbytes = None if vram is None else parse_bytes(vram, "--vram")
     if gpu is None:
-        return None if nbytes is None else Vram("the GPU given by --vram", nbytes)
+        return None if nbytes is None else Vram("a GPU", nbytes)
     spec = gpu_spec(gpu)
     return Vram(spec.name, nbytes or spec.usable_bytes)
 

@@ -76,6 +76,8 @@ def _heading(analysis: Analysis, name: str, width: int) -> Iterator[Text]:
         f"{name}: {_count(len(trace), 'event')}, {_count(analysis.op_count, 'operation')}, "
         f"{_count(analysis.step_count, 'step')}, recorded on {trace.backend}"
     )
+    if len(trace.sizes) > 1:
+        what += f"; the largest of sizes {', '.join(map(str, trace.sizes))}"
     yield from (Text(line, style="bold") for line in wrapped(what, width))
     if analysis.seconds is not None:
         time = f"{format_seconds(analysis.seconds)} of host time in operations"
@@ -254,8 +256,7 @@ def _leaks(analysis: Analysis, width: int) -> Iterator[Text]:
     title = "Tensors that outlive their step"
     leaks = analysis.leaks
     if not leaks:
-        why = "none" if analysis.step_count > 1 else "takes two recorded steps to tell"
-        yield from _section(title, width, wrapped(why, width))
+        yield from _section(title, width, wrapped(analysis.no_leaks, width))
         return
     total = sum(leak.total_bytes for leak in leaks)
     lines = [line for stack, group in _by_stack(leaks) for line in _group(stack, group, width)]

@@ -31,6 +31,7 @@ function title(data) {
   byId("subtitle").textContent = printable([
     counted(data.event_count, "event"), counted(data.op_count, "operation"),
     counted(data.step_count, "step"), "recorded on " + data.backend,
+    ...(data.sizes.length > 1 ? ["the largest of sizes " + data.sizes.join(", ")] : []),
   ].join(" \u00b7 "));
 }
 

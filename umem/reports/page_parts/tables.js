@@ -159,8 +159,7 @@ function barOf(share, kind) {
 function leakTable(data) {
   const box = byId("outliving");
   if (!data.outliving.length) {
-    box.append(make("p", "", data.steps.length > 1 ? "None."
-      : "It takes two recorded steps to tell."));
+    box.append(make("p", "", data.no_outliving));
     return;
   }
   const columns = [
