@@ -164,8 +164,10 @@ class _Scaler:
         self._size = size
         self._used = slice(-degree - 1, None)  # the largest sizes are nearest to what is asked
         self._fit = Fit(sizes[self._used], size)
-        self._lines = [(i, Fit(pair, size)) for i, pair in enumerate(itertools.pairwise(sizes))]
+        pairs = list(itertools.pairwise(sizes))
+        self._lines = [Fit(pair, size) for pair in (pairs[:-1] if degree == 1 else pairs)]
         self._nbytes: list[int] = []
+        self._recorded: list[list[int]] = []
 
     def events(self) -> list[Event]:
         made: list[Event] = []
@@ -178,9 +180,9 @@ class _Scaler:
     def _event(self, row: tuple[Any, ...]) -> Event:
         last: Event = row[-1]
         if isinstance(last, Alloc):
-            nbytes = self._count([event.nbytes for event in row], last.label)
-            self._nbytes.append(nbytes)
-            return last._replace(nbytes=nbytes)
+            self._recorded.append([event.nbytes for event in row])
+            self._nbytes.append(self._count(self._recorded[-1], last.label))
+            return last._replace(nbytes=self._nbytes[-1])
         if isinstance(last, Op):
             return last._replace(
                 reads=self._accesses([event.reads for event in row]),
@@ -197,23 +199,27 @@ class _Scaler:
     def _count(self, values: list[int], what: str) -> int:
         if values.count(values[0]) == len(values):
             return values[0]
-        found = self._fit.count(values[self._used])
-        if found > LARGEST:
+        return self._checked(self._fit.count(values[self._used]), what)
+
+    def _checked(self, value: int, what: str) -> int:
+        if value > LARGEST:
             raise SizeError(
-                f"at size {self._size} {what!r} would need a figure of {found:.1e}, more than "
+                f"at size {self._size} {what!r} would need a figure of {value:.1e}, more than "
                 "a trace can hold: ask for a smaller size"
             )
-        return found
+        return value
 
     def _accesses(self, rows: list[tuple[Access, ...]]) -> tuple[Access, ...]:
         return tuple(map(self._access, *rows))
 
     def _access(self, *row: Access) -> Access:
-        tensor, start, stop = row[-1]
+        tensor = row[-1].tensor
         nbytes = self._nbytes[tensor]
-        start = min(nbytes, self._count([access.start for access in row], "an access"))
-        stop = min(nbytes, self._count([access.stop for access in row], "an access"))
-        return Access(tensor, start, max(start, stop))
+        starts, stops = [access.start for access in row], [access.stop for access in row]
+        if stops == self._recorded[tensor] and not any(starts):
+            return Access(tensor, 0, nbytes)
+        start = min(nbytes, self._count(starts, "an access"))
+        return Access(tensor, start, max(start, min(nbytes, self._count(stops, "an access"))))
 
     def _seconds(self, values: list[float | None]) -> float | None:
         known = [value for value in values if value is not None]
@@ -223,8 +229,9 @@ class _Scaler:
         known = [value for value in values if value is not None]
         if len(known) < len(values):
             return None
-        lines = (line.count(known[i : i + 2]) for i, line in self._lines)
-        return max(self._count(known, op.name), *lines)
+        pairs = itertools.pairwise(known)
+        found = [line.count(pair) for line, pair in zip(self._lines, pairs, strict=False)]
+        return self._checked(max((self._count(known, op.name), *found)), op.name)
 
 
 # -- does the fit hold at the sizes that it was not made of? -----------------------------------
