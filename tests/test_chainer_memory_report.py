@@ -6,6 +6,7 @@ import io
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,19 @@ def test_with_the_trigger_of_the_log_figures_are_those_of_the_moment(tmp_path: P
         trainer.run()
     assert len(log_of(trainer)) == 2
     assert log_of(trainer)[1]["memory/peak_MiB"] * MIB == peak_of(recorder.trace.events)
+
+
+def test_on_cupy_what_its_pool_holds_is_reported_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for a GPU: only the figure's way into the report is shown."""
+    held = SimpleNamespace(usage=lambda: SimpleNamespace(reserved_bytes=5 * MIB))
+    monkeypatch.setattr(module, "current_device", lambda: held)
+    report = MemoryReport()
+    report._recorder.backend = "cupy"
+    trainer = make_trainer(tmp_path, (2, "iteration"), report)
+    trainer.run()
+    assert log_of(trainer)[-1]["memory/reserved_MiB"] == 5.0
 
 
 # -- time --------------------------------------------------------------------------------------

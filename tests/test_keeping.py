@@ -16,6 +16,7 @@ from umem.errors import SizeError
 from umem.events import Alloc, Checker, Event, Free, Mark, Op
 from umem.keeping import Keeper, Kept, Steps
 from umem.recorder import active
+from umem.scaling import join
 
 chainer = pytest.importorskip("umem.chainer").chainer
 F, L = chainer.functions, chainer.links
@@ -367,6 +368,16 @@ def test_tracemalloc_that_the_script_started_stays_on(training: Training) -> Non
         assert tracemalloc.is_tracing()
     finally:
         tracemalloc.stop()
+
+
+def test_traces_of_two_batches_tell_the_peak_of_a_third() -> None:
+    def traced(batch: int) -> umem.Trace:
+        training = Training()
+        return run(Keeper(), [lambda: training.step(batch)] * 4).trace
+
+    joined = join([traced(64), traced(128)], (64, 128))
+    recorded = traced(512).peak_bytes
+    assert abs(joined.at(512).peak_bytes - recorded) < 0.02 * recorded
 
 
 def test_a_trace_says_where_it_comes_from(training: Training) -> None:
