@@ -237,8 +237,9 @@ def test_a_step_on_the_arrays_of_a_virtual_gpu_is_recorded_too() -> None:
             a = gpu.xp.ones((size, 1000), "float32")
             (a * 2).sum()
 
-        trace = umem.record_at(step)
-    assert 2 * 100 * 4000 <= trace.at(100).peak_bytes < 2 * 100 * 4000 + 4096
+        trace = umem.record_at(step, sizes=(64, 128))
+    tensors = 2 * 1000 * 4000
+    assert tensors <= trace.at(1000).peak_bytes < tensors + 65536  # NumPy's buffers
 
 
 # -- the page ----------------------------------------------------------------------------------
