@@ -209,7 +209,7 @@ def test_a_long_run_without_an_update_is_cut(training: Training) -> None:
     keeper = Keeper(limit=50)
     kept = run(keeper, [lambda: training.model(np.ones((4, 8), "f"))] * 100)
     assert 50 <= len(kept.trace) < 60
-    assert kept.notes[-1] == "cut after 50 events"
+    assert kept.notes[-1] == "recording ended after 50 events"
 
 
 def test_a_step_that_is_too_long_is_cut_and_recording_is_over(training: Training) -> None:
@@ -217,7 +217,30 @@ def test_a_step_that_is_too_long_is_cut_and_recording_is_over(training: Training
     keeper = Keeper(Steps(1, 2), limit=30, complete=seen.append)
     kept = run(keeper, [training.step, training.step])
     assert seen == [kept] and 30 <= len(kept.trace) < 40
-    assert "cut after 30 events" in kept.notes
+    assert kept.notes == (
+        "recording ended after 30 events",
+        "the workspace of 1 step is unknown: there was no room for a step to measure it in",
+    )
+
+
+def test_of_all_steps_the_whole_ones_are_kept_as_far_as_there_is_room(training: Training) -> None:
+    seen: list[Kept] = []
+    keeper = Keeper(Steps.parse("all"), workspace=False, limit=200, complete=seen.append)
+    with umem.record() as everything:
+        kept = run(keeper, [training.step] * 9)
+    count = kept.trace.step_count
+    assert 1 < count < 9 and kept.steps == f"1-{count}" and seen == [kept]
+    assert kept.trace.events == slice_of(everything.trace.events, 1, count)
+    assert kept.notes == ("recording ended after 200 events",)
+
+
+def test_no_room_to_measure_workspace_is_said(training: Training) -> None:
+    with umem.record() as everything:
+        training.step()
+    limit = 5 * len(everything.trace) // 2
+    kept = run(Keeper(Steps(1, 2), limit=limit), [training.step] * 5)
+    assert kept.steps == "1-2"
+    assert "no room for a step to measure it in" in kept.notes[-1]
 
 
 def test_much_before_the_first_update_does_not_hide_the_second_step(training: Training) -> None:

@@ -127,7 +127,8 @@ class Keeper:
         if self._count <= self.steps.first:
             self._begin_again()
         elif self.steps.last is None or self._count <= self.steps.last:
-            self._ends.append(self._recorder.stored_count)
+            if not self._recorder.is_full:
+                self._ends.append(self._recorder.stored_count)
         else:
             self._read_workspace()
         if self._count >= self.steps.first:
@@ -193,8 +194,10 @@ class Keeper:
 
     def _named(self) -> str:
         """The steps that are kept, as text; empty where no step is whole."""
-        last = min(self._count, self.steps.last or self._count)
-        return str(Steps(min(self.steps.first, last), last)) if self._ends else ""
+        if not self._ends:
+            return ""
+        first = min(self.steps.first, self._count)
+        return str(Steps(first, first + len(self._ends) - 1))
 
     def _notes(self, missing_count: int) -> Iterator[str]:
         first, last, count = self.steps.first, self.steps.last, self._count
@@ -203,16 +206,18 @@ class Keeper:
         elif count < first:
             kept = f"step {count} is kept" if self._ends else "what ran after it is kept"
             yield f"the run ended after step {count}, before step {first}: {kept}"
-        elif last is not None and count < last:
+        elif last is not None and len(self._ends) <= last - first and not self._recorder.is_full:
             yield f"the run ended after step {count}, before step {last}"
         if self._recorder.is_full and not self._measured:
-            yield f"cut after {self.limit:,} events"
+            yield f"recording ended after {self.limit:,} events"
         if self.workspace and missing_count:
             yield f"the workspace of {_counted(missing_count)} is unknown: {self._why_missing()}"
 
     def _why_missing(self) -> str:
         if self.steps.last is None:
             return "no step comes after all of them to measure it in"
+        if self._recorder.is_full:
+            return "there was no room for a step to measure it in"
         if not self._measured:
             return "the run ended before a step to measure it in"
         return "the steps after ran other operations, or of other shapes"
