@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,3 +150,14 @@ def test_json_says_of_every_figure_that_it_is_simulated() -> None:
     for option in (*content["options"], *content["dropped"]):
         plain = {"name", "exact", "line", "reason"}
         assert all(key in plain or key.startswith("simulated_") for key in option)
+
+
+@pytest.mark.skipif(find_spec("chainer") is None, reason="Chainer is not installed")
+def test_the_code_of_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).resolve().parents[1] / "docs" / "choosing.md"
+    _, code, *_ = page.read_text(encoding="utf-8").split("```python\n")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code.partition("```")[0], names)
+    assert names["choice"].best.name != "nothing" and names["choice"].dropped
+    assert Trace.load("step.umem.gz").sizes == (4, 8)

@@ -19,7 +19,7 @@ from umem.techniques.lookahead import with_moves
 from umem.techniques.registry import TECHNIQUES
 from umem.techniques.settled import settled
 from umem.techniques.subject import Subject
-from umem.techniques.tape import tape_of
+from umem.techniques.tape import tapes_of
 from umem.trace import Access, Alloc, Checker, Free, Hint, Mark, Op, Trace
 from umem.units import MIB
 
@@ -182,23 +182,24 @@ def test_the_tape_has_the_bytes_that_the_network_has() -> None:
     optimizer, loss = network()
     optimizer.update(loss)
     trace = record(optimizer, loss, 1)
-    tape = tape_of(trace)
+    (tape,) = tapes_of(trace)
     parameters = sum(p.array.nbytes for p in optimizer.target.params())
     statistics = 6 * 2 * 8 * 4  # running means and variances
     x = 64 * 8 * 4
-    assert tape.constant_bytes == 2 * parameters + statistics + x  # with the momentum
+    constant = 2 * parameters + statistics + x  # with the momentum
     assert tape.whole.forward_bytes == parameters == sum(n.stays_bytes for n in tape.whole.nodes)
-    assert tape.drawn_bytes == 6 * x
-    assert tape.packed_bytes == 6 * x // 32
+    assert tape.beside_bytes == constant + 6 * x
+    assert tape.packed_bytes == constant + 6 * x // 32
     assert [n.stash_bytes for n in tape.whole.nodes if n.name.startswith("Dropout")] == [0] * 6
 
 
 def test_the_least_budget_is_what_the_referee_measures() -> None:
     subject = Subject(Trace([*chain_of(12), Mark("step")]))
-    tape = subject.tape
+    (tape,) = subject.tapes
     least = plan(tape.packing, None, model="saved")
-    assert subject.least_bytes == tape.constant_bytes + simulate(tape.packing, least).peak_bytes
-    assert subject.under(subject.least_bytes) is subject.under(subject.least_bytes)
+    assert subject.least_bytes == 64 + simulate(tape.packing, least).peak_bytes
+    assert subject.under(None) is subject.under(None)
+    assert subject.under(subject.least_bytes).peak_bytes == subject.under(None).peak_bytes
     with pytest.raises(BudgetError, match="the least that has a plan is"):
         subject.under(subject.least_bytes - 1)
 
@@ -319,3 +320,47 @@ def test_the_line_of_every_technique_runs(name: str) -> None:
         warnings.filterwarnings("ignore", category=umem.chainer.lookahead.LookaheadWarning)
         exec(code, {"umem": umem, "optimizer": optimizer, "loss": loss})
         assert len(gpu.figures.step_seconds) == 3
+
+
+# -- several models in a step ------------------------------------------------------------------
+
+
+def two_models(nbytes: int = 4 * MIB) -> Trace:
+    """As for a GAN: two chains of other lengths, each with an update of its own, twice."""
+    events: list[Any] = []
+    for number, count in enumerate((6, 9, 6, 9)):
+        shift = 1000 * number
+        for event in chain_of(count, nbytes):
+            if isinstance(event, Op):
+                reads, writes = (
+                    tuple(a._replace(tensor=a.tensor + shift) for a in each)
+                    for each in (event.reads, event.writes)
+                )
+                events.append(event._replace(reads=reads, writes=writes))
+            else:
+                events.append(event._replace(tensor=event.tensor + shift))
+        events.append(Mark("step"))
+    return Trace(events)
+
+
+def test_where_optimizers_take_turns_a_step_is_a_round_of_them() -> None:
+    repeated = settled(two_models(), 3)
+    check(repeated)
+    counts = [0]
+    for event in repeated.events:
+        if event == Mark("step"):
+            counts.append(0)
+        counts[-1] += isinstance(event, Op)
+    assert counts == [2 * (6 + 9)] * 3 + [0]
+
+
+def test_every_kind_of_pass_is_planned() -> None:
+    subject = Subject(two_models())
+    assert [len(tape.packing) for tape in subject.tapes] == [6, 9]
+    assert subject.keep_all_bytes == max(tape.keep_all_bytes for tape in subject.tapes)
+    least = subject.under(None)
+    check(least)
+    again = len(list(least.ops)) - len(list(subject.trace.ops))
+    wanted = [sum(map(len, tape.least.recomputed)) for tape in subject.tapes]
+    assert all(wanted) and again == 3 * sum(wanted)
+    assert least.peak_bytes < subject.trace.peak_bytes

@@ -44,7 +44,7 @@ def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
     if _fits(subject.trace, gpu):
         raise StateError("the step fits with everything kept")
     room = f"{format_bytes(gpu.usable_bytes)} of VRAM are usable"
-    low, high = subject.least_bytes, min(gpu.usable_bytes, subject.keep_all_bytes)
+    low, high = subject.least_bytes, min(gpu.usable_bytes, subject.keep_all_bytes - 1)
     if low > high:
         raise BudgetError(f"the least that recomputation needs is {format_bytes(low)}, and {room}")
     if not _fits(subject.under(low), gpu):
@@ -77,6 +77,5 @@ def _fits(trace: Trace, gpu: GpuSpec) -> bool:
 
 
 def _under(subject: Subject, budget: str) -> Trace:
-    if budget == "min":
-        return subject.under(subject.least_bytes)
-    return subject.under(round(float(budget.removesuffix("%")) / 100 * subject.keep_all_bytes))
+    share = None if budget == "min" else float(budget.removesuffix("%")) / 100
+    return subject.under(share)

@@ -108,8 +108,9 @@ class _Helper:
 
     def _learn(self) -> None:
         kinds = {birth: alloc.kind for birth, alloc in self._alive.items()}
-        kept = self._iteration.kept(kinds if self._order is None else None)
-        self._order = self._iteration.order(kept)
-        self._moves = plan_moves(self._order, self._depth, self._capacity)
-        self._follows = True
+        known = self._order
+        order = self._iteration.order(self._iteration.kept(kinds if known is None else None))
+        if known is None or (known.steps, known.kept.keys()) != (order.steps, order.kept.keys()):
+            self._moves = plan_moves(order, self._depth, self._capacity)
+        self._order, self._follows = order, True
         self._iteration = Iteration(self._count)

@@ -20,12 +20,14 @@ class Pass:
         calls: the operations, in order.
         made: the tensors that each call makes.
         near: for each tensor, the calls that read or write it.
+        start: the index of the first event that is its own.
         turn: the index of the first event that is backward's.
     """
 
     calls: list[Op] = field(default_factory=list)
     made: list[list[Alloc]] = field(default_factory=list)
     near: dict[int, set[int]] = field(default_factory=dict)
+    start: int = 0
     turn: int = 0
 
     @property
@@ -63,6 +65,8 @@ def passes(trace: Trace) -> Iterator[Pass]:
             allocs[event.tensor] = event
         elif isinstance(event, Op):
             if event.phase == "forward":
+                if not now.calls:
+                    now.start = before
                 now.add(event, allocs)
             elif now.calls and event.phase == "backward":
                 now.turn = before

@@ -28,15 +28,47 @@ def settled(trace: Trace, step_count: int = 2) -> Trace:
     """
     if next(trace.ops, None) is None:
         raise TraceError("the trace has no operation: nothing to choose for. Record a whole step")
-    ends = [index + 1 for index, event in enumerate(trace.events) if event == STEP]
-    events = trace.events[: ends[-1]] if ends else [*trace.events, STEP]
-    whole = Trace(events, trace.backend, trace.meta)
+    whole, ends = _marked(trace)
     if len(ends) > step_count:
         return tail(whole, ends[-step_count - 1])
+    events = whole.events
     again = _Again(events, tail(whole, ends[-2]).events if len(ends) > 1 else events)
-    for _ in range(step_count - max(1, len(ends))):
+    for _ in range(step_count - len(ends)):
         events = [*events, *again.events()]
     return Trace(events, trace.backend, trace.meta)
+
+
+def _marked(trace: Trace) -> tuple[Trace, list[int]]:
+    """The trace up to its last whole step, and where its steps end.
+
+    Several optimizers update in turn, as for a GAN: a step is what comes back.
+    """
+    pieces: list[list[Event]] = [[]]
+    for event in trace.events:
+        if event == STEP:
+            pieces.append([])
+        else:
+            pieces[-1].append(event)
+    if len(pieces) > 1:
+        pieces.pop()  # what comes after the last update is no whole step
+    period = _period([[e.name for e in piece if isinstance(e, Op)] for piece in pieces])
+    events: list[Event] = []
+    ends: list[int] = []
+    for number, piece in enumerate(pieces, 1):
+        events += piece
+        if (len(pieces) - number) % period == 0:
+            events.append(STEP)
+            ends.append(len(events))
+    return Trace(events, trace.backend, trace.meta), ends
+
+
+def _period(steps: list[list[str]]) -> int:
+    """After how many updates the same operations come again; the first update may differ."""
+    first = 1 if len(steps) > 2 else 0
+    for period in range(1, len(steps)):
+        if all(steps[i] == steps[i + period] for i in range(first, len(steps) - period)):
+            return period
+    return len(steps)
 
 
 class _Again:

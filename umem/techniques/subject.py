@@ -5,20 +5,20 @@ from __future__ import annotations
 from functools import cached_property
 
 from umem.backends import on_gpu
-from umem.errors import BudgetError
-from umem.planner import plan
+from umem.planner import Plan
 from umem.techniques.recompute import rewrite
 from umem.techniques.settled import settled
-from umem.techniques.tape import Tape, tape_of
+from umem.techniques.tape import Tape, tapes_of
 from umem.trace import Trace
-from umem.units import format_bytes
 
 STEPS = 3
 """The first makes what the next ones find; where blocks move, those take turns."""
+Budget = int | float | None
+"""Bytes in all, a share of keeping everything, or None for the least."""
 
 
 class Subject:
-    """A step, repeated until it has settled, and its plans of recomputation.
+    """A step on a GPU's terms, repeated until it has settled, and what recomputation makes of it.
 
     Not thread-safe. Rewritten traces are kept.
 
@@ -28,41 +28,41 @@ class Subject:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = settled(on_gpu(trace), STEPS)
-        self._under: dict[int, Trace] = {}
+        self._under: dict[Budget, Trace] = {}
 
     @cached_property
-    def tape(self) -> Tape:
-        """What there is to plan; raises GraphError where there is nothing."""
-        return tape_of(self.trace)
+    def tapes(self) -> list[Tape]:
+        """What there is to plan: one for each kind of pass. Raises GraphError without any."""
+        return tapes_of(self.trace)
 
-    @cached_property
+    @property
     def keep_all_bytes(self) -> int:
-        """What a step takes in all where everything is kept."""
-        kept = plan(self.tape.whole, None, "store_all", model="saved").peak_bytes
-        return self.tape.constant_bytes + self.tape.drawn_bytes + kept
+        """What the largest pass takes where everything is kept."""
+        return max(tape.keep_all_bytes for tape in self.tapes)
 
-    @cached_property
+    @property
     def least_bytes(self) -> int:
-        """The smallest budget that has a plan."""
-        return self._beside_bytes + plan(self.tape.packing, None, model="saved").peak_bytes
+        """The smallest budget that every pass has a plan for."""
+        return max(tape.least_bytes for tape in self.tapes)
 
-    def under(self, budget_bytes: int) -> Trace:
-        """The trace under the plan for a budget in all.
+    def under(self, budget: Budget) -> Trace:
+        """The trace under the plans for a budget, as `umem.chainer.Recompute` takes it.
 
         Raises:
             GraphError: there is nothing to plan.
-            BudgetError: no plan fits; names the least that does.
+            BudgetError: there is no plan; names the least that there is one for.
         """
-        if budget_bytes < self.least_bytes:
-            raise BudgetError(
-                f"a budget of {format_bytes(budget_bytes)} is too small: the least that has a "
-                f"plan is {format_bytes(self.least_bytes)}"
-            )
-        if budget_bytes not in self._under:
-            found = plan(self.tape.packing, budget_bytes - self._beside_bytes, model="saved")
-            self._under[budget_bytes] = rewrite(self.trace, found)
-        return self._under[budget_bytes]
+        if budget not in self._under:
+            trace = self.trace
+            for found in [_planned(tape, budget) for tape in self.tapes]:
+                trace = trace if found is None else rewrite(trace, found)
+            self._under[budget] = trace
+        return self._under[budget]
 
-    @property
-    def _beside_bytes(self) -> int:
-        return self.tape.constant_bytes + self.tape.packed_bytes
+
+def _planned(tape: Tape, budget: Budget) -> Plan | None:
+    if budget is None:
+        return tape.least
+    if isinstance(budget, float):
+        budget = round(budget * tape.keep_all_bytes)
+    return tape.within(budget)

@@ -8,34 +8,66 @@ what calls draw at random, which no plan drops.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from umem.errors import GraphError
-from umem.planner import Graph, Node
+from umem.cutting import tail
+from umem.errors import BudgetError, GraphError
+from umem.planner import Graph, Node, Plan, plan
 from umem.techniques.masks import DRAWS, PACKED, packed_bytes
 from umem.techniques.passes import Pass, passes
 from umem.trace import Alloc, Op, Trace
+from umem.units import format_bytes
 
 
 @dataclass(frozen=True)
 class Tape:
-    """The first pass of a trace.
+    """A forward pass, and the backward after it.
 
     Attributes:
-        whole: the graph where masks are there in full all the time.
-        packing: the graph where dropout's masks are bits but while they are used.
-        constant_bytes: parameters, state and inputs.
-        drawn_bytes, packed_bytes: what was drawn, without packing and with it.
+        whole: the graph where dropout's masks are there in full all the time.
+        packing: the graph where they are bits but while they are used.
+        beside_bytes: parameters, state, inputs and what was drawn; no plan drops them.
+        packed_bytes: the same with masks as bits.
     """
 
     whole: Graph
     packing: Graph
-    constant_bytes: int
-    drawn_bytes: int
+    beside_bytes: int
     packed_bytes: int
 
+    @cached_property
+    def keep_all_bytes(self) -> int:
+        """What it takes in all where everything is kept."""
+        return self.beside_bytes + plan(self.whole, None, "store_all", model="saved").peak_bytes
 
-def tape_of(trace: Trace) -> Tape:
-    """What there is to plan in the first pass of a trace.
+    @cached_property
+    def least(self) -> Plan:
+        """The plan of the least bytes."""
+        return plan(self.packing, None, model="saved")
+
+    @property
+    def least_bytes(self) -> int:
+        """The smallest budget in all that has a plan."""
+        return self.packed_bytes + self.least.peak_bytes
+
+    def within(self, budget_bytes: int) -> Plan | None:
+        """The plan for a budget in all; None: everything can be kept.
+
+        Raises:
+            BudgetError: there is none; names the least that there is one for.
+        """
+        if budget_bytes >= self.keep_all_bytes:
+            return None
+        if budget_bytes < self.least_bytes:
+            raise BudgetError(
+                f"a budget of {format_bytes(budget_bytes)} is too small: the least that has a "
+                f"plan is {format_bytes(self.least_bytes)}"
+            )
+        return plan(self.packing, budget_bytes - self.packed_bytes, model="saved")
+
+
+def tapes_of(trace: Trace) -> list[Tape]:
+    """What there is to plan in a trace, by the first pass of each kind.
 
     What running a call again costs is its measured time, or its operations where some call has
     no time.
@@ -43,28 +75,36 @@ def tape_of(trace: Trace) -> Tape:
     Raises:
         GraphError: no backward follows a forward pass.
     """
-    first = next(passes(trace), None)
-    if first is None:
+    kinds: dict[tuple[str, ...], Pass] = {}
+    for one in passes(trace):
+        kinds.setdefault(tuple(one.names), one)
+    if not kinds:
         raise GraphError("the trace has no backward, so that there is nothing to run again for")
+    return [_tape(tail(trace, one.start)) for one in kinds.values()]
+
+
+def _tape(trace: Trace) -> Tape:
+    first = next(passes(trace))
     timed = all(op.host_seconds is not None for op in first.calls)
     graph = Graph.from_trace(trace, "seconds" if timed else "flops")
-    updates = _updates(trace)
+    updates = {t: nbytes for t, nbytes in _updates(trace).items() if t in first.near}
     stays = _stays(first, updates)
     drawn = [_drawn_bytes(*call) for call in zip(first.calls, first.made, strict=True)]
-    masks = [nbytes if op.name == PACKED else 0
-             for op, nbytes in zip(first.calls, drawn, strict=True)]  # fmt: skip
+    masks = [
+        nbytes if op.name == PACKED else 0 for op, nbytes in zip(first.calls, drawn, strict=True)
+    ]
     whole = [
-        replace(node, stays_bytes=stays[index], stash_bytes=node.stash_bytes - drawn[index])
+        replace(node, stays_bytes=stays[index], stash_bytes=max(0, node.stash_bytes - drawn[index]))
         for index, node in enumerate(graph.nodes)
     ]
     packing = [_packing(node, mask) for node, mask in zip(whole, masks, strict=True)]
     old = sum(updates.values())
+    constant = _constant_bytes(trace, first)
     return Tape(
         whole=Graph(whole, graph.edges, old),
         packing=Graph(packing, graph.edges, old),
-        constant_bytes=_constant_bytes(trace, first),
-        drawn_bytes=sum(drawn),
-        packed_bytes=sum(drawn) - sum(masks) + sum(map(packed_bytes, masks)),
+        beside_bytes=constant + sum(drawn),
+        packed_bytes=constant + sum(drawn) - sum(masks) + sum(map(packed_bytes, masks)),
     )
 
 
