@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +278,33 @@ def test_help_says_what_it_does() -> None:
     assert "Show where the memory of a recorded step went" in text
     for option in ("--json", "--html", "--png", "--export", "--gpu", "--vram", "--force"):
         assert option in text
+
+
+# -- its page in the docs ----------------------------------------------------------------------
+
+
+@pytest.mark.skipif(find_spec("chainer") is None, reason="no Chainer")
+def test_the_page_in_the_docs_shows_what_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Up to the times, and the places in the code, which is run from no file here."""
+    text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+    first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    shown = text.partition("umem report losses.umem.gz\n```\n\n```\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(compile(first, "losses.py", "exec"), names)
+    printed = report("losses.umem.gz").stdout.splitlines()
+    timed = re.compile(r"^\d.* of host time|, after .*s\.$")
+    for line in shown.splitlines():
+        if line not in ("...", "") and "losses.py" not in line and not timed.search(line):
+            assert line in printed
+    exec(compile(second, "figures.py", "exec"), names)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "4993040 bytes at event 132" and lines[-2].startswith("262144 ReLU (")
+
+
+def test_every_file_the_page_in_the_docs_links_to_exists() -> None:
+    text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / "docs" / link).exists(), link

@@ -200,6 +200,16 @@ def test_pointing_at_a_band_shows_its_tensor(page: Browser) -> None:
 
 
 @needs_browser
+def test_what_was_there_before_is_no_part_of_a_step(page: Browser) -> None:
+    left, top, width, height, _ = plot(page)
+    page.move(left + 0.5 / len(steps()) * width, top + height - 3)
+    assert "there when the recording began" in page.run("byId('readout').innerText")
+    assert "made before the recording" in page.run("byId('tip').innerText")
+    page.move(left + 2.5 / len(steps()) * width, top + height - 3)
+    assert "step 1 \u00b7 forward \u00b7 Linear" in page.run("byId('readout').innerText")
+
+
+@needs_browser
 def test_a_band_says_who_made_it_and_where(page: Browser) -> None:
     left, top, width, height, high = plot(page)
     event = 3

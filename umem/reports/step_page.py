@@ -13,7 +13,7 @@ from typing import Any
 
 from umem.analysing import Analysis, Vram
 from umem.bands import Bands, bands, kind_curves
-from umem.events import Op
+from umem.events import Alloc, Op
 from umem.summarising import summary
 from umem.tensors import KINDS, Tensor
 
@@ -81,6 +81,7 @@ def _drawing(analysis: Analysis) -> dict[str, Any]:
         "kinds": KINDS,
         "kinds_used": [number for number, kind in enumerate(KINDS) if kind in used],
         "steps": reading.steps,
+        "before_count": _before_count(analysis),
         "tensors": [_row(analysis, t, names, op_names, stacks) for t in parts.drawn],
         "folded": _folded(parts),
         "ops": _ops(analysis, op_names),
@@ -89,6 +90,13 @@ def _drawing(analysis: Analysis) -> dict[str, Any]:
         "op_names": op_names.values(),
         "stacks": stacks.values(),
     }
+
+
+def _before_count(analysis: Analysis) -> int:
+    """How many events at the beginning only say what was there before the recording."""
+    events = enumerate(analysis.trace.events)
+    first = (n for n, e in events if not (isinstance(e, Alloc) and e.uploaded))
+    return next(first, len(analysis.trace))
 
 
 def _row(

@@ -30,7 +30,8 @@ function niceStep(top) {
 // What ran in each stretch: neighbouring columns of the same phase are one box.
 function drawPhases(chart, context, top) {
   const { model, data, events, ratio } = chart;
-  const phaseOf = (event) => model.op[event] >= 0 ? data.op_names[model.op[event]][1] : "";
+  const phaseOf = (event) => event < data.before_count ? "before"
+    : model.op[event] >= 0 ? data.op_names[model.op[event]][1] : "";
   context.textAlign = "center";
   for (let first = 0; first < events.length;) {
     const phase = phaseOf(events[first]);

@@ -123,8 +123,9 @@ function point(chart, event) {
 function sayEvent(chart, event) {
   const { model, data } = chart, op = model.op[event];
   const parts = ["event " + number(event) + " of " + number(model.count)];
-  if (data.steps.length) parts.push("step " + (data.steps.filter((end) => end < event).length + 1));
-  if (op >= 0) parts.push(data.op_names[op][1], data.op_names[op][0]);
+  if (event < data.before_count) parts.push("there when the recording began");
+  else if (data.steps.length) parts.push("step " + (data.steps.filter((end) => end < event).length + 1));
+  if (event >= data.before_count && op >= 0) parts.push(data.op_names[op][1], data.op_names[op][0]);
   parts.push(bytes(model.total[event]) + " in use");
   return parts.join(" \u00b7 ");
 }
@@ -137,8 +138,10 @@ function fillTip(chart, tip, found, x, y) {
   tip.dataset.event = found.event;
   const left = x + 16 + tip.offsetWidth > chart.size.width ? x - 16 - tip.offsetWidth : x + 16;
   tip.style.left = Math.max(0, Math.min(left, chart.size.width - tip.offsetWidth)) + "px";
-  const top = y > chart.size.height / 2 ? y - 14 - tip.offsetHeight : y + 14;
-  tip.style.top = Math.max(0, Math.min(top, chart.size.height - tip.offsetHeight)) + "px";
+  const below = y + 14, above = y - 14 - tip.offsetHeight;
+  const lowest = chart.size.height + 60 - tip.offsetHeight; // it may cover the map
+  const top = below > lowest && above > 0 ? above : below;
+  tip.style.top = Math.max(0, Math.min(top, lowest)) + "px";
 }
 
 function sayFolded(chart, kind, nbytes) {
