@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import umem
 from umem.errors import SizeError
@@ -142,6 +144,60 @@ def test_parameters_state_and_the_graph_before_are_there_from_the_beginning(
     assert found["state"] == 2 * parameters  # Adam's two moments
     assert found["gradient"] >= parameters  # until the next step clears them
     assert found["activation"] >= 4 * 4 * 16  # the loss of the step before holds its graph
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.integers(1, 50),  # an array of so many bytes
+        st.floats(0, 1),  # the death of an array, so far along the list of them
+        st.sampled_from(["op", "update", "update"]),
+    ),
+    max_size=60,
+)
+
+
+def act(actions: list[Any]) -> None:
+    """Have the active recorders see arrays come and go, operations, and updates."""
+    arrays: list[Any] = []
+    for action in actions:
+        if isinstance(action, int):
+            arrays.append(np.zeros(action, "u1"))
+        elif isinstance(action, float) and arrays:
+            del arrays[min(int(action * len(arrays)), len(arrays) - 1)]
+        for recorder in active():
+            if action == "update":
+                recorder.emit(STEP)
+                continue
+            uses = [recorder.access(array, "activation", "a") for array in arrays[-2:]]
+            if action == "op":
+                recorder.emit_op("f", "forward", uses, [], 1, None, "stream", 0.0, None)
+
+
+@given(ACTIONS, st.integers(1, 4), st.integers(0, 3))
+def test_whatever_happens_the_steps_are_a_part_of_the_whole(
+    actions: list[Any], first: int, more: int
+) -> None:
+    last = first + more
+    keeper = Keeper(Steps(first, last), workspace=False)
+    with umem.record() as everything:
+        kept = run(keeper, [lambda: act(actions)])
+    events, count = everything.trace.events, everything.trace.step_count
+    if not count:
+        assert kept.trace.events == events and kept.steps == ""
+    else:
+        begin, end = min(first, count), min(last, count)
+        assert kept.trace.events == slice_of(events, begin, end)
+        assert kept.steps == str(Steps(begin, end))
+
+
+@given(ACTIONS, st.integers(1, 4), st.integers(0, 3), st.integers(1, 30), st.booleans())
+def test_whatever_the_limit_a_trace_holds_together(
+    actions: list[Any], first: int, more: int, limit: int, workspace: bool
+) -> None:
+    keeper = Keeper(Steps(first, first + more), workspace=workspace, limit=limit)
+    kept = run(keeper, [lambda: act(actions)])  # which checks it
+    assert sum(isinstance(event, Op) for event in kept.trace.events) <= limit + 1
+    assert not active() and not tracemalloc.is_tracing()
 
 
 # -- less than was asked for -------------------------------------------------------------------
