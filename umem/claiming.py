@@ -36,7 +36,9 @@ def _claim(path: Path, force: bool, made: list[Path]) -> None:
         if path.exists() and not path.is_file():
             raise TraceError(f"{path} is a device or the like, not a file; name another")
         if path.exists() and not force:
-            raise TraceError(f"{path} exists; name another file, or overwrite it (--force, force=True)")
+            raise TraceError(
+                f"{path} exists; name another file, or overwrite it (--force, force=True)"
+            )
         made += [folder for folder in path.parents if not folder.exists()]
         path.parent.mkdir(parents=True, exist_ok=True)
         probe = path.with_name(f".{path.name}.probe")
