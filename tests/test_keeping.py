@@ -275,7 +275,8 @@ def test_a_step_that_is_too_long_is_cut_and_recording_is_over(training: Training
     assert seen == [kept] and 30 <= len(kept.trace) < 40
     assert kept.notes == (
         "recording ended after 30 events",
-        "the workspace of 1 step is unknown: there was no room for a step to measure it in",
+        "the workspace of 1 step is unknown and not in the peak: there was no room for a step to "
+        "measure it in",
     )
 
 
@@ -425,8 +426,8 @@ def test_steps_of_other_shapes_have_no_workspace_and_that_is_said(training: Trai
     batches = iter(range(1, 20))
     kept = run(Keeper(), [lambda: training.step(next(batches))] * 8)
     assert kept.notes == (
-        "the workspace of 2 steps is unknown: the steps after ran other operations, or of other "
-        "shapes",
+        "the workspace of 2 steps is unknown and not in the peak: the steps after ran other "
+        "operations, or of other shapes",
     )
     assert all(op.workspace_bytes is None for op in kept.trace.ops)
 

@@ -211,7 +211,8 @@ class Keeper:
         if self._recorder.is_full and not self._measured:
             yield f"recording ended after {self.limit:,} events"
         if self.workspace and missing_count:
-            yield f"the workspace of {_counted(missing_count)} is unknown: {self._why_missing()}"
+            whose = f"the workspace of {_counted(missing_count)}"
+            yield f"{whose} is unknown and not in the peak: {self._why_missing()}"
 
     def _why_missing(self) -> str:
         if self.steps.last is None:
