@@ -44,7 +44,7 @@ def steps(count: int = 2) -> Trace:
             Alloc(x, 2000, "input", "x", True),
             Alloc(h, 6000, "activation", "hidden", stack=("net.py:7 forward", "train.py:3 step")),
             Op("Linear", "forward", (W, read[x]), (read[h],), host_seconds=0.01),
-            Alloc(y, 3000, "activation", "loss"),
+            Alloc(y, 3000, "activation", "loss", stack=("net.py:9 forward", "train.py:3 step")),
             Op("Mean", "forward", (read[h],), (read[y],), host_seconds=0.002),
             Alloc(g, 3000, "gradient", "g"),
             Op("MeanGrad", "backward", (read[y],), (read[g],), host_seconds=0.003),
@@ -204,7 +204,7 @@ def test_what_was_there_before_is_no_part_of_a_step(page: Browser) -> None:
     left, top, width, height, _ = plot(page)
     page.move(left + 0.5 / len(steps()) * width, top + height - 3)
     assert "there when the recording began" in page.run("byId('readout').innerText")
-    assert "made before the recording" in page.run("byId('tip').innerText")
+    assert "from before the recording" in page.run("byId('tip').innerText")
     page.move(left + 2.5 / len(steps()) * width, top + height - 3)
     assert "step 1 \u00b7 forward \u00b7 Linear" in page.run("byId('readout').innerText")
 
@@ -326,7 +326,7 @@ def test_the_tensors_can_be_searched_and_lead_to_their_bands(page: Browser) -> N
     at_peak = [alloc.label for alloc, *_ in stacked(steps(), analyse(steps()).peak.event)]
     assert sorted(column(page, "tensors", 0)) == sorted(at_peak)
     page.run("byId('only-peak').click()")
-    page.run("byId('find').value = 'TRAIN.PY:3'; byId('find').dispatchEvent(new Event('input'))")
+    page.run("byId('find').value = 'NET.PY:7'; byId('find').dispatchEvent(new Event('input'))")
     assert column(page, "tensors", 0) == ["hidden", "hidden"]
     page.run("document.querySelector('#tensors tbody tr:last-child').click()")
     low, high = view(page)
@@ -341,7 +341,7 @@ def test_what_outlives_its_step_and_the_peak_by_kind_are_told(page: Browser) -> 
     assert column(page, "kinds", 0) == [kind.kind for kind in kinds]
     assert column(page, "kinds", 1) == [format_bytes(kind.total_bytes) for kind in kinds]
     (leak,) = analyse(steps()).leaks
-    assert column(page, "outliving", 0) == [leak.label]
+    assert column(page, "outliving", 0) == ["\n".join(("loss", *leak.stack))]
     assert column(page, "outliving", 3) == ["Mean, forward"]
     assert page.run("byId('provenance').innerText").split("\n")[:2] == ["umem", "1.2.3"]
 

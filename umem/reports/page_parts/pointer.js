@@ -152,14 +152,14 @@ function sayFolded(chart, kind, nbytes) {
 
 function sayOrigin(model, tensor) {
   if (!tensor.uploaded) return "never written";
-  return model.kinds[tensor.kind] === "input" ? "came from the host" : "made before the recording";
+  return model.kinds[tensor.kind] === "input" ? "the host" : "before the recording";
 }
 
 function sayTensor(chart, tensor) {
   const { model, data } = chart;
   const end = tensor.freed ? "event " + number(tensor.death) : "the end";
   const made = tensor.maker ? "made by " + tensor.maker[0] + ", " + tensor.maker[1]
-    : sayOrigin(model, tensor);
+    : tensor.uploaded ? "from " + sayOrigin(model, tensor) : sayOrigin(model, tensor);
   const last = tensor.lastUse < 0 ? null : data.op_names[model.op[tensor.lastUse]];
   const lines = [
     make("b", "", tensor.label),

@@ -164,11 +164,10 @@ function leakTable(data) {
   }
   const columns = [
     { title: "tensor", value: (l) => l.label, up: 1,
-      show: (l) => make("div", "", l.label, l.stack.length ? make("pre", "", l.stack.map(printable)
-        .join("\n")) : "") },
+      show: (l) => make("div", "", l.label, ...l.stack.map((line) => make("div", "place", line))) },
     { title: "size", value: (l) => l.total_bytes, show: (l) => bytes(l.total_bytes), number: 1 },
     { title: "count", value: (l) => l.tensor_count, show: (l) => number(l.tensor_count), number: 1 },
-    { title: "made by", value: (l) => l.op ?? "-", up: 1,
+    { title: "made by", value: (l) => l.op ?? "-", wide: 1, up: 1,
       show: (l) => l.op === null ? "-" : l.op + ", " + l.phase },
     { title: "kind", value: (l) => l.kind, wide: 1, up: 1 },
     { title: "in steps", value: (l) => l.steps[0] ?? -1, wide: 1, number: 1,
