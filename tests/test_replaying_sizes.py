@@ -13,8 +13,9 @@ from strategies import traces
 import umem
 from umem.devices.base import BLOCK_BYTES as BLOCK
 from umem.devices.specs import COSTS, RANGES, Costs, extremes
-from umem.errors import SizeError, UnknownGpuError
-from umem.events import Access, Alloc, Event, Op
+from umem.devices.virtual.residency import Residency
+from umem.errors import SizeError, TraceError, UnknownGpuError
+from umem.events import Access, Alloc, Event, Free, Op
 from umem.scaling import join
 from umem.trace import Trace
 
@@ -136,3 +137,27 @@ def test_what_is_no_size_is_refused_before_anything_is_replayed(size: Any) -> No
 def test_a_gpu_that_does_not_exist_is_refused_with_a_size_too() -> None:
     with pytest.raises(UnknownGpuError, match="did you mean t4"):
         umem.replay(at_two_sizes(10), "tt4", size=8)
+
+
+def test_a_trace_that_does_not_hold_together_says_so_even_where_it_does_not_fit() -> None:
+    events: list[Event] = [Alloc(0, 1 << 40, "array", "a"), Free(5)]
+    for mode in ("managed", "unmanaged"):
+        with pytest.raises(TraceError, match="tensor 5 is freed, and is not alive"):
+            umem.replay(Trace(events), "t4", mode)
+
+
+def test_the_band_touches_no_block_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three clocks, one model of the pages: what a replay does with blocks it does once."""
+    count = 0
+    touch = Residency.touch
+
+    def counted(self: Residency, *args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        return touch(self, *args, **kwargs)
+
+    monkeypatch.setattr(Residency, "touch", counted)
+    accesses = tuple(Access(n, 0, BLOCK) for n in range(4))
+    events: list[Event] = [Alloc(n, BLOCK, "array", "a") for n in range(4)]
+    umem.replay(Trace([*events, *[Op("f", "array", accesses, ())] * 10]), "t4", vram=2 * BLOCK)
+    assert count == 40

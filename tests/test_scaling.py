@@ -335,6 +335,13 @@ def test_the_first_tensor_or_access_that_differs_is_named() -> None:
         join([Trace([Mark("step")]), Trace([])], (4, 8))
 
 
+def test_a_trace_that_does_not_hold_together_is_not_joined() -> None:
+    use = Op("f", "forward", (Access(5, 0, 1),), ())
+    for event in (Free(5), use, Hint("prefetch", (Access(5, 0, 1),))):
+        with pytest.raises(TraceError, match="tensor 5 is used or freed, and is not alive"):
+            join([Trace([event]), Trace([event])], (4, 8))
+
+
 # -- files -------------------------------------------------------------------------------------
 
 

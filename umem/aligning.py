@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
-from umem.errors import ScalingError
+from umem.errors import ScalingError, TraceError
 from umem.events import Access, Alloc, Event, Free, Hint, Mark, Op
 
 NEVER = inf
@@ -54,8 +54,13 @@ def align(recordings: Sequence[tuple[int, list[Event]]]) -> Aligned:
     Raises:
         ScalingError: they do not do the same; the message names the first operation, or else the
             first tensor, that differs.
+        TraceError: one of them uses a tensor that is not there.
     """
-    found = [_renumbered(size, events) for size, events in sorted(recordings, key=lambda r: r[0])]
+    recordings = sorted(recordings, key=lambda recording: recording[0])
+    try:
+        found = [_renumbered(size, events) for size, events in recordings]
+    except KeyError as error:
+        raise TraceError(f"tensor {error} is used or freed, and is not alive") from None
     last = found[-1]
     for recording in found[:-1]:
         _check_operations(recording, last)

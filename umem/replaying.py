@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from umem.backends import CORRECT, Correct, on_gpu
 from umem.devices.base import ADVICE, MODES, Mode, Policy
-from umem.devices.specs import COSTS, Costs, GpuSpec, extremes
+from umem.devices.specs import COSTS, Costs, GpuSpec, extremes, gpu_spec
 from umem.devices.virtual import VirtualGPU
 from umem.devices.virtual.figures import Figures, Sample
 from umem.devices.virtual.model import Allocator
@@ -119,22 +120,11 @@ def replay(
         TraceError: the trace does not hold together (only where its events were put there by
             hand; what was recorded or loaded does).
     """
-    if mode not in MODES:
-        raise StateError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
-    if spill not in ("host", "migrate"):
-        raise StateError(f"spill must be 'host' or 'migrate'; got {spill!r}")
-    if allocator not in ("caching", "plain"):
-        raise StateError(f"allocator must be 'caching' or 'plain'; got {allocator!r}")
-    if correct not in CORRECT:
-        raise StateError(f"correct must be one of {', '.join(CORRECT)}; got {correct!r}")
-    for name in (advice or {}).values():
-        if name not in ADVICE:
-            raise HintError(f"advice must be one of {', '.join(ADVICE)}; got {name!r}")
-    if size is not None:
-        trace = trace.at(size)
-    trace = on_gpu(trace, correct)
+    _check_choices(mode, spill, allocator, correct, advice or {})
+    spec = gpu_spec(gpu)
+    trace = on_gpu(trace if size is None else trace.at(size), correct)
     device = VirtualGPU(
-        gpu,
+        spec,
         vram_bytes=None if vram is None else parse_bytes(vram, "vram"),
         costs=costs,
         allocator=allocator,
@@ -143,7 +133,9 @@ def replay(
     )
     limit_bytes = None if limit is None else parse_bytes(limit, "limit")
     device.install(Policy(mode, limit_bytes, prefetch, spill), everywhere=True)
-    reason = device.why_not(mode) or _feed(device, trace, advice or {})
+    with _holding_together(trace):
+        reason = device.why_not(mode) or _feed(device, trace, advice or {})
+        needed_bytes, because = trace.peak_bytes, why_peak(trace)
     quick, slow = device.model.clocks[1:]
     return Replay(
         gpu=device.name,
@@ -156,10 +148,38 @@ def replay(
         timeline=tuple(device.timeline),
         seconds_low=quick.seconds,
         seconds_high=slow.seconds,
-        needed_bytes=trace.peak_bytes,
-        because=why_peak(trace),
+        needed_bytes=needed_bytes,
+        because=because,
         size=size,
     )
+
+
+def _check_choices(
+    mode: str, spill: str, allocator: str, correct: str, advice: Mapping[str, str]
+) -> None:
+    if mode not in MODES:
+        raise StateError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
+    if spill not in ("host", "migrate"):
+        raise StateError(f"spill must be 'host' or 'migrate'; got {spill!r}")
+    if allocator not in ("caching", "plain"):
+        raise StateError(f"allocator must be 'caching' or 'plain'; got {allocator!r}")
+    if correct not in CORRECT:
+        raise StateError(f"correct must be one of {', '.join(CORRECT)}; got {correct!r}")
+    for name in advice.values():
+        if name not in ADVICE:
+            raise HintError(f"advice must be one of {', '.join(ADVICE)}; got {name!r}")
+
+
+@contextmanager
+def _holding_together(trace: Trace) -> Iterator[None]:
+    """Say what is wrong with a trace that names a tensor which is not there."""
+    try:
+        yield
+    except KeyError:
+        checker = Checker()
+        for event in trace.events:
+            checker.check(event)
+        raise
 
 
 def _feed(device: VirtualGPU, trace: Trace, advice: Mapping[str, str]) -> str | None:
@@ -171,11 +191,6 @@ def _feed(device: VirtualGPU, trace: Trace, advice: Mapping[str, str]) -> str | 
                     device.on_event(hint)
     except OutOfMemoryError as error:
         return str(error)
-    except KeyError:
-        checker = Checker()
-        for event in trace.events:
-            checker.check(event)
-        raise
     return None
 
 

@@ -5,8 +5,8 @@ operations and times of a step are affine in the batch, so two sizes say all; wh
 of two lengths is made, as in attention, they are squares, and three sizes say all (``degree=2``).
 
 Models: whole numbers, never negative, rounded up; accesses stay within their tensors; the later
-of the recorded frees. Workspace follows the steepest of the recorded slopes, because NumPy makes
-more temporaries for small arrays than for large ones, or fewer.
+of the recorded frees. Where a line is fitted to more than two sizes, workspace follows the
+steepest, because NumPy makes other temporaries for small arrays than for large ones.
 Does not model: operations that appear or go away with the size, which is an error.
 """
 
@@ -165,7 +165,7 @@ class _Scaler:
         self._used = slice(-degree - 1, None)  # the largest sizes are nearest to what is asked
         self._fit = Fit(sizes[self._used], size)
         pairs = list(itertools.pairwise(sizes))
-        self._lines = [Fit(pair, size) for pair in (pairs[:-1] if degree == 1 else pairs)]
+        self._lines = [Fit(pair, size) for pair in pairs[:-1]] if degree == 1 else []
         self._nbytes: list[int] = []
         self._recorded: list[list[int]] = []
 
