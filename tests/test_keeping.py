@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import umem
+from umem.devices.virtual import VirtualGPU
 from umem.errors import SizeError
 from umem.events import Alloc, Checker, Event, Free, Mark, Op
 from umem.keeping import Keeper, Kept, Steps
@@ -83,7 +84,8 @@ def slice_of(events: list[Event], first: int, last: int) -> list[Event]:
             alive[event.tensor] = event._replace(uploaded=True)
         elif isinstance(event, Free):
             del alive[event.tensor]
-    return [*alive.values(), *events[ends[first - 1] : ends[last]]]
+    beginning = [*alive.values(), Mark("start")] if first > 1 else []
+    return [*beginning, *events[ends[first - 1] : ends[last]]]
 
 
 # -- which steps -------------------------------------------------------------------------------
@@ -458,6 +460,19 @@ def test_traces_of_two_batches_tell_the_peak_of_a_third() -> None:
     joined = join([traced(64), traced(128)], (64, 128))
     recorded = traced(512).peak_bytes
     assert abs(joined.at(512).peak_bytes - recorded) < 0.02 * recorded
+
+
+def test_a_replay_starts_its_clock_where_the_kept_steps_begin(training: Training) -> None:
+    def uploaded(kept: Kept) -> int:
+        gpu = VirtualGPU("t4")
+        for event in kept.trace.events:
+            gpu.on_event(event)
+        return gpu.figures.uploaded_bytes
+
+    batch, parameters = 4 * (4 * 8), 4 * (8 * 16 + 16 + 16 * 4 + 4)
+    assert uploaded(run(Keeper(), [training.step] * 4)) == 2 * batch  # a new one in each step
+    first = run(Keeper(Steps(1, 1)), [Training().step] * 2)
+    assert uploaded(first) == batch + parameters
 
 
 def test_a_trace_says_where_it_comes_from(training: Training) -> None:

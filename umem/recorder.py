@@ -172,7 +172,7 @@ class Recorder:
         self.flush()
         found = sorted(ref.fields for ref in list(self._known.values()))
         alive = tuple((*fields[:5], True, *fields[6:]) for fields in found)
-        return Boundary(len(self._stored), alive)
+        return Boundary(len(self._stored), (*alive, ("mark", "start")))
 
     def drop_before(self, boundary: Boundary) -> None:
         """Forget what was stored before; what was alive there counts as uploaded there."""

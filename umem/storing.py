@@ -12,10 +12,13 @@ Raw = tuple[Any, ...]
 
 
 class Boundary(NamedTuple):
-    """A place in what is stored, and the allocations that were alive there."""
+    """A place in what is stored, and how a recording begins there.
+
+    That is with the allocations that were alive there and the mark ``"start"``.
+    """
 
     position: int
-    alive: tuple[Raw, ...]
+    beginning: tuple[Raw, ...]
 
 
 class Store:
@@ -45,5 +48,5 @@ class Store:
 
     def drop_before(self, boundary: Boundary) -> None:
         """Forget what was stored before it, but for the allocations that were alive there."""
-        self.raw[: boundary.position] = boundary.alive
+        self.raw[: boundary.position] = boundary.beginning
         self._decoded.clear()
