@@ -61,6 +61,20 @@ def test_costs_are_those_asked_for():
         Graph.from_trace(Trace(events), "seconds")
 
 
+def test_a_call_that_makes_several_views_is_a_view_of_what_it_reads():
+    halves = read(1, 50), Access(1, 50, 100)
+    trace = Trace([
+        Alloc(0, 8, "input", "x", True), Alloc(1, 100, "activation", "f"),
+        Op("f", "forward", (read(0, 8),), (read(1, 100),)),
+        Op("Separate", "forward", (read(1, 100),), halves),
+        Alloc(2, 50, "activation", "g"), Op("g", "forward", halves[1:], (read(2, 50),)),
+        Op("g", "backward", (read(2, 50),), ()),
+    ])  # fmt: skip
+    graph = Graph.from_trace(trace)
+    assert set(graph.edges) == {("f#0", "Separate#1"), ("Separate#1", "g#2")}
+    assert [node.alias_of for node in graph.nodes] == [None, "f#0", None]
+
+
 def test_a_trace_without_forward_is_refused():
     with pytest.raises(GraphError, match="no forward call"):
         Graph.from_trace(Trace([]))

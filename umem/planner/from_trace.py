@@ -66,7 +66,8 @@ class _Reader:
         for access in op.writes:
             alloc = self._lives[access.tensor].alloc
             if access.tensor in self._writers:
-                base = self._writer(access)
+                writer = self._writer(access)
+                base = base if writer == name else writer  # of several views, another is its own
             elif not alloc.uploaded and alloc.kind in ("activation", "stash", "array"):
                 made.append(alloc)
             if alloc.kind not in ("stash", "parameter", "input", "state"):
