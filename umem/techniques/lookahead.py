@@ -36,6 +36,10 @@ def lookahead(trace: Trace, gpu: GpuSpec, line: str) -> Prepared:
             f"in {format_bytes(gpu.usable_bytes)} of VRAM"
         )
     hinted = with_moves(trace, DEPTH, round(ROOM * gpu.usable_bytes))
+    if len(hinted) == len(trace):
+        raise StateError(
+            "it moves nothing: the arrays have room, and only the gaps between them have none"
+        )
     return Prepared(hinted, line, "managed")
 
 

@@ -40,6 +40,14 @@ class Pass:
         """All that its calls make."""
         return (alloc for made in self.made for alloc in made)
 
+    def calls_near(self, op: Op) -> set[int]:
+        """The calls whose backward an operation may be of; empty where nothing tells.
+
+        The backward of a call reads what the call read and made, nothing else of forward.
+        """
+        near = [self.near[tensor] for tensor, _, _ in op.reads if tensor in self.near]
+        return set.intersection(*near) if near else set()
+
     def add(self, op: Op, allocs: dict[int, Alloc]) -> None:
         """Append a call; it makes what nobody has used before it."""
         index = len(self.calls)

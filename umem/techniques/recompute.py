@@ -135,22 +135,14 @@ class _Rewriter:
 
     def _begin_what_is_due(self, now: Pass, op: Op) -> None:
         """Begin the block that an operation belongs to, and those that it needs something of."""
-        block = self._block_of(now, op)
-        if block is not None:
-            self._begin(now, block)
+        calls = now.calls_near(op)
+        if calls:
+            self._begin(now, max(self._block[index] for index in calls))
         for tensor, _, _ in op.reads:
             self._masks.unpack(tensor)
             for index in sorted(now.near.get(tensor, ())):
                 if self._stream.is_gone(tensor):
                     self._begin(now, self._block[index])
-
-    def _block_of(self, now: Pass, op: Op) -> int | None:
-        """The last block with a call that is near all that an operation reads; None: any.
-
-        The backward of a call reads what the call read and made, nothing else of forward.
-        """
-        near = [now.near[tensor] for tensor, _, _ in op.reads if tensor in now.near]
-        return max((self._block[index] for index in set.intersection(*near)), default=None)
 
     def _begin(self, now: Pass, block: int) -> None:
         """A block's backward begins: run again what must, once."""

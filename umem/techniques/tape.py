@@ -89,12 +89,18 @@ def _tape(trace: Trace) -> Tape:
     graph = Graph.from_trace(trace, "seconds" if timed else "flops")
     updates = {t: nbytes for t, nbytes in _updates(trace).items() if t in first.near}
     stays = _stays(first, updates)
+    workspace = _backward_workspace(trace, first)
     drawn = [_drawn_bytes(*call) for call in zip(first.calls, first.made, strict=True)]
     masks = [
         nbytes if op.name == PACKED else 0 for op, nbytes in zip(first.calls, drawn, strict=True)
     ]
     whole = [
-        replace(node, stays_bytes=stays[index], stash_bytes=max(0, node.stash_bytes - drawn[index]))
+        replace(
+            node,
+            stays_bytes=stays[index],
+            stash_bytes=max(0, node.stash_bytes - drawn[index]),
+            backward_workspace_bytes=workspace[index],
+        )
         for index, node in enumerate(graph.nodes)
     ]
     packing = [_packing(node, mask) for node, mask in zip(whole, masks, strict=True)]
@@ -118,7 +124,7 @@ def _packing(node: Node, mask_bytes: int) -> Node:
     return replace(
         node,
         workspace_bytes=node.workspace_bytes + (packing_too if mask_bytes else 0),
-        backward_workspace_bytes=mask_bytes,
+        backward_workspace_bytes=node.backward_workspace_bytes + mask_bytes,
     )
 
 
@@ -142,6 +148,19 @@ def _stays(first: Pass, updates: dict[int, int]) -> list[int]:
         if tensor in first.near:
             stays[max(first.near[tensor])] += nbytes
     return stays
+
+
+def _backward_workspace(trace: Trace, first: Pass) -> list[int]:
+    """By call, the most that an operation of its backward needs only while it runs."""
+    found = [0] * len(first.calls)
+    for event in trace.events[first.turn :]:
+        if isinstance(event, Op):
+            if event.phase != "backward":
+                break
+            call = max(first.calls_near(event), default=None)
+            if call is not None:
+                found[call] = max(found[call], event.workspace_bytes or 0)
+    return found
 
 
 def _constant_bytes(trace: Trace, first: Pass) -> int:
