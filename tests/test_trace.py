@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,13 @@ def test_a_place_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, na
 def test_a_path_without_a_name_cannot_be_written() -> None:
     with pytest.raises(TraceError):
         EXAMPLE.save("/", force=True)
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # a device needs privileges; a pipe does not
+    with pytest.raises(TraceError, match="is no file"):
+        EXAMPLE.save(tmp_path / "pipe", force=True)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, MemoryError, TypeError])

@@ -45,6 +45,8 @@ def write(path: Path, header: Header, sections: list[list[Event]], *, force: boo
     try:
         if not force and path.exists():
             raise TraceError(f"{path} exists; pass force=True to overwrite it")
+        if path.exists() and not path.is_file():  # a device would be replaced by a file
+            raise TraceError(f"{path} is no file; give the name of one")
         _write(path, path.with_name(path.name + ".partial"), _lines(header, sections))
     except TraceError:
         raise
