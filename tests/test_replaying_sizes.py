@@ -118,6 +118,7 @@ def test_a_size_that_no_host_has_room_for_is_a_result_that_says_so(mode: Any) ->
     assert "no host has more than 8.0 TiB (simulated T4)" in found.reason
     assert "managed()" not in found.reason
     assert found.needed_bytes == 10**9 << 20
+    assert found.factor == found.needed_bytes / found.vram_bytes
     assert found.peak_bytes == 0
     assert found.because == "'f' outputs are 100% of the peak"
 

@@ -42,7 +42,7 @@ def _record(step: Callable[[int], Any], size: int) -> Trace:
         step(size)
         gc.collect()  # the graph of the first step must not die in the middle of the second
         recorder.flush()
-        start = len(recorder.trace)
+        start = recorder.stored_count
         step(size)
     timed = tail(recorder.trace, start)
     if not any(timed.ops):

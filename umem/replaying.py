@@ -75,8 +75,8 @@ class Replay:
 
     @property
     def factor(self) -> float:
-        """Peak over VRAM: the oversubscription factor."""
-        return self.figures.peak_bytes / self.vram_bytes
+        """What is needed over VRAM: the oversubscription factor."""
+        return self.needed_bytes / self.vram_bytes
 
 
 def replay(
