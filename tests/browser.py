@@ -56,6 +56,15 @@ class Browser:
         self._text = b""
 
     def __enter__(self) -> Browser:
+        self._start()
+        try:
+            self._attach()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _start(self) -> None:
         program = executable()
         assert program is not None
         self._folder = tempfile.mkdtemp(prefix="umem-chromium-")
@@ -69,15 +78,20 @@ class Browser:
         )  # fmt: skip
         for fd in (theirs_in, theirs_out, *high):
             os.close(fd)
+
+    def _attach(self) -> None:
         targets = self.send("Target.getTargets")["targetInfos"]
         page = next(target["targetId"] for target in targets if target["type"] == "page")
         attached = self.send("Target.attachToTarget", targetId=page, flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.send(f"{domain}.enable")
-        return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the browser; nothing of it stays behind."""
         with contextlib.suppress(BrowserError, OSError):
             self._session = None
             self.send("Browser.close")

@@ -115,12 +115,17 @@ def test_with_json_the_names_of_files_go_to_standard_error(trace: Path) -> None:
     assert result.stderr.startswith("Wrote ")
 
 
-def test_the_page_says_where_it_comes_from(trace: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [([], ""), (["--vram", "10MiB"], f" --vram {10 * MIB}"), (["--gpu", "T4"], " --gpu t4"),
+     (["--gpu", "t4", "--vram", "10MiB"], f" --gpu t4 --vram {10 * MIB}")],
+)  # fmt: skip
+def test_the_page_says_where_it_comes_from(trace: Path, options: list[str], said: str) -> None:
     page = trace.with_name("p.html")
-    report(trace, "--html", page, "--vram", "10MiB")
+    report(trace, "--html", page, *options)
     text = page.read_text().partition('id="data">')[2].partition("</script>")[0]
     found = dict(json.loads(text)["provenance"])
-    assert found["command"] == f"umem report {trace} --html {page} --vram {10 * MIB}"
+    assert found["command"] == f"umem report {trace} --html {page}{said}"
     assert found["recorded on"] == "numpy" and found["trace: model"] == "small"
     assert found["written"][:2] == "20" and found["umem"]
 

@@ -78,7 +78,10 @@ def test_what_came_from_the_host_is_none() -> None:
 
 def test_what_later_steps_use_is_none() -> None:
     made = [Alloc(50, 100, "activation", "norm"), Op("Norm", "forward", (), (Access(50, 0, 9),))]
-    assert leaks_of([W, *made, *step(1, uses=(50,)), *step(2, 1, uses=(50,))]) == []
+    used = {"uses": (50,)}
+    assert leaks_of([W, *made, *step(1, **used), *step(2, 1, **used), *step(3, 2, **used)]) == []
+    (leak,) = leaks_of([W, *made, *step(1), *step(2, 1), *step(3, 2)])
+    assert leak.label == "norm"
 
 
 def test_two_networks_in_turns_keep_each_others_losses() -> None:

@@ -310,6 +310,14 @@ def test_the_counter_is_by_kind() -> None:
     assert counters[-1] == (750_000, kinds)
 
 
+def test_the_counter_has_the_workspace_of_its_own_operation_only() -> None:
+    ops = [Op("F", "array", (), (), host_seconds=1.0, workspace_bytes=n) for n in (70, 0, 30)]
+    events = perfetto(analyse(Trace([Alloc(0, 5, "array", "a"), *ops])), "t.gz")["traceEvents"]
+    counters = [(e["ts"], e["args"]) for e in events if e["ph"] == "C"]
+    expected = [(1e6 * n, {"arrays": 5, "workspace": w}) for n, w in enumerate((70, 0, 30))]
+    assert counters == expected
+
+
 def test_without_times_the_clock_counts_operations_and_says_so() -> None:
     content = perfetto(analyse(training(timed=False)), "t.gz")
     names = [e["args"]["name"] for e in content["traceEvents"] if e["name"] == "process_name"]

@@ -19,7 +19,7 @@ from rich.console import Console
 from umem import __version__
 from umem.analysing import Analysis, Vram, analyse
 from umem.cli.output_file import refuse, write
-from umem.devices.specs import gpu_spec
+from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import UmemError
 from umem.trace import Trace
 from umem.units import parse_bytes
@@ -200,12 +200,19 @@ def _next(path: Path, outputs: _Outputs) -> str:
     return f"Next: umem report {trace} OTHER compares it with another trace"
 
 
+def _vram_options(vram: Vram) -> list[str]:
+    """The options that say what a page compares with."""
+    spec = GPUS.get(vram.gpu)
+    size = [] if spec and spec.usable_bytes == vram.nbytes else ["--vram", str(vram.nbytes)]
+    return size if spec is None else ["--gpu", vram.gpu, *size]
+
+
 def _provenance(
     analysis: Analysis, path: Path, outputs: _Outputs, vram: Vram | None
 ) -> dict[str, str]:
     """Where a page comes from; what the trace says of itself comes last."""
     command = ["umem", "report", str(path), "--html", str(outputs.html)]
-    command += [] if vram is None else ["--vram", str(vram.nbytes)]
+    command += [] if vram is None else _vram_options(vram)
     known = {
         "umem": __version__,
         "written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z"),
