@@ -8,7 +8,8 @@ functions run the same array code on both.
 Models: temporaries of fused kernels (none), of dropout, of batch normalisation, of pooling;
 int32 indexes; an output that convolutions allocate and drop; cuDNN's limit where it is there.
 Does not model: CuPy's own temporaries inside one array function, taken to be NumPy's (its
-``tensordot`` copies the operands of a convolution as NumPy's does).
+``tensordot`` copies the operands of a convolution as NumPy's does); what cuDNN changes besides
+the workspace of convolutions, such as dropout without a mask.
 None of it has been compared with a real GPU.
 """
 
@@ -25,7 +26,7 @@ from umem.units import MIB
 Correct = Literal["auto", "cudnn", "off"]
 CORRECT: tuple[Correct, ...] = ("auto", "cudnn", "off")
 CUDNN_LIMIT_BYTES = 8 * MIB
-"""Chainer's default, ``chainer.backends.cuda.set_max_workspace_size``."""
+"""CuPy's default, which ``chainer.backends.cuda.set_max_workspace_size`` changes."""
 
 _DONE = "corrected"
 """What the meta of a corrected trace has."""
