@@ -91,7 +91,7 @@ def test_small_states_are_a_byte_a_value_and_a_scale_a_block() -> None:
     other = [Alloc(2, 4 * values, "parameter", "W"), Alloc(3, 4 * values, "state", "Adam.m"),
              Alloc(4, 400, "parameter", "b"), Alloc(5, 400, "state", "Adam.v")]  # fmt: skip
     whole = [Access(n, 0, size) for n, size in enumerate([4 * values] * 4 + [400] * 2)]
-    ops = [Op("EmbedID", "forward", (whole[0],), ())]
+    ops = [Op("EmbedIDFunction", "forward", (whole[0],), ())]
     ops += [Op("Adam", "update", (whole[n], whole[n + 1]), (whole[n], whole[n + 1]))
             for n in (0, 2, 4)]  # fmt: skip
     trace = states.with_small_states(Trace([*embedded, *other, *ops, Mark("step")]))
@@ -99,6 +99,22 @@ def test_small_states_are_a_byte_a_value_and_a_scale_a_block() -> None:
     blocks = -(-values // states.BLOCK)
     assert sizes == {0: 40_000, 1: 40_000, 2: 40_000, 3: values + 4 * blocks, 4: 400, 5: 400}
     assert [access.stop for access in list(trace.ops)[2].writes] == [40_000, sizes[3]]
+
+
+def test_the_states_of_an_embedding_stay_as_they_are() -> None:
+    sizes = roberta.Sizes(1, 64, 2, 500, 40, 8)
+    big, small = (
+        founding_table.trace_of(
+            founding_table.Technique("x", None, small_states=each), sizes, (2, 3), 4
+        )
+        for each in (False, True)
+    )
+    found = [[e.nbytes for e in t.events if isinstance(e, Alloc) and e.kind == "state"]
+             for t in (big, small)]  # fmt: skip
+    pairs = list(zip(*found, strict=True))
+    assert pairs.count((4 * 500 * 64, 4 * 500 * 64)) == 2  # Adam's two of the words
+    changed = [(a, b) for a, b in pairs if a != b]
+    assert all(b < 0.3 * a and a >= 4 * states.LEAST_VALUES for a, b in changed) and changed
 
 
 def test_a_small_table(tmp_path: Path) -> None:

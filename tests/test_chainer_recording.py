@@ -612,3 +612,15 @@ def test_the_chainer_device_is_numpys_on_a_virtual_gpu_and_an_error_without_any(
     if cuda_reason() is not None:
         with pytest.raises(umem.DeviceNotFoundError, match="no CUDA device"):
             umem.chainer.device()
+
+
+def test_a_look_up_gathers_its_rows_and_not_the_whole_table() -> None:
+    link, rows = chainer.links.EmbedID(1000, 8), np.array([3, 5, 3], np.int32)
+    with umem.record() as recorder:
+        y = link(rows)
+        y.grad = np.ones_like(y.array)
+        y.backward()
+    look_up, gradient = list(recorder.trace.ops)[:2]
+    assert (look_up.name, look_up.pattern) == ("EmbedIDFunction", "random")
+    assert look_up.traffic_bytes == 2 * y.array.nbytes + rows.nbytes
+    assert (gradient.name, gradient.pattern) == ("EmbedIDGrad", "random")

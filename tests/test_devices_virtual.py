@@ -273,6 +273,19 @@ def test_managed_workspace_is_touched() -> None:
     assert machine.op(writes=(0,), workspace=3 * BLOCK) == near(LAUNCH + 5 * 137 * US)
 
 
+def test_workspace_on_the_host_is_written_and_read_over_the_bus() -> None:
+    machine = Machine(8, Policy("hybrid"))
+    machine.alloc(0, 6 * BLOCK)
+    machine.op(writes=(0,))
+    synchronized(machine)
+    with_room = machine.op(reads=(0,), workspace=2 * BLOCK)
+    on_host = machine.op(reads=(0,), workspace=4 * BLOCK)
+    bus = machine.model.spec.host_in_bandwidth, machine.model.spec.host_out_bandwidth
+    least = sum(4 * BLOCK / bandwidth for bandwidth in bus)
+    assert on_host - with_room > least
+    assert machine.model.figures.remote_bytes == 8 * BLOCK
+
+
 def test_without_a_cache_every_tensor_is_populated_again() -> None:
     populated = {}
     for allocator in ("caching", "plain"):

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 ON_VIRTUAL = {"03_gcn": ["--device", "virtual:v100-16gb"]}
+ON_NUMPY = ("04_before_renting", "05_budget")
 
 
 def run(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -21,7 +22,24 @@ def run(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_before_renting_a_gpu_a_batch_that_does_not_fit_is_said_to_need_help() -> None:
+    result = run(ROOT / "examples" / "04_before_renting.py", "--batches", "32,4096")
+    assert result.returncode == 0, result.stderr
+    first, small, large, line = result.stdout.splitlines()
+    assert "simulated t4" in first and "ms a step" in small
+    assert "fits with" in large and line.lstrip().startswith("with umem.")
+
+
+def test_a_budget_changes_no_bit() -> None:
+    result = run(ROOT / "examples" / "05_budget.py")
+    assert result.returncode == 0, result.stderr
+    assert "losses are the same to the bit: True" in result.stdout
+    assert "planned by" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in EXAMPLES if p.stem not in ON_NUMPY], ids=lambda path: path.stem
+)
 def test_an_example_runs_and_says_that_the_gpu_is_simulated(path: Path) -> None:
     result = run(path, *ON_VIRTUAL.get(path.stem, ["virtual:v100-16gb"]))
     assert result.returncode == 0, result.stderr

@@ -79,7 +79,16 @@ def _sparse_matmul(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
     return 2 * entries * columns, gathered + index + outputs[0].nbytes
 
 
+def _gather(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
+    """Each element of the output is read once and written once; the rest of the table is not."""
+    index = inputs[0].nbytes if func.label == "EmbedIDFunction" else 0
+    return outputs[0].size, 2 * outputs[0].nbytes + index
+
+
 _RULES: dict[str, Estimator] = {
+    "EmbedIDFunction": _gather,
+    "GetItem": _gather,
+    "SelectItem": _gather,
     "LinearFunction": _linear,
     "LinearGradData": _linear_grad_data,
     "LinearGradWeight": _linear_grad_weight,

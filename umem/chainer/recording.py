@@ -33,7 +33,9 @@ _OWN = frozenset((
 """Attributes that function nodes have anyway."""
 _STATISTICS = ("running_mean", "running_var")
 """What normalisation holds and changes in place."""
-_GATHERS = frozenset(("EmbedID", "SparseMatMul", "GetItem", "SelectItem", "Permutate"))
+_GATHERS = frozenset((
+    "EmbedIDFunction", "EmbedIDGrad", "SparseMatMul", "GetItem", "SelectItem", "Permutate",
+))  # fmt: skip
 
 
 class ChainerSource:

@@ -155,8 +155,8 @@ class Model:
         read_bytes, _ = self._touch_all(reads, (), False, moves, waits)
         written_bytes, both_bytes = self._touch_all(op.writes, op.reads, True, moves, waits)
         if workspace is not None and self.is_managed(workspace):
-            blocks = covered(workspace.part(0, workspace.nbytes))
-            self.driver.residency.touch(*blocks, write=True, moves=moves)
+            on_host = self._touch_workspace(workspace, moves)
+            written_bytes, read_bytes = written_bytes + on_host, read_bytes + on_host
         self.counters.moves.add(moves)
         self.counters.fault_count += moves.migrated_in + moves.populated
         remote = None
@@ -169,6 +169,13 @@ class Model:
         if workspace is not None and workspace.pool is not None:
             self.counters.hold_vram(self.driver.resident_count)
             workspace.pool.free(workspace.span)
+
+    def _touch_workspace(self, workspace: Placed, moves: Moves) -> float:
+        """It is written once and read once; returns the bytes of it that lie on the host."""
+        start, stop = covered(workspace.part(0, workspace.nbytes))
+        before = moves.remote
+        self.driver.residency.touch(start, stop, write=True, moves=moves)
+        return workspace.nbytes * (moves.remote - before) / (stop - start)
 
     def _touch_all(
         self, accesses: Iterable[Access], reads: tuple[Access, ...], write: bool, moves: Moves,
