@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import NamedTuple
 
 from umem.events import Op
@@ -19,7 +18,7 @@ from umem.outliving import Leak, can_tell, find_leaks
 from umem.tensors import KINDS, LASTING, WORKSPACE, Reading, Tensor, read_tensors
 from umem.trace import Trace
 
-__all__ = ["Analysis", "KindBytes", "OpTotal", "Peak", "Vram", "analyse", "clock"]
+__all__ = ["Analysis", "KindBytes", "OpTotal", "Peak", "Vram", "analyse"]
 
 
 class Vram(NamedTuple):
@@ -220,12 +219,3 @@ def _op_total(
         allocated_bytes=sum(allocated[index] for index, _ in items),
         workspace_bytes=max(workspace) if workspace else None,
     )
-
-
-# -- time --------------------------------------------------------------------------------------
-
-
-def clock(trace: Trace) -> list[float]:
-    """Seconds that the host had spent in operations, after each event; zeros without times."""
-    spent = (e.host_seconds or 0.0 if isinstance(e, Op) else 0.0 for e in trace.events)
-    return list(accumulate(spent))

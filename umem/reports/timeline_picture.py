@@ -78,7 +78,8 @@ def _timeline(panel: Any, analysis: Analysis, vram: Vram | None) -> None:
     late = peak.event > 0.7 * len(analysis.trace)
     panel.annotate(
         f"peak {format_bytes(peak.total_bytes)}", (peak.event, peak.total_bytes / factor),
-        (-8 if late else 8, 6), textcoords="offset points", ha="right" if late else "left",
+        (-8 if late else 8, -3), textcoords="offset points", ha="right" if late else "left",
+        va="center", bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 1.5},
     )  # fmt: skip
     high = max(1, peak.total_bytes)
     if vram is not None and vram.nbytes < 2 * high:
