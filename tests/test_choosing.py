@@ -66,6 +66,16 @@ def test_managed_memory_moves_what_has_no_room() -> None:
     assert managed.resident_peak_bytes <= 128 * MIB < managed.peak_bytes
 
 
+def test_a_step_does_not_begin_before_the_one_before_is_over() -> None:
+    # Without arithmetic a step is the host's time. Managed memory's first step takes longer,
+    # because its blocks are new; that time is not there for the second to hide in.
+    events = [e._replace(flops=0, traffic_bytes=0) if isinstance(e, Op) else e
+              for e in chain_of(10)]  # fmt: skip
+    choice = umem.choose(Trace([*events, Mark("step")]), "t4")
+    nothing, managed = named(choice, "nothing"), named(choice, "managed")
+    assert managed.seconds == pytest.approx(nothing.seconds, rel=0.01)
+
+
 def test_options_come_by_time_and_what_is_less_to_do_goes_first() -> None:
     for vram in ("64MiB", "128MiB", None):
         options = umem.choose(heavy(40), "t4", vram=vram).options

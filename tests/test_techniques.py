@@ -169,6 +169,26 @@ def test_a_trace_without_a_mark_is_one_step_and_one_of_many_keeps_its_last() -> 
     assert sum(op.name == "SGD" for op in many.ops) == 3
 
 
+def test_an_output_that_somebody_holds_is_there_beside_the_next_one() -> None:
+    held = [event for event in step() if event != Free(2)]
+    repeated = settled(Trace([*held, Mark("step")]), 2)
+    check(repeated)
+    outputs = [e.tensor for e in repeated.events if isinstance(e, Alloc) and e.label == "f"]
+    assert len(outputs) == 2
+    second = repeated.events[len(held) + 1 :]
+    run = next(i for i, e in enumerate(second) if isinstance(e, Op))
+    assert second.index(Free(outputs[0])) == run + 1
+
+
+def test_the_first_update_may_differ_from_the_others() -> None:
+    y, z = Access(10, 0, 8), Access(11, 0, 8)
+    first = [Alloc(10, 8, "input", "x", True), Alloc(11, 8, "activation", "init"),
+             Op("init", "forward", (y,), (z,)), Mark("step")]  # fmt: skip
+    trace = Trace([*first, *settled(Trace(step()), 2).events])
+    check(trace)
+    assert settled(trace, 3).events == trace.events
+
+
 def test_a_trace_without_operations_is_refused() -> None:
     with pytest.raises(TraceError, match="no operation"):
         settled(Trace([Mark("step")]), 2)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.status import Status
 from rich.text import Text
 
 from umem import scaling
@@ -73,13 +74,22 @@ def command(
     try:
         trace = _load(traces, sizes)
         if all_gpus:
-            _among_all(trace, size, as_json, png)
+            with _busy("Trying every technique on every GPU ..."):
+                choices = choose_each(trace, size=size)
+            _among_all(choices, as_json, png)
         else:
-            _for_one(choose(trace, gpu or "t4", size, vram=vram), every, as_json, png)
+            with _busy("Trying every technique ..."):
+                choice = choose(trace, gpu or "t4", size, vram=vram)
+            _for_one(choice, every, as_json, png)
     except UmemError as error:
         raise click.ClickException(str(error)) from error
     if not as_json:
         _say_what_next(traces, sizes, size, all_gpus)
+
+
+def _busy(what: str) -> Status:
+    """Something that moves while one waits; nothing where standard error is no terminal."""
+    return Console(stderr=True).status(what)
 
 
 def _load(paths: tuple[Path, ...], sizes: tuple[int, ...] | None) -> Trace:
@@ -110,8 +120,7 @@ def _for_one(choice: Choice, every: bool, as_json: bool, png: Path | None) -> No
         click.echo(f"Wrote {png}.", err=as_json)
 
 
-def _among_all(trace: Trace, size: int | None, as_json: bool, png: Path | None) -> None:
-    choices = choose_each(trace, size=size)
+def _among_all(choices: tuple[Choice, ...], as_json: bool, png: Path | None) -> None:
     if as_json:
         _print_json({"simulated": True, "gpus": [choice.to_json() for choice in choices]})
     else:
