@@ -624,3 +624,14 @@ def test_a_look_up_gathers_its_rows_and_not_the_whole_table() -> None:
     assert (look_up.name, look_up.pattern) == ("EmbedIDFunction", "random")
     assert look_up.traffic_bytes == 2 * y.array.nbytes + rows.nbytes
     assert (gradient.name, gradient.pattern) == ("EmbedIDGrad", "random")
+
+
+def test_the_gradient_of_max_pooling_reads_the_indexes() -> None:
+    x = chainer.Variable(np.ones((2, 3, 8, 8), np.float32))
+    with umem.record() as recorder:
+        y = F.max_pooling_2d(x, 2)
+        y.grad = np.ones_like(y.array)
+        y.backward()
+    made = {e.tensor: e.label for e in recorder.trace.events if isinstance(e, Alloc)}
+    reads = {op.name: {made[a.tensor] for a in op.reads} for op in recorder.trace.ops}
+    assert "MaxPoolingND.indexes" in reads["MaxPoolingNDGrad"]

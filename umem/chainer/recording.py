@@ -350,3 +350,6 @@ def _find_arrays(key: str, value: Any, found: list[tuple[str, Any]]) -> None:
         found += [(f"{key}.{part}", getattr(value, part)) for part in parts]
     elif isinstance(value, chainer.Function):  # an old-style function behind its adapter
         found += arrays_on(value)
+    elif isinstance(value, chainer.FunctionNode):  # max pooling, whose gradient reads its indexes
+        held = value.__dict__.items()
+        found += [(name, item) for name, item in held if name not in _OWN and _is_array(item)]
