@@ -112,7 +112,7 @@ def conditions() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
     """What is on in each of the conditions of this process."""
     import umem
     from umem.recorder import Recorder
-    from umem.tally import Tally
+    from umem.recording.tally import Tally
 
     @contextmanager
     def live() -> Any:

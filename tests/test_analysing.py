@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import traces
 
-from umem.analysing import analyse
-from umem.bands import bands, kind_curves, thinned
-from umem.differences import compare
+from umem.analysis.analysing import analyse
+from umem.analysis.bands import bands, kind_curves, thinned
+from umem.analysis.differences import compare
+from umem.analysis.tensors import KINDS, read_tensors
 from umem.errors import TraceError
-from umem.tensors import KINDS, read_tensors
 from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
 
 

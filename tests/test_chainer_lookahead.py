@@ -35,8 +35,8 @@ from umem.devices.base import BLOCK_BYTES, Device
 from umem.devices.cuda import cuda_reason
 from umem.errors import DeviceNotFoundError, StateError
 from umem.lookahead_moves import plan_moves
-from umem.measuring import active
 from umem.order import Iteration, Order, Step
+from umem.recording.measuring import active
 from umem.trace import Alloc, Checker, Hint, Op
 
 NODES, STEPS = 8_000, 3

@@ -17,8 +17,8 @@ import umem
 from umem.devices.virtual import VirtualGPU
 from umem.errors import SizeError
 from umem.events import Alloc, Checker, Event, Free, Mark, Op
-from umem.keeping import Keeper, Kept, Steps
 from umem.recorder import active
+from umem.recording.keeping import Keeper, Kept, Steps
 from umem.scaling import join
 
 chainer = pytest.importorskip("umem.chainer").chainer

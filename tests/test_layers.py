@@ -17,21 +17,17 @@ import umem
 
 ROOT = Path(umem.__file__).parent
 LEVELS = {
-    "errors": 0, "units": 0, "stacks": 0,
-    "events": 1, "trace": 1, "trace_file": 1, "recorder": 1, "measuring": 1, "roots": 1,
-    "sources": 1, "storing": 1, "claiming": 1, "keeping": 1, "calibrating": 1, "tally": 1,
+    "errors": 0, "units": 0, "stacks": 0, "forking": 0, "shown": 0,
+    "events": 1, "trace": 1, "trace_file": 1, "recorder": 1, "recording": 1,
     "graphs": 1, "compat": 1,
-    "aligning": 1, "scaling": 1, "cutting": 1, "recording_sizes": 1, "explaining": 1, "backends": 1,
-    "devices": 2, "planner": 2,
+    "aligning": 1, "scaling": 1, "cutting": 1, "explaining": 1, "backends": 1,
+    "devices": 2, "planner": 2, "order": 2,
     "limits": 3, "environment": 3, "blocks": 3, "memory": 3, "inspecting": 3, "hints": 3,
-    "counters": 3, "tracking": 3,
-    "shown": 0, "tensors": 4, "outliving": 4, "analysing": 4, "bands": 4, "summarising": 4,
-    "differences": 4,
-    "order": 2, "lookahead_moves": 3, "stepping": 4, "techniques": 4, "choosing": 4,
-    "replaying": 4, "comparing": 4, "": 4,
+    "counters": 3, "tracking": 3, "views": 3, "lookahead_moves": 3,
+    "analysis": 4, "replaying": 4, "comparing": 4, "stepping": 4, "techniques": 4, "choosing": 4,
+    "": 4,
     "chainer": 5, "reports": 5,
     "cli": 6, "__main__": 7,
-    "views": 3, "forking": 0,
 }  # fmt: skip
 """The empty name is the package itself: its public names, the highest of which is `replay`."""
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 import umem
 from umem import recorder as module
-from umem import sources
 from umem.devices.virtual import arrays as xp
 from umem.errors import OutOfMemoryError, StateError
 from umem.recorder import Measured, Recorder, active, paused, root_of
+from umem.recording import sources
 from umem.trace import Access, Alloc, Checker, Event, Free, Mark, Op
 
 
@@ -450,7 +450,7 @@ def test_without_a_recorder_nothing_is_made() -> None:
         (a + 1).sum()
 
     x, a = np.ones((2, 2), "f"), xp.ones(10)
-    parts = (module, umem.measuring, umem.roots, umem.chainer.recording)
+    parts = (module, umem.recording.measuring, umem.recording.roots, umem.chainer.recording)
     files = [part.__file__ for part in parts]
     step()
     tracemalloc.start(10)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import umem
 from umem.cli import main
-from umem.keeping import CALIBRATION_LIMIT, EVENT_LIMIT
+from umem.recording.keeping import CALIBRATION_LIMIT, EVENT_LIMIT
 from umem.stacks import USER_DEPTH
 
 pytest.importorskip("umem.chainer")

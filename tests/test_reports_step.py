@@ -16,8 +16,9 @@ from rich.cells import cell_len
 from strategies import traces
 
 import umem.scaling
-from umem.analysing import Vram, analyse
-from umem.differences import compare
+from umem.analysis.analysing import Vram, analyse
+from umem.analysis.differences import compare
+from umem.analysis.tensors import KINDS
 from umem.errors import MissingDependencyError
 from umem.reports.comparison_json import comparison_json
 from umem.reports.comparison_text import comparison_text, signed
@@ -27,7 +28,6 @@ from umem.reports.step_json import step_json
 from umem.reports.step_text import step_text
 from umem.reports.timeline_picture import draw_timeline
 from umem.shown import printable
-from umem.tensors import KINDS
 from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
 from umem.units import MIB, format_bytes
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 import umem
 from umem.cli.live_region import LiveRegion
 from umem.recorder import Recorder
+from umem.recording.tally import GROUPS, Tally
 from umem.reports.watch import Seen, Simulated, line, summary, view
-from umem.tally import GROUPS, Tally
 from umem.trace import Alloc, Free, Mark, Op
 
 pytest.importorskip("umem.chainer")

@@ -12,7 +12,7 @@ from umem.hints import advise, location, prefetch, preset
 from umem.inspecting import Status, status
 from umem.memory import disable, enable, virtual_gpu
 from umem.recorder import record
-from umem.recording_sizes import record_at
+from umem.recording.sizes import record_at
 from umem.replaying import Replay, replay
 from umem.trace import Trace
 from umem.tracking import track

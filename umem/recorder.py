@@ -23,11 +23,11 @@ import numpy as np
 
 from umem.errors import OutOfMemoryError, StateError
 from umem.events import CODES, Alloc, Event, Free, Hint, Mark, Op
-from umem.measuring import Measured, active, follow, inside, paused
-from umem.roots import Reach, address_of, part_of, root_of
-from umem.sources import Source, add_source, start_sources, stop_sources
+from umem.recording.measuring import Measured, active, follow, inside, paused
+from umem.recording.roots import Reach, address_of, part_of, root_of
+from umem.recording.sources import Source, add_source, start_sources, stop_sources
+from umem.recording.storing import Boundary, Raw, Store
 from umem.stacks import user_places
-from umem.storing import Boundary, Raw, Store
 from umem.trace import Trace
 
 __all__ = [

@@ -9,8 +9,8 @@ from typing import TextIO
 from umem.chainer.lookahead_report import LookaheadReport, LookaheadWarning
 from umem.chainer.lookahead_session import Follower, Session
 from umem.errors import StateError
-from umem.measuring import active
 from umem.memory import current_device
+from umem.recording.measuring import active
 
 __all__ = ["LookaheadPrefetch", "LookaheadReport", "LookaheadWarning"]
 

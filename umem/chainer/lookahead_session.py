@@ -19,10 +19,10 @@ from umem.chainer.side_stream import SideStream, side_stream
 from umem.devices.base import Device, Place
 from umem.events import Alloc, Event, Free, Mark, Op
 from umem.lookahead_moves import NOTHING, ROOM, Moves, plan_moves
-from umem.measuring import active, follow
 from umem.order import Iteration, Order, Step
 from umem.recorder import Recorder
-from umem.roots import Reach
+from umem.recording.measuring import active, follow
+from umem.recording.roots import Reach
 
 ORDERS = 4
 """How many orders are remembered: the usual one, that of a last small batch, of an alternation."""

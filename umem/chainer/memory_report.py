@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from chainer import reporter, training
 
-from umem.claiming import claimed
 from umem.errors import TraceError
-from umem.keeping import Keeper, Kept, Steps
 from umem.memory import current_device
 from umem.recorder import Recorder
-from umem.tally import NAMES, Tally
+from umem.recording.claiming import claimed
+from umem.recording.keeping import Keeper, Kept, Steps
+from umem.recording.tally import NAMES, Tally
 from umem.units import MIB
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from umem.claiming import claimed
 from umem.errors import TraceError
-from umem.keeping import Keeper, Kept, Steps
+from umem.recording.claiming import claimed
+from umem.recording.keeping import Keeper, Kept, Steps
 from umem.units import format_bytes
 
 

@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 
 from umem import __version__
-from umem.analysing import Analysis, Vram, analyse
+from umem.analysis.analysing import Analysis, Vram, analyse
 from umem.cli.output_file import refuse, write
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import UmemError
@@ -144,7 +144,7 @@ def _print_text(analysis: Analysis, name: str, vram: Vram | None) -> None:
 
 
 def _compare(analyses: list[Analysis], traces: tuple[Path, ...], as_json: bool) -> None:
-    from umem.differences import compare
+    from umem.analysis.differences import compare
 
     before, after = (path.name for path in traces)
     comparison = compare(*analyses)

@@ -21,7 +21,7 @@ from umem.cli.watching import Watching
 from umem.compat.finder import arm
 from umem.compat.installation import find_package
 from umem.errors import UmemError
-from umem.keeping import Steps
+from umem.recording.keeping import Steps
 from umem.units import format_bytes, format_seconds
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}

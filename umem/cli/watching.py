@@ -17,8 +17,8 @@ from rich.text import Text
 from umem.blocks import innermost_virtual
 from umem.cli.live_region import LiveRegion
 from umem.recorder import Recorder
+from umem.recording.tally import Tally
 from umem.reports.watch import Seen, Simulated, line, summary, view
-from umem.tally import Tally
 
 DRAWN_EVERY_SECONDS = 0.5
 TOLD_EVERY_SECONDS = 5.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from umem.differences import Comparison, Difference, OpDifference
+from umem.analysis.differences import Comparison, Difference, OpDifference
 
 
 def comparison_json(comparison: Comparison, before: str, after: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich.text import Text
 
-from umem.differences import Comparison, Difference, OpDifference
+from umem.analysis.differences import Comparison, Difference, OpDifference
 from umem.reports.lines import Column, table, wrapped
 from umem.units import format_bytes, format_seconds
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from umem.analysing import Analysis
-from umem.bands import Curve, kind_curves
+from umem.analysis.analysing import Analysis
+from umem.analysis.bands import Curve, kind_curves
 from umem.events import PHASES, Op
 
 PROCESS = 1

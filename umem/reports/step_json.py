@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from umem.analysing import Analysis, Vram
-from umem.bands import thinned
-from umem.summarising import summary
-from umem.tensors import Tensor
+from umem.analysis.analysing import Analysis, Vram
+from umem.analysis.bands import thinned
+from umem.analysis.summarising import summary
+from umem.analysis.tensors import Tensor
 
 TENSORS = 100
 """How many of the tensors alive at the peak are listed."""

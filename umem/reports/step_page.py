@@ -11,11 +11,11 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
-from umem.analysing import Analysis, Vram
-from umem.bands import Bands, bands, kind_curves
+from umem.analysis.analysing import Analysis, Vram
+from umem.analysis.bands import Bands, bands, kind_curves
+from umem.analysis.summarising import summary
+from umem.analysis.tensors import KINDS, Tensor
 from umem.events import Alloc, Op
-from umem.summarising import summary
-from umem.tensors import KINDS, Tensor
 
 PARTS = Path(__file__).parent / "page_parts"
 SCRIPTS = ("model", "show", "chart", "marks", "pointer", "tables", "page")

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from umem.analysing import Analysis, OpTotal, Vram
-from umem.bands import thinned
-from umem.outliving import Leak
+from umem.analysis.analysing import Analysis, OpTotal, Vram
+from umem.analysis.bands import thinned
+from umem.analysis.outliving import Leak
+from umem.analysis.tensors import Tensor
 from umem.reports.lines import Column, clipped, table, wrapped
-from umem.tensors import Tensor
 from umem.units import format_bytes, format_seconds
 
 ROWS = 10

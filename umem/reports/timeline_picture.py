@@ -6,11 +6,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from umem.analysing import Analysis, Vram
-from umem.bands import kind_curves, thinned
+from umem.analysis.analysing import Analysis, Vram
+from umem.analysis.bands import kind_curves, thinned
+from umem.analysis.tensors import KINDS
 from umem.errors import MissingDependencyError
 from umem.shown import printable
-from umem.tensors import KINDS
 from umem.units import GIB, KIB, MIB, format_bytes, format_seconds
 
 COLORS = dict(zip(KINDS, (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from umem.analysing import Analysis, Vram
-from umem.outliving import Leak
+from umem.analysis.analysing import Analysis, Vram
+from umem.analysis.outliving import Leak
 
 
 def summary(analysis: Analysis, name: str, vram: Vram | None = None) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from umem.calibrating import Calibrated, calibrate
 from umem.compat.requirement import installed_version
 from umem.errors import SizeError
 from umem.events import Event, Mark, Op
 from umem.recorder import Recorder
-from umem.storing import Boundary
+from umem.recording.calibrating import Calibrated, calibrate
+from umem.recording.storing import Boundary
 from umem.trace import Trace
 
 EVENT_LIMIT = 1_000_000

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from umem.analysis.outliving import Leak, can_tell, find_leaks
+from umem.analysis.tensors import KINDS, LASTING, WORKSPACE, Reading, Tensor, read_tensors
 from umem.events import Op
-from umem.outliving import Leak, can_tell, find_leaks
-from umem.tensors import KINDS, LASTING, WORKSPACE, Reading, Tensor, read_tensors
 from umem.trace import Trace
 
 __all__ = ["Analysis", "KindBytes", "OpTotal", "Peak", "Vram", "analyse"]
@@ -106,7 +106,7 @@ class Analysis:
 
     @cached_property
     def leaks(self) -> list[Leak]:
-        """Tensors that outlive their step; see `umem.outliving`."""
+        """Tensors that outlive their step; see `umem.analysis.outliving`."""
         return find_leaks(self.reading)
 
     @cached_property

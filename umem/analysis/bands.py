@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from umem.tensors import KINDS, WORKSPACE, Reading, Tensor
+from umem.analysis.tensors import KINDS, WORKSPACE, Reading, Tensor
 
 Curve = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -22,8 +22,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from umem.analysis.tensors import ACTIVATIONS, LASTING, Reading, Tensor
 from umem.events import Op
-from umem.tensors import ACTIVATIONS, LASTING, Reading, Tensor
 
 BEFORE = -1
 """The step of what was made before the recording."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from umem.analysing import Analysis, OpTotal
+from umem.analysis.analysing import Analysis, OpTotal
 
 
 @dataclass(frozen=True)
