@@ -79,46 +79,31 @@ def gelu(x: Any) -> Any:
     return _Gelu().apply((x,))[0]
 
 
-class _CrossEntropy(function_node.FunctionNode):
-    """The mean cross entropy; only the logarithms of the probabilities are kept.
-
-    Chainer's own keeps its input and the probabilities.
-    """
-
-    def __init__(self, targets: Any) -> None:
-        self.targets = targets
+class _LogSoftmax(function_node.FunctionNode):
+    """Logarithms of probabilities, which are kept; Chainer's own takes more on the way back."""
 
     def forward(self, inputs: Any) -> Any:
-        (x,) = inputs
-        y = by_rows(self._logarithms, x)
-        self.retain_outputs((1,))
-        rows = np.arange(len(y))
-        return np.asarray(-y[rows, self.targets].mean(dtype=x.dtype)), y
+        self.retain_outputs((0,))
+        return (by_rows(self._of_rows, *inputs),)
 
     @staticmethod
-    def _logarithms(x: Any) -> Any:
+    def _of_rows(x: Any) -> Any:
         x = x - x.max(axis=1, keepdims=True)
         return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
 
     def backward(self, indexes: Any, gradients: Any) -> Any:
         (y,) = self.get_retained_outputs()
-        return _CrossEntropyGrad(self.targets).apply((y, gradients[0]))
+        return _LogSoftmaxGrad().apply((y, gradients[0]))
 
 
-class _CrossEntropyGrad(function_node.FunctionNode):
-    def __init__(self, targets: Any) -> None:
-        self.targets = targets
-
+class _LogSoftmaxGrad(function_node.FunctionNode):
     def forward(self, inputs: Any) -> Any:
-        y, gradient = inputs
-        gx = np.exp(y)
-        gx[np.arange(len(gx)), self.targets] -= 1
-        gx *= gradient / gx.dtype.type(len(gx))
-        return (gx,)
+        return (by_rows(lambda y, gy: gy - np.exp(y) * gy.sum(axis=1, keepdims=True), *inputs),)
 
 
 def cross_entropy(x: Any, targets: Any) -> Any:
-    return _CrossEntropy(targets).apply((x,))[0]
+    """The mean of what is chosen from the logarithms: two functions, with a gradient each."""
+    return -F.mean(F.select_item(_LogSoftmax().apply((x,))[0], targets))
 
 
 class Precision:
