@@ -1,4 +1,4 @@
-"""bench/choose.py runs, and what it says of the choice is what umem.choose says."""
+"""bench/choose.py and bench/choice_live.py run, and say what they promise."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,21 +19,37 @@ ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.skipif(find_spec("chainer") is None, reason="Chainer is not installed")
 
 
-def test_it_times_a_choice_for_one_gpu_and_for_all(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
+def written(script: str, path: Path) -> tuple[dict[str, Any], str]:
+    """The JSON that a benchmark writes, and what it prints."""
     places = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "choose.py"), "--quick", "--json", str(path)],
+        [sys.executable, str(ROOT / "bench" / script), "--quick", "--json", str(path)],
         capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
         env={**os.environ, "PYTHONPATH": places},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    report = json.loads(path.read_text())
+    return json.loads(path.read_text()), done.stdout
+
+
+def test_it_times_a_choice_for_one_gpu_and_for_all(tmp_path: Path) -> None:
+    report, printed = written("choose.py", tmp_path / "report.json")
     assert report["bench"] == "choose" and report["simulated"] is True
-    assert "simulated" in done.stdout
+    assert "simulated" in printed
     one, every = report["rows"]
     assert one["techniques"] == len(TECHNIQUES)
     assert every["techniques"] == len(TECHNIQUES) * len(GPUS)
     assert 0 < one["fit"] < one["techniques"], "with too little VRAM some do not fit"
     assert 0 < one["cpu_seconds"] < every["cpu_seconds"]
     assert one["vram_bytes"] < one["peak_bytes"]
+
+
+def test_live_runs_take_the_time_that_was_predicted(tmp_path: Path) -> None:
+    report, printed = written("choice_live.py", tmp_path / "report.json")
+    assert report["bench"] == "choice_live" and report["simulated"] is True
+    assert "all simulated" in printed
+    rows = {row["technique"]: row for row in report["rows"]}
+    assert {"managed", "hybrid"} <= rows.keys()
+    for name in ("managed", "managed, prefetch", "hybrid"):
+        steps = rows[name]["simulated_live_steps"]
+        assert rows[name]["simulated_live_seconds"] == pytest.approx(sum(steps) / len(steps))
+        assert abs(rows[name]["off_percent"]) < 10

@@ -62,7 +62,7 @@ def test_it_prints_what_fits_and_the_code(path: Path) -> None:
     for number, option in enumerate(wanted.options, 1):
         assert lines[start + number].split()[0] == str(number)
         assert option.name.split(",")[0] in lines[start + number]
-    assert 'with umem.chainer.Recompute("min"):' in done.output
+    assert 'with umem.hybrid(), umem.chainer.Recompute("min"):' in done.output
     assert "more do not fit" in done.output and "it needs 168.0 MiB" not in done.output
     assert f"umem choose {path} --all-gpus" in done.output
 

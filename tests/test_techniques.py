@@ -27,7 +27,9 @@ needs_chainer = pytest.mark.skipif(find_spec("chainer") is None, reason="Chainer
 GPU = gpu_spec("v100-16gb")
 
 
-def network(width: int = 8, depth: int = 6) -> tuple[Any, Any]:
+def network(
+    width: int = 8, depth: int = 6, batch: int = 64, dropout: float = 0.2
+) -> tuple[Any, Any]:
     """An optimizer and a loss of a small network with normalisation and dropout."""
     import_module("umem.chainer")  # before Chainer, which it makes ready
     import chainer
@@ -39,12 +41,13 @@ def network(width: int = 8, depth: int = 6) -> tuple[Any, Any]:
     layers = chainer.ChainList(*[L.Linear(width, width) for _ in range(depth)])
     norms = chainer.ChainList(*[L.BatchNormalization(width) for _ in range(depth)])
     model = chainer.Chain(layers=layers, norms=norms)
-    x = np.ones((64, width), np.float32)
+    x = np.ones((batch, width), np.float32)
 
     def loss() -> Any:
         h = x
         for layer, norm in zip(layers, norms, strict=True):
-            h = F.dropout(F.relu(norm(layer(h))), 0.2)
+            h = F.relu(norm(layer(h)))
+            h = F.dropout(h, dropout) if dropout else h
         return F.mean(h * h)
 
     return chainer.optimizers.MomentumSGD().setup(model), loss
@@ -259,6 +262,41 @@ def test_the_largest_budget_fits_and_more_would_not() -> None:
     assert prepared.trace.peak_bytes <= budget * MIB
     more = subject.under((budget + 8) * MIB)
     assert not umem.replay(more, gpu, "unmanaged", correct="off").fits
+
+
+def test_where_the_step_does_not_fit_recomputation_learns_in_hybrid_memory() -> None:
+    subject = Subject(Trace([*chain_of(40), Mark("step")]))
+    roomy = budgets.prepare(subject, GPU, "min")
+    tight = budgets.prepare(subject, GPU.with_vram(96 * MIB), "min")
+    shared = budgets.prepare(subject, gpu_spec("jetson-orin-64gb").with_vram(96 * MIB), "min")
+    assert roomy.mode == tight.mode == shared.mode == "unmanaged", "a plan must fit VRAM"
+    assert roomy.line == shared.line == 'with umem.chainer.Recompute("min"):'
+    assert tight.line == 'with umem.hybrid(), umem.chainer.Recompute("min"):'
+
+
+@needs_chainer
+def test_a_step_that_does_not_fit_is_trained_by_the_line_at_the_time_that_is_predicted() -> None:
+    optimizer, loss = network(width=256, depth=16, batch=2048, dropout=0)
+    optimizer.update(loss)
+    trace = record(optimizer, loss, 1)
+    whole = umem.choose(trace, GPU).best.peak_bytes
+    gpu = GPU.with_vram(round(0.5 * whole) // (2 * MIB) * 2 * MIB)
+    found = {option.name: option for option in umem.choose(trace, gpu).options}
+    option = found["recompute min"]
+    assert "nothing" not in found and option.moved_bytes == 0
+    ends: list[float] = []
+    with umem.virtual_gpu("v100-16gb", gpu.usable_bytes) as device:
+
+        def train() -> None:
+            for _ in range(6):
+                optimizer.update(loss)
+                device.synchronize()
+                ends.append(device.figures.seconds)
+
+        exec(f"{option.line}\n    train()", {"umem": umem, "train": train})
+        moved = device.figures.remote_bytes
+    assert ends[-1] - ends[-2] == pytest.approx(option.seconds, rel=0.05)
+    assert moved, "the passes that learn did not fit"
 
 
 def test_the_largest_budget_says_why_there_is_none() -> None:

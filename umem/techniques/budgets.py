@@ -1,4 +1,9 @@
-"""Recomputation within a budget, alone and in managed memory."""
+"""Recomputation within a budget, alone and in managed memory.
+
+The first passes of a `umem.chainer.Recompute` learn, and need more than its plan. Where the step
+does not fit as it is, the line has them in hybrid memory: they spill, and the planned ones, which
+fit VRAM, do not (bench/choice_live.py).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ TRIES = 5
 
 def prepare(subject: Subject, gpu: GpuSpec, budget: str) -> Prepared:
     """The step under a budget, such as ``"50%"`` of keeping everything or ``"min"``."""
-    return Prepared(_under(subject, budget), f'with umem.chainer.Recompute("{budget}"):')
+    return _prepared(subject, gpu, _under(subject, budget), budget)
 
 
 def prepare_managed(subject: Subject, gpu: GpuSpec, budget: str) -> Prepared:
@@ -41,7 +46,7 @@ def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
     Raises:
         StateError: it fits with everything kept. BudgetError: it fits with no budget.
     """
-    if _fits(subject.trace, gpu):
+    if subject.fits(gpu):
         raise StateError("the step fits with everything kept")
     room = f"{format_bytes(gpu.usable_bytes)} of VRAM are usable"
     low, high = subject.least_bytes, min(gpu.usable_bytes, subject.keep_all_bytes - 1)
@@ -54,7 +59,7 @@ def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
         )
     budget = _largest(subject, gpu, -(-low // MIB), high // MIB)
     trace = subject.under(max(low, budget * MIB))
-    return Prepared(trace, f'with umem.chainer.Recompute("{budget}MiB"):')
+    return _prepared(subject, gpu, trace, f"{budget}MiB")
 
 
 def _largest(subject: Subject, gpu: GpuSpec, low: int, high: int) -> int:
@@ -70,6 +75,13 @@ def _largest(subject: Subject, gpu: GpuSpec, low: int, high: int) -> int:
         else:
             high = middle
     return low
+
+
+def _prepared(subject: Subject, gpu: GpuSpec, trace: Trace, budget: str) -> Prepared:
+    line = f'umem.chainer.Recompute("{budget}"):'
+    if subject.fits(gpu) or gpu.host_in_bandwidth is None:
+        return Prepared(trace, f"with {line}")
+    return Prepared(trace, f"with umem.hybrid(), {line}")
 
 
 def _fits(trace: Trace, gpu: GpuSpec) -> bool:

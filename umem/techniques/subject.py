@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 
 from umem.backends import on_gpu
+from umem.devices.specs import GpuSpec
 from umem.planner import Plan
+from umem.stepping import settled_step
 from umem.techniques.recompute import rewrite
 from umem.techniques.settled import settled
 from umem.techniques.tape import Tape, tapes_of
@@ -29,6 +31,13 @@ class Subject:
     def __init__(self, trace: Trace) -> None:
         self.trace = settled(on_gpu(trace), STEPS)
         self._under: dict[Budget, Trace] = {}
+        self._fits: dict[GpuSpec, bool] = {}
+
+    def fits(self, gpu: GpuSpec) -> bool:
+        """Whether the step fits a GPU as it is."""
+        if gpu not in self._fits:
+            self._fits[gpu] = settled_step(self.trace, gpu, "unmanaged").fits
+        return self._fits[gpu]
 
     @cached_property
     def tapes(self) -> list[Tape]:

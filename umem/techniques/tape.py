@@ -9,14 +9,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import median
 
 from umem.cutting import tail
+from umem.devices.specs import COSTS, GPUS
 from umem.errors import BudgetError, GraphError
 from umem.planner import Graph, Node, Plan, plan
 from umem.techniques.masks import DRAWS, PACKED, packed_bytes
 from umem.techniques.passes import Pass, passes
 from umem.trace import Alloc, Op, Trace
 from umem.units import format_bytes
+
+FLOPS_PER_BYTE = median(
+    COSTS.compute_efficiency * gpu.fp32_rate / (COSTS.memory_efficiency * gpu.memory_bandwidth)
+    for gpu in GPUS.values()
+)
+"""Operations in the time of a byte of device memory's traffic, on the GPU in the middle."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +77,9 @@ class Tape:
 def tapes_of(trace: Trace) -> list[Tape]:
     """What there is to plan in a trace, by the first pass of each kind.
 
-    What running a call again costs is its measured time, or its operations where some call has
-    no time.
+    What running a call again costs is what the model of a GPU says, arithmetic or traffic, for a
+    GPU in the middle of the table: one plan serves all of them, and no noise of a measured time
+    changes it.
 
     Raises:
         GraphError: no backward follows a forward pass.
@@ -85,8 +94,7 @@ def tapes_of(trace: Trace) -> list[Tape]:
 
 def _tape(trace: Trace) -> Tape:
     first = next(passes(trace))
-    timed = all(op.host_seconds is not None for op in first.calls)
-    graph = Graph.from_trace(trace, "seconds" if timed else "flops")
+    graph = Graph.from_trace(trace)
     updates = {t: nbytes for t, nbytes in _updates(trace).items() if t in first.near}
     stays = _stays(first, updates)
     workspace = _backward_workspace(trace, first)
@@ -97,6 +105,7 @@ def _tape(trace: Trace) -> Tape:
     whole = [
         replace(
             node,
+            cost=max(first.calls[index].flops / FLOPS_PER_BYTE, first.calls[index].traffic_bytes),
             stays_bytes=stays[index],
             stash_bytes=max(0, node.stash_bytes - drawn[index]),
             backward_workspace_bytes=workspace[index],
