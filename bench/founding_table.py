@@ -181,8 +181,7 @@ def scores(rows: list[dict[str, Any]]) -> str:
     return (
         f"Arrays of one score a word and token are {base['simulated_scores_mib']:,.0f} MiB of the "
         f"base's peak, and {half['simulated_scores_mib']:,.0f} MiB under autocast, which takes "
-        f"the loss in single precision and keeps half copies beside it; the rest falls by "
-        f"{1 - rest[1] / rest[0]:.0%}."
+        f"the loss in single precision; the rest falls by {1 - rest[1] / rest[0]:.0%}."
     )
 
 
