@@ -175,6 +175,7 @@ def test_the_title_of_a_picture_says_that_it_is_simulated(tmp_path: Path, monkey
 
 def test_bad_options_are_refused(path: Path) -> None:
     assert "no GPU named 't5'" in refused(path, "--gpu", "t5")
+    assert "no GPU named ''" in refused(path, "--gpu", "")
     assert "recorded at one size" in refused(path, "--size", 64)
     assert "2 sizes, and there are 1 traces" in refused(path, "--sizes", "4,8", "--size", 64)
     assert "2 traces need --sizes" in refused(path, path, "--size", 64)

@@ -65,7 +65,7 @@ def command(
     """
     if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
-    if all_gpus and (gpu or vram):
+    if all_gpus and (gpu is not None or vram is not None):
         raise click.UsageError("--all-gpus asks for every GPU of the table: leave --gpu and "
                                "--vram out")  # fmt: skip
     if all_gpus and every:
@@ -79,7 +79,7 @@ def command(
             _among_all(choices, as_json, png)
         else:
             with _busy("Trying every technique ..."):
-                choice = choose(trace, gpu or "t4", size, vram=vram)
+                choice = choose(trace, "t4" if gpu is None else gpu, size, vram=vram)
             _for_one(choice, every, as_json, png)
     except UmemError as error:
         raise click.ClickException(str(error)) from error
