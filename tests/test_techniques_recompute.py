@@ -152,6 +152,17 @@ def test_the_peak_of_the_chain_is_that_counted_by_hand():
     assert rewrite(chain(), plan).peak_bytes == 504
 
 
+def test_what_no_backward_needs_does_not_run_again():
+    # Backward ends with d', as where the first layers are frozen; the update reads what a read.
+    x = access(0, 10)
+    events = [e for e in chain().events if getattr(e, "name", "") not in ("c'", "b'", "a'")]
+    update = Op("SGD", "update", (x,), (x,))
+    trace = Trace([*(e for e in events if e != Free(0)), update, Mark("step")])
+    rewritten = rewrite(trace, plan_of_chain(("a#0", "b#1"), ("c#2", "d#3")))
+    check(rewritten)
+    assert [op.name for op in rewritten.ops] == ["a", "b", "c", "d", "d'", "SGD"]
+
+
 def test_a_plan_of_another_graph_is_refused():
     other = Trace([event for event in chain().events if getattr(event, "name", "") != "b"])
     with pytest.raises(GraphError, match="no forward pass"):

@@ -86,7 +86,7 @@ class _Rewriter:
         return self._stream.finish(self._lasting)
 
     def _on_op(self, op: Op) -> None:
-        if op.phase == "forward":
+        if op.phase in ("forward", "update"):
             self._pass = None
         now = self._pass
         if now is None:
