@@ -163,6 +163,21 @@ def test_what_no_backward_needs_does_not_run_again():
     assert [op.name for op in rewritten.ops] == ["a", "b", "c", "d", "d'", "SGD"]
 
 
+def test_what_is_left_of_the_graph_before_is_gone_under_a_plan():
+    # A loop that holds its loss holds the graph of the step before until the loss is a new one.
+    plain = chain().events
+    middle = next(i for i, e in enumerate(plain) if getattr(e, "name", "") == "c")
+    old = [Alloc(90, 700, "activation", "old", True), Alloc(91, 9, "gradient", "old", True)]
+    trace = Trace([*old, *plain[:middle], Free(90), Free(91), *plain[middle:]])
+    plan = plan_of_chain(("a#0", "b#1"), ("c#2", "d#3"))
+    assert trace.peak_bytes == 4 + 300 + 709
+    rewritten = rewrite(trace, plan)
+    check(rewritten)
+    assert rewritten.peak_bytes == 504
+    used = Trace([*old, Op("again", "array", (access(90, 700),), ()), *trace.events[2:]])
+    assert rewrite(used, plan).peak_bytes > 709
+
+
 def test_a_plan_of_another_graph_is_refused():
     other = Trace([event for event in chain().events if getattr(event, "name", "") != "b"])
     with pytest.raises(GraphError, match="no forward pass"):

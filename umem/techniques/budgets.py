@@ -53,10 +53,9 @@ def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
     if low > high:
         raise BudgetError(f"the least that recomputation needs is {format_bytes(low)}, and {room}")
     if not _fits(subject.under(low), gpu):
-        raise BudgetError(
-            f"with the least that recomputation needs, {format_bytes(low)}, the pool finds no "
-            f"free piece that is large enough, and {room}"
-        )
+        needs = subject.under(low).peak_bytes
+        pool = ", the pool's free pieces are too small" if needs <= gpu.usable_bytes else ""
+        raise BudgetError(f"under the least plan it needs {format_bytes(needs)}{pool}, and {room}")
     budget = _largest(subject, gpu, -(-low // MIB), high // MIB)
     trace = subject.under(max(low, budget * MIB))
     return _prepared(subject, gpu, trace, f"{budget}MiB")

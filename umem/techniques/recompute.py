@@ -19,7 +19,7 @@ from umem.planner.plans import Plan
 from umem.techniques.masks import DRAWS, Masks, is_mask
 from umem.techniques.passes import Pass, passes
 from umem.techniques.stream import Stream
-from umem.trace import Alloc, Event, Free, Op, Trace
+from umem.trace import Alloc, Event, Free, Hint, Op, Trace
 
 
 def rewrite(trace: Trace, plan: Plan) -> Trace:
@@ -58,6 +58,7 @@ class _Rewriter:
         self._read_again = _reads(planned, self._again) - self._is_kept.keys()
         self._lasting = set(self._read_again)
         self._read_in_backward = _read_in_backward(trace)
+        self._left = _left_over(trace)
         fresh = 1 + max(trace.lifetimes(), default=0)
         self._stream = Stream(self._is_kept.keys() | self._read_again, fresh)
         self._masks = Masks(self._stream, _masks(planned))
@@ -71,6 +72,8 @@ class _Rewriter:
         for index, event in enumerate(self._events):
             if index in self._planned:
                 self._turn(self._planned[index])
+            if isinstance(event, (Alloc, Free)) and event.tensor in self._left:
+                continue
             if isinstance(event, Op):
                 self._on_op(event)
             elif isinstance(event, Alloc) and self._pass is not None:
@@ -200,3 +203,21 @@ def _reads(planned: Iterable[Pass], again: Iterable[Sequence[int]]) -> set[int]:
 
 def _read_in_backward(trace: Trace) -> set[int]:
     return {a.tensor for op in trace.ops if op.phase == "backward" for a in op.reads}
+
+
+def _left_over(trace: Trace) -> set[int]:
+    """What is there from the graph of the step before, which somebody holds and nobody uses.
+
+    Under a plan, that graph's arrays went in its own backward.
+    """
+    left = {
+        event.tensor
+        for event in trace.events
+        if isinstance(event, Alloc) and event.uploaded and event.kind in ("activation", "stash")
+    }
+    for event in trace.events if left else ():
+        if isinstance(event, Op):
+            left.difference_update(a.tensor for a in (*event.reads, *event.writes))
+        elif isinstance(event, Hint):
+            left.difference_update(a.tensor for a in event.accesses)
+    return left
