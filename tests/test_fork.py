@@ -139,11 +139,11 @@ def test_a_recorder_follows_the_child_in_a_trace_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "lock", ["umem.memory._lock", "umem.recorder._lock", "gpu.model.lock"]
+    "lock", ["umem.memory._lock", "umem.recording.sources._lock", "gpu.model.lock"]
 )
 def test_a_lock_that_another_thread_holds_is_free_in_the_child(lock: str) -> None:
     run(f"""
-        import time, umem.recorder
+        import time, umem.recording.sources
         with umem.virtual_gpu("t4") as gpu, umem.managed() as memory:
             held = threading.Event()
 

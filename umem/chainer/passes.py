@@ -1,9 +1,8 @@
 """One forward and the backward after it: following a plan, or learning the graph.
 
-While a graph is being learned, arrays are dropped by a fixed rule, so that what does not fit gets
-through: calls are taken in blocks of growing length, about the square root of twice their number;
-when the next block begins, all of a block goes but what the user still holds as variables. In
-backward, what is missing is made again from there on demand, and goes after its last use.
+While a graph is being learned, arrays are dropped by the rule of `umem.chainer.fallback`, so that
+what does not fit gets through. In backward, what is missing is made again on demand, and goes
+after its last use.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from typing import Any
 
 import chainer
 
+from umem.chainer.fallback import Fallback
 from umem.chainer.learning import Before, Learned, Observed, gradient_bytes, observe
 from umem.chainer.sums import Sums
 from umem.chainer.tape import Call
 from umem.planner.schedule import Kind
 
-FIRST_BLOCK = 4
-"""Calls of the first block of the fallback rule; each block is one longer than the one before."""
 _LETS_GO = ("drop", "drop_stash")
 HIGH = 1 << 40
 """Ranks of calls that follow a plan lie above all others."""
@@ -51,8 +49,7 @@ class Pass:
         self.settled = False
         self.popped: dict[int, int] = {}
         self.backward_workspace: dict[int, int] = {}
-        self._block: list[Call] = []
-        self._blocks = 0
+        self._fallback = Fallback()
         self._next = 0
         self._sums: Sums | None = None
 
@@ -136,16 +133,8 @@ class Pass:
     def _fall_back(self, call: Call) -> None:
         if self.differs or self.never:
             call.values = None
-            return
-        if len(self._block) == FIRST_BLOCK + self._blocks:
-            for old in self._block:
-                if self.observed[old.index].again and not old.is_held():
-                    old.drop()
-                    old.drop_stash()
-                old.pack()
-            self._blocks += 1
-            self._block = []
-        self._block.append(call)
+        else:
+            self._fallback.add(call, self.observed[call.index])
 
     # -- backward --------------------------------------------------------------------------
 
