@@ -14,7 +14,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from umem.chainer import course
+from umem.chainer import course, wiring
 from umem.chainer.recompute import RecomputeWarning
 from umem.chainer.sums import Sums
 from umem.chainer.tracing import Tracing
@@ -258,6 +258,25 @@ def test_where_nothing_can_be_measured_a_plan_is_made_all_the_same(
     assert planned(memory) and memory.predicted_bytes and memory.measured_bytes is None
     assert "not measured" in memory.report()
     assert not tracemalloc.is_tracing()
+
+
+def test_calls_on_a_gpu_are_timed_to_the_end_of_their_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Kernels:
+        def synchronize(self) -> None:
+            waited.append(1)
+
+    class Gpu:
+        xp, device = "cupy", Kernels()
+
+    waited: list[int] = []
+    monkeypatch.setattr(chainer.backend, "get_device_from_array", lambda *arrays: Gpu())
+    wiring.wait_for([np.ones(3), chainer.Variable(np.ones(3))])
+    assert waited == [1]
+    monkeypatch.undo()
+    wiring.wait_for([np.ones(3)])
+    assert waited == [1]
 
 
 @pytest.mark.parametrize("over", [0.03, 10.0])

@@ -24,7 +24,7 @@ from umem.chainer.course import Course, RecomputeWarning
 from umem.chainer.learning import Before, Learned, look
 from umem.chainer.planning import check_budget
 from umem.chainer.recompute_report import curves, describe
-from umem.chainer.wiring import owner_of
+from umem.chainer.wiring import owner_of, wait_for
 from umem.errors import StateError, UnsupportedError
 from umem.planner.plans import Method
 
@@ -159,11 +159,15 @@ class Recompute:
                 before = Before(dict(vars(owner_of(func))), [], b"")
             self._inside = True
             self._course.tracing.call_begins()
+            if now.learns:
+                wait_for(inputs)
             start = time.perf_counter()
             try:
                 outputs = original(func, inputs)
             finally:
                 self._inside = False
+            if now.learns:
+                wait_for(inputs)
             seconds = time.perf_counter() - start
             if func.inputs is not None:
                 follows = now.follows
