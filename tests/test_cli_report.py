@@ -139,6 +139,16 @@ def test_two_traces_are_compared(trace: Path) -> None:
     assert content["peak_bytes"]["change"] == -2 * MIB
 
 
+def test_two_traces_are_compared_with_a_gpu(trace: Path) -> None:
+    other = small(3 * MIB).save(trace.with_name("other.umem.gz"))
+    text = report(trace, other, "--gpu", "t4", "--vram", "10MiB").stdout
+    assert "share of t4's VRAM 50.0% 70.0% +20.0%" in " ".join(text.split())
+    content = json.loads(report(trace, other, "--json", "--vram", "10MiB").stdout)
+    assert content["vram"]["vram_bytes"] == 10 * MIB
+    assert content["vram"]["peak_share"]["after"] == 0.7
+    assert "no GPU named 't44'" in failure(trace, other, "--gpu", "t44")
+
+
 @pytest.mark.parametrize(
     ("columns", "encoding"), [("40", "utf-8"), ("40", "ascii"), ("100", "ascii")]
 )

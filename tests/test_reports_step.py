@@ -237,6 +237,35 @@ def test_a_comparison_as_text() -> None:
     assert "The operations are the same." in text
 
 
+def test_a_comparison_with_a_gpu_says_the_share_of_its_vram() -> None:
+    comparison, room = compare(analyse(training(3)), analyse(training(1))), Vram("t4", 10 * MIB)
+    text = "\n".join(line.plain for line in comparison_text(comparison, "a", "b", 80, room))
+    assert "share of t4's VRAM 90.0% 70.0% -20.0%" in " ".join(text.split())
+    assert comparison_json(comparison, "a.gz", "b.gz", room)["vram"] == {
+        "gpu": "t4", "vram_bytes": 10 * MIB,
+        "peak_share": {"before": 0.9, "after": 0.7, "change": pytest.approx(-0.2)},
+    }  # fmt: skip
+    assert comparison_json(comparison, "a.gz", "b.gz")["vram"] is None
+
+
+def test_two_models_with_little_in_common_are_told() -> None:
+    def named(*names: str) -> Trace:
+        tensor: list[Event] = [Alloc(0, 8, "array", "a")]
+        return Trace([*tensor, *(Op(name, "forward", access(0), ()) for name in names)])
+
+    def said(first: Trace, second: Trace) -> str:
+        comparison = compare(analyse(first), analyse(second))
+        assert comparison_json(comparison, "a", "b")["common_share"] == comparison.common_share
+        lines = comparison_text(comparison, "a", "b", 200)
+        return "\n".join(line.plain for line in lines)
+
+    first = named("A", "A", "A", "B")
+    assert "Only 20.0% of the operations are in both: " in said(first, named("B", "C"))
+    assert "Only 0.0% of the operations" in said(first, named("C"))
+    assert "in both" not in said(first, named("A", "A", "A", "C"))  # three of five
+    assert "in both" not in said(first, first) and "in both" not in said(Trace([]), Trace([]))
+
+
 def test_signs() -> None:
     assert [signed(n, format_bytes) for n in (-2048, 0, 3, None)] == [
         "-2.0 KiB",

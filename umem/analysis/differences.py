@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from umem.analysis.analysing import Analysis, OpTotal
+from umem.analysis.analysing import Analysis, OpTotal, Vram
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Comparison:
     """What differs between two traces.
 
     ``totals`` are of a step where both traces have one, of the whole trace otherwise
-    (``per_step`` says which). ``kinds`` are bytes at each trace's own peak.
+    (``per_step`` says which). ``kinds`` are bytes at each trace's own peak. ``common_share`` is
+    how much of the operations is in both, by name and phase: 1.0 where they are the same.
     """
 
     per_step: bool
@@ -52,12 +53,14 @@ class Comparison:
     op_count: Difference
     kinds: tuple[Difference, ...]
     ops: tuple[OpDifference, ...]
+    common_share: float
 
 
 def compare(before: Analysis, after: Analysis) -> Comparison:
     """The second trace against the first; operations that changed most come first."""
     per_step = bool(before.step_count and after.step_count)
     steps = (before.step_count, after.step_count) if per_step else (1, 1)
+    ops = _ops(before, after, steps)
     return Comparison(
         per_step=per_step,
         peak_bytes=Difference("peak", before.peak.total_bytes, after.peak.total_bytes),
@@ -66,8 +69,16 @@ def compare(before: Analysis, after: Analysis) -> Comparison:
         seconds=_each("host time", [before.seconds, after.seconds], steps),
         op_count=_each("operations", [before.op_count, after.op_count], steps),
         kinds=_kinds(before, after),
-        ops=_ops(before, after, steps),
+        ops=ops,
+        common_share=_common_share(ops),
     )
+
+
+def vram_share(comparison: Comparison, vram: Vram) -> Difference:
+    """How much of a GPU's memory both peaks take."""
+    peak = comparison.peak_bytes
+    before, after = ((value or 0) / vram.nbytes for value in (peak.before, peak.after))
+    return Difference(f"share of {vram.gpu}'s VRAM", before, after)
 
 
 def _leaked(analysis: Analysis) -> int:
@@ -97,6 +108,12 @@ def _ops(before: Analysis, after: Analysis, steps: tuple[int, int]) -> tuple[OpD
         for key in dict.fromkeys((*first, *second))
     ]
     return tuple(sorted(found, key=_size, reverse=True))
+
+
+def _common_share(ops: Sequence[OpDifference]) -> float:
+    counts = [(op.count.before or 0, op.count.after or 0) for op in ops]
+    every = sum(map(max, counts))
+    return sum(map(min, counts)) / every if every else 1.0
 
 
 def _size(op: OpDifference) -> tuple[float, float]:

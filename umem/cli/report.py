@@ -83,7 +83,7 @@ def command(
         room = _vram(gpu, vram)
         analyses = [_analyse(path) for path in traces]
         if len(analyses) == 2:
-            _compare(analyses, traces, as_json)
+            _compare(analyses, traces, room, as_json)
         else:
             _report(analyses[0], traces[0], outputs, room, as_json)
     except UmemError as error:
@@ -143,7 +143,9 @@ def _print_text(analysis: Analysis, name: str, vram: Vram | None) -> None:
         console.print(line, soft_wrap=True)
 
 
-def _compare(analyses: list[Analysis], traces: tuple[Path, ...], as_json: bool) -> None:
+def _compare(
+    analyses: list[Analysis], traces: tuple[Path, ...], vram: Vram | None, as_json: bool
+) -> None:
     from umem.analysis.differences import compare
 
     before, after = (path.name for path in traces)
@@ -151,12 +153,12 @@ def _compare(analyses: list[Analysis], traces: tuple[Path, ...], as_json: bool) 
     if as_json:
         from umem.reports.comparison_json import comparison_json
 
-        _print_json(comparison_json(comparison, before, after))
+        _print_json(comparison_json(comparison, before, after, vram))
         return
     from umem.reports.comparison_text import comparison_text
 
     console = Console(highlight=False, markup=False)
-    for line in comparison_text(comparison, before, after, console.width):
+    for line in comparison_text(comparison, before, after, console.width, vram):
         console.print(line, soft_wrap=True)
 
 

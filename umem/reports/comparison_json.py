@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from umem.analysis.differences import Comparison, Difference, OpDifference
+from umem.analysis.analysing import Vram
+from umem.analysis.differences import Comparison, Difference, OpDifference, vram_share
 
 
-def comparison_json(comparison: Comparison, before: str, after: str) -> dict[str, Any]:
-    """Every figure of both traces with its change; null where one has none."""
+def comparison_json(
+    comparison: Comparison, before: str, after: str, vram: Vram | None = None
+) -> dict[str, Any]:
+    """Every figure of both traces with its change; null where one has none.
+
+    Args:
+        before, after: what the traces are called.
+        vram: what to compare both peaks with.
+    """
     return {
         "before": before,
         "after": after,
         "per_step": comparison.per_step,
+        "common_share": comparison.common_share,
+        "vram": None if vram is None else _vram(vram, comparison),
         "peak_bytes": _difference(comparison.peak_bytes),
         "idle_bytes": _difference(comparison.idle_bytes),
         "outliving_bytes": _difference(comparison.outliving_bytes),
@@ -21,6 +31,11 @@ def comparison_json(comparison: Comparison, before: str, after: str) -> dict[str
         "by_kind": {kind.name: _difference(kind) for kind in comparison.kinds},
         "operations": [_op(op) for op in comparison.ops],
     }
+
+
+def _vram(vram: Vram, comparison: Comparison) -> dict[str, Any]:
+    share = _difference(vram_share(comparison, vram))
+    return {"gpu": vram.gpu, "vram_bytes": vram.nbytes, "peak_share": share}
 
 
 def _difference(difference: Difference) -> dict[str, float | None]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich.text import Text
 
-from umem.analysis.differences import Comparison, Difference, OpDifference
+from umem.analysis.analysing import Vram
+from umem.analysis.differences import Comparison, Difference, OpDifference, vram_share
 from umem.reports.lines import Column, table, wrapped
 from umem.units import format_bytes, format_seconds
 
@@ -15,23 +16,35 @@ ROWS = 15
 Show = Callable[[float | None], str]
 
 
-def comparison_text(comparison: Comparison, before: str, after: str, width: int) -> Iterator[Text]:
+def comparison_text(
+    comparison: Comparison, before: str, after: str, width: int, vram: Vram | None = None
+) -> Iterator[Text]:
     """The lines of a comparison.
 
     Args:
         before, after: what the traces are called.
         width: cells of a line; none is wider.
+        vram: what to compare both peaks with.
     """
     yield from (Text(line, style="bold") for line in wrapped(f"{before} -> {after}", width))
+    if comparison.common_share < 0.5:
+        yield from (Text(line) for line in wrapped(_unlike(comparison), width))
     each = " a step" if comparison.per_step else ""
     sizes = (comparison.peak_bytes, comparison.idle_bytes, comparison.outliving_bytes)
     rows = [_row(difference, format_bytes) for difference in sizes]
+    if vram is not None:
+        rows.insert(1, _row(vram_share(comparison, vram), _percent))
     rows.append(_row(comparison.seconds, format_seconds, each))
     rows.append(_row(comparison.op_count, _number, each))
     yield from _section("", ("", "before", "after", "change"), rows, width)
     rows = [_row(difference, format_bytes) for difference in comparison.kinds]
     yield from _section("At the peak", ("kind", "before", "after", "change"), rows, width)
     yield from _ops(comparison, each, width)
+
+
+def _unlike(comparison: Comparison) -> str:
+    common = _percent(comparison.common_share)
+    return f"Only {common} of the operations are in both: these are hardly runs of one model."
 
 
 def _section(
@@ -67,6 +80,10 @@ def signed(change: float | None, show: Show) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:,.1f}%"
 
 
 def _ops(comparison: Comparison, each: str, width: int) -> Iterator[Text]:
