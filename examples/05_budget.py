@@ -1,6 +1,6 @@
 """Train within a budget of memory: the same numbers, to the bit, from less memory.
 
-python examples/05_budget.py [--budget min]     "12GiB", "60%" of keeping everything, or "min"
+python examples/05_budget.py [--budget min]     "12GiB", "60%" of a plain step, or "min"
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 from typing import Any
 
@@ -18,6 +19,7 @@ from umem.chainer import course, wiring
 from umem.chainer.recompute import RecomputeWarning
 from umem.chainer.sums import Sums
 from umem.chainer.tracing import Tracing
+from umem.errors import BudgetError
 
 expected: dict[str, dict[str, Any]] = {}
 
@@ -258,6 +260,67 @@ def test_where_nothing_can_be_measured_a_plan_is_made_all_the_same(
     assert planned(memory) and memory.predicted_bytes and memory.measured_bytes is None
     assert "not measured" in memory.report()
     assert not tracemalloc.is_tracing()
+
+
+class Steps(chainer.Chain):
+    """What reads inputs alone comes last in a plain backward, and keeps its gradients waiting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.cell = L.StatelessLSTM(256, 32)
+
+    def loss(self, x: Any, t: Any) -> Any:
+        c = h = None
+        for _ in range(40):
+            c, h = self.cell(c, h, x)
+        return F.mean(h * h)
+
+
+@pytest.mark.parametrize(
+    ("make", "data"), [(Deep, larger), (Steps, lambda rng: np.repeat(wide(rng), 32, axis=0))]
+)
+def test_what_a_plain_step_takes_is_predicted(make: Any, data: Any) -> None:
+    memory = umem.chainer.Recompute("min")
+    train(make, memory, data=data, steps=3)
+    np.random.seed(0)
+    model = make()
+    rule = chainer.optimizers.Adam().setup(model)
+    rng = np.random.default_rng(1)
+    peaks = []
+    for _ in range(3):
+        x = data(rng)
+        t = rng.integers(0, 10, len(x)).astype(np.int32)
+        gc.collect()
+        tracemalloc.start()
+        loss = model.loss(x, t)
+        model.cleargrads()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.reset_peak()
+        loss.backward()
+        peaks[-1] = max(peaks[-1], tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        rule.update()
+        del loss
+    (learned,) = planned(memory)
+    outside = learned.keep_all_bytes - learned.outside_bytes
+    objects = 0.02 * peaks[-1] + 6000 * len(learned.observed)  # Python's own are traced, too
+    assert outside <= peaks[-1] + learned.forward_bytes <= outside + objects
+
+
+def test_a_budget_that_is_too_small_names_the_least_and_what_forces_it() -> None:
+    memory = umem.chainer.Recompute("30%")
+    with pytest.raises(BudgetError) as caught:
+        train(Deep, memory, data=larger, steps=3)
+    text = str(caught.value)
+    (learned,) = memory._course.learned
+    least = umem.chainer.Recompute("min")
+    train(Deep, least, data=larger, steps=3)
+    assert f"({least.predicted_bytes} bytes" in text and "(30% of the plain step's" in text
+    assert "'Convolution2DFunction#" in text and "floor" in text
+    fits = umem.chainer.Recompute(least.predicted_bytes)
+    train(Deep, fits, data=larger, steps=3)
+    assert fits.predicted_bytes == least.predicted_bytes and learned.plan is None
 
 
 def test_calls_on_a_gpu_are_timed_to_the_end_of_their_kernels(

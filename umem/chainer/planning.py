@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 from umem.chainer.learning import Due, Learned
 from umem.chainer.sums import contended
 from umem.errors import BudgetError, SizeError
-from umem.planner import Graph
+from umem.planner import Graph, simulate
 from umem.planner import plan as make_plan
 from umem.planner.plans import Method, Plan
+from umem.planner.referee import Simulation, referee
 from umem.planner.schedule import actions
 from umem.units import format_bytes, parse_bytes
 
 Budget = int | float | None
-"""Bytes in total, a share of keeping everything, or None for the least."""
+"""Bytes in total, a share of a plain step's, or None for the least."""
 
 
 def check_budget(budget: int | str) -> Budget:
@@ -29,7 +32,7 @@ def check_budget(budget: int | str) -> Budget:
         except ValueError:
             share = 0.0
         if not 0 < share <= 1:
-            raise SizeError(f'a share of keeping everything is above "0%" and at most "100%"; '
+            raise SizeError(f'a share of a plain step is above "0%" and at most "100%"; '
                             f"got {budget!r}")  # fmt: skip
         return share
     if isinstance(budget, float):
@@ -48,13 +51,31 @@ def prepare(learned: Learned, budget: Budget, method: Method) -> None:
     """
     whole = graph_of(learned, packs=False)
     keep_all = make_plan(whole, None, "store_all", model="saved")
-    learned.keep_all_bytes = learned.constant(False) + keep_all.peak_bytes
+    learned.keep_all_bytes = learned.constant(False) + plain(learned).peak_bytes
     room = _room(learned, budget)
-    if budget is not None and room is not None and room >= learned.keep_all_bytes:
+    if room is not None and room >= learned.constant(False) + keep_all.peak_bytes:
         _carry(learned, whole, keep_all, packs=False)
         return
     graph = graph_of(learned, packs=True)
     _carry(learned, graph, _within(learned, graph, room, method), packs=True)
+
+
+def plain(learned: Learned) -> Simulation:
+    """A step as Chainer takes it by itself.
+
+    What is saved goes when all of backward is over, and backward has Chainer's own order, in which
+    what reads inputs alone comes last: its gradients wait.
+    """
+    graph = graph_of(learned, packs=False)
+    stream = list(actions(graph, make_plan(graph, None, "store_all", model="saved")))
+    start = next((i for i, a in enumerate(stream) if a.kind == "backward"), len(stream))
+    number = {name: index for index, name in enumerate(learned.names)}
+    late = [a for a in stream[start:] if a.kind in ("drop", "drop_stash")]
+    frees = {a.node: a for a in stream[start:] if a.kind == "free"}
+    steps = [a for a in stream[start:] if a.kind == "backward"]
+    steps.sort(key=lambda a: learned.plain.get(number[a.node], len(number)))
+    backward = [a for step in steps for a in (step, frees.get(step.node)) if a is not None]
+    return referee(graph, [*stream[:start], *backward, *late])
 
 
 def _room(learned: Learned, budget: Budget) -> int | None:
@@ -67,20 +88,29 @@ def _room(learned: Learned, budget: Budget) -> int | None:
 
 def _within(learned: Learned, graph: Graph, room: int | None, method: Method) -> Plan:
     constant = learned.constant(True)
+    if room is not None and room <= constant:
+        raise _too_small(learned, graph, room, method)
     try:
-        if room is not None and room <= constant:
-            raise BudgetError("that alone is more")
         above = None if room is None else room - constant
         return make_plan(graph, above, method, model="saved")
-    except BudgetError as error:
-        least = constant + make_plan(graph, None, method, model="saved").peak_bytes
-        size, node = floor_of(learned)
-        raise BudgetError(
-            f"a budget of {format_bytes(room or 0)} is too small for this graph; the least that "
-            f"fits is {format_bytes(least)}. Parameters, state and inputs take "
-            f"{format_bytes(constant)} of it, and no plan gets below the floor of "
-            f"{format_bytes(constant + size)}, which {node!r} forces ({error})"
-        ) from None
+    except BudgetError:
+        raise _too_small(learned, graph, room or 0, method) from None
+
+
+def _too_small(learned: Learned, graph: Graph, room: int, method: Method) -> BudgetError:
+    constant, whole = learned.constant(True), learned.keep_all_bytes
+    tightest = make_plan(graph, None, method, model="saved")
+    moments = simulate(graph, tightest).timeline
+    forced = max(moments, key=lambda moment: moment.during_bytes).action
+    least = constant + tightest.peak_bytes
+    size, node = floor_of(learned)
+    return BudgetError(
+        f"a budget of {format_bytes(room)} ({room / whole:.0%} of the plain step's "
+        f"{format_bytes(whole)}) is too small: the least is {format_bytes(least)} ({least} bytes, "
+        f"{math.ceil(100 * least / whole)}%), which {forced.kind} of {forced.node!r} forces. "
+        f"Parameters, state and inputs are {format_bytes(constant)} of it; no plan whatever gets "
+        f"below the floor of {format_bytes(constant + size)}, which {node!r} forces"
+    )
 
 
 def floor_of(learned: Learned) -> tuple[int, str]:

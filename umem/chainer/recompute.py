@@ -39,8 +39,8 @@ class Recompute:
 
     Args:
         budget: bytes in total that a step may take (parameters, gradients, optimizer state,
-            inputs, saved arrays and workspace), as an int or text; ``"60%"`` of what keeping
-            everything takes; ``"min"``, the least that can be done.
+            inputs, saved arrays and workspace), as an int or text; ``"60%"`` of what a
+            plain step takes; ``"min"``, the least that can be done.
         method: a method of `umem.planner.plan`.
         debug: keep checksums, to find arrays that are edited between forward and backward, and
             functions that give another result when they run again. Slow.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from umem.chainer.learning import Learned
-from umem.chainer.planning import floor_of, graph_of
-from umem.planner import Graph, Plan, simulate
-from umem.planner import plan as make_plan
+from umem.chainer.planning import floor_of, graph_of, plain
+from umem.planner import simulate
+from umem.planner.referee import Simulation
 from umem.units import format_bytes
 
 NAMED = 6
@@ -25,7 +25,7 @@ def describe(learned: Learned) -> str:
         f"{head}planned by {plan.method}",
         f"  peak: {format_bytes(learned.peak_bytes or 0)} predicted, "
         f"{_or_not(learned.measured_bytes)}; {format_bytes(learned.keep_all_bytes)} predicted "
-        f"for keeping everything; the floor is {format_bytes(constant + size)} ({node})",
+        f"for a plain step; the floor is {format_bytes(constant + size)} ({node})",
         f"  parameters, state and inputs: {format_bytes(constant)} of it",
         f"  overhead: {_share(plan.overhead, learned.seconds)} of the forward pass predicted, "
         + ("not measured yet" if learned.rerun_seconds is None
@@ -57,16 +57,15 @@ def _names(names: list[str]) -> str:
 
 
 def curves(learned: Learned) -> tuple[list[int], list[int]]:
-    """Predicted bytes over the actions of a step: keeping everything, and by the plan."""
+    """Predicted bytes over the actions of a step: a plain one, and by the plan."""
     assert learned.plan is not None
-    whole = graph_of(learned, packs=False)
-    before = make_plan(whole, None, "store_all", model="saved")
-    graph = graph_of(learned, packs=learned.packs)
+    before = plain(learned)
+    after = simulate(graph_of(learned, packs=learned.packs), learned.plan)
     return (
-        _curve(whole, before, learned.constant(False)),
-        _curve(graph, learned.plan, learned.constant(learned.packs)),
+        _curve(before, learned.constant(False)),
+        _curve(after, learned.constant(learned.packs)),
     )
 
 
-def _curve(graph: Graph, plan: Plan, constant: int) -> list[int]:
-    return [constant + moment.during_bytes for moment in simulate(graph, plan).timeline]
+def _curve(simulation: Simulation, constant: int) -> list[int]:
+    return [constant + moment.during_bytes for moment in simulation.timeline]

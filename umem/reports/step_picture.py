@@ -32,7 +32,7 @@ def draw_steps(
     figure = Figure(figsize=(9, 4), layout="constrained")
     panel = figure.subplots()
     for values, color, label in (
-        (before, KEPT, "keeping everything (predicted)"), (after, PLANNED, "plan (predicted)"),
+        (before, KEPT, "plain step (predicted)"), (after, PLANNED, "plan (predicted)"),
     ):  # fmt: skip
         places = [index / max(1, len(values) - 1) for index in range(len(values))]
         panel.step(places, [v / MIB for v in values], where="post", color=color, label=label)
