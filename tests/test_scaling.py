@@ -25,6 +25,8 @@ from umem.trace import Trace
 def grown(trace: Trace, size: int, square: int = 0) -> Trace:
     """A step of which every figure of ``trace`` is the slope, plus a constant of its own.
 
+    A last tensor grows whatever the trace holds.
+
     Its tensors are numbered in order of allocation, as those of a recorder.
     """
 
@@ -59,10 +61,18 @@ def grown(trace: Trace, size: int, square: int = 0) -> Trace:
         elif isinstance(event, Hint):
             event = event._replace(accesses=tuple(map(access, event.accesses)))
         events.append(event)
+    events.append(Alloc(len(numbers), grow(1), "activation", "last"))
     checker = Checker()
     for event in events:
         checker.check(event)
     return Trace(events, trace.backend, trace.meta)
+
+
+def unchecked(traces_: list[Trace], sizes: tuple[int, ...]) -> Trace:
+    """What `join` makes of traces by ascending size, whatever they hold."""
+    recordings = {size: each.events for size, each in zip(sizes, traces_, strict=True)}
+    last = traces_[-1]
+    return Trace(last.events, last.backend, last.meta, recordings)
 
 
 SIZES = st.lists(st.integers(1, 64), min_size=2, max_size=3, unique=True)
@@ -113,7 +123,7 @@ def test_whatever_was_recorded_what_is_predicted_holds_together(
         elif isinstance(event, Hint):
             event = event._replace(accesses=clipped(event.accesses, sizes))
         events.append(event)
-    joined = join([Trace(events, one.backend), one], (4, 8))
+    joined = unchecked([Trace(events, one.backend), one], (4, 8))
     checker = Checker()
     for event in joined.at(size).events:
         checker.check(event)
@@ -133,23 +143,22 @@ def step(nbytes: int, workspace: int | None = None, seconds: float | None = None
 def test_bytes_are_rounded_up_and_never_negative() -> None:
     joined = join([step(10), step(13)], (4, 8))
     assert [joined.at(n).events[0].nbytes for n in (1, 3, 5, 6, 9)] == [8, 10, 11, 12, 14]
-    falling = join([step(100), step(50)], (4, 8))
+    falling = unchecked([step(100), step(50)], (4, 8))
     assert falling.at(1000).peak_bytes == 0
 
 
 def test_host_time_that_shrinks_with_the_size_is_noise() -> None:
-    joined = join([step(1, seconds=0.5), step(1, seconds=0.25)], (4, 8))
+    joined = join([step(1, seconds=0.5), step(2, seconds=0.25)], (4, 8))
     assert [op.host_seconds for op in joined.at(64).ops] == [0.375]
-    missing = join([step(1, seconds=0.5), step(1)], (4, 8))
+    missing = join([step(1, seconds=0.5), step(2)], (4, 8))
     assert [op.host_seconds for op in missing.at(64).ops] == [None]
 
 
 def test_workspace_follows_the_steepest_slope() -> None:
     """400 and 800 bytes, then 1000: as when larger arrays get by with fewer temporaries."""
-    joined = join([step(1, n) for n in (400, 800, 1000)], (4, 8, 16))
-    assert [op.workspace_bytes for op in joined.at(32).ops] == [3200]
-    joined = join([step(1, n) for n in (400, 500, 1400)], (4, 8, 16))
-    assert [op.workspace_bytes for op in joined.at(32).ops] == [3200]
+    for found in ((400, 800, 1000), (400, 500, 1400)):
+        joined = join([step(n, w) for n, w in zip((4, 8, 16), found, strict=True)], (4, 8, 16))
+        assert [op.workspace_bytes for op in joined.at(32).ops] == [3200]
 
 
 def test_the_largest_figure_that_a_trace_holds_is_an_error_beyond() -> None:
@@ -306,11 +315,11 @@ def test_the_first_operation_that_differs_is_named_with_both_names() -> None:
 
 
 def test_a_constant_in_a_name_may_depend_on_the_size() -> None:
-    def multiplied(name: str) -> Trace:
-        return Trace([Alloc(0, 8, "gradient", name), Op(name, "backward", (), ())])
+    def multiplied(name: str, nbytes: int = 8) -> Trace:
+        return Trace([Alloc(0, nbytes, "gradient", name), Op(name, "backward", (), ())])
 
     names = ("_ * 0.0001220703125", "_ * 6.103515625e-05")
-    found = join([multiplied(name) for name in names], (4, 8)).at(16)
+    found = join([multiplied(names[0]), multiplied(names[1], 16)], (4, 8)).at(16)
     assert [op.name for op in found.ops] == [names[1]]
     for one, other in (("conv2d", "conv3d"), ("_ * 2", "_ + 2"), ("_ * 2", "_ * x")):
         with pytest.raises(ScalingError, match="operation 1 is"):
@@ -340,6 +349,42 @@ def test_a_trace_that_does_not_hold_together_is_not_joined() -> None:
     for event in (Free(5), use, Hint("prefetch", (Access(5, 0, 1),))):
         with pytest.raises(TraceError, match="tensor 5 is used or freed, and is not alive"):
             join([Trace([event]), Trace([event])], (4, 8))
+
+
+@pytest.mark.parametrize("sizes", [(8, 4), (4, 16, 8), (16, 4, 8)])
+def test_a_step_that_shrinks_as_the_size_grows_asks_whether_sizes_are_swapped(
+    sizes: tuple[int, ...],
+) -> None:
+    recorded = [step(1024 * n) for n in (4, 8, 16)[: len(sizes)]]
+    with pytest.raises(ScalingError, match=r"it allocates and moves .*Are the sizes swapped\?"):
+        join(recorded, sizes)
+    with pytest.raises(ScalingError, match=r"8\.0 KiB at size 4 and 4\.0 KiB at size 8"):
+        join([step(1024 * 4), step(1024 * 8)], (8, 4))
+
+
+def test_a_step_may_hold_less_at_its_peak_because_of_its_workspace() -> None:
+    """NumPy gets by with fewer temporaries for larger arrays."""
+    joined = join([step(100, 5000), step(200, 100)], (4, 8))
+    assert joined.at(4).peak_bytes > joined.at(8).peak_bytes
+
+
+def test_one_recording_at_two_sizes_is_refused_whatever_its_times_and_workspace() -> None:
+    again = step(8, workspace=5, seconds=0.25)
+    for other in (again, step(8, workspace=70, seconds=0.5)):
+        with pytest.raises(ScalingError, match="nothing of the step depends on the size: at 4 and"):
+            join([again, other], (4, 8))
+    with pytest.raises(ScalingError, match="at 8 and 16 it is the same"):
+        join([step(4), step(8), step(8)], (4, 8, 16))
+
+
+def test_what_was_measured_with_and_without_workspace_is_not_joined() -> None:
+    said = r"the workspace of 'f' forward was measured at size {} and not at size {}: record both"
+    with pytest.raises(ScalingError, match=said.format(8, 4)):
+        join([step(4), step(8, workspace=0)], (4, 8))
+    with pytest.raises(ScalingError, match=said.format(4, 16)):
+        join([step(4, workspace=1), step(8, workspace=1), step(16)], (4, 8, 16))
+    assert join([step(4), step(8)], (4, 8)).at(16).unmeasured_count == 1
+    assert join([step(4, 0), step(8, 0)], (4, 8)).at(16).unmeasured_count == 0
 
 
 # -- files -------------------------------------------------------------------------------------

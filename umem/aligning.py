@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple
 
 from umem.errors import ScalingError, TraceError
 from umem.events import Access, Alloc, Event, Free, Hint, Mark, Op
+from umem.units import format_bytes
 
 NEVER = inf
 """When a tensor is freed that never is."""
@@ -169,3 +171,56 @@ def _describe(event: Event | None) -> str:
     if isinstance(event, Hint):
         return f"a hint ({event.action})"
     return f"the mark {event.label!r}" if isinstance(event, Mark) else "nothing more"
+
+
+# -- does one follow from the other? -----------------------------------------------------------
+
+
+def check_growth(aligned: Aligned) -> None:
+    """Whether the recordings can be of one step at these sizes.
+
+    Raises:
+        ScalingError: two of them are the same but for times and workspace, one is of a larger
+            size and does less, or the workspace of an operation was measured in some only.
+    """
+    _check_workspace(aligned)
+    for place, (size, larger) in enumerate(pairwise(aligned.sizes)):
+        one, other = ([row[place + n] for row in aligned.rows] for n in (0, 1))
+        if [*map(_figures, one)] == [*map(_figures, other)]:
+            raise ScalingError(
+                f"nothing of the step depends on the size: at {size} and {larger} it is the same. "
+                "Is it one recording twice, or a step that does not use its size?"
+            )
+        least, most = (sum(map(_handled_bytes, events)) for events in (one, other))
+        if most < least:
+            raise ScalingError(
+                f"the step shrinks as the size grows: it allocates and moves {format_bytes(least)} "
+                f"at size {size} and {format_bytes(most)} at size {larger}. Are the sizes swapped?"
+            )
+
+
+def _figures(event: Event) -> tuple[Any, ...]:
+    """What may depend on the size; times and workspace are never twice the same."""
+    if isinstance(event, Alloc):
+        return (event.nbytes,)
+    if isinstance(event, Op):
+        return event.reads, event.writes, event.flops, event.traffic_bytes
+    return (event.accesses,) if isinstance(event, Hint) else ()
+
+
+def _handled_bytes(event: Event) -> int:
+    if isinstance(event, Alloc):
+        return event.nbytes
+    return event.traffic_bytes if isinstance(event, Op) else 0
+
+
+def _check_workspace(aligned: Aligned) -> None:
+    for row in aligned.rows:
+        known = [isinstance(op, Op) and op.workspace_bytes is not None for op in row]
+        if isinstance(row[0], Op) and any(known) and not all(known):
+            with_, without = aligned.sizes[known.index(True)], aligned.sizes[known.index(False)]
+            raise ScalingError(
+                f"the workspace of {_name(row[0])} was measured at size {with_} and not at "
+                f"size {without}: record both sizes alike. `umem run --record` measures it in the "
+                "step after those that it keeps, if the run comes to that."
+            )

@@ -19,7 +19,7 @@ from math import lcm
 from operator import mul
 from typing import Any
 
-from umem.aligning import Aligned, align
+from umem.aligning import Aligned, align, check_growth
 from umem.errors import ScalingError, SizeError
 from umem.events import Access, Alloc, Event, Free, Hint, Op
 from umem.trace import Trace
@@ -40,7 +40,8 @@ def join(traces: Sequence[Trace], sizes: Sequence[int]) -> Trace:
 
     Raises:
         ScalingError: another number of sizes than traces, fewer than two, equal sizes, traces of
-            several backends, or steps that do not do the same.
+            several backends, steps that do not do the same, of which nothing depends on the
+            size, or that shrink as it grows; workspace that was measured in some only.
         SizeError: a size that is not a whole number of at least 1.
     """
     check_sizes(sizes)
@@ -53,7 +54,7 @@ def join(traces: Sequence[Trace], sizes: Sequence[int]) -> Trace:
         if trace.recordings:
             raise ScalingError(f"a trace holds sizes {_listed(trace.sizes)} already")
     pairs = sorted(zip(sizes, traces, strict=True), key=lambda pair: pair[0])
-    align([(size, trace.events) for size, trace in pairs])
+    check_growth(align([(size, trace.events) for size, trace in pairs]))
     recordings = {size: trace.events for size, trace in pairs}
     largest = pairs[-1][1]
     return Trace(largest.events, largest.backend, largest.meta, recordings)

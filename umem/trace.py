@@ -55,8 +55,13 @@ class Trace:
         return sum(event == Mark("step") for event in self.events)
 
     @property
+    def unmeasured_count(self) -> int:
+        """Of how many operations the workspace is unknown: without it the peak is too low."""
+        return sum(op.workspace_bytes is None for op in self.ops)
+
+    @property
     def peak_bytes(self) -> int:
-        """The most bytes alive at once, an operation's workspace included."""
+        """The most bytes alive at once, an operation's workspace included where it is known."""
         live = peak = 0
         sizes: dict[int, int] = {}
         for event in self.events:

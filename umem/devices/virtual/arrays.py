@@ -113,7 +113,8 @@ class FollowedArray(np.ndarray[Any, Any]):
         """A copy in host memory, as CuPy's method of that name."""
         for recorder in active():
             reads = _access_all(recorder, (self,))
-            recorder.emit_op("get", "array", reads, [], 0, None, "stream", None, None)
+            workspace = 0 if recorder.measure == "workspace" else None
+            recorder.emit_op("get", "array", reads, [], 0, None, "stream", None, workspace)
         copy: np.ndarray[Any, Any] = _plain(self).copy()
         return copy
 
