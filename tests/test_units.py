@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umem.errors import SizeError
-from umem.units import GIB, KIB, MIB, format_bytes, format_seconds, parse_bytes
+from umem.units import GIB, KIB, MIB, format_apart, format_bytes, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,19 @@ def test_a_size_that_was_shown_reads_back_within_its_rounding(nbytes: int) -> No
     assert parse_bytes(format_bytes(nbytes)) == pytest.approx(nbytes, rel=0.051)
 
 
+@given(st.lists(st.integers(0, 2**62), min_size=1, max_size=4))
+def test_sizes_that_differ_never_read_the_same(sizes: list[int]) -> None:
+    shown = format_apart(*sizes)
+    for a, one in zip(sizes, shown, strict=True):
+        for b, other in zip(sizes, shown, strict=True):
+            assert (a == b) == (one == other)
+    assert format_apart(1 << 30) == ["1.0 GiB"]
+
+
 def test_times_read_well() -> None:
-    seconds = (0, 1e-6, 0.0123, 0.99999, 1, 119, 150, 7300, None, float("inf"))
+    seconds = (0, 1e-6, 0.0123, 0.99999, 1, 119, 119.97, 131, 150, 3599.4, 3599.6, 7300, None,
+               float("inf"))  # fmt: skip
     assert [format_seconds(s) for s in seconds] == [
-        "0 s", "1.0 us", "12.3 ms", "1.0 s", "1.0 s", "119.0 s", "2 min", "2 h 2 min", "unknown",
-        "inf",
+        "0 s", "1.0 us", "12.3 ms", "1.0 s", "1.0 s", "119.0 s", "120.0 s", "2 min 11 s",
+        "2 min 30 s", "59 min 59 s", "60 min", "2 h 2 min", "unknown", "inf",
     ]  # fmt: skip

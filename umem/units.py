@@ -80,17 +80,34 @@ def format_bytes(nbytes: int | float | None) -> str:
     """
     if nbytes is None:
         return "unknown"
+    return _scaled(nbytes, 1)
+
+
+def _scaled(nbytes: int | float, digits: int) -> str:
     for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(nbytes) >= factor:
-            return f"{nbytes / factor:.1f} {unit}"
+            return f"{nbytes / factor:.{digits}f} {unit}"
     return f"{nbytes:.0f} B"
+
+
+def format_apart(*sizes: int) -> list[str]:
+    """Sizes for a person, with the digits that it takes for different ones to read differently.
+
+    >>> format_apart(1788 << 20, 1789 << 20), format_apart(1 << 30, (1 << 30) + 1)
+    (['1.746 GiB', '1.747 GiB'], ['1073741824 B', '1073741825 B'])
+    """
+    for digits in (1, 2, 3):
+        shown = [_scaled(nbytes, digits) for nbytes in sizes]
+        if len(set(shown)) == len(set(sizes)):
+            return shown
+    return [f"{nbytes} B" for nbytes in sizes]
 
 
 def format_seconds(seconds: float | None) -> str:
     """A time for a person; None is "unknown".
 
     >>> format_seconds(0.0123), format_seconds(7300)
-    ('12.3 ms', '2 h 1 min')
+    ('12.3 ms', '2 h 2 min')
     """
     if seconds is None:
         return "unknown"
@@ -103,5 +120,7 @@ def format_seconds(seconds: float | None) -> str:
             return f"{seconds / factor:.1f} {unit}"
     if seconds < 120:
         return f"{seconds:.1f} s"
+    if seconds < 3599.5:
+        return f"{round(seconds) // 60} min {round(seconds) % 60} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

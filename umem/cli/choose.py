@@ -100,10 +100,15 @@ def _load(paths: tuple[Path, ...], sizes: tuple[int, ...] | None) -> Trace:
         )
     if sizes is not None and len(sizes) != len(paths):
         raise click.UsageError(
-            f"--sizes has {len(sizes)} sizes, and there are {len(paths)} traces: each has one"
+            f"--sizes names {_counted(len(sizes), 'size')}, and there "
+            f"{'is' if len(paths) == 1 else 'are'} {_counted(len(paths), 'trace')}: each has one"
         )
     loaded = [Trace.load(path) for path in paths]
     return loaded[0] if sizes is None else scaling.join(loaded, sizes)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _for_one(choice: Choice, every: bool, as_json: bool, png: Path | None) -> None:

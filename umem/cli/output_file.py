@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,6 +29,27 @@ def refuse(paths: Sequence[Path], sources: Sequence[Path], *, force: bool) -> No
             raise click.ClickException(f"{path} exists; --force overwrites it")
         if not path.parent.is_dir():
             raise click.ClickException(f"there is no folder {path.parent} to write {path.name} to")
+
+
+def refuse_picture(path: Path | None) -> None:
+    """Refuse a picture that cannot be drawn, before any work is done.
+
+    Raises:
+        click.ClickException: its name does not end in ``.png``, or matplotlib is not installed.
+    """
+    if path is None:
+        return
+    if path.suffix.lower() != ".png":
+        name = path.with_suffix(".png").name
+        raise click.UsageError(f"a picture is a PNG: name it {name}, not {path.name}")
+    if not _has_matplotlib():
+        raise click.ClickException("pictures need matplotlib; pip install matplotlib")
+
+
+def _has_matplotlib() -> bool:
+    if "matplotlib" in sys.modules:
+        return sys.modules["matplotlib"] is not None
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def write(path: Path, make: Callable[[Path], None]) -> None:

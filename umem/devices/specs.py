@@ -188,6 +188,12 @@ def gpu_spec(name: str | GpuSpec) -> GpuSpec:
     key = "-".join(name.lower().replace("_", " ").replace("-", " ").split())
     if key in GPUS:
         return GPUS[key]
+    if key.startswith("virtual:"):  # what devices are called
+        bare = key.removeprefix("virtual:").strip("- ")
+        raise UnknownGpuError(
+            f"no GPU named {name!r}; here a GPU has its name alone"
+            + (f": {bare}" if bare in GPUS else f", such as {next(iter(GPUS))}")
+        )
     begins = [known for known in GPUS if key and known.startswith(key)]
     if len(begins) == 1:
         return GPUS[begins[0]]
