@@ -384,6 +384,50 @@ def test_what_outlives_its_step_and_the_peak_by_kind_are_told(page: Browser) -> 
     assert page.run("byId('provenance').innerText").split("\n")[:2] == ["umem", "1.2.3"]
 
 
+@needs_browser
+def test_the_page_counts_steps_as_the_run_did(browser: Browser, tmp_path: Path) -> None:
+    trace = Trace(steps(3).events, "numpy", {"steps": "2-4"})
+    browser.open(written(tmp_path, trace))
+    assert " steps 2-4 " in browser.run("byId('subtitle').textContent")
+    assert "step 4, " in browser.run("byId('cards').innerText")
+    assert column(browser, "outliving", 5) == ["2, 3"]
+    assert sorted(set(column(browser, "tensors", 4))) == ["2", "3", "4"]
+    left, top, width, height, _ = plot(browser)
+    browser.move(left + (len(trace) - 4.5) / len(trace) * width, top + height - 3)
+    assert "step 4" in browser.run("byId('readout').textContent")
+    assert browser.errors == []
+
+
+@needs_browser
+def test_the_card_of_leaks_says_whether_there_are_any(browser: Browser, tmp_path: Path) -> None:
+    def card() -> str:
+        return str(browser.run("byId('cards').lastChild.innerText"))
+
+    browser.open(written(tmp_path, steps()))
+    assert card() == "2.9 KiB\noutlives its step\nusually a leak"
+    browser.open(written(tmp_path, Trace([Alloc(0, 8, "input", "x", True), *[Mark("step")] * 3])))
+    assert card() == "none\noutlives its step\nno sign of a leak"
+
+
+@needs_browser
+def test_a_place_never_breaks_in_its_line_number(browser: Browser, tmp_path: Path) -> None:
+    browser.open(written(tmp_path, steps()), 400, 900)
+    count = """(() => {
+      const box = document.createElement('div'), found = [];
+      box.style.font = '12px monospace';
+      document.body.append(box);
+      for (let width = 60; width < 200; width++) {
+        box.style.width = width + 'px';
+        box.replaceChildren(codeLine('place', '/home/of/a/user/script.py:1234567 step'));
+        found.push(box.querySelector('.whole').getClientRects().length);
+      }
+      return Math.max(...found);
+    })()"""
+    assert browser.run(count) == 1
+    texts = "['a.py:3 f', 'odd', 'C:\\\\x.py:12'].map((t) => codeLine('p', t).textContent)"
+    assert browser.run(texts) == ["a.py:3 f", "odd", "C:\\x.py:12"]
+
+
 # -- sizes, colours, names ---------------------------------------------------------------------
 
 OUTSIDE = """[...document.querySelectorAll('body *')].filter((e) => {

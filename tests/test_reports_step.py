@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import warnings
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from strategies import traces
 
-import umem.scaling
 from umem.analysis.analysing import Vram, analyse
 from umem.analysis.differences import compare
 from umem.analysis.tensors import KINDS
@@ -25,7 +25,7 @@ from umem.reports.comparison_text import comparison_text, signed
 from umem.reports.lines import Column, table, wrapped
 from umem.reports.perfetto import perfetto
 from umem.reports.step_json import step_json
-from umem.reports.step_text import step_text
+from umem.reports.step_text import _leak, step_text
 from umem.reports.timeline_picture import draw_timeline
 from umem.shown import printable
 from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
@@ -73,6 +73,45 @@ def test_the_text_says_peak_kinds_operations_and_leaks() -> None:
     assert text.endswith("    made at train.py:5 step\n    called at train.py:9 main")
 
 
+NUMBERED = Trace(training().events, "numpy", {"steps": "2-4"})
+
+
+def test_steps_have_the_numbers_that_they_had_in_the_run() -> None:
+    text = text_of(NUMBERED)
+    assert "t.gz: 22 events, 9 operations, steps 2-4, recorded on numpy" in text
+    assert "Peak 9.0 MiB at event 17 of 22, step 4, backward" in text
+    assert "; in steps 2, 3 made at" in " ".join(text.split())
+    content = step_json(analyse(NUMBERED), "t.gz")
+    assert (content["first_step"], content["peak"]["step"]) == (2, 4)
+    assert content["outliving"][0]["steps"] == [2, 3]
+    by_birth = sorted(content["peak"]["tensors"], key=lambda tensor: tensor["birth"])
+    assert [tensor["step"] for tensor in by_birth] == [2, 2, 3, 4, 4]
+    names = [event["name"] for event in perfetto(analyse(NUMBERED), "t")["traceEvents"]]
+    assert [name for name in names if "end of" in name] == [f"end of step {n}" for n in (2, 3, 4)]
+    one = Trace(training(1).events, "numpy", {"steps": "7"})
+    assert "3 operations, step 7, recorded" in text_of(one)
+
+
+@pytest.mark.parametrize("steps", ["", "0", "-3", "2-", "x", "9" * 30, "\u0662", "1-3", "2-3\n"])
+def test_steps_that_a_trace_does_not_name_count_from_one(steps: str) -> None:
+    text = text_of(Trace(training().events, "numpy", {"steps": steps}))
+    assert "9 operations, 3 steps, recorded" in text and "22, step 3, backward" in text
+
+
+def test_of_what_outlives_its_step_it_is_told_when_it_was_made() -> None:
+    leak = analyse(training()).leaks[0]
+    when = {"earlier_count": 1, "freed_count": 2}
+
+    def told(**more: Any) -> str:
+        return _leak(dataclasses.replace(leak, **{**when, **more}), 1).partition("; ")[2]
+
+    assert told() == "in steps 1, 2; 1 made before the recording; 2 freed later"
+    assert told(steps=(4,), freed_count=0) == "in step 5; 1 made before the recording"
+    assert told(steps=(), freed_count=0) == "1 made before the recording"
+    many = told(steps=tuple(range(20)), earlier_count=0, freed_count=0)
+    assert many == "in steps 1, 2, 3, 4, 5, 6, 7, 8 and 12 more"
+
+
 def test_alike_tensors_are_one_line() -> None:
     lines = text_of(training()).splitlines()
     (line,) = (line for line in lines if line.startswith("loss"))
@@ -116,7 +155,8 @@ def test_one_step_cannot_tell_leaks() -> None:
 
 
 def test_of_a_trace_of_several_sizes_the_largest_is_shown() -> None:
-    trace = umem.scaling.join([training(1), training(1)], [4, 8])
+    events = training(1).events
+    trace = Trace(events, recordings={4: events, 8: events})
     assert "; the largest of sizes 4, 8" in text_of(trace, 200)
     assert step_json(analyse(trace), "t.gz")["sizes"] == [4, 8]
 
@@ -201,7 +241,7 @@ def test_the_json_has_every_figure() -> None:
     }  # fmt: skip
     (leak,) = content["outliving"]
     assert leak["stack"] == ["train.py:5 step", "train.py:9 main"]
-    assert leak["steps"] == [0, 1]
+    assert leak["steps"] == [1, 2] and content["peak"]["step"] == 3
     assert content["peak"]["tensors"][0]["label"] == "W"
     assert [point["event"] for point in content["timeline"]] == list(range(22))
     assert max(point["live_bytes"] for point in content["timeline"]) == 9 * MIB

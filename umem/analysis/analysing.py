@@ -7,6 +7,7 @@ a pool rounds them up, and its own cache comes on top.
 from __future__ import annotations
 
 import heapq
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from umem.events import Op
 from umem.trace import Trace
 
 __all__ = ["Analysis", "KindBytes", "OpTotal", "Peak", "Vram", "analyse"]
+
+
+_STEPS = re.compile(r"([1-9][0-9]{0,8})(?:-[1-9][0-9]{0,8})?")
 
 
 class Vram(NamedTuple):
@@ -93,6 +97,12 @@ class Analysis:
     def step_count(self) -> int:
         """How many optimizer updates ended in the trace."""
         return len(self.reading.steps)
+
+    @property
+    def first_step(self) -> int:
+        """The number of the first step, counted from 1 in the run that it was recorded from."""
+        named = _STEPS.fullmatch(self.trace.meta.get("steps", ""))
+        return 1 if named is None else int(named[1])
 
     @property
     def seconds_per_step(self) -> float | None:

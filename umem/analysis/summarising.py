@@ -10,7 +10,7 @@ from umem.analysis.outliving import Leak
 
 
 def summary(analysis: Analysis, name: str, vram: Vram | None = None) -> dict[str, Any]:
-    """The figures of a trace; steps and events are counted from 0.
+    """The figures of a trace; events are counted from 0, steps from 1 as in the run recorded.
 
     Args:
         name: what the trace is called.
@@ -24,6 +24,7 @@ def summary(analysis: Analysis, name: str, vram: Vram | None = None) -> dict[str
         "event_count": len(analysis.trace),
         "op_count": analysis.op_count,
         "step_count": analysis.step_count,
+        "first_step": analysis.first_step,
         "tensor_count": len(analysis.reading.tensors),
         "host_seconds": analysis.seconds,
         "host_seconds_per_step": analysis.seconds_per_step,
@@ -31,7 +32,7 @@ def summary(analysis: Analysis, name: str, vram: Vram | None = None) -> dict[str
         "peak": _peak(analysis),
         "operations": [asdict(op) for op in analysis.ops_by_seconds()],
         "no_outliving": None if analysis.leaks else analysis.no_leaks,
-        "outliving": [_leak(leak) for leak in analysis.leaks],
+        "outliving": [_leak(leak, analysis.first_step) for leak in analysis.leaks],
     }
 
 
@@ -40,8 +41,9 @@ def _vram(vram: Vram, analysis: Analysis) -> dict[str, Any]:
     return {"gpu": vram.gpu, "vram_bytes": vram.nbytes, "peak_share": share}
 
 
-def _leak(leak: Leak) -> dict[str, Any]:
-    return {**asdict(leak), "stack": list(leak.stack), "steps": list(leak.steps)}
+def _leak(leak: Leak, first_step: int) -> dict[str, Any]:
+    steps = [first_step + step for step in leak.steps]
+    return {**asdict(leak), "stack": list(leak.stack), "steps": steps}
 
 
 def _peak(analysis: Analysis) -> dict[str, Any]:
@@ -49,7 +51,7 @@ def _peak(analysis: Analysis) -> dict[str, Any]:
     return {
         "peak_bytes": peak.total_bytes,
         "event": peak.event,
-        "step": peak.step,
+        "step": analysis.first_step + peak.step,
         "op": None if peak.op is None else peak.op.name,
         "phase": None if peak.op is None else peak.op.phase,
         "host_seconds_before": peak.seconds,

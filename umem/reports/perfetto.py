@@ -55,7 +55,7 @@ def _base(phase: str, name: str, track: int) -> dict[str, Any]:
 def _events(analysis: Analysis, timed: bool) -> Iterator[dict[str, Any]]:
     curves = kind_curves(analysis.reading)
     steps = set(analysis.reading.steps)
-    now, since, ended = 0.0, 0, 0
+    now, since, number = 0.0, 0, analysis.first_step
     for index, event in enumerate(analysis.trace.events):
         if isinstance(event, Op):
             micros = 1e6 * (event.host_seconds or 0.0) if timed else 1.0
@@ -64,8 +64,8 @@ def _events(analysis: Analysis, timed: bool) -> Iterator[dict[str, Any]]:
             yield _slice(event, index, now, micros)
             now, since = now + micros, index + 1
         elif index in steps:
-            ended += 1
-            yield {**_base("i", f"end of step {ended}", STEPS), "ts": now, "s": "p"}
+            yield {**_base("i", f"end of step {number}", STEPS), "ts": now, "s": "p"}
+            number += 1
     if since < len(analysis.trace):
         highest = since + int(analysis.reading.total[since:].argmax())
         yield from _counter(curves, highest, now)

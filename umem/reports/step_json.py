@@ -32,7 +32,7 @@ def _tensor(analysis: Analysis, tensor: Tensor) -> dict[str, Any]:
         "kind": tensor.kind,
         "op": None if maker is None else maker.name,
         "phase": None if maker is None else maker.phase,
-        "step": tensor.step,
+        "step": analysis.first_step + tensor.step,
         "birth": tensor.birth,
         "death": tensor.death,
         "last_use": tensor.last_use,

@@ -74,7 +74,7 @@ def _heading(analysis: Analysis, name: str, width: int) -> Iterator[Text]:
     trace = analysis.trace
     what = (
         f"{name}: {_count(len(trace), 'event')}, {_count(analysis.op_count, 'operation')}, "
-        f"{_count(analysis.step_count, 'step')}, recorded on {trace.backend}"
+        f"{_steps(analysis)}, recorded on {trace.backend}"
     )
     if len(trace.sizes) > 1:
         what += f"; the largest of sizes {', '.join(map(str, trace.sizes))}"
@@ -90,11 +90,18 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
+def _steps(analysis: Analysis) -> str:
+    first, count = analysis.first_step, analysis.step_count
+    if first == 1 or not count:
+        return _count(count, "step")
+    return f"step {first}" if count == 1 else f"steps {first}-{first + count - 1}"
+
+
 def _peak(analysis: Analysis, width: int, vram: Vram | None) -> Iterator[Text]:
     peak = analysis.peak
     where = [f"event {peak.event:,} of {len(analysis.trace):,}"]
     if analysis.step_count:
-        where.append(f"step {peak.step + 1}")
+        where.append(f"step {analysis.first_step + peak.step}")
     if peak.op is not None:
         where += [peak.op.phase, peak.op.name]
     if peak.seconds:
@@ -259,7 +266,9 @@ def _leaks(analysis: Analysis, width: int) -> Iterator[Text]:
         yield from _section(title, width, wrapped(analysis.no_leaks, width))
         return
     total = sum(leak.total_bytes for leak in leaks)
-    lines = [line for stack, group in _by_stack(leaks) for line in _group(stack, group, width)]
+    first = analysis.first_step
+    groups = _by_stack(leaks)
+    lines = [line for stack, group in groups for line in _group(stack, group, first, width)]
     yield from _section(f"{title}: {format_bytes(total)} (leaks?)", width, lines)
 
 
@@ -272,8 +281,8 @@ def _by_stack(leaks: Sequence[Leak]) -> list[tuple[tuple[str, ...], list[Leak]]]
     return sorted(groups.items(), key=lambda item: -size[item[0]])[:ROWS]
 
 
-def _group(stack: tuple[str, ...], leaks: list[Leak], width: int) -> list[str]:
-    lines = [line for leak in leaks[:ROWS] for line in wrapped(_leak(leak), width, hang=2)]
+def _group(stack: tuple[str, ...], leaks: list[Leak], first: int, width: int) -> list[str]:
+    lines = [line for leak in leaks[:ROWS] for line in wrapped(_leak(leak, first), width, hang=2)]
     if len(leaks) > ROWS:
         rest = sum(leak.total_bytes for leak in leaks[ROWS:])
         lines += wrapped(f"and {len(leaks) - ROWS} more, {format_bytes(rest)}", width)
@@ -282,16 +291,19 @@ def _group(stack: tuple[str, ...], leaks: list[Leak], width: int) -> list[str]:
     return lines + [line for place in places for line in wrapped(place, width, "    ", 2)]
 
 
-def _leak(leak: Leak) -> str:
+def _leak(leak: Leak, first: int) -> str:
     made = "" if leak.op is None else f", made by {leak.op}, {leak.phase}"
-    when = [f"in step {', '.join(str(step + 1) for step in leak.steps[:8])}"] if leak.steps else []
-    if len(leak.steps) > 8:
-        when.append(f"and {len(leak.steps) - 8} more")
+    when = [_in_steps([first + step for step in leak.steps])] if leak.steps else []
     if leak.earlier_count:
-        when.append(f"{leak.earlier_count} before the recording")
+        when.append(f"{leak.earlier_count} made before the recording")
     if leak.freed_count:
         when.append(f"{leak.freed_count} freed later")
     return (
         f"{format_bytes(leak.total_bytes)} in {_count(leak.tensor_count, 'tensor')} of "
-        f"{leak.label!r} ({leak.kind}){made}; {', '.join(when)}"
+        f"{leak.label!r} ({leak.kind}){made}; {'; '.join(when)}"
     )
+
+
+def _in_steps(steps: list[int]) -> str:
+    more = f" and {len(steps) - 8} more" if len(steps) > 8 else ""
+    return f"in step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps[:8]))}{more}"

@@ -71,7 +71,7 @@ function drawSteps(chart, context, base) {
       context.globalAlpha = 1;
     }
     const left = Math.max(GUTTER, chart.x(before)), right = Math.min(chart.size.width, x);
-    const label = "step " + (step + 1);
+    const label = "step " + (data.first_step + step);
     if (right - left > context.measureText(label).width + 10) {
       context.fillStyle = ink.css("quiet");
       context.textAlign = "center";

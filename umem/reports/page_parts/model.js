@@ -8,7 +8,8 @@ function unpack(data) {
     kinds: data.kinds,
     tensors: data.tensors.map((row, index) => ({
       index, nbytes: row[0], kind: row[1], label: data.names[row[2]], birth: row[3],
-      death: row[4] < 0 ? count : row[4], freed: row[4] >= 0, step: row[5],
+      death: row[4] < 0 ? count : row[4], freed: row[4] >= 0,
+      step: data.first_step + row[5],
       maker: row[6] < 0 ? null : data.op_names[row[6]], uploaded: row[7] === 1,
       lastUse: row[8], stack: row[9] < 0 ? [] : data.stacks[row[9]],
     })),

@@ -30,13 +30,19 @@ function title(data) {
   byId("title").textContent = "Memory of " + name;
   byId("subtitle").textContent = printable([
     counted(data.event_count, "event"), counted(data.op_count, "operation"),
-    counted(data.step_count, "step"), "recorded on " + data.backend,
+    sayCount(data), "recorded on " + data.backend,
     ...(data.sizes.length > 1 ? ["the largest of sizes " + data.sizes.join(", ")] : []),
   ].join(" \u00b7 "));
 }
 
+function sayCount(data) {
+  const first = data.first_step, last = first + data.step_count - 1;
+  if (first === 1 || last < first) return counted(data.step_count, "step");
+  return last === first ? "step " + first : "steps " + first + "-" + last;
+}
+
 function cards(data) {
-  const { peak, vram } = data, step = data.step_count ? "step " + (peak.step + 1) + ", " : "";
+  const { peak, vram } = data, step = data.step_count ? "step " + peak.step + ", " : "";
   const where = peak.op === null ? "event " + number(peak.event) : step + peak.phase + ", " + peak.op;
   card(bytes(peak.peak_bytes), "peak", where);
   if (vram) {
@@ -52,7 +58,7 @@ function cards(data) {
   const lost = data.outliving.reduce((sum, leak) => sum + leak.total_bytes, 0);
   if (data.steps.length > 1) {
     card(lost || data.outliving.length ? bytes(lost) : "none", "outlives its step",
-      "what leaks usually look like", data.outliving.length > 0);
+      data.outliving.length ? "usually a leak" : "no sign of a leak", data.outliving.length > 0);
   }
 }
 

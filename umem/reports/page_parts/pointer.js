@@ -124,7 +124,9 @@ function sayEvent(chart, event) {
   const { model, data } = chart, op = model.op[event];
   const parts = ["event " + number(event) + " of " + number(model.count)];
   if (event < data.before_count) parts.push("there when the recording began");
-  else if (data.steps.length) parts.push("step " + (data.steps.filter((end) => end < event).length + 1));
+  else if (data.steps.length) {
+    parts.push("step " + (data.first_step + data.steps.filter((end) => end < event).length));
+  }
   if (event >= data.before_count && op >= 0) parts.push(data.op_names[op][1], data.op_names[op][0]);
   parts.push(bytes(model.total[event]) + " in use");
   return parts.join(" \u00b7 ");
@@ -164,13 +166,13 @@ function sayTensor(chart, tensor) {
   const lines = [
     make("b", "", tensor.label),
     make("div", "", swatch(tensor.kind), bytes(tensor.nbytes) + ", " + model.kinds[tensor.kind]),
-    make("div", "", made + (tensor.maker && data.steps.length ? ", step " + (tensor.step + 1) : "")),
+    make("div", "", made + (tensor.maker && data.steps.length ? ", step " + tensor.step : "")),
     make("div", "quiet", "alive from event " + number(tensor.birth) + " to " + end),
   ];
   if (last) {
     lines.push(make("div", "quiet", "last used at event " + number(tensor.lastUse) + " by " +
       last[0] + ", " + last[1]));
   }
-  for (const place of tensor.stack.slice(0, 4)) lines.push(make("div", "stack quiet", place));
+  for (const line of tensor.stack.slice(0, 4)) lines.push(codeLine("stack quiet", line));
   return lines;
 }

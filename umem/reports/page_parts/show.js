@@ -43,6 +43,12 @@ function make(tag, className, ...parts) {
   return element;
 }
 
+// A line of code: its number is never broken.
+function codeLine(className, line) {
+  const [, file, number, more] = /^(.*)(:\d+)( .*)?$/.exec(line) ?? [null, line, "", ""];
+  return make("div", className, file, make("span", "whole", number), more ?? "");
+}
+
 function byId(id) {
   return document.getElementById(id);
 }
