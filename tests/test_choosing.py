@@ -14,6 +14,7 @@ import umem
 from umem.choosing import Choice, choose_each
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import ScalingError, SizeError, TraceError, UnknownGpuError
+from umem.reports.choice_text import choice_text, gpus_text
 from umem.techniques.registry import TECHNIQUES
 from umem.trace import Mark, Op, Trace
 from umem.units import MIB
@@ -43,6 +44,17 @@ def test_where_all_fits_nothing_is_best_and_takes_what_its_operations_take() -> 
     assert choice.best.moved_bytes == 0
     assert choice.nearest is None
     assert {o.name for o in (*choice.options, *choice.dropped)} == {t.name for t in TECHNIQUES}
+
+
+def test_a_trace_without_workspace_is_told_from_one_with_it() -> None:
+    said = "Workspace was not measured: the real peak is higher."
+    for trace, caveat in ((heavy(10), said), (heavy(10, workspace_bytes=0), None)):
+        choice = umem.choose(trace, "t4")
+        assert choice.caveat == choice.to_json()["caveat"] == caveat
+        one, many = choice_text(choice, 80), gpus_text([choice], 80)
+        for lines in (one, many):
+            text = [line.plain for line in lines]
+            assert text.count(said) == (caveat is not None)
 
 
 def test_recomputation_takes_the_time_of_what_runs_again() -> None:

@@ -12,7 +12,7 @@ from strategies import traces
 
 import umem
 from umem.events import Access, Alloc, Event, Free, Op
-from umem.explaining import peak_shares, why_peak
+from umem.explaining import missing_workspace, peak_shares, why_peak
 from umem.trace import Trace
 
 
@@ -24,6 +24,22 @@ def test_nothing_is_held_for_no_reason() -> None:
     assert why_peak(Trace([])) is None
     assert why_peak(Trace([Alloc(0, 0, "array", "a"), Free(0)])) is None
     assert umem.replay(Trace([]), "t4").because is None
+
+
+def test_what_the_peak_leaves_out_is_said() -> None:
+    alloc, op = Alloc(0, 8, "input", "x", True), Op("f", "forward", (Access(0, 0, 8),), ())
+    measured = op._replace(workspace_bytes=0)
+    said = {
+        (op, op): "Workspace was not measured: the real peak is higher.",
+        (op, measured): "The workspace of 1 of 2 operations was not measured: the real peak may "
+        "be higher.",
+        (measured, measured): None,
+        (): None,
+    }
+    for ops, sentence in said.items():
+        trace = Trace([alloc, *ops])
+        assert missing_workspace(trace) == sentence
+        assert umem.replay(trace, "t4").caveat == sentence
 
 
 def test_gradient_and_state_belong_to_the_function_that_uses_the_parameter() -> None:

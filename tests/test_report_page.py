@@ -399,6 +399,19 @@ def test_the_page_counts_steps_as_the_run_did(browser: Browser, tmp_path: Path) 
 
 
 @needs_browser
+def test_the_page_says_where_workspace_is_missing(browser: Browser, tmp_path: Path) -> None:
+    browser.open(written(tmp_path, steps()))
+    said = "Workspace was not measured: the real peak is higher."
+    assert browser.run("byId('caveat').innerText") == said
+    assert browser.run("byId('caveat').hidden") is False
+    events = [e._replace(workspace_bytes=0) if isinstance(e, Op) else e for e in steps().events]
+    browser.open(written(tmp_path, Trace(events)))
+    assert browser.run("byId('caveat').innerText") == ""
+    assert browser.run("byId('caveat').hidden") is True
+    assert browser.errors == []
+
+
+@needs_browser
 def test_the_card_of_leaks_says_whether_there_are_any(browser: Browser, tmp_path: Path) -> None:
     def card() -> str:
         return str(browser.run("byId('cards').lastChild.innerText"))

@@ -112,6 +112,18 @@ def test_of_what_outlives_its_step_it_is_told_when_it_was_made() -> None:
     assert many == "in steps 1, 2, 3, 4, 5, 6, 7, 8 and 12 more"
 
 
+def test_a_peak_without_workspace_says_that_it_is_one() -> None:
+    said = "Workspace was not measured: the real peak is higher."
+    trace = training()
+    assert text_of(trace).splitlines().count(said) == 1
+    content = step_json(analyse(trace), "t.gz")
+    assert (content["caveat"], content["unmeasured_op_count"]) == (said, 9)
+    ops = [e._replace(workspace_bytes=8) if isinstance(e, Op) else e for e in trace.events]
+    assert "not measured" not in text_of(Trace(ops))
+    content = step_json(analyse(Trace(ops)), "t.gz")
+    assert (content["caveat"], content["unmeasured_op_count"]) == (None, 0)
+
+
 def test_alike_tensors_are_one_line() -> None:
     lines = text_of(training()).splitlines()
     (line,) = (line for line in lines if line.startswith("loss"))

@@ -75,6 +75,7 @@ class Choice:
         size: what the step was taken to, None where it is as it was recorded.
         options: what fits, the shortest step first.
         dropped: what does not, and what has nothing to offer, each with its reason.
+        caveat: what the trace does not know, so that the real step needs more; or None.
     """
 
     gpu: str
@@ -83,6 +84,7 @@ class Choice:
     size: int | None
     options: tuple[Option, ...]
     dropped: tuple[Option, ...]
+    caveat: str | None = None
     simulated: Literal[True] = True
 
     @property
@@ -106,6 +108,7 @@ class Choice:
             "title": self.title,
             "vram_bytes": self.vram_bytes,
             "size": self.size,
+            "caveat": self.caveat,
             "options": [option.to_json() for option in self.options],
             "dropped": [option.to_json() for option in self.dropped],
         }
@@ -171,6 +174,7 @@ def _choose(subject: Subject, gpu: GpuSpec, size: int | None) -> Choice:
         size=size,
         options=tuple(fit),
         dropped=tuple(option for option in tried if not option.fits),
+        caveat=subject.caveat,
     )
 
 

@@ -1,4 +1,4 @@
-"""Why a step's peak is what it is, in a sentence.
+"""Why a step's peak is what it is, in a sentence, and what is missing from it, in another.
 
 What is alive at the peak is put together by whose it is: a parameter, its gradient and its
 optimizer state belong to the function that uses the parameter, everything else to the operation
@@ -53,6 +53,17 @@ def why_peak(trace: Trace) -> str | None:
     if held[0].total_bytes < ENOUGH * peak and len(held) > 1:
         text += f", {_named(held[1])} {_percent(held[1], peak)}"
     return text
+
+
+def missing_workspace(trace: Trace) -> str | None:
+    """A sentence on what the peak leaves out; None where all workspace was measured."""
+    count, unmeasured = sum(1 for _ in trace.ops), trace.unmeasured_count
+    if not unmeasured:
+        return None
+    if unmeasured == count:
+        return "Workspace was not measured: the real peak is higher."
+    whose = f"{unmeasured:,} of {count:,} operations"
+    return f"The workspace of {whose} was not measured: the real peak may be higher."
 
 
 def _percent(share: Share, peak: int) -> str:

@@ -15,7 +15,7 @@ from umem.devices.virtual import VirtualGPU
 from umem.devices.virtual.figures import Figures, Sample
 from umem.devices.virtual.model import Allocator
 from umem.errors import HintError, OutOfMemoryError, StateError
-from umem.explaining import why_peak
+from umem.explaining import missing_workspace, why_peak
 from umem.limits import Size
 from umem.trace import Access, Alloc, Checker, Event, Hint, Trace
 from umem.units import parse_bytes
@@ -30,7 +30,8 @@ class Replay:
     ``seconds`` would be with every cost constant at the quick, and at the slow end of its range
     (`umem.devices.specs.RANGES`). ``needed_bytes`` is the peak of the whole trace, also where it
     does not fit; ``because`` says what holds most of it, None for a trace that holds nothing.
-    ``size`` is what the trace was taken to, None where it is as recorded.
+    ``size`` is what the trace was taken to, None where it is as recorded. ``caveat`` says what
+    the trace does not know, so that the real step needs more; None where it knows all.
     """
 
     gpu: str
@@ -46,6 +47,7 @@ class Replay:
     needed_bytes: int
     because: str | None
     size: int | None = None
+    caveat: str | None = None
     simulated: Literal[True] = True
 
     @property
@@ -151,6 +153,7 @@ def replay(
         needed_bytes=needed_bytes,
         because=because,
         size=size,
+        caveat=missing_workspace(trace),
     )
 
 

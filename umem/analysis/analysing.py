@@ -17,6 +17,7 @@ from typing import NamedTuple
 from umem.analysis.outliving import Leak, can_tell, find_leaks
 from umem.analysis.tensors import KINDS, LASTING, WORKSPACE, Reading, Tensor, read_tensors
 from umem.events import Op
+from umem.explaining import missing_workspace
 from umem.trace import Trace
 
 __all__ = ["Analysis", "KindBytes", "OpTotal", "Peak", "Vram", "analyse"]
@@ -103,6 +104,11 @@ class Analysis:
         """The number of the first step, counted from 1 in the run that it was recorded from."""
         named = _STEPS.fullmatch(self.trace.meta.get("steps", ""))
         return 1 if named is None else int(named[1])
+
+    @cached_property
+    def caveat(self) -> str | None:
+        """What the peak leaves out; None where it is all there."""
+        return missing_workspace(self.trace)
 
     @property
     def seconds_per_step(self) -> float | None:

@@ -29,6 +29,8 @@ def summary(analysis: Analysis, name: str, vram: Vram | None = None) -> dict[str
         "host_seconds": analysis.seconds,
         "host_seconds_per_step": analysis.seconds_per_step,
         "vram": None if vram is None else _vram(vram, analysis),
+        "caveat": analysis.caveat,
+        "unmeasured_op_count": analysis.trace.unmeasured_count,
         "peak": _peak(analysis),
         "operations": [asdict(op) for op in analysis.ops_by_seconds()],
         "no_outliving": None if analysis.leaks else analysis.no_leaks,

@@ -26,6 +26,7 @@ def choice_text(choice: Choice, width: int, *, every: bool = False) -> Iterator[
         f"What makes the step fit a {_of(choice)}, shortest step first. All figures are simulated."
     )
     yield from _bold(title, width)
+    yield from _caveat(choice, width)
     yield from map(Text, _options(choice.options, width))
     yield from _bold("To turn it on", width)
     for number, option in enumerate(choice.options, 1):
@@ -40,6 +41,7 @@ def gpus_text(choices: Sequence[Choice], width: int) -> Iterator[Text]:
     size = "" if choices[0].size is None else f" at size {choices[0].size}"
     title = f"Which GPU runs the step{size}, shortest step first. All figures are simulated."
     yield from _bold(title, width)
+    yield from _caveat(choices[0], width)
     if found:
         options = [option for _, option in found]
         columns = [
@@ -64,6 +66,11 @@ def _of(choice: Choice) -> str:
 
 def _bold(title: str, width: int) -> Iterator[Text]:
     yield from (Text(line, style="bold") for line in wrapped(title, width))
+
+
+def _caveat(choice: Choice, width: int) -> Iterator[Text]:
+    if choice.caveat is not None:
+        yield from map(Text, wrapped(choice.caveat, width))
 
 
 def _options(options: Sequence[Option], width: int) -> list[str]:

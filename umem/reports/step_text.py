@@ -111,6 +111,8 @@ def _peak(analysis: Analysis, width: int, vram: Vram | None) -> Iterator[Text]:
         share = _percent(peak.total_bytes / vram.nbytes)
         size = format_bytes(vram.nbytes)
         sentences.append(f"That is {share} of the {size} of VRAM of {vram.gpu}.")
+    if analysis.caveat is not None:
+        sentences.append(analysis.caveat)
     if peak.idle_bytes:
         sentences.append(f"No later operation uses {format_bytes(peak.idle_bytes)} of it.")
     yield Text()

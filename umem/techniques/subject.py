@@ -6,6 +6,7 @@ from functools import cached_property
 
 from umem.backends import on_gpu
 from umem.devices.specs import GpuSpec
+from umem.explaining import missing_workspace
 from umem.planner import Plan
 from umem.stepping import settled_step
 from umem.techniques.recompute import rewrite
@@ -29,6 +30,7 @@ class Subject:
     """
 
     def __init__(self, trace: Trace) -> None:
+        self.caveat = missing_workspace(trace)
         self.trace = settled(on_gpu(trace), STEPS)
         self._under: dict[Budget, Trace] = {}
         self._fits: dict[GpuSpec, bool] = {}

@@ -45,6 +45,8 @@ function cards(data) {
   const { peak, vram } = data, step = data.step_count ? "step " + peak.step + ", " : "";
   const where = peak.op === null ? "event " + number(peak.event) : step + peak.phase + ", " + peak.op;
   card(bytes(peak.peak_bytes), "peak", where);
+  byId("caveat").textContent = data.caveat ?? "";
+  byId("caveat").hidden = data.caveat === null;
   if (vram) {
     card(percent(vram.peak_share), "of the VRAM of " + vram.gpu, bytes(vram.vram_bytes),
       vram.peak_share > 1);
