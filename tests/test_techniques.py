@@ -43,8 +43,8 @@ def network(
     model = chainer.Chain(layers=layers, norms=norms)
     x = np.ones((batch, width), np.float32)
 
-    def loss() -> Any:
-        h = x
+    def loss(size: int = batch) -> Any:
+        h = x[:size]
         for layer, norm in zip(layers, norms, strict=True):
             h = F.relu(norm(layer(h)))
             h = F.dropout(h, dropout) if dropout else h
@@ -117,7 +117,7 @@ def test_a_step_that_is_repeated_is_what_recording_several_gives() -> None:
 def test_a_step_that_begins_with_what_it_found_is_repeated_with_it() -> None:
     optimizer, loss = network()
     optimizer.update(loss)
-    trace = umem.record_at(lambda size: optimizer.update(loss), sizes=(1, 2)).at(1)
+    trace = umem.record_at(lambda size: optimizer.update(loss, size), sizes=(32, 64)).at(64)
     assert any(e.uploaded and e.kind == "gradient" for e in trace.events if isinstance(e, Alloc))
     repeated = settled(trace, 3)
     check(repeated)
@@ -223,8 +223,30 @@ def test_the_least_budget_is_what_the_referee_measures() -> None:
     assert subject.least_bytes == 64 + simulate(tape.packing, least).peak_bytes
     assert subject.under(None) is subject.under(None)
     assert subject.under(subject.least_bytes).peak_bytes == subject.under(None).peak_bytes
-    with pytest.raises(BudgetError, match="the least that has a plan is"):
+    with pytest.raises(BudgetError, match="the least that can be planned for is"):
         subject.under(subject.least_bytes - 1)
+
+
+def test_a_share_is_one_of_what_the_step_takes_as_it_is() -> None:
+    # 12 values of 4 MiB, two gradients and 64 bytes: 56 MiB.
+    subject = Subject(Trace([*chain_of(12), Mark("step")]))
+    assert subject.trace.peak_bytes == subject.tapes[0].plain_bytes == 56 * MIB + 64
+    for share in (0.9, 0.7, 0.55):
+        assert subject.under(share).peak_bytes <= share * (56 * MIB + 64)
+        assert told(subject.under(share)) == told(subject.under(round(share * (56 * MIB + 64))))
+    with pytest.raises(BudgetError) as caught:
+        subject.under(0.25)
+    least, whole = subject.least_bytes, 56 * MIB + 64
+    assert f"a budget of {whole / 4 / MIB:.1f} MiB is too small" in str(caught.value)
+    assert f"{least / MIB:.1f} MiB, {-(-100 * least // whole)}% of the plain" in str(caught.value)
+
+
+def test_two_budgets_never_read_the_same() -> None:
+    subject = Subject(Trace([*chain_of(12), Mark("step")]))
+    with pytest.raises(BudgetError) as caught:
+        subject.under(subject.least_bytes - 1)
+    assert f"a budget of {subject.least_bytes - 1} B is" in str(caught.value)
+    assert f"planned for is {subject.least_bytes} B," in str(caught.value)
 
 
 def test_nothing_runs_again_for_a_trace_without_backward() -> None:
@@ -303,7 +325,7 @@ def test_the_largest_budget_says_why_there_is_none() -> None:
     subject = Subject(Trace([*chain_of(40), Mark("step")]))
     with pytest.raises(StateError, match="fits with everything kept"):
         budgets.prepare_largest(subject, GPU)
-    with pytest.raises(BudgetError, match=r"needs is .* MiB, and 16.0 MiB of VRAM"):
+    with pytest.raises(BudgetError, match=r"planned for is .* MiB, and 16.0 MiB of VRAM"):
         budgets.prepare_largest(subject, GPU.with_vram(16 * MIB))
 
 
@@ -415,7 +437,8 @@ def test_where_optimizers_take_turns_a_step_is_a_round_of_them() -> None:
 def test_every_kind_of_pass_is_planned() -> None:
     subject = Subject(two_models())
     assert [len(tape.packing) for tape in subject.tapes] == [6, 9]
-    assert subject.keep_all_bytes == max(tape.keep_all_bytes for tape in subject.tapes)
+    assert subject.trace.peak_bytes == max(tape.plain_bytes for tape in subject.tapes)
+    assert subject.tapes[0].plain_bytes != subject.tapes[1].plain_bytes
     least = subject.under(None)
     check(least)
     again = len(list(least.ops)) - len(list(subject.trace.ops))

@@ -84,10 +84,12 @@ def test_every_operation_finds_what_it_found_before(calls: list[Call], data: Any
 
 @settings(deadline=None, max_examples=60)
 @given(steps(views=True))
-def test_a_plan_that_keeps_all_leaves_the_trace_as_it_is(calls: list[Call]) -> None:
+def test_a_plan_that_keeps_all_runs_what_ran_and_holds_no_more(calls: list[Call]) -> None:
     trace = trace_of(calls)
-    graph = Graph.from_trace(trace)
-    assert rewrite(trace, plan(graph, None, "store_all", model="saved")).events == trace.events
+    rewritten = rewrite(trace, plan(Graph.from_trace(trace), None, "store_all", model="saved"))
+    check(rewritten)
+    assert list(rewritten.ops) == list(trace.ops)
+    assert rewritten.peak_bytes <= trace.peak_bytes
 
 
 # -- by hand -----------------------------------------------------------------------------------
@@ -234,20 +236,21 @@ def recorded_under(budget: str, dropout: float) -> tuple[Trace, Trace, Plan]:
 
 
 @needs_chainer
-@pytest.mark.parametrize("budget", ["80%", "min"])
+@pytest.mark.parametrize("budget", ["99%", "70%", "min"])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_the_rewritten_trace_has_the_peak_and_the_operations_of_a_real_run(budget, dropout):
     plain, real, plan = recorded_under(budget, dropout)
     rewritten = rewrite(plain, plan)
     check(rewritten)
-    assert any(plan.recomputed) and real.peak_bytes < 0.9 * plain.peak_bytes
+    assert any(plan.recomputed) is (budget != "99%")
+    assert real.peak_bytes < (0.99 if budget == "99%" else 0.9) * plain.peak_bytes
     ours, theirs = ([(op.name, op.phase) for op in t.ops] for t in (rewritten, real))
     assert sorted(ours) == sorted(theirs)
     # Recorders do not see the bits of dropout's masks, which are there.
     masks = sum(
         e.nbytes for e in plain.events if isinstance(e, Alloc) and e.label == "Dropout.mask"
     )
-    seen = rewritten.peak_bytes - masks // 32
+    seen = rewritten.peak_bytes - (masks // 32 if any(plan.recomputed) else 0)
     assert seen == pytest.approx(real.peak_bytes, rel=0.001)
 
 

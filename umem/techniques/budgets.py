@@ -14,14 +14,14 @@ from umem.techniques.lookahead import DEPTH, lookahead
 from umem.techniques.subject import Subject
 from umem.techniques.technique import Prepared
 from umem.trace import Trace
-from umem.units import MIB, format_bytes
+from umem.units import MIB, format_apart
 
 TRIES = 5
 """How often the room between what fits and what does not is halved."""
 
 
 def prepare(subject: Subject, gpu: GpuSpec, budget: str) -> Prepared:
-    """The step under a budget, such as ``"50%"`` of keeping everything or ``"min"``."""
+    """The step under a budget, such as ``"50%"`` of what it takes as it is, or ``"min"``."""
     return _prepared(subject, gpu, _under(subject, budget), budget)
 
 
@@ -48,14 +48,17 @@ def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
     """
     if subject.fits(gpu):
         raise StateError("the step fits with everything kept")
-    room = f"{format_bytes(gpu.usable_bytes)} of VRAM are usable"
-    low, high = subject.least_bytes, min(gpu.usable_bytes, subject.keep_all_bytes - 1)
+    low, high = subject.least_bytes, gpu.usable_bytes
+    least, room = format_apart(low, high)
     if low > high:
-        raise BudgetError(f"the least that recomputation needs is {format_bytes(low)}, and {room}")
+        raise BudgetError(
+            f"the least that can be planned for is {least}, and {room} of VRAM are usable"
+        )
     if not _fits(subject.under(low), gpu):
-        needs = subject.under(low).peak_bytes
-        pool = ", the pool's free pieces are too small" if needs <= gpu.usable_bytes else ""
-        raise BudgetError(f"under the least plan it needs {format_bytes(needs)}{pool}, and {room}")
+        raise BudgetError(
+            f"the least that can be planned for, {least}, has no room in {room} of VRAM: the "
+            "pool's free pieces are too small"
+        )
     budget = _largest(subject, gpu, -(-low // MIB), high // MIB)
     trace = subject.under(max(low, budget * MIB))
     return _prepared(subject, gpu, trace, f"{budget}MiB")

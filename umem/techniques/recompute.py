@@ -25,7 +25,7 @@ from umem.trace import Alloc, Event, Free, Hint, Op, Trace
 def rewrite(trace: Trace, plan: Plan) -> Trace:
     """The trace under a plan; every pass of the calls that were planned is rewritten.
 
-    A plan that runs nothing again leaves the trace as it is.
+    A plan that runs nothing again leaves masks as they are.
 
     Args:
         trace: one step or more.
@@ -35,8 +35,6 @@ def rewrite(trace: Trace, plan: Plan) -> Trace:
         GraphError: no pass has the calls that were planned, or something uses a value that the
             plan has dropped and not made again.
     """
-    if not any(plan.recomputed):
-        return trace
     names = sorted(name for block in plan.blocks for name in block)
     planned = [one for one in passes(trace) if sorted(one.names) == names]
     if not planned:
@@ -61,7 +59,7 @@ class _Rewriter:
         self._left = _left_over(trace)
         fresh = 1 + max(trace.lifetimes(), default=0)
         self._stream = Stream(self._is_kept.keys() | self._read_again, fresh)
-        self._masks = Masks(self._stream, _masks(planned))
+        self._masks = Masks(self._stream, _masks(planned) if any(plan.recomputed) else ())
         self._waiting: list[Alloc] = []  # of an operation to come
         self._pass: Pass | None = None  # whose backward it is
         self._waits: set[int] = set()  # blocks whose turn has not come

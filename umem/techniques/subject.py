@@ -17,7 +17,7 @@ from umem.trace import Trace
 STEPS = 3
 """The first makes what the next ones find; where blocks move, those take turns."""
 Budget = int | float | None
-"""Bytes in all, a share of keeping everything, or None for the least."""
+"""Bytes in all, a share of the plain step's peak, or None for the least."""
 
 
 class Subject:
@@ -47,11 +47,6 @@ class Subject:
         return tapes_of(self.trace)
 
     @property
-    def keep_all_bytes(self) -> int:
-        """What the largest pass takes where everything is kept."""
-        return max(tape.keep_all_bytes for tape in self.tapes)
-
-    @property
     def least_bytes(self) -> int:
         """The smallest budget that every pass has a plan for."""
         return max(tape.least_bytes for tape in self.tapes)
@@ -66,14 +61,14 @@ class Subject:
         if budget not in self._under:
             trace = self.trace
             for found in [_planned(tape, budget) for tape in self.tapes]:
-                trace = trace if found is None else rewrite(trace, found)
+                trace = rewrite(trace, found)
             self._under[budget] = trace
         return self._under[budget]
 
 
-def _planned(tape: Tape, budget: Budget) -> Plan | None:
+def _planned(tape: Tape, budget: Budget) -> Plan:
     if budget is None:
         return tape.least
     if isinstance(budget, float):
-        budget = round(budget * tape.keep_all_bytes)
+        budget = round(budget * tape.plain_bytes)
     return tape.within(budget)

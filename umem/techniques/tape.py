@@ -7,6 +7,7 @@ what calls draw at random, which no plan drops.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
@@ -17,8 +18,8 @@ from umem.errors import BudgetError, GraphError
 from umem.planner import Graph, Node, Plan, plan
 from umem.techniques.masks import DRAWS, PACKED, packed_bytes
 from umem.techniques.passes import Pass, passes
-from umem.trace import Alloc, Op, Trace
-from umem.units import format_bytes
+from umem.trace import Alloc, Free, Op, Trace
+from umem.units import format_apart
 
 FLOPS_PER_BYTE = median(
     COSTS.compute_efficiency * gpu.fp32_rate / (COSTS.memory_efficiency * gpu.memory_bandwidth)
@@ -36,17 +37,19 @@ class Tape:
         packing: the graph where they are bits but while they are used.
         beside_bytes: parameters, state, inputs and what was drawn; no plan drops them.
         packed_bytes: the same with masks as bits.
+        plain_bytes: the most that it takes as it is; budgets are shares of that.
     """
 
     whole: Graph
     packing: Graph
     beside_bytes: int
     packed_bytes: int
+    plain_bytes: int
 
     @cached_property
-    def keep_all_bytes(self) -> int:
-        """What it takes in all where everything is kept."""
-        return self.beside_bytes + plan(self.whole, None, "store_all", model="saved").peak_bytes
+    def keep_all(self) -> Plan:
+        """The plan that runs nothing again; what was saved goes as backward goes along."""
+        return plan(self.whole, None, "store_all", model="saved")
 
     @cached_property
     def least(self) -> Plan:
@@ -58,18 +61,20 @@ class Tape:
         """The smallest budget in all that has a plan."""
         return self.packed_bytes + self.least.peak_bytes
 
-    def within(self, budget_bytes: int) -> Plan | None:
-        """The plan for a budget in all; None: everything can be kept.
+    def within(self, budget_bytes: int) -> Plan:
+        """The plan for a budget in all.
 
         Raises:
             BudgetError: there is none; names the least that there is one for.
         """
-        if budget_bytes >= self.keep_all_bytes:
-            return None
+        if budget_bytes >= self.beside_bytes + self.keep_all.peak_bytes:
+            return self.keep_all
         if budget_bytes < self.least_bytes:
+            budget, least, plain = format_apart(budget_bytes, self.least_bytes, self.plain_bytes)
+            share = math.ceil(100 * self.least_bytes / self.plain_bytes)
             raise BudgetError(
-                f"a budget of {format_bytes(budget_bytes)} is too small: the least that has a "
-                f"plan is {format_bytes(self.least_bytes)}"
+                f"a budget of {budget} is too small: the least that can be planned for is {least}, "
+                f"{share}% of the plain step's {plain}"
             )
         return plan(self.packing, budget_bytes - self.packed_bytes, model="saved")
 
@@ -84,15 +89,38 @@ def tapes_of(trace: Trace) -> list[Tape]:
     Raises:
         GraphError: no backward follows a forward pass.
     """
-    kinds: dict[tuple[str, ...], Pass] = {}
+    kinds: dict[tuple[str, ...], list[Pass]] = {}
     for one in passes(trace):
-        kinds.setdefault(tuple(one.names), one)
+        kinds.setdefault(tuple(one.names), []).append(one)
     if not kinds:
         raise GraphError("the trace has no backward, so that there is nothing to run again for")
-    return [_tape(tail(trace, one.start)) for one in kinds.values()]
+    peaks = _peaks(trace, sorted(one.start for same in kinds.values() for one in same))
+    return [
+        _tape(tail(trace, same[0].start), max(peaks[one.start] for one in same))
+        for same in kinds.values()
+    ]
 
 
-def _tape(trace: Trace) -> Tape:
+def _peaks(trace: Trace, starts: list[int]) -> dict[int, int]:
+    """By a pass's start, the most alive from there to the next one; before all: the first's."""
+    peaks = dict.fromkeys(starts, 0)
+    allocs: dict[int, int] = {}
+    start, live = starts[0], 0
+    for index, event in enumerate(trace.events):
+        start = index if index in peaks else start
+        workspace = 0
+        if isinstance(event, Alloc):
+            allocs[event.tensor] = event.nbytes
+            live += event.nbytes
+        elif isinstance(event, Free):
+            live -= allocs.pop(event.tensor)
+        elif isinstance(event, Op):
+            workspace = event.workspace_bytes or 0
+        peaks[start] = max(peaks[start], live + workspace)
+    return peaks
+
+
+def _tape(trace: Trace, plain_bytes: int) -> Tape:
     first = next(passes(trace))
     graph = Graph.from_trace(trace)
     updates = {t: nbytes for t, nbytes in _updates(trace).items() if t in first.near}
@@ -120,6 +148,7 @@ def _tape(trace: Trace) -> Tape:
         packing=Graph(packing, graph.edges, old),
         beside_bytes=constant + sum(drawn),
         packed_bytes=constant + sum(drawn) - sum(masks) + sum(map(packed_bytes, masks)),
+        plain_bytes=plain_bytes,
     )
 
 
