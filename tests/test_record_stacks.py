@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import inspect
+import os
 import subprocess
 import sys
 import textwrap
@@ -19,7 +20,7 @@ import umem
 from umem.devices.virtual import arrays as xp
 from umem.errors import StateError
 from umem.recorder import active
-from umem.stacks import USER_DEPTH
+from umem.stacks import USER_DEPTH, Frame
 from umem.trace import Alloc
 
 chainer = pytest.importorskip("umem.chainer").chainer
@@ -28,11 +29,13 @@ HERE = str(Path(__file__))
 
 
 def here(offset: int = 0) -> str:
-    """The caller's own place, some lines on, as a stack tells it."""
+    """The caller's own place, some lines on, as a stack tells it in this folder."""
     frame: FrameType | None = inspect.currentframe()
     assert frame is not None and frame.f_back is not None
     code = frame.f_back.f_code
-    return f"{code.co_filename}:{frame.f_back.f_lineno + offset} {code.co_name}"
+    path = Path(code.co_filename)
+    file = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{file}:{frame.f_back.f_lineno + offset} {code.co_name}"
 
 
 def allocs(recorder: Any) -> list[Alloc]:
@@ -120,6 +123,52 @@ def test_a_script_ends_at_its_own_first_line(tmp_path: Path) -> None:
             cwd=Path(umem.__file__).parent.parent,
         )  # fmt: skip
         assert done.stdout.strip() == str((f"{script}:5 <module>",))
+
+
+MOVING = """
+import os
+import umem
+from umem.devices.virtual import arrays as xp
+
+def work():
+    return xp.ones(3)
+
+with umem.record(stacks=True) as recorder:
+    work()
+    os.chdir(os.sep)
+print(*recorder.trace.events[0].stack, sep="\\n")
+"""
+
+
+def test_places_are_told_from_the_folder_where_recording_began(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deeper").mkdir()
+    script = tmp_path / "deep" / "script.py"
+    script.write_text(MOVING)
+    root = str(Path(umem.__file__).parent.parent)
+    for folder, file in (
+        (tmp_path / "deep", "script.py"), (tmp_path, "deep/script.py"),
+        (tmp_path / "deeper", str(script)), (Path("/"), str(script)),
+    ):  # fmt: skip
+        for command in ([str(script)], ["-m", "umem", "run", str(script)]):
+            done = subprocess.run(
+                [sys.executable, *command], capture_output=True, text=True, check=True,
+                cwd=folder, env={**os.environ, "PYTHONPATH": root},
+            )  # fmt: skip
+            assert done.stdout.splitlines() == [f"{file}:7 work", f"{file}:10 <module>"]
+
+
+def test_where_the_current_folder_is_gone_places_are_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with umem.record(stacks=True) as recorder:
+        xp.ones(3)
+    assert allocs(recorder)[0].stack[0].startswith(f"{HERE}:")
+    assert str(Frame(HERE, 3, "f")) == f"{HERE}:3 f"
 
 
 def test_stacks_survive_a_file_and_no_variable_is_held(tmp_path: Path) -> None:

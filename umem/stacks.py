@@ -25,7 +25,20 @@ class Frame(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} {self.function}"
+        return self.seen_from(_current_folder())
+
+    def seen_from(self, folder: str) -> str:
+        """Its text, without ``folder`` before a file that lies in or below it."""
+        return f"{self.file.removeprefix(folder)}:{self.line} {self.function}"
+
+
+def _current_folder() -> str:
+    """With a slash at its end; empty where it is gone, or is the root of everything."""
+    try:
+        folder = os.path.join(os.getcwd(), "")
+    except OSError:
+        return ""
+    return "" if folder == os.sep else folder
 
 
 def places() -> Places:
@@ -71,14 +84,18 @@ def user_places(skip: int = 1) -> Places:
 
 
 class Reader:
-    """Turns places into frames, and looks each place up once."""
+    """Turns places into frames, and looks each place up once.
+
+    Texts have no more of a path than is needed from the folder in which the reader was made.
+    """
 
     def __init__(self) -> None:
         self._frames: dict[tuple[int, int], Frame] = {}
+        self._folder = _current_folder()
 
     def texts(self, places: Places) -> tuple[str, ...]:
         """The frames as text, the innermost first."""
-        return tuple(map(str, self.read(places)))
+        return tuple(frame.seen_from(self._folder) for frame in self.read(places))
 
     def read(self, places: Places) -> tuple[Frame, ...]:
         """The frames of a stack, the innermost first."""
