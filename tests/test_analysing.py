@@ -26,6 +26,12 @@ def op(name: str, phase: str, reads: Any = (), writes: Any = (), **more: Any) ->
     )  # fmt: skip
 
 
+def test_an_analysis_prints_as_one_line() -> None:
+    said = "<Analysis of <Trace of numpy: 2 events, 0 operations, 0 steps>: peak 1.5 KiB>"
+    events: list[Event] = [Alloc(0, 1536, "parameter", "W", True), Free(0)]
+    assert repr(analyse(Trace(events))) == said
+
+
 STEP: list[Event] = [
     Alloc(0, 1000, "parameter", "W", True),
     Alloc(1, 100, "input", "x", True),

@@ -23,7 +23,7 @@ def whole(alloc: Alloc) -> Access:
 def test_nothing_is_held_for_no_reason() -> None:
     assert why_peak(Trace([])) is None
     assert why_peak(Trace([Alloc(0, 0, "array", "a"), Free(0)])) is None
-    assert umem.replay(Trace([]), "t4").because is None
+    assert umem.replay(Trace([Alloc(0, 0, "array", "a")]), "t4").because is None
 
 
 def test_what_the_peak_leaves_out_is_said() -> None:

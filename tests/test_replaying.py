@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -171,7 +172,7 @@ def test_more_vram_never_moves_more_of_a_stream(arrays: int, blocks: int, passes
     assert moved[-1] == (0, 0)
 
 
-@given(traces(max_bytes=5 * BLOCK), st.integers(1, 6))
+@given(traces(max_bytes=5 * BLOCK).filter(len), st.integers(1, 6))
 @settings(deadline=None, max_examples=60)
 def test_any_trace_keeps_to_the_rules_in_any_mode(trace: Trace, capacity: int) -> None:
     vram = capacity * BLOCK
@@ -200,7 +201,7 @@ def test_any_trace_keeps_to_the_rules_in_any_mode(trace: Trace, capacity: int) -
 @given(traces(max_bytes=3 * BLOCK))
 @settings(deadline=None, max_examples=40)
 def test_where_everything_fits_hybrid_is_unmanaged_and_nothing_is_copied_out(trace: Trace) -> None:
-    plain = Trace([event for event in trace.events if type(event) is not Hint])
+    plain = Trace([event for event in trace.events if type(event) is not Hint] + [Mark("end")])
     unmanaged = umem.replay(plain, "t4", "unmanaged")
     hybrid = umem.replay(plain, "t4", "hybrid")
     managed = umem.replay(plain, "t4")
@@ -330,10 +331,22 @@ def test_a_trace_that_does_not_hold_together_is_refused(events: list[Event]) -> 
         umem.replay(Trace(events), "t4")
 
 
-def test_an_empty_trace_fits_everywhere() -> None:
+def test_an_empty_trace_is_refused_and_one_that_holds_nothing_fits() -> None:
     for mode in ("unmanaged", "managed", "hybrid"):
-        replay = umem.replay(Trace([]), "t4", mode)  # type: ignore[arg-type]
+        with pytest.raises(TraceError, match="the trace is empty: there is no event to replay"):
+            umem.replay(Trace([]), "t4", mode)  # type: ignore[arg-type]
+        replay = umem.replay(Trace([Mark("step")]), "t4", mode)  # type: ignore[arg-type]
         assert (replay.fits, replay.seconds, replay.peak_bytes) == (True, 0.0, 0)
+
+
+def test_a_replay_prints_as_one_line_that_says_simulated() -> None:
+    trace = stream(3, 2, 2)
+    said = "<Replay on t4, managed: 5.2 ms, needs 12.0 MiB of 1.0 GiB; simulated>"
+    assert re.sub(r"[0-9.]+ [mu]s", "5.2 ms", repr(umem.replay(trace, "t4", vram="1GiB"))) == said
+    failed = repr(umem.replay(trace, "t4", "unmanaged", "6MiB"))
+    assert failed == (
+        "<Replay on t4, unmanaged: does not fit, needs 12.0 MiB of 6.0 MiB; simulated>"
+    )
 
 
 def test_times_of_a_trace_from_a_gpu_are_used_and_of_one_from_numpy_are_not() -> None:

@@ -22,14 +22,14 @@ from umem.trace import Trace
 US = 1e-6
 
 
-@given(traces(max_bytes=3 * BLOCK), st.sampled_from(("unmanaged", "managed", "hybrid")))
+@given(traces(max_bytes=3 * BLOCK).filter(len), st.sampled_from(("unmanaged", "managed", "hybrid")))
 @settings(deadline=None, max_examples=60)
 def test_the_seconds_lie_in_the_band(trace: Trace, mode: Any) -> None:
     found = umem.replay(trace, "t4", mode, 4 * BLOCK)
     assert 0 <= found.seconds_low <= found.seconds <= found.seconds_high
 
 
-@given(traces(max_bytes=3 * BLOCK))
+@given(traces(max_bytes=3 * BLOCK).filter(len))
 @settings(deadline=None, max_examples=30)
 def test_an_end_of_the_band_is_a_replay_with_the_costs_of_that_end(trace: Trace) -> None:
     """Prefetches that run beside the operations included: each clock waits for its own."""

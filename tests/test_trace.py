@@ -17,6 +17,7 @@ from strategies import traces
 
 import umem
 from umem import trace_file
+from umem.analysis import analyse
 from umem.errors import TraceError
 from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
 
@@ -79,6 +80,34 @@ def test_the_documented_text_is_the_format(tmp_path: Path) -> None:
 def test_an_empty_trace_is_a_trace(tmp_path: Path) -> None:
     assert Trace.load(Trace([]).save(str(tmp_path / "x"))) == Trace([])
     assert (Trace([]).peak_bytes, Trace([]).step_count, len(Trace([]))) == (0, 0, 0)
+
+
+def test_a_trace_prints_as_one_line() -> None:
+    assert repr(EXAMPLE) == "<Trace of numpy: 6 events, 1 operation, 1 step>"
+    empty = Trace([], "cupy", {}, {4: [], 8: []})
+    assert str(empty) == "<Trace of cupy: 0 events, 0 operations, 0 steps, sizes 4, 8>"
+    large = Trace(EXAMPLE.events * 1000)
+    assert repr(large) == "<Trace of numpy: 6,000 events, 1,000 operations, 1,000 steps>"
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda wrong: umem.replay(wrong, "t4"),
+        lambda wrong: umem.choose(wrong, "t4"),
+        lambda wrong: umem.choose(wrong, "t4", 64),
+        lambda wrong: umem.choosing.choose_each(wrong, ["t4"]),
+        analyse,
+        lambda wrong: umem.scaling.join([EXAMPLE, wrong], (4, 8)),
+    ],
+)
+def test_a_path_in_the_place_of_a_trace_is_told_how_to_load_it(act: Any) -> None:
+    for path in ("b4.umem.gz", Path("b4.umem.gz")):
+        with pytest.raises(TraceError, match=r"umem\.Trace\.load\('b4\.umem\.gz'\) reads it"):
+            act(path)
+    for wrong, name in ((None, "NoneType"), ([], "list"), (umem.record(), "Recorder")):
+        with pytest.raises(TraceError, match=rf"a trace is needed, .*; got {name}$"):
+            act(wrong)
 
 
 def test_saving_does_not_overwrite_without_force(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from umem.stepping import settled_step
 from umem.techniques.registry import TECHNIQUES
 from umem.techniques.subject import Subject
 from umem.techniques.technique import Prepared, Technique
-from umem.trace import Trace
+from umem.trace import Trace, check_trace
 from umem.units import format_bytes, parse_bytes
 
 
@@ -130,7 +130,7 @@ def choose(
     Raises:
         UnknownGpuError, SizeError: see `umem.virtual_gpu`.
         ScalingError: ``size`` of a trace that cannot be scaled, see `Trace.at`.
-        TraceError: the trace has no operation.
+        TraceError: the trace is none, or has no operation.
 
     >>> import umem
     >>> step = [umem.trace.Alloc(0, 4096, "input", "x", True),
@@ -138,6 +138,7 @@ def choose(
     >>> umem.choose(umem.Trace(step), "v100-16gb").best.name
     'nothing'
     """
+    check_trace(trace)
     spec = gpu_spec(gpu)
     if vram is not None:
         spec = spec.with_vram(parse_bytes(vram, "vram"))
@@ -154,6 +155,7 @@ def choose_each(
     Raises:
         UnknownGpuError, SizeError, ScalingError, TraceError: see `choose`.
     """
+    check_trace(trace)
     specs = [gpu_spec(gpu) for gpu in (GPUS if gpus is None else gpus)]
     subject = _subject(trace, size)
     found = [_choose(subject, spec, size) for spec in specs]

@@ -14,14 +14,14 @@ from umem.devices.specs import COSTS, Costs, GpuSpec, extremes, gpu_spec
 from umem.devices.virtual import VirtualGPU
 from umem.devices.virtual.figures import Figures, Sample
 from umem.devices.virtual.model import Allocator
-from umem.errors import HintError, OutOfMemoryError, StateError
+from umem.errors import HintError, OutOfMemoryError, StateError, TraceError
 from umem.explaining import missing_workspace, why_peak
 from umem.limits import Size
-from umem.trace import Access, Alloc, Checker, Event, Hint, Trace
-from umem.units import parse_bytes
+from umem.trace import Access, Alloc, Checker, Event, Hint, Trace, check_trace
+from umem.units import format_bytes, format_seconds, parse_bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Replay:
     """What a trace would do on a GPU; all of it simulated.
 
@@ -49,6 +49,12 @@ class Replay:
     size: int | None = None
     caveat: str | None = None
     simulated: Literal[True] = True
+
+    def __repr__(self) -> str:
+        size = "" if self.size is None else f", size {self.size}"
+        found = f"{format_seconds(self.seconds)}" if self.fits else "does not fit"
+        needed = f"needs {format_bytes(self.needed_bytes)} of {format_bytes(self.vram_bytes)}"
+        return f"<Replay on {self.gpu}, {self.mode}{size}: {found}, {needed}; simulated>"
 
     @property
     def seconds(self) -> float:
@@ -119,12 +125,15 @@ def replay(
         UnknownGpuError, SizeError: see `umem.virtual_gpu`.
         ScalingError: ``size`` of a trace that cannot be scaled, see `Trace.at`.
         StateError: unknown mode, spill, allocator or correction. HintError: unknown advice.
-        TraceError: the trace does not hold together (only where its events were put there by
-            hand; what was recorded or loaded does).
+        TraceError: the trace is none, or has no event, or does not hold together (only where its
+            events were put there by hand; what was recorded or loaded does).
     """
+    check_trace(trace)
     _check_choices(mode, spill, allocator, correct, advice or {})
     spec = gpu_spec(gpu)
     trace = on_gpu(trace if size is None else trace.at(size), correct)
+    if not trace.events:
+        raise TraceError("the trace is empty: there is no event to replay")
     device = VirtualGPU(
         spec,
         vram_bytes=None if vram is None else parse_bytes(vram, "vram"),

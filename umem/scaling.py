@@ -22,7 +22,7 @@ from typing import Any
 from umem.aligning import Aligned, align, check_growth
 from umem.errors import ScalingError, SizeError
 from umem.events import Access, Alloc, Event, Free, Hint, Op
-from umem.trace import Trace
+from umem.trace import Trace, check_trace
 from umem.units import format_bytes
 
 LARGEST = 1 << 62
@@ -43,10 +43,13 @@ def join(traces: Sequence[Trace], sizes: Sequence[int]) -> Trace:
             several backends, steps that do not do the same, of which nothing depends on the
             size, or that shrink as it grows; workspace that was measured in some only.
         SizeError: a size that is not a whole number of at least 1.
+        TraceError: what is no trace, such as the path of one.
     """
     check_sizes(sizes)
     if len(traces) != len(sizes):
         raise ScalingError(f"{len(traces)} traces and {len(sizes)} sizes: each trace has one size")
+    for trace in traces:
+        check_trace(trace)
     if len({trace.backend for trace in traces}) > 1:
         names = ", ".join(trace.backend for trace in traces)
         raise ScalingError(f"traces of one backend can be joined; these are of {names}")

@@ -28,7 +28,7 @@ class Lifetime(NamedTuple):
     death: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace:
     """The events of a run, and the backend (``numpy``, ``cupy``, or ``model``) they came from.
 
@@ -40,6 +40,17 @@ class Trace:
     backend: str = "numpy"
     meta: Mapping[str, str] = field(default_factory=dict)
     recordings: Mapping[int, list[Event]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        counts = [
+            f"{count:,} {what}" + "s" * (count != 1)
+            for count, what in (
+                (len(self), "event"), (sum(1 for _ in self.ops), "operation"),
+                (self.step_count, "step"),
+            )
+        ]  # fmt: skip
+        sizes = [f"sizes {', '.join(map(str, self.sizes))}"] if self.recordings else []
+        return f"<Trace of {self.backend}: {', '.join(counts + sizes)}>"
 
     def __len__(self) -> int:
         return len(self.events)
@@ -153,3 +164,20 @@ class Trace:
         header, sections = trace_file.read(Path(path))
         recordings = dict(zip(header.sizes, sections, strict=False))
         return cls(sections[-1], header.backend, header.meta, recordings)
+
+
+def check_trace(trace: object) -> None:
+    """Whether this is a trace.
+
+    Raises:
+        TraceError: it is something else, such as the path of one.
+    """
+    if isinstance(trace, (str, Path)):
+        raise TraceError(
+            f"a trace is needed, and this is a path: umem.Trace.load({str(trace)!r}) reads it"
+        )
+    if not isinstance(trace, Trace):
+        raise TraceError(
+            "a trace is needed, such as the .trace of umem.record() or what umem.Trace.load "
+            f"reads; got {type(trace).__name__}"
+        )

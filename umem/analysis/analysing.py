@@ -18,7 +18,8 @@ from umem.analysis.outliving import Leak, can_tell, find_leaks
 from umem.analysis.tensors import KINDS, LASTING, WORKSPACE, Reading, Tensor, read_tensors
 from umem.events import Op
 from umem.explaining import missing_workspace
-from umem.trace import Trace
+from umem.trace import Trace, check_trace
+from umem.units import format_bytes
 
 __all__ = ["Analysis", "KindBytes", "OpTotal", "Peak", "Vram", "analyse"]
 
@@ -80,7 +81,7 @@ class OpTotal:
     workspace_bytes: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Analysis:
     """The figures of one trace."""
 
@@ -88,6 +89,9 @@ class Analysis:
     peak: Peak
     ops: tuple[OpTotal, ...]
     seconds: float | None
+
+    def __repr__(self) -> str:
+        return f"<Analysis of {self.trace}: peak {format_bytes(self.peak.total_bytes)}>"
 
     @property
     def trace(self) -> Trace:
@@ -149,8 +153,9 @@ def analyse(trace: Trace) -> Analysis:
     Costs about as much as reading the trace from its file.
 
     Raises:
-        TraceError: the trace does not hold together.
+        TraceError: it is no trace, or does not hold together.
     """
+    check_trace(trace)
     reading = read_tensors(trace)
     seconds = [event.host_seconds for event in trace.events if isinstance(event, Op)]
     timed = [value for value in seconds if value is not None]
