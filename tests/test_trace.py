@@ -169,8 +169,48 @@ def test_an_interrupted_save_keeps_the_old_file_and_nothing_else(
 # -- broken files ------------------------------------------------------------------------------
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    assert "cannot be read" in message(tmp_path / "nowhere.trace")
+def test_what_is_wrong_with_a_file_is_said_in_plain_words(tmp_path: Path) -> None:
+    said = "cannot be read as a trace: there is no such file or folder"
+    assert message(tmp_path / "nowhere.trace") == f"{tmp_path / 'nowhere.trace'} {said}"
+    assert message(tmp_path / "no" / "x.trace").endswith(said)
+    assert message(tmp_path).endswith("cannot be read as a trace: it is a folder")
+    assert message(tmp_path / ("n" * 300)).endswith("cannot be read as a trace: file name too long")
+    with pytest.raises(TraceError, match="cannot be read as a trace: embedded null byte"):
+        Trace.load("a\0b")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "x.trace is not a umem trace (line 1: it is empty)"),
+        (gzip.compress(b"", mtime=0), "x.trace is not a umem trace (line 1: it is empty)"),
+        (b'""', "x.trace cannot be read as a trace: it is not compressed with gzip, as every"),
+        (b"import chainer\n", "it is not compressed with gzip, as every trace is"),
+        (
+            gzip.compress(b"step 1\n", mtime=0),
+            "x.trace is not a umem trace (line 1: it is not JSON)",
+        ),
+        (gzip.compress(b"\xff\n", mtime=0), "x.trace is not a umem trace (line 1: it is not JSON)"),
+        (
+            gzip.compress(json.dumps(HEADER).encode() + b"\n{", mtime=0),
+            "x.trace, line 2: it is not JSON",
+        ),
+        (gzip.compress(b"x" * 99, mtime=0)[:-8] + b"\0" * 8, "its compressed data are damaged"),
+        (b"\x1f\x8b\x08" + b"\0" * 7 + b"\xff" * 40, "its compressed data are damaged"),
+    ],
+)
+def test_what_is_wrong_with_the_contents_is_said_in_plain_words(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
+    (tmp_path / "x.trace").write_bytes(content)
+    found = message(tmp_path / "x.trace")
+    assert said in found
+    assert "Errno" not in found and "Expecting" not in found
+
+
+def test_where_a_trace_cannot_be_written_is_said_in_plain_words(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"cannot write .*: there is no such file or folder$"):
+        EXAMPLE.save(tmp_path / "no" / "x")
 
 
 @pytest.mark.parametrize("content", [b"", b"plain text", b"\x1f\x8b", b"\x1f\x8b\x08" + b"\0" * 40])

@@ -51,8 +51,22 @@ def write(path: Path, header: Header, sections: list[list[Event]], *, force: boo
     except TraceError:
         raise
     except (OSError, ValueError) as error:
-        raise TraceError(f"cannot write the trace to {str(path)!r}: {error}") from error
+        raise TraceError(f"cannot write the trace to {str(path)!r}: {_plain(error)}") from error
     return path
+
+
+def _plain(error: Exception) -> str:
+    """What is wrong with a path or a file, as a person would say it."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file or folder"
+    if isinstance(error, IsADirectoryError):
+        return "it is a folder"
+    if isinstance(error, gzip.BadGzipFile) and "CRC" not in str(error):
+        return "it is not compressed with gzip, as every trace is"
+    if isinstance(error, (gzip.BadGzipFile, zlib.error)):
+        return "its compressed data are damaged"
+    reason = getattr(error, "strerror", None) or str(error)
+    return reason[:1].lower() + reason[1:]
 
 
 def _write(path: Path, partial: Path, lines: Iterator[str]) -> None:
@@ -85,16 +99,18 @@ def read(path: Path) -> tuple[Header, list[list[Event]]]:
     except EOFError as error:
         raise TraceError(f"{path} is truncated: {error}") from error
     except (OSError, zlib.error) as error:
-        raise TraceError(f"{path} cannot be read as a trace: {error}") from error
+        raise TraceError(f"{path} cannot be read as a trace: {_plain(error)}") from error
     except TraceError:
         raise
     except ValueError as error:  # a path with a null byte
-        raise TraceError(f"{str(path)!r} cannot be read as a trace: {error}") from error
+        raise TraceError(f"{str(path)!r} cannot be read as a trace: {_plain(error)}") from error
 
 
 def _header(path: Path, line: bytes) -> Header:
     try:
-        header = json.loads(line)
+        if not line:
+            raise ValueError("it is empty")
+        header = _json(line)
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             raise ValueError(f'it does not begin with {{"format": "{FORMAT}"')
         version, backend, meta = header.get("version"), header.get("backend"), header.get("meta")
@@ -115,6 +131,13 @@ def _header(path: Path, line: bytes) -> Header:
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{path} is not a umem trace (line 1: {error})") from error
     return Header(backend, meta, sizes)
+
+
+def _json(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
@@ -151,7 +174,7 @@ def _events(path: Path, lines: Iterator[tuple[int, bytes]]) -> list[Event]:
 
 def _decode(line: bytes) -> Event | int:
     """The event in a line, or the count that the last line announces."""
-    value = json.loads(line)
+    value = _json(line)
     if not isinstance(value, list) or not value or not isinstance(value[0], str):
         raise TraceError("not an event: an event is a list that begins with its kind")
     code, *fields = value
