@@ -22,7 +22,11 @@ def test_the_code_of_the_readme_runs(number: int, capsys: pytest.CaptureFixture[
     if "total" in names:
         assert float(names["total"]) == 2 * 8192 * 4096  # type: ignore[arg-type]
     else:
-        assert "out of" not in capsys.readouterr().err
+        printed = capsys.readouterr()
+        assert "out of" not in printed.err
+        assert printed.out and all(
+            line.startswith("simulated: ") for line in printed.out.splitlines()
+        )
         assert "trace" in names
 
 

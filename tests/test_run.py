@@ -227,6 +227,66 @@ def test_the_virtual_gpu_follows_a_chainer_script(run: Run) -> None:
     assert lines(result) == ["True"]
 
 
+@CHAINER
+@pytest.mark.parametrize("use", ["get_device('@cupy:0').use()", "cuda.get_device_from_id(0).use()",
+                                 "links.Linear(3, 3).to_gpu()"])  # fmt: skip
+def test_a_script_that_asks_for_a_gpu_is_told_how_to_do_without(run: Run, use: str) -> None:
+    if cuda_reason() is None:
+        pytest.skip("there is a CUDA device")
+    result = run(f"import chainer\nchainer.{use}", *VIRTUAL, "--report")
+    assert result.returncode == 1
+    assert "RuntimeError: CUDA environment is not correctly set up" in result.stderr
+    hint = result.stderr.splitlines()[-1]
+    assert hint.startswith("umem: Chainer finds no GPU here.") and "the virtual t4" in hint
+    assert "-g -1" in hint
+    plain = run(f"import chainer\nchainer.{use}")
+    assert "-g -1" in plain.stderr.splitlines()[-1] and "virtual" not in plain.stderr
+
+
+FULL = """
+    import sys
+    from umem.memory import current_device
+    def make():
+        return current_device().xp.ones(80 << 20, "u1")
+    if sys.argv[1] == "caught":
+        try:
+            make()
+        except MemoryError:
+            raise SystemExit(3)
+    if sys.argv[1] == "cause":
+        try:
+            make()
+        except MemoryError as error:
+            raise ValueError("too large") from error
+    make()
+"""
+
+
+@pytest.mark.parametrize("how", ["plain", "cause"])
+def test_out_of_memory_it_is_told_how_to_find_out_what_is_needed(run: Run, how: str) -> None:
+    options = (*VIRTUAL, "--mode", "unmanaged", "--report")
+    result = run(FULL, *options, arguments=(how, "a b"))
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-2:] == [
+        f"  umem run --record out/run.umem.gz script.py {how} 'a b'",
+        "  umem choose out/run.umem.gz --gpu t4",
+    ]
+    assert result.stderr.index("OutOfMemoryError") < result.stderr.index("moved")
+
+
+@pytest.mark.parametrize(
+    "code", ["raise MemoryError", "raise RuntimeError('CUDA')", "raise ValueError('CUDA environ')",
+             "a = ValueError(); a.__cause__ = a; raise a"])  # fmt: skip
+def test_of_other_errors_nothing_is_said(run: Run, code: str) -> None:
+    result = run(code, *VIRTUAL)
+    assert result.returncode == 1 and "umem: " not in result.stderr
+
+
+def test_of_an_error_that_the_script_takes_care_of_nothing_is_said(run: Run) -> None:
+    result = run(FULL, *VIRTUAL, "--mode", "unmanaged", arguments=("caught",))
+    assert (result.returncode, result.stderr) == (3, "")
+
+
 # -- Chainer, with and without -----------------------------------------------------------------
 
 WORKERS = """
@@ -359,9 +419,12 @@ def test_without_a_gpu_a_mode_is_refused_with_both_ways_out(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("nowhere.py", "there is no file"), (".", "is a directory")]
-)
+    ("name", "text"),
+    [("nowhere.py", "there is no file"), (".", "is a directory"),
+     ("picture.png", "picture.png is no Python script: it has null bytes in it")],
+)  # fmt: skip
 def test_what_is_no_script_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
     result = CliRunner().invoke(main, ["run", str(tmp_path / name)])
     assert result.exit_code == 2
     assert text in " ".join(result.output.split())

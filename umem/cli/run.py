@@ -16,6 +16,7 @@ import click
 
 import umem
 from umem import environment
+from umem.cli.advice import advice
 from umem.cli.recording import Options, Recording
 from umem.cli.watching import Watching
 from umem.compat.finder import arm
@@ -89,7 +90,9 @@ def command(
                 watching.follow(stack)
         except UmemError as error:
             raise click.ClickException(str(error)) from error
-        code = _run(script, source, arguments)
+        code, hint = _run(script, source, arguments, virtual)
+    if hint is not None:
+        click.echo(hint, err=True)
     if recording is not None and recording.error is not None and code in (0, None):
         code = 1
     raise SystemExit(code)
@@ -121,7 +124,10 @@ def _read(script: Path) -> bytes:
     if script.is_dir():
         raise click.BadParameter(f"{script} is a directory", param_hint="SCRIPT")
     try:
-        return script.read_bytes()
+        source = script.read_bytes()
+        if b"\0" not in source:
+            return source
+        problem = f"{script} is no Python script: it has null bytes in it"
     except FileNotFoundError:
         problem = f"there is no file {script}"
     except OSError as error:
@@ -179,8 +185,10 @@ def _set(variables: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _run(script: Path, source: bytes, arguments: tuple[str, ...]) -> int | str | None:
-    """Run the script as ``__main__``, as Python would, and return its exit code.
+def _run(
+    script: Path, source: bytes, arguments: tuple[str, ...], virtual: str | None
+) -> tuple[int | str | None, str | None]:
+    """Run the script as ``__main__``, as Python would: its exit code, and what to do about it.
 
     Its module stays ``__main__``: what runs at exit, or is pickled, looks there.
     """
@@ -190,6 +198,7 @@ def _run(script: Path, source: bytes, arguments: tuple[str, ...]) -> int | str |
         sys.path[0] = str(Path(path).resolve().parent)
     module = sys.modules["__main__"] = _main_module(path)
     code: int | str | None = 0
+    hint = None
     try:
         exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
     except SystemExit as stop:
@@ -197,8 +206,9 @@ def _run(script: Path, source: bytes, arguments: tuple[str, ...]) -> int | str |
     except BaseException as error:
         _show(error, path)
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        hint = advice(error, sys.argv, virtual)
     _wait_for_threads()
-    return code
+    return code, hint
 
 
 def _main_module(path: str) -> ModuleType:

@@ -1,0 +1,48 @@
+"""What ``umem run`` adds below the error that ended a script."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from umem.errors import OutOfMemoryError
+
+_NO_GPU = "CUDA environment is not correctly set up"
+"""How Chainer begins to say that it has no GPU."""
+
+
+def advice(error: BaseException, words: list[str], gpu: str | None) -> str | None:
+    """The way out of an error, where umem knows one; None elsewhere.
+
+    Args:
+        words: the script and its arguments.
+        gpu: the virtual GPU that the script ran on, if any.
+    """
+    causes = list(_causes(error))
+    if any(isinstance(cause, OutOfMemoryError) for cause in causes):
+        return _what_it_needs(shlex.join(words), gpu or "t4")
+    if any(isinstance(cause, RuntimeError) and str(cause).startswith(_NO_GPU) for cause in causes):
+        follows = "" if gpu is None else f", which the virtual {gpu} follows"
+        return (
+            f"umem: Chainer finds no GPU here. Have the script compute with NumPy{follows}: "
+            "most of Chainer's own take -g -1, --gpu -1 or --device -1"
+        )
+    return None
+
+
+def _what_it_needs(command: str, gpu: str) -> str:
+    return (
+        "umem: what the script would need is told by a recording of two steps, made where there "
+        "is room for them (without --virtual, or with --mode managed):\n"
+        f"  umem run --record out/run.umem.gz {command}\n"
+        f"  umem choose out/run.umem.gz --gpu {shlex.quote(gpu)}"
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what it was raised from, each once: a program can tie them in a circle."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
