@@ -162,8 +162,12 @@ def test_nothing_is_left_behind_by_a_step_that_raises(
         if calls == failing_call:
             raise error
 
-    with pytest.raises(type(error)):
+    later = failing_call > 3 and isinstance(error, Exception)
+    with pytest.raises(ScalingError if later else type(error)) as caught:
         umem.record_at(failing)
+    if later:
+        assert caught.value.__cause__ is error
+        assert "ran at size 4 and fails at size 8, with ValueError" in str(caught.value)
     assert calls == failing_call
     assert wrapped() == before
     assert active() == ()
@@ -199,6 +203,47 @@ def test_a_step_that_does_other_things_at_another_size_names_the_first() -> None
         umem.record_at(step)
     said = str(caught.value)
     assert "operation 2 is 'ReLU' forward at size 4 and 'Tanh' forward at size 8" in said
+
+
+def test_a_step_that_keeps_a_state_of_the_size_before_names_both_sizes() -> None:
+    model = chainer.Sequential(L.LSTM(8, 8), L.Linear(8, 2))
+
+    def keeping(size: int) -> None:
+        y = model(np.ones((size, 8), np.float32))
+        model.cleargrads()
+        F.sum(y).backward()
+        y.unchain_backward()
+
+    with pytest.raises(ScalingError) as caught:
+        umem.record_at(keeping)
+    assert "ran at size 4 and fails at size 8, with TypeError" in str(caught.value)
+    assert "reset_state()" in str(caught.value)
+
+    def resetting(size: int) -> None:
+        model[0].reset_state()
+        keeping(size)
+
+    assert umem.record_at(resetting).sizes == (4, 8)
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), umem.errors.StateError("not now")])
+def test_an_error_that_has_its_own_handling_stays_what_it_is(error: Exception) -> None:
+    step = mlp_step()
+
+    def failing(size: int) -> None:
+        if size > 4:
+            raise error
+        step(size)
+
+    with pytest.raises(type(error)) as caught:
+        umem.record_at(failing)
+    assert caught.value is error
+
+
+def test_a_step_that_does_not_use_its_size_is_refused() -> None:
+    step = mlp_step()
+    with pytest.raises(ScalingError, match="nothing of the step depends on the size: at 4 and 8"):
+        umem.record_at(lambda size: step(4))
 
 
 def test_a_step_with_as_many_operations_as_samples_is_refused() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from umem.cutting import tail
-from umem.errors import ScalingError, TraceError
+from umem.errors import ScalingError, TraceError, UmemError
 from umem.recorder import record
 from umem.scaling import check_sizes, join
 from umem.trace import Trace
@@ -26,15 +26,33 @@ def record_at(step: Callable[[int], Any], sizes: Sequence[int] = (4, 8)) -> Trac
         step: makes its input for a size and runs one training step on it, an update included.
         sizes: two, or three where the third is to check the fit, or to fit squares
             (``degree=2``). Small ones will do, as long as most arrays have some 10,000 elements:
-            below that, NumPy's buffers show in the workspace.
+            below that, NumPy's buffers show in the workspace. For small layers take (32, 64).
 
     Raises:
         SizeError: a size that is not a whole number of at least 1. ScalingError: fewer than two,
-            equal ones, a step of which nothing was seen, or that does not do the same at each
-            size. Whatever ``step`` raises. No recording is active afterwards.
+            equal ones, a step of which nothing was seen, that does not do the same at each
+            size, of which nothing depends on the size, or that fails at a size after it ran at
+            another. Whatever ``step`` raises at the first size. No recording is active
+            afterwards.
     """
     check_sizes(sizes)
-    return join([_record(step, size) for size in sizes], sizes)
+    first, *others = sizes
+    traces = [_record(step, first)]
+    traces += [_record_after(step, size, first) for size in others]
+    return join(traces, sizes)
+
+
+def _record_after(step: Callable[[int], Any], size: int, first: int) -> Trace:
+    try:
+        return _record(step, size)
+    except (UmemError, MemoryError):
+        raise
+    except Exception as error:
+        raise ScalingError(
+            f"the step ran at size {first} and fails at size {size}, with "
+            f"{type(error).__name__} (above). It must keep nothing from one size to the next: "
+            "where a recurrent network keeps its state, begin the step with reset_state()"
+        ) from error
 
 
 def _record(step: Callable[[int], Any], size: int) -> Trace:
