@@ -70,6 +70,55 @@ def test_recomputation_takes_the_time_of_what_runs_again() -> None:
     assert least.fits and least.seconds > fit.seconds and least.peak_bytes < fit.peak_bytes
 
 
+def test_what_has_no_room_in_vram_needs_host_memory() -> None:
+    # 40 values and 2 gradients of 4 MiB are there at once; VRAM has 128 MiB.
+    choice = umem.choose(heavy(40), "t4", vram="128MiB")
+    for name in ("managed", "managed, prefetch", "hybrid"):
+        assert (42 * 4 - 128) * MIB <= named(choice, name).host_bytes <= (42 * 4 - 120) * MIB
+    assert named(choice, "recompute to fit").host_bytes == 0
+    roomy = umem.choose(heavy(40), "t4")
+    assert all(option.host_bytes == 0 for option in roomy.options)
+
+
+def test_what_does_as_another_does_has_nothing_to_offer() -> None:
+    choice = umem.choose(heavy(10), "t4")
+    assert "it moves nothing: 'nothing' does the same" == named(choice, "managed").reason
+    for name in ("hybrid", "managed", "managed, prefetch", "recompute min, managed"):
+        option = named(choice, name)
+        assert option in choice.dropped and option.fits and option.moved_bytes == 0
+    assert "'recompute min' does the same" in named(choice, "recompute min, managed").reason
+    tight = umem.choose(heavy(40), "t4", vram="128MiB")
+    moving = [option.name for option in tight.options if option.moved_bytes]
+    assert {"hybrid", "managed", "managed, prefetch"} <= set(moving)
+
+
+def test_budgets_that_give_one_plan_give_one_line() -> None:
+    choice = umem.choose(heavy(6), "t4")
+    least = named(choice, "recompute min")
+    assert least.fits and least.reason == "its plan is that of 'recompute 75%'"
+    assert least.peak_bytes == named(choice, "recompute 75%").peak_bytes
+    shown = [(o.peak_bytes, o.seconds) for o in choice.options]
+    assert len(set(shown)) == len(shown)
+
+
+def test_a_step_beyond_any_host_says_so_of_all_that_moves() -> None:
+    choice = umem.choose(Trace([*chain_of(4, 9 << 40), Mark("step")]), "t4")
+    assert choice.best is None
+    for name in ("hybrid", "managed", "managed, lookahead", "recompute min, lookahead"):
+        assert "no host has more than 8.0 TiB" in named(choice, name).reason
+
+
+def test_the_host_is_what_limits_a_step_of_small_operations() -> None:
+    # 17 + 10 us forward, 21 + 10 us backward, 10 of each; nothing for the GPU to do.
+    small = [e._replace(flops=0, traffic_bytes=0) if isinstance(e, Op) else e
+             for e in chain_of(10, 4096)]  # fmt: skip
+    best = umem.choose(Trace(small), "t4").best
+    assert best is not None and best.is_host_bound and best.op_count == 20
+    assert best.host_seconds == pytest.approx(10 * 27e-6 + 10 * 31e-6)
+    slow = umem.choose(heavy(10), "t4").best
+    assert slow is not None and not slow.is_host_bound
+
+
 def test_managed_memory_moves_what_has_no_room() -> None:
     choice = umem.choose(heavy(40), "t4", vram="128MiB")
     managed = named(choice, "managed")
@@ -137,6 +186,7 @@ def test_a_step_is_taken_to_a_size_that_was_not_recorded() -> None:
     ours, theirs = umem.choose(trace, "t4", size=64), umem.choose(wanted, "t4")
     assert ours.size == 64 and theirs.size is None
     assert ours.options == theirs.options
+    assert umem.choose(trace, "t4").size == 8 and choose_each(trace, ["t4"])[0].size == 8
     assert umem.choose(trace, "t4").options == umem.choose(large, "t4").options
 
 

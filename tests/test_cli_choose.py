@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,10 @@ from test_techniques import chain_of
 
 from umem.choosing import choose, choose_each
 from umem.cli import main
-from umem.devices.specs import GPUS
+from umem.devices.specs import GPUS, gpu_spec
 from umem.reports.choice_text import choice_text, gpus_text
-from umem.trace import Mark, Trace
+from umem.scaling import join
+from umem.trace import Mark, Op, Trace
 from umem.units import GIB, MIB
 
 needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="no matplotlib")
@@ -98,7 +101,7 @@ def test_code_that_is_broken_over_lines_is_still_code() -> None:
 def test_a_step_that_fits_nowhere_has_its_nearest(path: Path) -> None:
     done = run(path, "--gpu", "jetson-orin-64gb", "--vram", "16MiB")
     said = " ".join(done.output.split())
-    assert done.exit_code == 0
+    assert done.exit_code == 3
     assert "Nothing makes the step fit a Jetson AGX Orin 64 GB" in said and "(simulated)" in said
     assert "Closest comes 'recompute min': it needs" in said
 
@@ -136,6 +139,40 @@ def test_two_traces_are_joined_and_taken_to_a_size(tmp_path: Path) -> None:
     assert "at size 64" in run(small, large, "--sizes", "4,8", "--size", 64).output
 
 
+def test_a_trace_of_two_sizes_says_which_one_is_taken(tmp_path: Path) -> None:
+    joined = join([trace(4 * MIB, 6), trace(8 * MIB, 6)], (4, 8))
+    path = joined.save(tmp_path / "joined.umem.gz")
+    done = run(path)
+    assert "at size 8, shortest" in " ".join(done.output.split())
+    assert "This is size 8, the largest recorded; --size N" in done.output
+    assert "the largest recorded" not in run(path, "--size", 4).output
+    assert json.loads(run(path, "--json").output)["size"] == 8
+    assert [c.size for c in choose_each(joined, ["t4"])] == [8]
+    assert choose(joined, "t4").options == choose(joined, "t4", size=8).options
+
+
+def test_columns_are_explained_and_those_left_out_are_named(path: Path) -> None:
+    wide, narrow = (run(path, "--vram", "128MiB", width=width).output for width in (120, 40))
+    for title in ("from, to: ", "peak: ", "host: ", "moved: "):
+        assert title in wide
+    assert "A wider terminal" not in wide
+    head = next(line for line in narrow.splitlines() if "technique" in line)
+    said = " ".join(narrow.split())
+    assert "peak" in head and "peak: what" in said and "moved: " not in said
+    assert "A wider terminal also shows from, to, host, moved; --json has all." in said
+
+
+def test_the_host_is_named_where_it_limits(tmp_path: Path) -> None:
+    # 17 + 10 us forward, 21 + 10 backward: 29 in the middle. Arithmetic is quick, or slow.
+    quick = trace(4096, 6).save(tmp_path / "quick.umem.gz")
+    said = "limited by the host: the host needs about 29.0 us to issue an operation"
+    assert f"'nothing' is {said}" in " ".join(run(quick).output.split())
+    assert f"All are {said}" in " ".join(run(quick, "--all-gpus", width=200).output.split())
+    events = [e._replace(flops=10**11) if isinstance(e, Op) else e for e in trace(4096, 6).events]
+    slow = Trace(events).save(tmp_path / "slow.umem.gz")
+    assert "limited by the host" not in run(slow, "--all-gpus").output
+
+
 # -- what it writes ----------------------------------------------------------------------------
 
 
@@ -170,6 +207,61 @@ def test_the_title_of_a_picture_says_that_it_is_simulated(tmp_path: Path, monkey
     assert len(titles) == 3 and all("simulated" in title for title in titles)
 
 
+def drawn(choices: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The axes of pictures of these choices, each for a GPU or for several."""
+    from matplotlib.figure import Figure
+
+    from umem.reports import choice_picture
+
+    panels: list[Any] = []
+    plain = Figure.subplots
+    monkeypatch.setattr(Figure, "subplots", lambda self: panels.append(plain(self)) or panels[-1])
+    for choice in choices:
+        draw = choice_picture.draw_gpus if isinstance(choice, tuple) else choice_picture.draw_choice
+        draw(choice, tmp_path / "a.png")
+    return panels
+
+
+@needs_matplotlib
+def test_a_logarithmic_scale_says_so_and_has_points(tmp_path: Path, monkeypatch) -> None:
+    near = choose(trace(), "t4", vram="48MiB")
+    slow = [replace(o, seconds=100 * o.seconds, seconds_high=100 * o.seconds_high)
+            for o in near.options[1:]]  # fmt: skip
+    far = replace(near, options=(near.options[0], *slow))
+    linear, log = drawn([near, far], tmp_path, monkeypatch)
+    assert linear.get_xscale() == "linear" and "logarithmic" not in linear.get_xlabel()
+    assert len(linear.patches) == len(near.options)
+    assert log.get_xscale() == "log" and "logarithmic scale" in log.get_xlabel()
+    assert len(log.patches) == 0 and len(log.lines) == len(far.options)
+
+
+@needs_matplotlib
+def test_a_step_that_needs_nothing_is_labelled_so(tmp_path: Path, monkeypatch) -> None:
+    choices = choose_each(trace(), ["t4", gpu_spec("h200").with_vram(128 * MIB)])
+    (panel,) = drawn([choices], tmp_path, monkeypatch)
+    labels = sorted(text.get_text() for text in panel.texts)
+    assert all("nothing" not in label for label in labels)
+    assert sum(label.endswith(", as it is") for label in labels) == 1
+    assert sum(", with " in label for label in labels) == 1
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("which", [(), ("--all-gpus",)])
+def test_where_nothing_fits_there_is_no_picture_and_another_status(
+    which: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("umem.choosing.GPUS", ["jetson-orin-64gb"])
+    path = trace(30 * GIB, 6).save(tmp_path / "large.umem.gz")
+    picture = tmp_path / "a.png"
+    args = which or ("--gpu", "jetson-orin-64gb")
+    for form in ((), ("--json",)):
+        done = run(path, *args, *form, "--png", picture)
+        assert done.exit_code == 3 and not picture.exists()
+        assert f"{picture} was not written" in done.stderr
+    assert run(path, *args).exit_code == 3
+    assert "status is 3 where nothing" in " ".join(run("--help").output.split())
+
+
 # -- what it refuses ---------------------------------------------------------------------------
 
 
@@ -194,6 +286,18 @@ def test_bad_options_are_refused(path: Path) -> None:
     assert "--all says more" in refused(path, "--all-gpus", "--all")
     assert "vram must be" in refused(path, "--vram", "lots")
     assert "Missing argument" in refused()
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_work(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("work was done")
+
+    monkeypatch.setattr("umem.cli.choose.choose", never)
+    assert "name it a.png, not a.foo" in refused(path, "--png", tmp_path / "a.foo")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "need matplotlib" in refused(path, "--png", tmp_path / "a.png")
 
 
 def test_bad_traces_are_refused(path: Path, tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ def test_the_least_budget_is_what_the_referee_measures() -> None:
     assert subject.least_bytes == 64 + simulate(tape.packing, least).peak_bytes
     assert subject.under(None) is subject.under(None)
     assert subject.under(subject.least_bytes).peak_bytes == subject.under(None).peak_bytes
-    with pytest.raises(BudgetError, match="the least that can be planned for is"):
+    with pytest.raises(BudgetError, match="the least budget is"):
         subject.under(subject.least_bytes - 1)
 
 
@@ -246,7 +246,7 @@ def test_two_budgets_never_read_the_same() -> None:
     with pytest.raises(BudgetError) as caught:
         subject.under(subject.least_bytes - 1)
     assert f"a budget of {subject.least_bytes - 1} B is" in str(caught.value)
-    assert f"planned for is {subject.least_bytes} B," in str(caught.value)
+    assert f"the least budget is {subject.least_bytes} B," in str(caught.value)
 
 
 def test_nothing_runs_again_for_a_trace_without_backward() -> None:
@@ -325,7 +325,7 @@ def test_the_largest_budget_says_why_there_is_none() -> None:
     subject = Subject(Trace([*chain_of(40), Mark("step")]))
     with pytest.raises(StateError, match="fits with everything kept"):
         budgets.prepare_largest(subject, GPU)
-    with pytest.raises(BudgetError, match=r"planned for is .* MiB, and 16.0 MiB of VRAM"):
+    with pytest.raises(BudgetError, match=r"the least budget is .* MiB, and 16.0 MiB of VRAM"):
         budgets.prepare_largest(subject, GPU.with_vram(16 * MIB))
 
 

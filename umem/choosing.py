@@ -17,6 +17,9 @@ from umem.techniques.technique import Prepared, Technique
 from umem.trace import Trace, check_trace
 from umem.units import format_bytes, parse_bytes
 
+HOST_BOUND = 0.9
+"""The share of a step's time from which on the host's work is said to limit it."""
+
 
 @dataclass(frozen=True)
 class Option:
@@ -26,13 +29,17 @@ class Option:
         name: the technique.
         exact: whether training gives the same bits.
         line: the code that turns it on; None: nothing is to be done.
-        fits: whether the step runs. ``reason`` says why not; the figures are then None, but for
+        fits: whether the step runs. The figures are None where it does not, but for
             ``peak_bytes`` where the step under the technique is known.
+        reason: why it does not fit, or has nothing to offer.
         seconds: of one step; ``seconds_low`` and ``seconds_high`` with the model's cost constants
             at the ends of their ranges.
         peak_bytes: the most that tensors and workspace hold at once.
         resident_peak_bytes: the most VRAM in use.
         moved_bytes: what moves over the bus in a step, both ways, reads in place included.
+        host_bytes: the host memory that it needs for what has no room in VRAM. Whether the host
+            has as much, nobody asks.
+        host_seconds: what the host needs to issue the ``op_count`` operations of a step.
     """
 
     name: str
@@ -46,7 +53,17 @@ class Option:
     peak_bytes: int | None = None
     resident_peak_bytes: int | None = None
     moved_bytes: int | None = None
+    host_bytes: int | None = None
+    host_seconds: float | None = None
+    op_count: int | None = None
     simulated: Literal[True] = True
+
+    @property
+    def is_host_bound(self) -> bool:
+        """Whether the step takes about as long as the host needs to issue it."""
+        if self.seconds is None or self.host_seconds is None:
+            return False
+        return self.host_seconds > HOST_BOUND * self.seconds
 
     def to_json(self) -> dict[str, Any]:
         """For a JSON file; what the model says is under names that say so."""
@@ -62,6 +79,9 @@ class Option:
             "simulated_peak_bytes": self.peak_bytes,
             "simulated_resident_peak_bytes": self.resident_peak_bytes,
             "simulated_moved_bytes": self.moved_bytes,
+            "simulated_host_bytes": self.host_bytes,
+            "simulated_host_seconds": self.host_seconds,
+            "simulated_op_count": self.op_count,
         }
 
 
@@ -72,7 +92,7 @@ class Choice:
     Attributes:
         gpu: the GPU's name in the table; ``title`` in full.
         vram_bytes: what is usable of its VRAM.
-        size: what the step was taken to, None where it is as it was recorded.
+        size: what the step was taken to, None where nobody said at what size it was recorded.
         options: what fits, the shortest step first.
         dropped: what does not, and what has nothing to offer, each with its reason.
         caveat: what the trace does not know, so that the real step needs more; or None.
@@ -124,7 +144,8 @@ def choose(
     Args:
         trace: one step or more; `umem.record_at` makes one that can be taken to any size.
         gpu: a name of the table, such as ``"v100-16gb"``.
-        size: the size to choose for, such as a batch; None: as it was recorded.
+        size: the size to choose for, such as a batch; None: as it was recorded, the largest of
+            several.
         vram: usable VRAM instead of the table's figure, as an int or text.
 
     Raises:
@@ -142,6 +163,7 @@ def choose(
     spec = gpu_spec(gpu)
     if vram is not None:
         spec = spec.with_vram(parse_bytes(vram, "vram"))
+    size = _size(trace, size)
     return _choose(_subject(trace, size), spec, size)
 
 
@@ -157,9 +179,14 @@ def choose_each(
     """
     check_trace(trace)
     specs = [gpu_spec(gpu) for gpu in (GPUS if gpus is None else gpus)]
+    size = _size(trace, size)
     subject = _subject(trace, size)
     found = [_choose(subject, spec, size) for spec in specs]
     return tuple(sorted(found, key=lambda choice: _as_shown(choice.best)))
+
+
+def _size(trace: Trace, size: int | None) -> int | None:
+    return trace.sizes[-1] if size is None and trace.sizes else size
 
 
 def _subject(trace: Trace, size: int | None) -> Subject:
@@ -167,15 +194,16 @@ def _subject(trace: Trace, size: int | None) -> Subject:
 
 
 def _choose(subject: Subject, gpu: GpuSpec, size: int | None) -> Choice:
-    tried = [_try(technique, subject, gpu) for technique in TECHNIQUES]
-    fit = sorted((option for option in tried if option.fits), key=_as_shown)
+    plain: dict[int, str] = {}
+    tried = [_try(technique, subject, gpu, plain) for technique in TECHNIQUES]
+    fit = sorted((option for option in tried if option.reason is None), key=_as_shown)
     return Choice(
         gpu=gpu.name,
         title=gpu.title,
         vram_bytes=gpu.usable_bytes,
         size=size,
         options=tuple(fit),
-        dropped=tuple(option for option in tried if not option.fits),
+        dropped=tuple(option for option in tried if option.reason is not None),
         caveat=subject.caveat,
     )
 
@@ -185,7 +213,8 @@ def _as_shown(option: Option | None) -> float:
     return inf if option is None or option.seconds is None else float(f"{option.seconds:.2e}")
 
 
-def _try(technique: Technique, subject: Subject, gpu: GpuSpec) -> Option:
+def _try(technique: Technique, subject: Subject, gpu: GpuSpec, plain: dict[int, str]) -> Option:
+    """``plain`` gets what fits plain memory, by its trace; the same again is not worth a line."""
     try:
         prepared = technique.prepare(subject, gpu)
     except (BudgetError, GraphError, StateError) as error:  # it has nothing to offer
@@ -196,15 +225,28 @@ def _try(technique: Technique, subject: Subject, gpu: GpuSpec) -> Option:
         peak = prepared.trace.peak_bytes
         reason = _why_not(str(step.reason), prepared, peak, gpu)
         return replace(option, reason=reason, peak_bytes=peak)
+    same = None if step.moved_bytes else plain.get(id(prepared.trace))
+    if prepared.mode == "unmanaged":
+        plain.setdefault(id(prepared.trace), technique.name)
     return replace(
         option,
+        reason=None if same is None else _why_idle(prepared, same),
         seconds=step.seconds,
         seconds_low=step.seconds_low,
         seconds_high=step.seconds_high,
         peak_bytes=step.peak_bytes,
         resident_peak_bytes=step.resident_peak_bytes,
         moved_bytes=step.moved_bytes,
+        host_bytes=step.host_bytes,
+        host_seconds=step.host_seconds,
+        op_count=step.op_count,
     )
+
+
+def _why_idle(prepared: Prepared, same: str) -> str:
+    if prepared.mode == "unmanaged":
+        return f"its plan is that of {same!r}"
+    return f"it moves nothing: {same!r} does the same"
 
 
 def _why_not(reason: str, prepared: Prepared, peak_bytes: int, gpu: GpuSpec) -> str:

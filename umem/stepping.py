@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from umem.devices.base import Mode, Policy
 from umem.devices.specs import COSTS, GpuSpec, extremes
 from umem.devices.virtual import VirtualGPU
+from umem.devices.virtual.clock import Clock
+from umem.devices.virtual.figures import Figures
 from umem.errors import OutOfMemoryError
 from umem.trace import Mark, Trace
 
@@ -17,6 +19,8 @@ class SettledStep:
 
     ``seconds_low`` and ``seconds_high`` are as in `umem.replay`. ``moved_bytes`` are blocks both
     ways, and what is read and written over the bus in place. Peaks are of all steps.
+    ``host_bytes`` is the most host memory that what has no room in VRAM takes. ``host_seconds``
+    is what the host needs to issue a step's ``op_count`` operations: no GPU makes it shorter.
     """
 
     reason: str | None
@@ -27,6 +31,9 @@ class SettledStep:
     peak_bytes: int = 0
     resident_peak_bytes: int = 0
     reserved_peak_bytes: int = 0
+    host_bytes: int = 0
+    host_seconds: float = 0.0
+    op_count: int = 0
 
     @property
     def fits(self) -> bool:
@@ -62,6 +69,7 @@ def settled_step(trace: Trace, gpu: GpuSpec, mode: Mode, *, prefetch: bool = Fal
         (last - first) / count for first, last in zip(ends[0], ends[-1], strict=True)
     )
     figures = device.figures
+    host_seconds, op_count = _issuing(trace, gpu)
     return SettledStep(
         None,
         seconds=seconds,
@@ -71,6 +79,9 @@ def settled_step(trace: Trace, gpu: GpuSpec, mode: Mode, *, prefetch: bool = Fal
         peak_bytes=figures.peak_bytes,
         resident_peak_bytes=figures.resident_peak_bytes,
         reserved_peak_bytes=figures.reserved_peak_bytes,
+        host_bytes=_host_bytes(figures, mode, gpu),
+        host_seconds=host_seconds,
+        op_count=op_count,
     )
 
 
@@ -79,3 +90,21 @@ def _totals(device: VirtualGPU) -> tuple[float, ...]:
     figures = device.figures
     moved = figures.migrated_in_bytes + figures.migrated_out_bytes + figures.remote_bytes
     return (*(clock.seconds for clock in device.model.clocks), moved)
+
+
+def _issuing(trace: Trace, gpu: GpuSpec) -> tuple[float, int]:
+    """The host's seconds for the operations of a step, and how many they are."""
+    clock, count = Clock(gpu, COSTS), 0
+    for op in trace.ops:
+        clock.launch(op.host_seconds if trace.backend == "cupy" else None, op.phase)
+        count += 1
+    return clock.host_seconds / trace.step_count, round(count / trace.step_count)
+
+
+def _host_bytes(figures: Figures, mode: Mode, gpu: GpuSpec) -> int:
+    """What was reserved beyond VRAM: hybrid memory's from the start, managed once some has left."""
+    if mode == "hybrid":
+        return max(0, figures.reserved_peak_bytes - figures.resident_peak_bytes)
+    if mode == "managed" and figures.migrated_out_bytes:
+        return max(0, figures.reserved_peak_bytes - gpu.usable_bytes)
+    return 0

@@ -16,9 +16,12 @@ from rich.text import Text
 
 from umem import scaling
 from umem.choosing import Choice, choose, choose_each
-from umem.cli.output_file import refuse, write
+from umem.cli.output_file import refuse, refuse_picture, write
 from umem.errors import UmemError
 from umem.trace import Trace
+
+NOTHING_FITS = 3
+"""The exit status where nothing makes the step fit; 1 and 2 are those of errors."""
 
 
 class _Sizes(click.ParamType):  # type: ignore[type-arg]
@@ -62,6 +65,7 @@ def command(
 
     TRACE is what umem.record() or umem.record_at(), saved, or `umem run --record` has written.
     Nothing is run: memory and times are those of the model of a GPU, and simulated.
+    The exit status is 3 where nothing makes the step fit, and then no picture is written.
     """
     if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -71,20 +75,31 @@ def command(
     if all_gpus and every:
         raise click.UsageError("--all says more of one GPU: leave it or --all-gpus out")
     refuse([] if png is None else [png], traces, force=force)
+    refuse_picture(png)
     try:
         trace = _load(traces, sizes)
         if all_gpus:
             with _busy("Trying every technique on every GPU ..."):
                 choices = choose_each(trace, size=size)
-            _among_all(choices, as_json, png)
+            best = choices[0].best
+            _among_all(choices, as_json, None if best is None else png)
         else:
             with _busy("Trying every technique ..."):
                 choice = choose(trace, "t4" if gpu is None else gpu, size, vram=vram)
-            _for_one(choice, every, as_json, png)
+            best = choice.best
+            _for_one(choice, every, as_json, None if best is None else png)
     except UmemError as error:
         raise click.ClickException(str(error)) from error
     if not as_json:
+        if size is None and trace.sizes:
+            click.echo(f"\nThis is size {trace.sizes[-1]}, the largest recorded; --size N takes "
+                       "the step to another.")  # fmt: skip
         _say_what_next(traces, sizes, size, all_gpus)
+    if best is None:
+        if png is not None:
+            click.echo(f"Nothing fits, so there is nothing to draw: {png} was not written.",
+                       err=True)  # fmt: skip
+        click.get_current_context().exit(NOTHING_FITS)
 
 
 def _busy(what: str) -> Status:

@@ -39,7 +39,7 @@ def draw_choice(choice: Choice, path: Path) -> None:
 def draw_gpus(choices: Sequence[Choice], path: Path) -> None:
     """Write a PNG of the GPUs that run a step, each with its best technique; see `draw_choice`."""
     bars = [
-        _Bar(choice.gpu, _note(choice.best, choice.best.name), choice.best)
+        _Bar(choice.gpu, _note(choice.best, _with(choice.best)), choice.best)
         if choice.best
         else _Bar(choice.gpu, "cannot run it", None)
         for choice in choices
@@ -51,9 +51,15 @@ def _at(choice: Choice) -> str:
     return "" if choice.size is None else f", at size {choice.size}"
 
 
-def _note(option: Option, name: str | None = None) -> str:
+def _with(option: Option) -> str:
+    return "as it is" if option.line is None else f"with {option.name}"
+
+
+def _note(option: Option, how: str | None = None) -> str:
     said = f"{format_seconds(option.seconds)}, peak {format_bytes(option.peak_bytes)}"
-    return said if name is None else f"{said}, {name}"
+    if option.host_bytes:
+        said += f", {format_bytes(option.host_bytes)} of host memory"
+    return said if how is None else f"{said}, {how}"
 
 
 def _draw(bars: Sequence[_Bar], title: str, path: Path) -> None:
@@ -63,10 +69,10 @@ def _draw(bars: Sequence[_Bar], title: str, path: Path) -> None:
         raise MissingDependencyError('pictures need matplotlib; pip install "umem[plot]"') from None
     figure = Figure(figsize=(9, 1.3 + 0.32 * max(1, len(bars))), layout="constrained")
     panel = figure.subplots()
-    _bars(panel, bars)
+    scale = "; logarithmic scale" if _bars(panel, bars) else ""
     panel.set_yticks(range(len(bars)), [_plain(bar.name) for bar in bars], fontsize=9)
     panel.set_ylim(len(bars) - 0.4, -0.6)
-    panel.set_xlabel("simulated seconds a step; the thin line is the model's range")
+    panel.set_xlabel(f"simulated seconds a step{scale}; the thin line is the model's range")
     for side in ("top", "right"):
         panel.spines[side].set_visible(False)
     figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=11)
@@ -75,11 +81,13 @@ def _draw(bars: Sequence[_Bar], title: str, path: Path) -> None:
         figure.savefig(path, dpi=110, format="png")
 
 
-def _bars(panel: Any, bars: Sequence[_Bar]) -> None:
+def _bars(panel: Any, bars: Sequence[_Bar]) -> bool:
+    """Draw the rows; whether on a logarithmic scale, as points because that has no zero."""
     drawn = [bar.option for bar in bars if bar.option is not None]
     seconds = [option.seconds or 0.0 for option in drawn]
     ends = [option.seconds_high or 0.0 for option in drawn]
-    if seconds and min(seconds) > 0 and max(seconds) > WIDE * min(seconds):
+    is_log = bool(seconds) and min(seconds) > 0 and max(seconds) > WIDE * min(seconds)
+    if is_log:
         panel.set_xscale("log")
         panel.set_xlim(0.5 * min(seconds), 30 * max(ends))
     else:
@@ -89,10 +97,14 @@ def _bars(panel: Any, bars: Sequence[_Bar]) -> None:
             panel.text(0.01, place, note, transform=panel.get_yaxis_transform(), va="center",
                        fontsize=8, color=NONE)  # fmt: skip
             continue
-        panel.barh(place, option.seconds, color=BAR, height=0.6)
+        if is_log:
+            panel.plot(option.seconds, place, "o", color=BAR)
+        else:
+            panel.barh(place, option.seconds, color=BAR, height=0.6)
         panel.hlines(place, option.seconds_low, option.seconds_high, color=RANGE, linewidth=1)
         at = max(option.seconds or 0.0, option.seconds_high or 0.0)
         panel.annotate(f" {_plain(note)}", (at, place), va="center", fontsize=8)
+    return is_log
 
 
 def _plain(text: str) -> str:

@@ -27,7 +27,12 @@ def choice_text(choice: Choice, width: int, *, every: bool = False) -> Iterator[
     )
     yield from _bold(title, width)
     yield from _caveat(choice, width)
-    yield from map(Text, _options(choice.options, width))
+    numbers = range(1, len(choice.options) + 1)
+    names = [f"{n:>2} {option.name}" for n, option in zip(numbers, choice.options, strict=True)]
+    yield from _table([Column(" # technique", names)], choice.options, width)
+    bound = [option for option in choice.options[:1] if option.is_host_bound]
+    yield from _host_bound(f"{choice.options[0].name!r} is", bound, width)
+    yield Text()
     yield from _bold("To turn it on", width)
     for number, option in enumerate(choice.options, 1):
         yield from map(Text, _code(number, option, width))
@@ -47,9 +52,11 @@ def gpus_text(choices: Sequence[Choice], width: int) -> Iterator[Text]:
         columns = [
             Column("GPU", [choice.gpu for choice, _ in found]),
             Column("with", [option.name for option in options], left=True),
-            *_figures(options),
         ]
-        yield from map(Text, table(columns, width))
+        yield from _table(columns, options, width)
+        bound = [option for option in options if option.is_host_bound]
+        who = "All are" if len(bound) == len(options) else f"{len(bound)} of {len(options)} are"
+        yield from _host_bound(who, bound, width)
     else:
         yield from map(Text, wrapped("None does.", width))
     cannot = [choice for choice, option in best if option is None]
@@ -73,22 +80,53 @@ def _caveat(choice: Choice, width: int) -> Iterator[Text]:
         yield from map(Text, wrapped(choice.caveat, width))
 
 
-def _options(options: Sequence[Option], width: int) -> list[str]:
-    numbers = [str(number) for number in range(1, len(options) + 1)]
-    names = [f"{number:>2} {option.name}" for number, option in zip(numbers, options, strict=True)]
-    exact = Column("exact", ["yes" if option.exact else "no" for option in options], drop=1)
-    return [*table([Column(" # technique", names), *_figures(options), exact], width), ""]
+_MEANINGS = {
+    "from": "from, to: every cost of the model at the quick and at the slow end of its range",
+    "peak": "peak: what tensors and workspace hold at once",
+    "host": "host: the host memory needed for what has no room in VRAM; this host was not asked",
+    "moved": "moved: what goes over the bus in a step",
+}
+
+
+def _table(first: Sequence[Column], options: Sequence[Option], width: int) -> Iterator[Text]:
+    """The options with their figures, what the columns are, and which had no room."""
+    figures = _figures(options)
+    lines = table([*first, *figures], width)
+    shown = lines[0].split()
+    yield from map(Text, lines)
+    meant = [text for title, text in _MEANINGS.items() if title in shown]
+    if all(option.exact for option in options):
+        meant.append("training gives the same bits")
+    yield from map(Text, wrapped("; ".join(meant) + ".", width))
+    absent = [column.title for column in figures if column.title not in shown]
+    if absent:
+        said = f"A wider terminal also shows {', '.join(absent)}; --json has all."
+        yield from map(Text, wrapped(said, width))
 
 
 def _figures(options: Sequence[Option]) -> list[Column]:
     """Times with their range, and bytes; the range goes first where there is no room."""
-    return [
+    found = [
         Column("step", [format_seconds(option.seconds) for option in options]),
         Column("from", [format_seconds(option.seconds_low) for option in options], drop=4),
         Column("to", [format_seconds(option.seconds_high) for option in options], drop=4),
-        Column("peak", [format_bytes(option.peak_bytes) for option in options], drop=2),
+        Column("peak", [format_bytes(option.peak_bytes) for option in options], drop=1),
         Column("moved", [format_bytes(option.moved_bytes) for option in options], drop=3),
     ]
+    if any(option.host_bytes for option in options):
+        host = [format_bytes(option.host_bytes) for option in options]
+        found.insert(-1, Column("host", host, drop=2))
+    if not all(option.exact for option in options):
+        found.append(Column("exact", ["yes" if option.exact else "no" for option in options]))
+    return found
+
+
+def _host_bound(who: str, bound: Sequence[Option], width: int) -> Iterator[Text]:
+    """That a faster GPU would not help, where that is so."""
+    for option in bound[:1]:
+        each = (option.host_seconds or 0.0) / max(1, option.op_count or 0)
+        said = f"the host needs about {format_seconds(each)} to issue an operation, on any GPU"
+        yield from map(Text, wrapped(f"{who} limited by the host: {said}.", width))
 
 
 def _code(number: int, option: Option, width: int) -> list[str]:
@@ -122,6 +160,7 @@ def _why(name: str, reason: str, width: int) -> Iterator[Text]:
 
 def _nothing_fits(choice: Choice, width: int) -> Iterator[Text]:
     yield from _bold(f"Nothing makes the step fit a {_of(choice)} (simulated).", width)
+    yield from _caveat(choice, width)
     yield from map(Text, wrapped(f"Closest comes {_nearest(choice)}.", width))
     yield from _dropped(choice.dropped, width, every=True)
 

@@ -51,13 +51,11 @@ def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
     low, high = subject.least_bytes, gpu.usable_bytes
     least, room = format_apart(low, high)
     if low > high:
-        raise BudgetError(
-            f"the least that can be planned for is {least}, and {room} of VRAM are usable"
-        )
+        raise BudgetError(f"the least budget is {least}, and {room} of VRAM are usable")
     if not _fits(subject.under(low), gpu):
         raise BudgetError(
-            f"the least that can be planned for, {least}, has no room in {room} of VRAM: the "
-            "pool's free pieces are too small"
+            f"the least budget, {least}, has no room in {room} of VRAM: the pool's free pieces "
+            "are too small"
         )
     budget = _largest(subject, gpu, -(-low // MIB), high // MIB)
     trace = subject.under(max(low, budget * MIB))

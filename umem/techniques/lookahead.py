@@ -27,9 +27,12 @@ def lookahead(trace: Trace, gpu: GpuSpec, line: str) -> Prepared:
     """Lookahead on any trace of several steps.
 
     Raises:
-        StateError: it has nothing to do.
+        StateError: it has nothing to do, or the step does not fit managed memory either.
     """
-    reserved = settled_step(trace, gpu, "managed").reserved_peak_bytes
+    step = settled_step(trace, gpu, "managed")
+    if step.reason is not None:
+        raise StateError(step.reason)
+    reserved = step.reserved_peak_bytes
     if reserved <= gpu.usable_bytes:
         raise StateError(
             f"it moves nothing: {format_bytes(reserved)} are reserved, and all of that has room "

@@ -33,6 +33,7 @@ class Subject:
         self.caveat = missing_workspace(trace)
         self.trace = settled(on_gpu(trace), STEPS)
         self._under: dict[Budget, Trace] = {}
+        self._by_plan: dict[tuple[object, ...], Trace] = {}
         self._fits: dict[GpuSpec, bool] = {}
 
     def fits(self, gpu: GpuSpec) -> bool:
@@ -59,11 +60,18 @@ class Subject:
             BudgetError: there is no plan; names the least that there is one for.
         """
         if budget not in self._under:
-            trace = self.trace
-            for found in [_planned(tape, budget) for tape in self.tapes]:
-                trace = rewrite(trace, found)
-            self._under[budget] = trace
+            self._under[budget] = self._rewritten([_planned(tape, budget) for tape in self.tapes])
         return self._under[budget]
+
+    def _rewritten(self, plans: list[Plan]) -> Trace:
+        """The trace under these plans; one trace for all budgets that give the same."""
+        same = tuple((plan.blocks, plan.kept, plan.recomputed, plan.stashed) for plan in plans)
+        if same not in self._by_plan:
+            trace = self.trace
+            for plan in plans:
+                trace = rewrite(trace, plan)
+            self._by_plan[same] = trace
+        return self._by_plan[same]
 
 
 def _planned(tape: Tape, budget: Budget) -> Plan:

@@ -73,8 +73,8 @@ class Tape:
             budget, least, plain = format_apart(budget_bytes, self.least_bytes, self.plain_bytes)
             share = math.ceil(100 * self.least_bytes / self.plain_bytes)
             raise BudgetError(
-                f"a budget of {budget} is too small: the least that can be planned for is {least}, "
-                f"{share}% of the plain step's {plain}"
+                f"a budget of {budget} is too small: the least budget is {least}, {share}% of the "
+                f"plain step's {plain}"
             )
         return plan(self.packing, budget_bytes - self.packed_bytes, model="saved")
 
