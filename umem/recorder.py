@@ -51,8 +51,9 @@ def record(*, measure: Measure = "time", stacks: bool = False) -> Recorder:
     """Record the operations of a block: ``with umem.record() as recorder: step()``.
 
     Args:
-        measure: ``"time"``; or ``"workspace"``, a calibration pass of its own whose measured
-            workspace `Trace.with_workspace` adds to a trace of the same step.
+        measure: ``"time"``, which leaves workspace unknown and the peak too low by it; or
+            ``"workspace"``, a calibration pass of its own whose measured workspace
+            `Trace.with_workspace` adds to a trace of the same step.
         stacks: keep with each tensor the user's places that made it, for reports to name lines.
 
     The trace is at ``recorder.trace``, during the block and after it.
