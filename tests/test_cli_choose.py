@@ -153,13 +153,13 @@ def test_a_trace_of_two_sizes_says_which_one_is_taken(tmp_path: Path) -> None:
 
 def test_columns_are_explained_and_those_left_out_are_named(path: Path) -> None:
     wide, narrow = (run(path, "--vram", "128MiB", width=width).output for width in (120, 40))
-    for title in ("from, to: ", "peak: ", "host: ", "moved: "):
+    for title in ("range: ", "peak: ", "host: ", "moved: "):
         assert title in wide
     assert "A wider terminal" not in wide
     head = next(line for line in narrow.splitlines() if "technique" in line)
     said = " ".join(narrow.split())
     assert "peak" in head and "peak: what" in said and "moved: " not in said
-    assert "A wider terminal also shows from, to, host, moved; --json has all." in said
+    assert "A wider terminal also shows range, host, moved; --json has all." in said
 
 
 def test_the_host_is_named_where_it_limits(tmp_path: Path) -> None:

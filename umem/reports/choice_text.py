@@ -81,9 +81,9 @@ def _caveat(choice: Choice, width: int) -> Iterator[Text]:
 
 
 _MEANINGS = {
-    "from": "from, to: every cost of the model at the quick and at the slow end of its range",
+    "range": "range: every cost of the model at the quick, and at the slow end of its own",
     "peak": "peak: what tensors and workspace hold at once",
-    "host": "host: the host memory needed for what has no room in VRAM; this host was not asked",
+    "host": "host: the host memory needed for what has no room in VRAM; make sure of as much",
     "moved": "moved: what goes over the bus in a step",
 }
 
@@ -108,8 +108,7 @@ def _figures(options: Sequence[Option]) -> list[Column]:
     """Times with their range, and bytes; the range goes first where there is no room."""
     found = [
         Column("step", [format_seconds(option.seconds) for option in options]),
-        Column("from", [format_seconds(option.seconds_low) for option in options], drop=4),
-        Column("to", [format_seconds(option.seconds_high) for option in options], drop=4),
+        Column("range", list(map(_range, options)), drop=4),
         Column("peak", [format_bytes(option.peak_bytes) for option in options], drop=1),
         Column("moved", [format_bytes(option.moved_bytes) for option in options], drop=3),
     ]
@@ -119,6 +118,10 @@ def _figures(options: Sequence[Option]) -> list[Column]:
     if not all(option.exact for option in options):
         found.append(Column("exact", ["yes" if option.exact else "no" for option in options]))
     return found
+
+
+def _range(option: Option) -> str:
+    return f"{format_seconds(option.seconds_low)} - {format_seconds(option.seconds_high)}"
 
 
 def _host_bound(who: str, bound: Sequence[Option], width: int) -> Iterator[Text]:
