@@ -40,7 +40,7 @@ def plot(found: list[dict[str, Any]], name: str, simulated: bool, path: str) -> 
         from matplotlib.figure import Figure
     except ImportError:
         raise click.ClickException(
-            'a picture needs matplotlib, which is not installed; pip install "umem[plot]"'
+            "a picture needs matplotlib, which is not installed; pip install matplotlib"
         ) from None
     workloads = list(dict.fromkeys(row["workload"] for row in found))
     figure = Figure(figsize=(5.2 * len(workloads), 4.4), layout="constrained")

@@ -174,13 +174,13 @@ def test_on_any_terminal(trace: Path, columns: str, encoding: str) -> None:
 @pytest.mark.parametrize("option", [["--html"], ["--png"], ["--export", "perfetto"]])
 def test_a_file_that_exists_stays_unless_forced(trace: Path, option: list[str]) -> None:
     pytest.importorskip("matplotlib")
-    there = trace.with_name("there")
+    there = trace.with_name("there.png")
     there.write_text("mine")
     assert failure(trace, *option, there) == f"Error: {there} exists; --force overwrites it"
     assert there.read_text() == "mine"
     report(trace, *option, there, "--force")
     assert there.read_bytes() != b"mine"
-    assert sorted(p.name for p in trace.parent.iterdir()) == ["run.umem.gz", "there"]
+    assert sorted(p.name for p in trace.parent.iterdir()) == ["run.umem.gz", "there.png"]
 
 
 def test_the_trace_itself_is_never_written_over(trace: Path) -> None:
@@ -193,7 +193,7 @@ def test_the_trace_itself_is_never_written_over(trace: Path) -> None:
 
 
 def test_each_file_has_a_name_of_its_own(trace: Path) -> None:
-    path = trace.with_name("x")
+    path = trace.with_name("x.png")
     assert "is named twice" in failure(trace, "--html", path, "--png", path, code=2)
     assert not path.exists()
 
@@ -224,7 +224,16 @@ def test_without_matplotlib_the_extra_is_named(
     trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert 'pip install "umem[plot]"' in failure(trace, "--png", trace.with_name("p.png"))
+    assert "pip install 'matplotlib" in failure(trace, "--png", trace.with_name("p.png"))
+    assert [p.name for p in trace.parent.iterdir()] == ["run.umem.gz"]
+
+
+@pytest.mark.parametrize("name", ["x.foo", "x", "x.png.gz", ".png"])
+def test_a_picture_has_a_name_that_says_so(
+    trace: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("umem.cli.report.analyse", None)  # it is refused before any work
+    assert "a picture is a PNG" in failure(trace, "--png", trace.with_name(name), code=2)
     assert [p.name for p in trace.parent.iterdir()] == ["run.umem.gz"]
 
 
@@ -279,7 +288,7 @@ def test_traces_with_hardly_anything_in_them(tmp_path: Path) -> None:
             "--html",
             tmp_path / "p",
             "--png",
-            tmp_path / "q",
+            tmp_path / "q.png",
             "--export",
             "perfetto",
             tmp_path / "r",

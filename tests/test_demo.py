@@ -165,7 +165,7 @@ def test_without_matplotlib_it_writes_the_numbers_and_says_so(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = demo("--nodes", "1000", "--steps", "1", "--vram", "2MiB", "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    assert 'No picture: pictures need matplotlib; pip install "umem[plot]".' in result.output
+    assert "No picture: pictures need matplotlib; pip install 'matplotlib" in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["demo.json"]
 
 
@@ -220,7 +220,7 @@ def test_cuda_without_a_gpu_names_both_ways_out_and_leaves_no_folder(tmp_path: P
     assert result.exit_code == 1
     text = " ".join(result.output.split())
     assert text.startswith("Error: no CUDA device:")
-    assert "umem[cuda12]" in text
+    assert "cupy-cuda12x" in text
     assert "umem.virtual_gpu" in text
     assert list(tmp_path.iterdir()) == []
 

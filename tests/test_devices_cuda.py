@@ -90,7 +90,7 @@ class TestOpening:
             open_cuda()
         message = str(caught.value)
         assert cuda_reason() in message
-        assert "umem[cuda12]" in message and "umem.virtual_gpu" in message
+        assert "cupy-cuda12x" in message and "umem.virtual_gpu" in message
 
     def test_without_a_driver_the_reason_is_the_driver(self, no_gpu):
         if cupy.cuda.runtime.driverGetVersion():
@@ -652,7 +652,7 @@ class TestPresets:
     ):
         driver.cuda_major = 13
         monkeypatch.setitem(sys.modules, "cuda.core", None)
-        with pytest.raises(MissingDependencyError, match=r"umem\[cuda13\]"):
+        with pytest.raises(MissingDependencyError, match=r"'cuda-core\[cu13\]"):
             device.install(Policy("managed", preset="random"), everywhere=False)
         assert device._installer.policy() is None
 
@@ -677,7 +677,7 @@ class TestPrefetchOnAllocation:
         driver.cuda_major = 13
         monkeypatch.setitem(sys.modules, "cuda.core", None)
         for policy in (Policy("managed", prefetch=True), HYBRID):
-            with pytest.raises(MissingDependencyError, match=r"umem\[cuda13\]"):
+            with pytest.raises(MissingDependencyError, match=r"'cuda-core\[cu13\]"):
                 device.install(policy, everywhere=False)
         assert device._installer.policy() is None
 

@@ -271,7 +271,7 @@ def test_on_cuda_13_the_spill_pool_is_advised_through_cuda_core(driver, ranges):
 @pytest.mark.parametrize(("major", "extra"), [(12, "cuda12"), (13, "cuda13")])
 def test_without_cuda_core_the_error_names_the_extra(monkeypatch, major, extra):
     monkeypatch.setitem(sys.modules, "cuda.core", None)
-    with pytest.raises(MissingDependencyError, match=rf"pip install 'umem\[{extra}\]'"):
+    with pytest.raises(MissingDependencyError, match=rf"pip install 'cuda-core.*{extra}\)$"):
         cuda_hints.load(major)
 
 

@@ -225,7 +225,7 @@ def test_without_a_gpu_it_gives_the_reason_and_both_ways_out() -> None:
         result = doctor(*arguments)
         assert result.exit_code == 1
         assert f"no CUDA device: {cuda_reason()}" in " ".join(result.output.split())
-        assert "pip install 'umem[cuda12]'" in result.output
+        assert "pip install 'cupy-cuda12x" in result.output
         assert "umem doctor --device virtual:v100-16gb" in result.output
         assert 'with umem.virtual_gpu("v100-16gb"): ...' in result.output
         assert max(map(len, result.output.splitlines())) <= 80

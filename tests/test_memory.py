@@ -516,7 +516,7 @@ def test_without_a_device_both_ways_out_are_named(call: Callable[[], Any]) -> No
     with pytest.raises(DeviceNotFoundError, match="no CUDA device") as caught:
         call()
     text = str(caught.value)
-    assert re.search(r"pip install 'umem\[cuda12\]' or 'umem\[cuda13\]'", text)
+    assert re.search(r"pip install 'cupy-cuda12x.*, or pip install 'cupy-cuda13x", text)
     assert 'with umem.virtual_gpu("v100-16gb")' in text
     assert isinstance(caught.value, RuntimeError)
 

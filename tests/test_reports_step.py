@@ -124,6 +124,25 @@ def test_a_peak_without_workspace_says_that_it_is_one() -> None:
     assert (content["caveat"], content["unmeasured_op_count"]) == (None, 0)
 
 
+def test_a_comparison_says_which_trace_has_no_workspace() -> None:
+    events = training().events
+    ops = [e._replace(workspace_bytes=8) if isinstance(e, Op) else e for e in events]
+    without, whole = analyse(Trace(events)), analyse(Trace(ops))
+    said = "Workspace was not measured: the real peak is higher."
+    for pair, expected in (
+        ((without, whole), [f"a: {said}"]), ((whole, without), [f"b: {said}"]),
+        ((without, without), [f"a: {said}", f"b: {said}"]), ((whole, whole), []),
+    ):  # fmt: skip
+        comparison = compare(*pair)
+        lines = [line.plain for line in comparison_text(comparison, "a", "b", 80)]
+        assert [line for line in lines if "measured" in line] == expected
+        caveats = comparison_json(comparison, "a", "b")["caveats"]
+        assert [*caveats] == ["before", "after"]
+        assert [name for name, text in zip("ab", caveats.values(), strict=True) if text] == [
+            line[0] for line in expected
+        ]
+
+
 def test_alike_tensors_are_one_line() -> None:
     lines = text_of(training()).splitlines()
     (line,) = (line for line in lines if line.startswith("loss"))
@@ -450,7 +469,7 @@ def test_without_matplotlib_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingDependencyError, match=r'pip install "umem\[plot\]"'):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'matplotlib.*plot\)$"):
         draw_timeline(analyse(training()), "x", tmp_path / "x.png")
 
 

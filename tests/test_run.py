@@ -415,7 +415,7 @@ def test_without_a_gpu_a_mode_is_refused_with_both_ways_out(run: Run) -> None:
         pytest.skip("there is a CUDA device")
     result = run("raise SystemError", "--mode", "managed")
     assert result.returncode == 1
-    assert "umem[cuda12]" in result.stderr and "umem.virtual_gpu" in result.stderr
+    assert "cupy-cuda12x" in result.stderr and "umem.virtual_gpu" in result.stderr
 
 
 @pytest.mark.parametrize(

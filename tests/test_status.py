@@ -151,7 +151,7 @@ def test_without_a_device_the_reason_and_both_ways_out_are_there() -> None:
     status = umem.status()
     assert (status.device, status.features, status.factor) == (None, (), None)
     assert status.why_not is not None
-    assert "umem[cuda12]" in status.why_not and "umem.virtual_gpu" in status.why_not
+    assert "cupy-cuda12x" in status.why_not and "umem.virtual_gpu" in status.why_not
     assert_readable(str(status))
     json.dumps(status.to_json())
 
@@ -254,8 +254,8 @@ class TestCuda:
 
     @pytest.mark.parametrize(
         ("major", "version", "why"),
-        [(12, None, r"not installed: pip install 'umem\[cuda12\]'"), (12, "1.1.0", "through"),
-         (13, "1.0.2", r"1\.0\.2 is installed: pip install 'umem\[cuda13\]'"), (13, "1.10", "thr")],
+        [(12, None, r"not installed: pip install 'cuda-core\[cu12"), (12, "1.1.0", "through"),
+         (13, "1.0.2", r"1\.0\.2 is installed: pip install 'cuda-core\[cu13"), (13, "1.10", "thr")],
     )  # fmt: skip
     def test_hints_need_a_new_enough_cuda_core(
         self, driver: Any, status: Any, monkeypatch: pytest.MonkeyPatch,

@@ -24,7 +24,7 @@
     +-- DataError               also ValueError: a data file that is not what it should be
     +-- UnsupportedError        also NotImplementedError: outside what umem follows
     +-- CompatError             also ImportError: Chainer cannot be made to run here
-    +-- MissingDependencyError  also ImportError: names the extra to install
+    +-- MissingDependencyError  also ImportError: names what to install
 
 Whatever is raised, the state is as before the call: nothing half-installed, nothing leaked.
 """
@@ -124,4 +124,4 @@ class CompatError(UmemError, ImportError):
 
 
 class MissingDependencyError(UmemError, ImportError):
-    """An optional package is missing; the message names the extra that brings it."""
+    """An optional package is missing; the message names what to install, and the extra."""

@@ -11,6 +11,7 @@ import numpy as np
 from chainer.backends import cuda
 from chainer.utils import type_check
 
+from umem import extras
 from umem.errors import DeviceError, MissingDependencyError
 
 
@@ -93,7 +94,8 @@ def _sparse_module(array: Any) -> Any:
             import cupyx.scipy.sparse as sparse
     except ImportError:
         raise MissingDependencyError(
-            'sparse matrices need scipy, which is not installed; pip install "umem[chainer]"'
+            "sparse matrices need scipy, which is not installed; "
+            + extras.command("chainer", "scipy")
         ) from None
     return sparse
 

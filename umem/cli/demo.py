@@ -52,7 +52,7 @@ class _Result:
               help="Nodes of the generated graph (virtual GPU).")
 @click.option("--steps", type=click.IntRange(1, 1000), default=10, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True,
-              help="Folder for demo.png and demo.json.")
+              help="Folder for demo.png and demo.json; those in it are overwritten.")
 @click.option("--bytes", "size", default="2GiB", show_default=True,
               help="What a step needs (cuda).")
 @click.option("--factor", type=click.FloatRange(0, 20, min_open=True), default=None,

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import umem
-from umem import environment
+from umem import environment, extras
 from umem.devices.cuda import cuda_reason
 from umem.devices.selftest import Check, run_selftest
 from umem.errors import DeviceNotFoundError, UmemError
@@ -21,9 +21,11 @@ from umem.memory import current_device
 
 _WORDS = {True: "ok", False: "FAILED", None: "skipped"}
 _WIDTH = 28
-_WAYS_OUT = """
+_WAYS_OUT = f"""
 Two ways out:
-  with an NVIDIA GPU   pip install 'umem[cuda12]', or 'umem[cuda13]' for CUDA 13
+  with an NVIDIA GPU, for CUDA 12 or 13 (umem's extras cuda12 and cuda13)
+    {extras.install("cuda12")}
+    {extras.install("cuda13")}
   without one          umem doctor --device virtual:v100-16gb
                        with umem.virtual_gpu("v100-16gb"): ... (simulated)"""
 
@@ -49,8 +51,7 @@ class _Report:
 
 
 @click.command("doctor")
-@click.option("--device", metavar="DEVICE",
-              help="virtual:NAME, or cuda (the default: a real GPU).")
+@click.option("--device", metavar="DEVICE", help="virtual:NAME, or cuda (the default: a real GPU).")
 @click.option("--vram", metavar="SIZE", help="VRAM of the virtual GPU instead of the table's.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 def command(device: str | None, vram: str | None, as_json: bool) -> None:

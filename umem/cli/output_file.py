@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 
+from umem import extras
+
 
 def refuse(paths: Sequence[Path], sources: Sequence[Path], *, force: bool) -> None:
     """Refuse what cannot or should not be written, before any work is done.
@@ -43,7 +45,7 @@ def refuse_picture(path: Path | None) -> None:
         name = path.with_suffix(".png").name
         raise click.UsageError(f"a picture is a PNG: name it {name}, not {path.name}")
     if not _has_matplotlib():
-        raise click.ClickException("pictures need matplotlib; pip install matplotlib")
+        raise click.ClickException(f"pictures need matplotlib; {extras.command('plot')}")
 
 
 def _has_matplotlib() -> bool:

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from umem import __version__
 from umem.analysis.analysing import Analysis, Vram, analyse
-from umem.cli.output_file import refuse, write
+from umem.cli.output_file import refuse, refuse_picture, write
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import UmemError
 from umem.trace import Trace
@@ -79,6 +79,7 @@ def command(
         raise click.UsageError("--html, --png and --export are of one trace; two are compared "
                                "as text, or with --json")  # fmt: skip
     refuse(outputs.paths, traces, force=force)
+    refuse_picture(png)
     try:
         room = _vram(gpu, vram)
         analyses = [_analyse(path) for path in traces]

@@ -14,13 +14,17 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 
+from umem import extras
 from umem.compat import installation
 from umem.compat.catalogue import SHIMS
 from umem.compat.requirement import holds
 from umem.compat.shim import Shim
 from umem.errors import CompatError, MissingDependencyError
 
-NOT_INSTALLED = 'Chainer is not installed. Install it with: pip install "umem[chainer]"'
+NOT_INSTALLED = (
+    "Chainer is not installed. Install it, with a setuptools older than 81 to build it "
+    f"(docs/chainer.md has the lines): {extras.command('chainer')}"
+)
 
 
 class ShimLoader(SourceFileLoader):

@@ -8,6 +8,7 @@ from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from umem import extras
 from umem.errors import CompatError
 
 SUPPORTED = re.compile(r"7\.8\.\d+")
@@ -54,7 +55,7 @@ def require_supported(module_path: str) -> str:
         raise CompatError(
             f"Chainer {version} at {package} is not supported: the compatibility layer is for "
             f"Chainer 7.8, whose texts it knows.{_shadowed(package)} "
-            'Install that one: pip install "umem[chainer]"'
+            f"Install that one, as docs/chainer.md says: {extras.command('chainer', 'chainer')}"
         )
     return version
 

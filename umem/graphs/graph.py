@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from umem import extras
 from umem.errors import MissingDependencyError
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def _scipy_sparse() -> Any:
         import scipy.sparse
     except ImportError:
         raise MissingDependencyError(
-            'a sparse adjacency needs scipy, which is not installed; pip install "umem[chainer]"'
+            "a sparse adjacency needs scipy, which is not installed; "
+            + extras.command("chainer", "scipy")
         ) from None
     return scipy.sparse

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from umem import extras
 from umem.comparing import ModeRow
 from umem.errors import MissingDependencyError
 from umem.units import MIB, format_seconds
@@ -23,7 +24,7 @@ def draw_modes(rows: Sequence[ModeRow], vram_bytes: int, title: str, path: Path)
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingDependencyError(
-            'pictures need matplotlib; pip install "umem[plot]"'
+            f"pictures need matplotlib; {extras.command('plot')}"
         ) from None
     drawn = [row for row in rows if row.timeline]
     figure = Figure(figsize=(9, 1.2 + 1.5 * len(drawn)), layout="constrained")

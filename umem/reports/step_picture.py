@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from umem import extras
 from umem.errors import MissingDependencyError
 from umem.units import MIB
 
@@ -27,7 +28,7 @@ def draw_steps(
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingDependencyError(
-            'pictures need matplotlib; pip install "umem[plot]"'
+            f"pictures need matplotlib; {extras.command('plot')}"
         ) from None
     figure = Figure(figsize=(9, 4), layout="constrained")
     panel = figure.subplots()

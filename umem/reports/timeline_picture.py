@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from umem import extras
 from umem.analysis.analysing import Analysis, Vram
 from umem.analysis.bands import kind_curves, thinned
 from umem.analysis.tensors import KINDS
@@ -32,7 +33,9 @@ def draw_timeline(analysis: Analysis, name: str, path: Path, vram: Vram | None =
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingDependencyError('pictures need matplotlib; pip install "umem[plot]"') from None
+        raise MissingDependencyError(
+            f"pictures need matplotlib; {extras.command('plot')}"
+        ) from None
     figure = Figure(figsize=(10, 6.4), layout="constrained")
     panels: Any = figure.subplot_mosaic(
         [["time", "time"], ["kinds", "ops"]], height_ratios=[2.2, 1]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from umem import extras
 from umem.devices.base import (
     Advice,
     Device,
@@ -109,8 +110,8 @@ def _cupy_reason() -> str | None:
 
 def _ways_out(reason: str) -> str:
     return (
-        f"no CUDA device: {reason}. On a machine with an NVIDIA GPU install the extra for its "
-        "CUDA (pip install 'umem[cuda12]' or 'umem[cuda13]'); without one, model it: "
+        f"no CUDA device: {reason}. On a machine with an NVIDIA GPU install what its CUDA needs: "
+        f"{extras.command('cuda12')}, or {extras.command('cuda13')}; without one, model it: "
         'with umem.virtual_gpu("v100-16gb"): ...'
     )
 
@@ -180,9 +181,9 @@ class CudaDevice(Device):
 
     def features(self) -> tuple[Feature, ...]:
         """What this GPU, its driver and its libraries can do, and why not more."""
-        found: tuple[Feature, ...] = importlib.import_module(
-            "umem.devices.cuda.features"
-        ).features(self._driver)
+        found: tuple[Feature, ...] = importlib.import_module("umem.devices.cuda.features").features(
+            self._driver
+        )
         return found
 
     def versions(self) -> dict[str, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from umem import extras
 from umem.compat.requirement import installed_version, release
 from umem.devices import machine
 from umem.devices.base import Feature
@@ -102,7 +103,9 @@ def _core_problem(cuda_major: int) -> str | None:
     found = "it is not installed" if version is None else f"{version} is installed"
     oldest = ".".join(map(str, OLDEST_CORE))
     extra = "cuda13" if cuda_major == 13 else "cuda12"
-    return f"they need cuda-core {oldest} or newer, and {found}: pip install 'umem[{extra}]'"
+    return (
+        f"they need cuda-core {oldest} or newer, and {found}: {extras.command(extra, 'cuda-core')}"
+    )
 
 
 def _host_check(driver: Driver) -> Feature:

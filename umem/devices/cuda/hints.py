@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from umem import extras
 from umem.devices.base import Advice, Location, Place, Span
 from umem.errors import HintError, MissingDependencyError
 
@@ -34,7 +35,7 @@ def load(cuda_major: int) -> CoreHints:
         extra = f"cuda{cuda_major}" if cuda_major in (12, 13) else "cuda12"
         raise MissingDependencyError(
             f"prefetch, advice and locations need NVIDIA's cuda-core 1.1 or newer ({error}). "
-            f"Install it with: pip install 'umem[{extra}]'"
+            f"Install it with: {extras.command(extra, 'cuda-core')}"
         ) from error
     return CoreHints(core, bindings)
 

@@ -1,0 +1,44 @@
+"""What is missing is named by packages that can be installed."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from umem import extras
+
+ROOT = Path(extras.__file__).parent.parent
+
+
+def required() -> dict[str, Any]:
+    """The extras of setup.py."""
+    tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    (found,) = (node.value for node in ast.walk(tree)
+                if isinstance(node, ast.keyword) and node.arg == "extras_require")  # fmt: skip
+    value: dict[str, Any] = ast.literal_eval(found)
+    return value
+
+
+@pytest.mark.parametrize("extra", extras.PACKAGES)
+def test_the_packages_are_those_of_setup(extra: str) -> None:
+    assert list(extras.PACKAGES[extra]) == required()[extra]
+    line, _, named = extras.command(extra).partition(" (")
+    assert shlex.split(line) == ["pip", "install", *required()[extra]]
+    assert named == f"umem's extra: {extra})"
+
+
+def test_one_package_of_an_extra() -> None:
+    assert extras.command("chainer", "scipy").startswith("pip install 'scipy>=1.10' (")
+    assert "'cuda-core[cu13]>=1.1' (" in extras.command("cuda13", "cuda-core")
+
+
+def test_nobody_is_sent_to_a_package_that_is_not_published() -> None:
+    """Until umem is on PyPI; in a clone it is `pip install ".[plot]"`."""
+    files = [*ROOT.glob("umem/**/*.py"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]
+    assert len(files) > 100
+    assert [path for path in files if "install \"umem" in path.read_text(encoding="utf-8")
+            or "umem[" in path.read_text(encoding="utf-8")] == []  # fmt: skip
