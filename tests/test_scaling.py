@@ -281,6 +281,12 @@ def test_what_cannot_be_joined_is_refused(count: int, sizes: Any, said: str) -> 
         join([step(4)] * count, sizes)
 
 
+@pytest.mark.parametrize("wrong", [None, "ab", step(4), 3])
+def test_traces_that_are_no_list_are_refused(wrong: Any) -> None:
+    with pytest.raises(ScalingError, match=r"traces come as a list, such as \[a, b\]; got"):
+        join(wrong, (4, 8))
+
+
 def test_traces_of_two_backends_or_of_several_sizes_are_not_joined() -> None:
     cupy = Trace(step(8).events, "cupy")
     with pytest.raises(ScalingError, match="of numpy, cupy"):

@@ -46,6 +46,8 @@ def join(traces: Sequence[Trace], sizes: Sequence[int]) -> Trace:
         TraceError: what is no trace, such as the path of one.
     """
     check_sizes(sizes)
+    if not isinstance(traces, (list, tuple)):
+        raise ScalingError(f"traces come as a list, such as [a, b]; got {traces!r}")
     if len(traces) != len(sizes):
         raise ScalingError(f"{len(traces)} traces and {len(sizes)} sizes: each trace has one size")
     for trace in traces:

@@ -43,6 +43,7 @@ class Comparison:
     ``totals`` are of a step where both traces have one, of the whole trace otherwise
     (``per_step`` says which). ``kinds`` are bytes at each trace's own peak. ``common_share`` is
     how much of the operations is in both, by name and phase: 1.0 where they are the same.
+    ``caveats`` say what each one's peak leaves out; None where it is all there.
     """
 
     per_step: bool
@@ -54,6 +55,7 @@ class Comparison:
     kinds: tuple[Difference, ...]
     ops: tuple[OpDifference, ...]
     common_share: float
+    caveats: tuple[str | None, str | None]
 
 
 def compare(before: Analysis, after: Analysis) -> Comparison:
@@ -71,6 +73,7 @@ def compare(before: Analysis, after: Analysis) -> Comparison:
         kinds=_kinds(before, after),
         ops=ops,
         common_share=_common_share(ops),
+        caveats=(before.caveat, after.caveat),
     )
 
 

@@ -22,6 +22,7 @@ def comparison_json(
         "after": after,
         "per_step": comparison.per_step,
         "common_share": comparison.common_share,
+        "caveats": dict(zip(("before", "after"), comparison.caveats, strict=True)),
         "vram": None if vram is None else _vram(vram, comparison),
         "peak_bytes": _difference(comparison.peak_bytes),
         "idle_bytes": _difference(comparison.idle_bytes),

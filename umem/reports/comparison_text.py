@@ -29,6 +29,9 @@ def comparison_text(
     yield from (Text(line, style="bold") for line in wrapped(f"{before} -> {after}", width))
     if comparison.common_share < 0.5:
         yield from (Text(line) for line in wrapped(_unlike(comparison), width))
+    for name, caveat in zip((before, after), comparison.caveats, strict=True):
+        if caveat is not None:
+            yield from (Text(line) for line in wrapped(f"{name}: {caveat}", width))
     each = " a step" if comparison.per_step else ""
     sizes = (comparison.peak_bytes, comparison.idle_bytes, comparison.outliving_bytes)
     rows = [_row(difference, format_bytes) for difference in sizes]
