@@ -112,7 +112,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 @click.option("--only", "names", multiple=True, type=click.Choice(list(BATCHES)))
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the result here.")
 def main(quick: bool, names: tuple[str, ...], path: Path | None) -> None:
-    wanted = {QUICK[0].name: 8} if quick else BATCHES
+    wanted = {QUICK[0].name: 128} if quick else BATCHES
     rows = []
     for model in (*MODELS, *QUICK):
         if model.name in wanted and (quick or not names or model.name in names):

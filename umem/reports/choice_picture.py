@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from umem import extras
 from umem.choosing import Choice, Option
 from umem.errors import MissingDependencyError
 from umem.shown import printable
@@ -58,7 +59,7 @@ def _with(option: Option) -> str:
 def _note(option: Option, how: str | None = None) -> str:
     said = f"{format_seconds(option.seconds)}, peak {format_bytes(option.peak_bytes)}"
     if option.host_bytes:
-        said += f", {format_bytes(option.host_bytes)} of host memory"
+        said += f", {format_bytes(option.host_bytes)} on the host"
     return said if how is None else f"{said}, {how}"
 
 
@@ -66,7 +67,9 @@ def _draw(bars: Sequence[_Bar], title: str, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingDependencyError('pictures need matplotlib; pip install "umem[plot]"') from None
+        raise MissingDependencyError(
+            f"pictures need matplotlib; {extras.command('plot')}"
+        ) from None
     figure = Figure(figsize=(9, 1.3 + 0.32 * max(1, len(bars))), layout="constrained")
     panel = figure.subplots()
     scale = "; logarithmic scale" if _bars(panel, bars) else ""
@@ -89,7 +92,8 @@ def _bars(panel: Any, bars: Sequence[_Bar]) -> bool:
     is_log = bool(seconds) and min(seconds) > 0 and max(seconds) > WIDE * min(seconds)
     if is_log:
         panel.set_xscale("log")
-        panel.set_xlim(0.5 * min(seconds), 30 * max(ends))
+        room = (max(seconds) / min(seconds)) ** 0.9  # for what is written beside the last one
+        panel.set_xlim(0.5 * min(seconds), room * max(ends))
     else:
         panel.set_xlim(0, 1.7 * max(ends, default=1.0) or 1.0)
     for place, (_, note, option) in enumerate(bars):
@@ -103,7 +107,8 @@ def _bars(panel: Any, bars: Sequence[_Bar]) -> bool:
             panel.barh(place, option.seconds, color=BAR, height=0.6)
         panel.hlines(place, option.seconds_low, option.seconds_high, color=RANGE, linewidth=1)
         at = max(option.seconds or 0.0, option.seconds_high or 0.0)
-        panel.annotate(f" {_plain(note)}", (at, place), va="center", fontsize=8)
+        panel.annotate(_plain(note), (at, place), (6, 0), textcoords="offset points",
+                       va="center", fontsize=8)  # fmt: skip
     return is_log
 
 
