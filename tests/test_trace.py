@@ -196,6 +196,8 @@ def test_what_is_wrong_with_a_file_is_said_in_plain_words(tmp_path: Path) -> Non
             "x.trace, line 2: it is not JSON",
         ),
         (gzip.compress(b"x" * 99, mtime=0)[:-8] + b"\0" * 8, "its compressed data are damaged"),
+        (gzip.compress(b"x" * 99, mtime=0)[:-4] + b"\0" * 4, "its compressed data are damaged"),
+        (b"\x1f\x8b\x07" + b"\0" * 40, "its compressed data are damaged"),
         (b"\x1f\x8b\x08" + b"\0" * 7 + b"\xff" * 40, "its compressed data are damaged"),
     ],
 )

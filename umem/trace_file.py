@@ -61,7 +61,7 @@ def _plain(error: Exception) -> str:
         return "there is no such file or folder"
     if isinstance(error, IsADirectoryError):
         return "it is a folder"
-    if isinstance(error, gzip.BadGzipFile) and "CRC" not in str(error):
+    if isinstance(error, gzip.BadGzipFile) and str(error).startswith("Not a gzip"):
         return "it is not compressed with gzip, as every trace is"
     if isinstance(error, (gzip.BadGzipFile, zlib.error)):
         return "its compressed data are damaged"
