@@ -11,16 +11,18 @@ _NO_GPU = "CUDA environment is not correctly set up"
 """How Chainer begins to say that it has no GPU."""
 
 
-def advice(error: BaseException, words: list[str], gpu: str | None) -> str | None:
+def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | None) -> str | None:
     """The way out of an error, where umem knows one; None elsewhere.
 
     Args:
         words: the script and its arguments.
         gpu: the virtual GPU that the script ran on, if any.
+        vram: what it had instead of the table's, if anything.
     """
     causes = list(_causes(error))
     if any(isinstance(cause, OutOfMemoryError) for cause in causes):
-        return _what_it_needs(shlex.join(words), gpu or "t4")
+        asked = ["--gpu", gpu or "t4", *(["--vram", vram] if vram else [])]
+        return _what_it_needs(shlex.join(words), shlex.join(asked))
     if any(isinstance(cause, RuntimeError) and str(cause).startswith(_NO_GPU) for cause in causes):
         follows = "" if gpu is None else f", which the virtual {gpu} follows"
         return (
@@ -30,12 +32,12 @@ def advice(error: BaseException, words: list[str], gpu: str | None) -> str | Non
     return None
 
 
-def _what_it_needs(command: str, gpu: str) -> str:
+def _what_it_needs(command: str, asked: str) -> str:
     return (
         "umem: what the script would need is told by a recording of two steps, made where there "
         "is room for them (without --virtual, or with --mode managed):\n"
         f"  umem run --record out/run.umem.gz {command}\n"
-        f"  umem choose out/run.umem.gz --gpu {shlex.quote(gpu)}"
+        f"  umem choose out/run.umem.gz {asked}"
     )
 
 

@@ -90,7 +90,7 @@ def command(
                 watching.follow(stack)
         except UmemError as error:
             raise click.ClickException(str(error)) from error
-        code, hint = _run(script, source, arguments, virtual)
+        code, hint = _run(script, source, arguments, virtual, vram)
     if hint is not None:
         click.echo(hint, err=True)
     if recording is not None and recording.error is not None and code in (0, None):
@@ -186,8 +186,9 @@ def _set(variables: dict[str, str | None]) -> None:
 
 
 def _run(
-    script: Path, source: bytes, arguments: tuple[str, ...], virtual: str | None
-) -> tuple[int | str | None, str | None]:
+    script: Path, source: bytes, arguments: tuple[str, ...], virtual: str | None,
+    vram: str | None,
+) -> tuple[int | str | None, str | None]:  # fmt: skip
     """Run the script as ``__main__``, as Python would: its exit code, and what to do about it.
 
     Its module stays ``__main__``: what runs at exit, or is pickled, looks there.
@@ -206,7 +207,7 @@ def _run(
     except BaseException as error:
         _show(error, path)
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
-        hint = advice(error, sys.argv, virtual)
+        hint = advice(error, [str(script), *arguments], virtual, vram)
     _wait_for_threads()
     return code, hint
 
