@@ -10,7 +10,8 @@ from typing import Any
 import chainer
 import numpy as np
 
-from umem.chainer.learning import Learned, calibrate, learn, look_outside
+from umem.chainer.learning import Learned, Roots, calibrate, learn, look_outside
+from umem.chainer.outside import Outside
 from umem.chainer.passes import Pass
 from umem.chainer.planning import Budget, prepare
 from umem.chainer.tape import Call
@@ -24,6 +25,7 @@ MANY = 8
 """After so many different graphs in a row, none of which came back, the user is told."""
 OBJECTS = 1 << 20
 """Bytes over a budget that Python's own objects, which are measured as well, may take."""
+AGAIN = "it goes backward again after an update"
 REMEMBERED = 32
 """So many graphs without a plan are remembered."""
 
@@ -51,6 +53,8 @@ class Course:
         self.said: list[str] = []
         self._number = 0
         self._once_seen = 0
+        self._outsides: weakref.WeakSet[Outside] = weakref.WeakSet()
+        self._updated: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def say(self, text: str) -> None:
         """Tell the user, once."""
@@ -75,16 +79,41 @@ class Course:
                 return now
         if now is not None:
             self.end(now)
-        self.now = None
+        now = self.now = None  # what it holds goes before anything is measured
         self.tracing.stop()
         for learned in self.learned:
             waits = learned.measured and learned.plan is None and learned.never is None
             if waits and begins(learned, func, inputs):
                 self._prepare(learned)
         self._number += 1
-        self.now = Pass(self._number, self.learned, self._debug)
+        self.now = self._new_pass()
+        if any(known.keeps and begins(known, func, inputs) for known in self.learned):
+            self.now.never = AGAIN
+            self.now.outside.copies = False
         self._trace_if_needed(func, inputs)
         return self.now
+
+    def _new_pass(self) -> Pass:
+        signatures: list[Any] = []
+        outside = Outside(lambda: self._goes_again(signatures))
+        self._outsides.add(outside)
+        made = Pass(self._number, self.learned, self._debug, outside)
+        made.signatures = signatures
+        return made
+
+    def _goes_again(self, signatures: list[Any]) -> None:
+        """A graph was gone through once more after an update."""
+        learned = self._find(signatures)
+        if learned is not None and not learned.keeps:
+            learned.keeps, learned.never, learned.plan = True, AGAIN, None
+            self.say(f"a graph is not planned, and keeps everything: {AGAIN}")
+
+    def before_update(self, parameter: Any) -> None:
+        """An optimizer is about to change a parameter."""
+        if parameter.array is not None:
+            self._updated[id(parameter)] = parameter
+            for outside in list(self._outsides):
+                outside.before_update(parameter.array)
 
     def _prepare(self, learned: Learned) -> None:
         if learned.refused is not None:
@@ -118,8 +147,13 @@ class Course:
             if not learned.measured and learned.signatures[: len(so_far)] == so_far:
                 self.tracing.start("workspace", blind=not _on_host(now.calls[-1].values or ()))
 
-    def settle(self, now: Pass, refuse: str | None) -> None:
-        """Backward begins; ``refuse`` says why a graph must keep everything."""
+    def settle(self, now: Pass, refuse: str | None, roots: Roots = ()) -> None:
+        """Backward begins at some roots; ``refuse`` says why a graph must keep everything."""
+        if not now.settled:
+            now.roots = roots
+            now.signatures += [call.signature for call in now.calls]
+            if refuse is None and now.follows is not None and now.follows.roots != roots:
+                refuse = "another part of it goes backward than when it was learned"
         if refuse is not None:
             self.say(f"a graph is not planned, and keeps everything: {refuse}")
         follows, settled = now.follows, now.settled
@@ -131,12 +165,20 @@ class Course:
             if now.follows is None and len(now.observed) == len(now.calls) > 0:
                 self._learn(now)
 
+    def cut(self, now: Pass) -> None:
+        """The user cuts the graph before backward: what is left of it has to have its arrays."""
+        if now.never is None:
+            self.settle(now, "it is cut between forward and backward")
+            for call in now.calls:
+                if call.has_graph:
+                    call.ensure()
+
     def _learn(self, now: Pass) -> None:
         learned = self._find([call.signature for call in now.calls])
         if learned is None:
             learned = learn(now.calls, now.observed)
             self._remember(learned)
-        look_outside(learned, now.calls, now.old_gradients)
+        look_outside(learned, now.calls, now.old_gradients, list(self._updated.values()))
 
     def _find(self, signatures: list[Any]) -> Learned | None:
         for learned in self.learned:
@@ -178,7 +220,7 @@ class Course:
         if learned is None:
             return
         learned.never = learned.never or now.never
-        learned.plain = now.popped
+        learned.plain, learned.roots = now.popped, now.roots
         learned.dead = {
             call.index for call in now.calls if call.index not in now.popped and not call.has_graph
         }

@@ -81,7 +81,10 @@ def observe(
     name = type(owner).__name__
     same = name in _AGAIN or all(_sum(array) == known for array, known in before.sums)
     drawn = name in DRAWS
-    again = name not in NOT_AGAIN and same and (drawn or before.random == _random())
+    pure = type(owner).__module__.startswith(("chainer.", "umem.")) or getattr(
+        owner, "umem_recomputable", False
+    )
+    again = pure and name not in NOT_AGAIN and same and (drawn or before.random == _random())
     size = sum(y.nbytes for y in call.values)
     flat = bool(bases) and not own and len(ins) == 1 and size == _logical(inputs[0])
     return Observed(
@@ -120,6 +123,10 @@ def _random() -> bytes:
     return bytes(state[1].tobytes()) + repr(state[2:]).encode()
 
 
+Roots = tuple[tuple[int, int], ...]
+"""Where a backward begins: calls and their outputs."""
+
+
 class Due(NamedTuple):
     """An action of a plan, and the call that it is for."""
 
@@ -147,6 +154,9 @@ class Learned:
     backward_workspace: dict[int, int] = field(default_factory=dict)
     plain: dict[int, int] = field(default_factory=dict)
     dead: set[int] = field(default_factory=set)
+    roots: Roots = ()
+    keeps: bool = False
+    """Whether a pass that may be one of this graph keeps everything."""
     # once planned
     plan: Plan | None = None
     refused: str | None = None
@@ -197,9 +207,16 @@ class Learned:
         )
         return self.outside_bytes + drawn
 
+    def _summed(self) -> set[int]:
+        """Calls whose outputs are summed up and nothing else: that gradient is a view of one."""
+        users: dict[int, set[str]] = {}
+        for source, user in self.edges:
+            users.setdefault(source, set()).add(self.labels[user])
+        return {source for source, labels in users.items() if labels == {"Sum"}}
+
     def nodes(self, packs: bool) -> list[Node]:
         """The graph's nodes for a planner."""
-        names = self.names
+        names, views = self.names, self._summed()
         made = []
         for index, (name, o) in enumerate(zip(names, self.observed, strict=True)):
             dead = index in self.dead
@@ -212,7 +229,7 @@ class Learned:
                     alias_of=None if o.alias is None else names[o.alias],
                     recomputable=o.again,
                     stash_bytes=0 if dead or o.alias is not None else o.stash_bytes,
-                    grad_bytes=0 if dead else o.grad_bytes,
+                    grad_bytes=0 if dead or index in views else o.grad_bytes,
                     workspace_bytes=o.workspace_bytes + mask + mask // 4,
                     backward_workspace_bytes=self.backward_workspace.get(index, 0) + mask,
                     stays_bytes=0 if dead else self.stays.get(index, 0),
@@ -241,15 +258,20 @@ def learn(calls: list[Call], observed: list[Observed]) -> Learned:
     )  # fmt: skip
 
 
-def look_outside(learned: Learned, calls: list[Call], old_gradients: Mapping[int, int]) -> None:
+def look_outside(
+    learned: Learned, calls: list[Call], old_gradients: Mapping[int, int], others: Iterable[Any]
+) -> None:
     """Between forward and backward: what there is beside the graph's own arrays.
 
     Args:
         learned: what is known of the graph; it keeps the most of all passes.
         calls: the pass's calls.
         old_gradients: by parameter, the bytes of its gradient during forward.
+        others: parameters that optimizers have updated; those that no call reads, such as what
+            `F.forget` captures, count with a gradient.
     """
     constant = 0
+    read: set[int] = set()
     stays: dict[int, int] = {}
     seen: set[int] = set()
     for call in reversed(calls):
@@ -264,6 +286,7 @@ def look_outside(learned: Learned, calls: list[Call], old_gradients: Mapping[int
                 stays[call.index] = stays.get(call.index, 0) + source.array.nbytes
             held = node.get_variable_or_none()
             if isinstance(held, chainer.Parameter):
+                read.add(id(held))
                 constant += _state_bytes(held.update_rule)
                 if gradient_bytes(held):
                     learned.held_gradients[id(held)] = gradient_bytes(held)
@@ -271,6 +294,9 @@ def look_outside(learned: Learned, calls: list[Call], old_gradients: Mapping[int
             if id(root) not in seen:
                 seen.add(id(root))
                 constant += root.nbytes
+    for other in others:
+        if id(other) not in read:
+            constant += 2 * other.array.nbytes + _state_bytes(other.update_rule)
     learned.stays = stays
     learned.constant_bytes = max(learned.constant_bytes, constant)
     learned.old_gradients |= old_gradients

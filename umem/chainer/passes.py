@@ -13,7 +13,8 @@ from typing import Any
 import chainer
 
 from umem.chainer.fallback import Fallback
-from umem.chainer.learning import Before, Learned, Observed, gradient_bytes, observe
+from umem.chainer.learning import Before, Learned, Observed, Roots, gradient_bytes, observe
+from umem.chainer.outside import Outside
 from umem.chainer.sums import Sums
 from umem.chainer.tape import Call
 from umem.planner.schedule import Kind
@@ -30,9 +31,12 @@ class Pass:
         number: passes are numbered.
         known: the graphs that were learned.
         debug: whether to keep checksums.
+        outside: the parameters, as optimizers change them.
     """
 
-    def __init__(self, number: int, known: Sequence[Learned], debug: bool) -> None:
+    def __init__(
+        self, number: int, known: Sequence[Learned], debug: bool, outside: Outside
+    ) -> None:
         self.number = number
         self._known = known
         self._debug = debug
@@ -49,7 +53,11 @@ class Pass:
         self.settled = False
         self.popped: dict[int, int] = {}
         self.backward_workspace: dict[int, int] = {}
+        self.roots: Roots = ()
+        self.signatures: list[Any] = []
+        self.outside = outside
         self._fallback = Fallback()
+        self._waits: Call | None = None
         self._next = 0
         self._sums: Sums | None = None
 
@@ -70,7 +78,10 @@ class Pass:
         workspace: int,
     ) -> None:  # fmt: skip
         """A function was applied."""
-        call = Call(self.number, len(self.calls), func, inputs, outputs, self.leaves, self._debug)
+        call = Call(
+            self.number, len(self.calls), func, inputs, outputs, self.leaves, self.outside,
+            self._debug,
+        )  # fmt: skip
         func._umem_call = call
         self.calls.append(call)
         self.seconds.append(seconds)
@@ -101,6 +112,7 @@ class Pass:
         for learned in reversed(self._known):
             if learned.plan is not None and learned.signatures[0] == call.signature:
                 self.follows = learned
+                self.outside.copies = False
                 return
 
     def leave(self) -> None:
@@ -115,8 +127,9 @@ class Pass:
                 self.follows = learned
                 for call in self.calls[:-1]:
                     self._obey(call, learned)
+                    self.catch_up()
                 return
-        self.differs = True
+        self.differs = self.outside.copies = True
         self.observed = list(old.observed[: len(self.calls) - 1])
         self.use_plain_ranks()
         for call in self.calls[:-1]:
@@ -125,6 +138,17 @@ class Pass:
     def _obey(self, call: Call, learned: Learned) -> None:
         call.stash = learned.observed[call.index].stash
         call.set_rank(HIGH + 2 * learned.order[call.index])
+        self._waits = call
+
+    def catch_up(self) -> None:
+        """Let go what the plan lets go after the last call.
+
+        Not before another one begins: Chainer reads what the function holds once it has run.
+        """
+        call, learned = self._waits, self.follows
+        self._waits = None
+        if call is None or learned is None:
+            return
         if learned.packs and learned.observed[call.index].mask_bytes:
             call.pack()
         for kind, index in learned.after_forward.get(call.index, ()):
@@ -143,6 +167,7 @@ class Pass:
         if self.settled:
             return
         self.settled = True
+        self.catch_up()
         learned = self.follows
         if learned is not None and len(self.calls) < len(learned.signatures):
             self._end_early()
@@ -162,6 +187,7 @@ class Pass:
                 self.differs = False
                 for call in self.calls:
                     self._obey(call, learned)
+                    self.catch_up()
                 return
         self.never = "it ended before its plan did"
         self.use_plain_ranks()

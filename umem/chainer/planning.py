@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections.abc import Iterator
 
 from umem.chainer.learning import Due, Learned
 from umem.chainer.sums import contended
@@ -11,7 +13,7 @@ from umem.planner import Graph, simulate
 from umem.planner import plan as make_plan
 from umem.planner.plans import Method, Plan
 from umem.planner.referee import Simulation, referee
-from umem.planner.schedule import actions
+from umem.planner.schedule import Action, actions
 from umem.units import format_bytes, parse_bytes
 
 Budget = int | float | None
@@ -69,13 +71,30 @@ def plain(learned: Learned) -> Simulation:
     graph = graph_of(learned, packs=False)
     stream = list(actions(graph, make_plan(graph, None, "store_all", model="saved")))
     start = next((i for i, a in enumerate(stream) if a.kind == "backward"), len(stream))
-    number = {name: index for index, name in enumerate(learned.names)}
     late = [a for a in stream[start:] if a.kind in ("drop", "drop_stash")]
     frees = {a.node: a for a in stream[start:] if a.kind == "free"}
-    steps = [a for a in stream[start:] if a.kind == "backward"]
-    steps.sort(key=lambda a: learned.plain.get(number[a.node], len(number)))
-    backward = [a for step in steps for a in (step, frees.get(step.node)) if a is not None]
+    backward: list[Action] = []
+    for name in _plain_order(learned, graph):
+        backward += [Action("backward", name), *([frees[name]] if name in frees else [])]
     return referee(graph, [*stream[:start], *backward, *late])
+
+
+def _plain_order(learned: Learned, graph: Graph) -> Iterator[str]:
+    """Backward's order: users first, then as it was seen; what it did not reach as soon as can be.
+
+    What was not reached may be reached by a later backward of the same graph.
+    """
+    g, place = graph.numbered, {name: index for index, name in enumerate(learned.names)}
+    waits = [len(users) for users in g.succs]
+    ready = [(learned.plain.get(place[n], -1), v) for v, n in enumerate(g.names) if not waits[v]]
+    heapq.heapify(ready)
+    while ready:
+        _, v = heapq.heappop(ready)
+        yield g.names[v]
+        for x in g.preds[v]:
+            waits[x] -= 1
+            if not waits[x]:
+                heapq.heappush(ready, (learned.plain.get(place[g.names[x]], -1), x))
 
 
 def _room(learned: Learned, budget: Budget) -> int | None:

@@ -18,10 +18,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from chainer import _backprop, _backprop_utils, configuration, function_hook, function_node
+from chainer import (
+    _backprop,
+    _backprop_utils,
+    configuration,
+    function_hook,
+    function_node,
+    optimizer,
+)
 
 from umem.chainer.course import Course, RecomputeWarning
-from umem.chainer.learning import Before, Learned, look
+from umem.chainer.learning import Before, Learned, Roots, look
 from umem.chainer.planning import check_budget
 from umem.chainer.recompute_report import curves, describe
 from umem.chainer.wiring import owner_of, wait_for
@@ -75,6 +82,8 @@ class Recompute:
         self._wrap(_backprop_utils, "backprop_step", self._backprop_step)
         self._wrap(_backprop, "_backprop_to_all", self._backprop_to_all)
         self._wrap(function_node, "_backprop", self._grad)
+        self._wrap(optimizer.UpdateRule, "update", self._update)
+        self._wrap(function_node.FunctionNode, "unchain", self._unchain)
         _on.append(self)
         return self
 
@@ -152,6 +161,7 @@ class Recompute:
             if elsewhere or not configuration.config.enable_backprop:
                 return original(func, inputs)
             now = self._course.current(func, inputs)
+            now.catch_up()
             if now.learns:  # the first call of each pass does
                 _check(func, inputs)
                 before = look(func)
@@ -187,7 +197,8 @@ class Recompute:
                 original(*args, **kwargs)
                 return
             double = configuration.config.enable_backprop
-            self._course.settle(now, "it is differentiated twice" if double else None)
+            refuse = "it is differentiated twice" if double else None
+            self._course.settle(now, refuse, _roots(args[0] if args else kwargs["outputs"]))
             whole = False
             try:
                 original(*args, **kwargs)
@@ -196,6 +207,29 @@ class Recompute:
                 self._course.finish(now, whole)
 
         return backprop_to_all
+
+    def _update(self, original: Any) -> Any:
+        def update(rule: Any, parameter: Any) -> None:
+            if rule.enabled and threading.get_ident() == self._thread:
+                self._course.before_update(parameter)
+            original(rule, parameter)
+
+        return update
+
+    def _unchain(self, original: Any) -> Any:
+        def unchain(func: Any) -> None:
+            now = self._course.now
+            call = getattr(func, "_umem_call", None)
+            if now is not None and call is not None and threading.get_ident() == self._thread:
+                if call.number == now.number and not now.went_back:
+                    self._inside = True
+                    try:
+                        self._course.cut(now)
+                    finally:
+                        self._inside = False
+            original(func)
+
+        return unchain
 
     def _grad(self, original: Any) -> Any:
         def grad(*args: Any, **kwargs: Any) -> Any:
@@ -242,6 +276,17 @@ class _MakeAgain(function_hook.FunctionHook):
     def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
         """Make sure of what the function retained."""
         function._umem_call.ensure()
+
+
+def _roots(outputs: Any) -> Roots:
+    """The calls and outputs at which a backward begins."""
+    found = []
+    for node, _ in outputs:
+        creator = node.creator_node
+        call = getattr(creator, "_umem_call", None)
+        if call is not None:
+            found += [(call.index, i) for i, y in enumerate(creator.outputs) if y() is node]
+    return tuple(sorted(found))
 
 
 def _check(func: Any, inputs: Any) -> None:

@@ -21,6 +21,7 @@ import chainer
 from chainer import configuration
 from chainer.function import FunctionAdapter
 
+from umem.chainer.outside import Outside
 from umem.chainer.packing import Packed, pack, unpack
 from umem.chainer.recording import rerun
 from umem.chainer.wiring import Source, checksum, owner_of, source_of
@@ -53,23 +54,25 @@ class Call:
         number: of the pass that it belongs to.
         index: its place in that pass.
         leaves: the nodes that come from outside, by identity; new ones are added.
+        outside: the parameters as they were in forward.
         sums: whether to keep checksums, for `verify`.
 
     ``from_elsewhere`` says that an input was made in an earlier pass.
     """
 
     __slots__ = (
-        "__weakref__", "_func", "config", "draws", "from_elsewhere", "index", "number", "packed",
-        "plain_rank", "rerun_seconds", "retained", "signature", "sources", "stash",
-        "stash_dropped", "sums", "values",
+        "__weakref__", "_func", "config", "draws", "from_elsewhere", "index", "masks", "number",
+        "outside", "packed", "plain_rank", "rerun_seconds", "retained", "signature", "sources",
+        "stash", "stash_dropped", "sums", "values",
     )  # fmt: skip
 
     def __init__(
         self, number: int, index: int, func: Any, inputs: Any, outputs: Any,
-        leaves: dict[int, tuple[int, Any]], sums: bool = False,
+        leaves: dict[int, tuple[int, Any]], outside: Outside, sums: bool = False,
     ) -> None:  # fmt: skip
         self.number = number
         self.index = index
+        self.outside = outside
         self._func = weakref.ref(func)
         self.plain_rank = func.rank
         self.values: tuple[Any, ...] | None = tuple([y._data[0] for y in outputs])
@@ -93,6 +96,7 @@ class Call:
         self.retained = [False] * len(self.values)
         self.stash: tuple[str, ...] = ()
         self.draws = kind.__name__ in DRAWS
+        self.masks = kind.__name__ == "Dropout" and kind.__module__.startswith("chainer.")
         self.stash_dropped = False
         self.packed: Packed | None = None
         self.config = dict(vars(configuration.config._local))
@@ -179,7 +183,7 @@ class Call:
 
     def pack(self) -> None:
         """Keep a dropout mask as bits."""
-        func = self._func() if "mask" in self.stash else None
+        func = self._func() if self.masks and "mask" in self.stash else None
         if func is None or func.mask is None:
             return
         if self.packed is None:
@@ -194,6 +198,10 @@ class Call:
 
     def make_again(self) -> None:
         """Run the function again if its outputs or what it keeps were dropped."""
+        if self.values is None and not self.stash_dropped:
+            held = tuple([self.value(output) for output in range(len(self.retained))])
+            if all(value is not None for value in held):  # by the user's variables
+                self._put_back(self.func, held)
         if self.values is None or self.stash_dropped:
             self.materialise()
 
@@ -233,7 +241,8 @@ class Call:
         start = time.perf_counter()
         func = self.func
         inputs = tuple([
-            source.array if source.call is None else source.call.value(source.output)
+            self.outside.find(source.array, self.label) if source.call is None
+            else source.call.value(source.output)
             for source in self.sources
         ])  # fmt: skip
         self.verify(inputs)
@@ -299,7 +308,7 @@ class Call:
         for index in func._input_indexes_to_retain or ():
             source = self.sources[index]
             node = func.inputs[index]
-            if source.call is not None and node._data is None and node.creator_node is not None:
+            if source.call is not None and node._data is None:
                 source.call.retained[source.output] = True
                 if not source.call.find(source.output):
                     source.call.materialise()

@@ -1,0 +1,60 @@
+"""Parameters that optimizers change while a graph could still go backward.
+
+A call that runs again has to find its parameters as they were. Where one forward serves two
+updates, as in the usual training of two networks against each other, the second backward goes
+through a graph whose parameters the first update has changed. While a graph is being learned,
+those parameters are copied before an update, so that this comes out exact; such a graph is not
+planned. Where it happens under a plan for the first time, it is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from umem.chainer.wiring import root_of
+from umem.errors import RecomputeError
+
+
+class Outside:
+    """The parameters that one pass reads, as they were in its forward.
+
+    Attributes:
+        copies: whether parameters are copied before an update.
+        tell: called when a call has to run again after an update.
+    """
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._copies: dict[int, Any] = {}
+        self._changed: dict[int, Any] = {}
+        self.copies = True
+        self.tell = tell
+
+    def before_update(self, array: Any) -> None:
+        """An optimizer is about to change a parameter's array."""
+        if id(array) not in self._changed:
+            self._changed[id(array)] = array  # held, so that nothing else gets its identity
+            if self.copies:
+                self._copies[id(array)] = array.copy()
+
+    def find(self, array: Any, label: str) -> Any:
+        """An array from outside as it was in forward.
+
+        Raises:
+            RecomputeError: an optimizer has changed it since, and there is no copy.
+        """
+        if array is None or not self._changed:
+            return array
+        key = id(array)
+        if key not in self._changed:
+            key = id(root_of(array))
+        if key not in self._changed:
+            return array
+        self.tell()
+        if key == id(array) and key in self._copies:
+            return self._copies[key]
+        raise RecomputeError(
+            f"{label!r} has to run again, and an optimizer has changed its parameters since: the "
+            "graph goes backward once more after an update. From the next pass on everything of "
+            "it is kept; take all backward passes before the first update to have it planned"
+        )
