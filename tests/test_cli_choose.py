@@ -162,6 +162,21 @@ def test_columns_are_explained_and_those_left_out_are_named(path: Path) -> None:
     assert "A wider terminal also shows range, host, moved; --json has all." in said
 
 
+def test_a_range_names_a_unit_once_where_it_is_one() -> None:
+    plain = choose(trace(), "t4").options[0]
+    ends = [(0.0342, 0.0458), (0.9e-3, 0.0012), (125.0, 125.0), (125.0, 185.0)]
+    options = [replace(plain, seconds_low=low, seconds_high=high) for low, high in ends]
+    choice = replace(choose(trace(), "t4"), options=tuple(options))
+    shown = "\n".join(line.plain for line in choice_text(choice, 100))
+    for wanted in (
+        "34.2 - 45.8 ms",
+        "900.0 us - 1.2 ms",
+        "2 min 5 s - 2 min 6 s",
+        "61.0 s - 2 min",
+    ):
+        assert f"  {wanted}" in shown
+
+
 def test_the_host_is_named_where_it_limits(tmp_path: Path) -> None:
     # 17 + 10 us forward, 21 + 10 backward: 29 in the middle. Arithmetic is quick, or slow.
     quick = trace(4096, 6).save(tmp_path / "quick.umem.gz")

@@ -121,7 +121,10 @@ def _figures(options: Sequence[Option]) -> list[Column]:
 
 
 def _range(option: Option) -> str:
-    return f"{format_seconds(option.seconds_low)} - {format_seconds(option.seconds_high)}"
+    low, high = format_seconds(option.seconds_low), format_seconds(option.seconds_high)
+    number, unit = low.rsplit(" ", 1)
+    is_one = " " not in number and high.partition(" ")[2] == unit
+    return f"{number if is_one else low} - {high}"
 
 
 def _host_bound(who: str, bound: Sequence[Option], width: int) -> Iterator[Text]:
