@@ -445,3 +445,21 @@ def test_every_kind_of_pass_is_planned() -> None:
     wanted = [sum(map(len, tape.least.recomputed)) for tape in subject.tapes]
     assert all(wanted) and again == 3 * sum(wanted)
     assert least.peak_bytes < subject.trace.peak_bytes
+
+
+def test_a_graph_that_goes_with_the_steps_function_is_not_there_in_the_next_step() -> None:
+    w, x, y = (Access(n, 0, 100) for n in range(3))
+    step = [
+        Alloc(0, 100, "parameter", "W", True), Mark("start"),
+        Alloc(1, 100, "activation", "f"), Op("f", "forward", (w,), (x,)),
+        Alloc(2, 100, "gradient", "g"), Op("g", "backward", (x,), (y,)),
+        Op("SGD", "update", (y, w), (w,)), Mark("step"),
+        Free(1), Free(2),  # when the function returns
+    ]  # fmt: skip
+    once, thrice = Trace(step), settled(Trace(step), 3)
+    assert thrice.step_count == 3 and thrice.peak_bytes == once.peak_bytes == 300
+    held = settled(Trace(step[:-2]), 3)  # the loss is held until the next backward
+    assert held.peak_bytes == 400
+    checker = Checker()
+    for event in thrice.events:
+        checker.check(event)

@@ -7,6 +7,7 @@ that is warm. What counts is a step further on, so that a single step is repeate
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from umem.cutting import tail
 from umem.errors import TraceError
@@ -49,8 +50,9 @@ def _marked(trace: Trace) -> tuple[Trace, list[int]]:
             pieces.append([])
         else:
             pieces[-1].append(event)
-    if len(pieces) > 1:
-        pieces.pop()  # what comes after the last update is no whole step
+    # What comes after the last update is no whole step, but for what goes with the step's graph.
+    rest = pieces.pop() if len(pieces) > 1 else []
+    frees = takewhile(lambda event: isinstance(event, Free), rest)
     period = _period([[e.name for e in piece if isinstance(e, Op)] for piece in pieces])
     events: list[Event] = []
     ends: list[int] = []
@@ -59,6 +61,7 @@ def _marked(trace: Trace) -> tuple[Trace, list[int]]:
         if (len(pieces) - number) % period == 0:
             events.append(STEP)
             ends.append(len(events))
+    events += frees
     return Trace(events, trace.backend, trace.meta), ends
 
 
