@@ -122,7 +122,7 @@ def _figures(options: Sequence[Option]) -> list[Column]:
 
 def _range(option: Option) -> str:
     low, high = format_seconds(option.seconds_low), format_seconds(option.seconds_high)
-    number, unit = low.rsplit(" ", 1)
+    number, _, unit = low.rpartition(" ")
     is_one = " " not in number and high.partition(" ")[2] == unit
     return f"{number if is_one else low} - {high}"
 
