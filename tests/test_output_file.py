@@ -19,7 +19,7 @@ def test_a_picture_that_is_not_named_one_is_refused(name: str) -> None:
 
 def test_matplotlib_is_missed_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(click.ClickException, match="pip install .*matplotlib"):
+    with pytest.raises(click.ClickException, match=r"pip install .*matplotlib"):
         refuse_picture(Path("a.png"))
 
 
