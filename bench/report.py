@@ -64,7 +64,7 @@ def command(view: str, trace: Path, output: Path) -> list[str]:
 
 def run(view: str, trace: Path, folder: Path) -> Cost:
     """Run the command of a view and measure it."""
-    output = folder / "output"
+    output = folder / ("output.png" if view == "picture" else "output")
     output.unlink(missing_ok=True)
     printed = folder / "printed"
     path = os.pathsep.join(filter(None, [str(common.HERE.parent), os.environ.get("PYTHONPATH")]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -70,9 +69,12 @@ def test_help_loads_neither_chainer_nor_cupy() -> None:
 
 
 def test_importing_umem_costs_little_more_than_numpy() -> None:
-    """At most 150 ms of processor time above NumPy's own import: medians of seven, in turns."""
+    """At most 150 ms of processor time above NumPy's own import: the least of nine, in turns.
+
+    Processor time is only ever more than it should be: what else runs adds to it.
+    """
     times: dict[str, list[float]] = {"numpy": [], "umem": []}
-    for module in (*times, *list(times) * 7):  # the first of each warms the file cache
+    for module in (*times, *list(times) * 9):  # the first of each warms the file cache
         before = os.times()
         subprocess.run([sys.executable, "-c", f"import {module}"], check=True, cwd=ROOT)
         after = os.times()
@@ -80,5 +82,4 @@ def test_importing_umem_costs_little_more_than_numpy() -> None:
             after.children_user + after.children_system
             - before.children_user - before.children_system
         )  # fmt: skip
-    medians = {module: statistics.median(seconds[1:]) for module, seconds in times.items()}
-    assert medians["umem"] - medians["numpy"] < 0.150
+    assert min(times["umem"][1:]) - min(times["numpy"][1:]) < 0.150

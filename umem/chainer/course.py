@@ -13,6 +13,7 @@ import numpy as np
 from umem.chainer.learning import Learned, Roots, calibrate, learn, look_outside
 from umem.chainer.outside import Outside
 from umem.chainer.passes import Pass
+from umem.chainer.plain_pass import ENDED_EARLY, PlainPass, other_call
 from umem.chainer.planning import Budget, prepare
 from umem.chainer.tape import Call
 from umem.chainer.tracing import Tracing
@@ -48,6 +49,7 @@ class Course:
         self._debug = debug
         self.learned: list[Learned] = []
         self.now: Pass | None = None
+        self.plain: PlainPass | None = None
         self.last: list[weakref.ref[Call]] = []
         self.tracing = Tracing()
         self.said: list[str] = []
@@ -67,12 +69,16 @@ class Course:
         self.tracing.stop()
         if self.now is not None:
             self.end(self.now)
-        self.now = None
+        self.now = self.plain = None
         last, self.last = self.last, []
         return last
 
-    def current(self, func: Any, inputs: Any) -> Pass:
+    def current(self, func: Any, inputs: Any) -> Pass | PlainPass:
         """The pass that is going forward; a new one after a backward, or after a lost forward."""
+        if self.plain is not None:
+            if not self.plain.is_over:
+                return self.plain
+            self.plain = None
         now = self.now
         if now is not None and not now.went_back:
             if not now.calls or now.calls[-1].has_graph or not now.is_over:
@@ -86,6 +92,12 @@ class Course:
             if waits and begins(learned, func, inputs):
                 self._prepare(learned)
         self._number += 1
+        alike = [learned for learned in reversed(self.learned)
+                 if learned.plan is not None and begins(learned, func, inputs)]  # fmt: skip
+        if alike and not self._debug and all(known.is_left_alone for known in alike):
+            self.plain = PlainPass(alike)
+            self._trace_if_needed(func, inputs)
+            return self.plain
         self.now = self._new_pass()
         if any(known.keeps and begins(known, func, inputs) for known in self.learned):
             self.now.never = AGAIN
@@ -123,6 +135,9 @@ class Course:
         except BudgetError as error:
             learned.refused = str(error)
             raise
+        for known in self.learned:
+            if known.signatures[0] == learned.signatures[0]:
+                known.differed = False
 
     def _trace_if_needed(self, func: Any, inputs: Any) -> None:
         for learned in reversed(self.learned):
@@ -135,12 +150,29 @@ class Course:
                     self.tracing.start("peak", blind=blind)
                 return
 
+    def finish_plain(self, plain: PlainPass, whole: bool) -> None:
+        """The backward of a plain pass is over; ``whole``: without an exception."""
+        first = not plain.went_back
+        plain.went_back = True
+        if first and whole and plain.differs is None:
+            self._once_seen = 0
+            self._look_at_peak(plain.learned)
+            plain.learned.rerun_seconds = 0.0
+        self.tracing.stop()
+
+    def settle_plain(self, plain: PlainPass) -> None:
+        """The backward of a plain pass begins."""
+        if plain.went_back:
+            return
+        plain.settle()
+        if plain.differs is not None and not plain.learned.differed:
+            plain.learned.differed = True  # from now on passes are looked at in full
+            self.say(plain.differs)
+        self.tracing.turn()
+
     def left(self, now: Pass) -> None:
         """The pass has just left its plan."""
-        self.say(
-            f"call {len(now.calls) - 1} ({now.calls[-1].label}) is not what was planned: this pass "
-            "keeps everything from there on. A graph that comes back is planned for"
-        )
+        self.say(other_call(len(now.calls) - 1, now.calls[-1].label))
         self.tracing.stop()
         so_far = [call.signature for call in now.calls]
         for learned in self.learned:
@@ -152,14 +184,16 @@ class Course:
         if not now.settled:
             now.roots = roots
             now.signatures += [call.signature for call in now.calls]
-            if refuse is None and now.follows is not None and now.follows.roots != roots:
+            follows = now.follows
+            whole = follows is not None and len(now.calls) == len(follows.signatures)
+            if refuse is None and follows is not None and whole and follows.roots != roots:
                 refuse = "another part of it goes backward than when it was learned"
         if refuse is not None:
             self.say(f"a graph is not planned, and keeps everything: {refuse}")
         follows, settled = now.follows, now.settled
         now.settle(refuse)
         if not settled and follows is not None and now.differs and refuse is None:
-            self.say("a pass ended before its plan did: it keeps the rest")
+            self.say(ENDED_EARLY)
         if not settled:
             self.tracing.turn()
             if now.follows is None and len(now.observed) == len(now.calls) > 0:
@@ -234,13 +268,18 @@ class Course:
     def _finish_following(self, now: Pass, learned: Learned) -> None:
         self._once_seen = 0
         if self.tracing.what == "peak":
-            learned.followed = True
-            peak = self.tracing.peak(cleared=learned.forward_bytes)
-            if peak is not None:
-                learned.measured_bytes = learned.outside_bytes + peak
-                self._keep_the_promise(learned, learned.measured_bytes)
+            self._look_at_peak(learned)
         elif learned.rerun_seconds is None:
             learned.rerun_seconds = sum(call.rerun_seconds for call in now.calls)
+
+    def _look_at_peak(self, learned: Learned) -> None:
+        if self.tracing.what != "peak":
+            return
+        learned.followed = True
+        peak = self.tracing.peak(cleared=learned.forward_bytes)
+        if peak is not None:
+            learned.measured_bytes = learned.outside_bytes + peak
+            self._keep_the_promise(learned, learned.measured_bytes)
 
     def _keep_the_promise(self, learned: Learned, found: int) -> None:
         """More than the budget was needed: plan once more, with that much less room."""

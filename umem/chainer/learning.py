@@ -159,6 +159,10 @@ class Learned:
     """Whether a pass that may be one of this graph keeps everything."""
     # once planned
     plan: Plan | None = None
+    fits: bool = False
+    """Whether a plain step is within the budget."""
+    differed: bool = False
+    """Whether a plain pass that began like this one went on in a way that is not known."""
     refused: str | None = None
     packs: bool = False
     keep_all_bytes: int = 0
@@ -174,6 +178,11 @@ class Learned:
     rerun_seconds: float | None = None
 
     @property
+    def is_left_alone(self) -> bool:
+        """Whether passes that begin like this one need not be followed."""
+        return self.fits and not self.differed
+
+    @property
     def seconds(self) -> float:
         """Of the forward pass."""
         return sum(o.seconds for o in self.observed)
@@ -186,7 +195,11 @@ class Learned:
     @property
     def peak_bytes(self) -> int | None:
         """What the plan promises, in all."""
-        return None if self.plan is None else self.constant(self.packs) + self.plan.peak_bytes
+        if self.plan is None:
+            return None
+        if self.fits:
+            return self.keep_all_bytes
+        return self.constant(self.packs) + self.plan.peak_bytes
 
     @property
     def forward_bytes(self) -> int:

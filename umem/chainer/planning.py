@@ -46,7 +46,7 @@ def check_budget(budget: int | str) -> Budget:
 
 
 def prepare(learned: Learned, budget: Budget, method: Method) -> None:
-    """Plan a graph that was learned.
+    """Plan a graph that was learned; where a plain step fits, there is nothing to plan.
 
     Raises:
         BudgetError: nothing fits; names the least that does, the floor and what forces it.
@@ -55,6 +55,7 @@ def prepare(learned: Learned, budget: Budget, method: Method) -> None:
     keep_all = make_plan(whole, None, "store_all", model="saved")
     learned.keep_all_bytes = learned.constant(False) + plain(learned).peak_bytes
     room = _room(learned, budget)
+    learned.fits = room is not None and room >= learned.keep_all_bytes
     if room is not None and room >= learned.constant(False) + keep_all.peak_bytes:
         _carry(learned, whole, keep_all, packs=False)
         return

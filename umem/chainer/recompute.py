@@ -29,6 +29,7 @@ from chainer import (
 
 from umem.chainer.course import Course, RecomputeWarning
 from umem.chainer.learning import Before, Learned, Roots, look
+from umem.chainer.plain_pass import PlainPass
 from umem.chainer.planning import check_budget
 from umem.chainer.recompute_report import curves, describe
 from umem.chainer.wiring import owner_of, wait_for
@@ -161,6 +162,15 @@ class Recompute:
             if elsewhere or not configuration.config.enable_backprop:
                 return original(func, inputs)
             now = self._course.current(func, inputs)
+            if isinstance(now, PlainPass):
+                self._inside = True
+                try:
+                    outputs = original(func, inputs)
+                finally:
+                    self._inside = False
+                if func.inputs is not None:
+                    now.add(func, outputs)
+                return outputs
             now.catch_up()
             if now.learns:  # the first call of each pass does
                 _check(func, inputs)
@@ -192,8 +202,14 @@ class Recompute:
 
     def _backprop_to_all(self, original: Any) -> Any:
         def backprop_to_all(*args: Any, **kwargs: Any) -> None:
-            now = self._course.now
-            if now is None or self._inside or threading.get_ident() != self._thread:
+            now, plain = self._course.now, self._course.plain
+            if self._inside or threading.get_ident() != self._thread:
+                original(*args, **kwargs)
+                return
+            if plain is not None:
+                self._plain_backward(plain, lambda: original(*args, **kwargs))
+                return
+            if now is None:
                 original(*args, **kwargs)
                 return
             double = configuration.config.enable_backprop
@@ -207,6 +223,16 @@ class Recompute:
                 self._course.finish(now, whole)
 
         return backprop_to_all
+
+    def _plain_backward(self, plain: PlainPass, run: Callable[[], None]) -> None:
+        self._course.settle_plain(plain)
+        self._inside, whole = True, False
+        try:
+            run()
+            whole = True
+        finally:
+            self._inside = False
+            self._course.finish_plain(plain, whole)
 
     def _update(self, original: Any) -> Any:
         def update(rule: Any, parameter: Any) -> None:

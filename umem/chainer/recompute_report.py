@@ -22,7 +22,8 @@ def describe(learned: Learned) -> str:
     constant = learned.constant(learned.packs)
     size, node = floor_of(learned)
     lines = [
-        f"{head}planned by {plan.method}",
+        head + ("a plain step fits, and is left as it is" if learned.fits
+                else f"planned by {plan.method}"),
         f"  peak: {format_bytes(learned.peak_bytes or 0)} predicted, "
         f"{_or_not(learned.measured_bytes)}; {format_bytes(learned.keep_all_bytes)} predicted "
         f"for a plain step; the floor is {format_bytes(constant + size)} ({node})",
@@ -60,6 +61,8 @@ def curves(learned: Learned) -> tuple[list[int], list[int]]:
     """Predicted bytes over the actions of a step: a plain one, and by the plan."""
     assert learned.plan is not None
     before = plain(learned)
+    if learned.fits:
+        return (_curve(before, learned.constant(False)),) * 2
     after = simulate(graph_of(learned, packs=learned.packs), learned.plan)
     return (
         _curve(before, learned.constant(False)),

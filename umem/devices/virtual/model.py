@@ -207,7 +207,9 @@ class Model:
     def _remote_bytes(self, op: Op, read_bytes: float, written_bytes: float) -> tuple[float, float]:
         self.counters.remote_bytes += round(read_bytes + written_bytes)
         touched = sum(stop - start for _, start, stop in (*op.reads, *op.writes))
-        more = max(1.0, op.traffic_bytes / touched) if op.pattern == "random" else 1.0
+        more = 1.0
+        if op.pattern == "random" and touched:
+            more = max(more, op.traffic_bytes / touched)
         return read_bytes * more, written_bytes
 
     def _waits(self, start: int, stop: int) -> list[tuple[float, ...]]:
