@@ -75,10 +75,7 @@ class Course:
 
     def current(self, func: Any, inputs: Any) -> Pass | PlainPass:
         """The pass that is going forward; a new one after a backward, or after a lost forward."""
-        if self.plain is not None:
-            if not self.plain.is_over:
-                return self.plain
-            self.plain = None
+        self.plain = None  # the caller asks only where it is over
         now = self.now
         if now is not None and not now.went_back:
             if not now.calls or now.calls[-1].has_graph or not now.is_over:

@@ -52,7 +52,7 @@ class PlainPass:
         self._last = weakref.ref(func)
         if index == 0:
             self._first = self._last
-        if self.differs is not None or _is_call(self.learned, index, func, outputs):
+        if _is_call(self.learned, index, func, outputs) or self.differs is not None:
             return
         for other in self._alike(index):
             if _is_call(other, index, func, outputs):

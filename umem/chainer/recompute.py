@@ -157,20 +157,19 @@ class Recompute:
     # -- forward ---------------------------------------------------------------------------
 
     def _apply(self, original: Any) -> Any:
+        course = self._course
+
         def apply(func: Any, inputs: Any) -> Any:
-            elsewhere = self._inside or threading.get_ident() != self._thread
-            if elsewhere or not configuration.config.enable_backprop:
+            if self._inside or threading.get_ident() != self._thread:
                 return original(func, inputs)
-            now = self._course.current(func, inputs)
+            plain = course.plain
+            if plain is not None and not plain.is_over:  # one more call of it, or outside the graph
+                return self._apply_plain(original, plain, func, inputs)
+            if not configuration.config.enable_backprop:
+                return original(func, inputs)
+            now = course.current(func, inputs)
             if isinstance(now, PlainPass):
-                self._inside = True
-                try:
-                    outputs = original(func, inputs)
-                finally:
-                    self._inside = False
-                if func.inputs is not None:
-                    now.add(func, outputs)
-                return outputs
+                return self._apply_plain(original, now, func, inputs)
             now.catch_up()
             if now.learns:  # the first call of each pass does
                 _check(func, inputs)
@@ -178,7 +177,7 @@ class Recompute:
             else:
                 before = Before(dict(vars(owner_of(func))), [], b"")
             self._inside = True
-            self._course.tracing.call_begins()
+            course.tracing.call_begins()
             if now.learns:
                 wait_for(inputs)
             start = time.perf_counter()
@@ -191,12 +190,22 @@ class Recompute:
             seconds = time.perf_counter() - start
             if func.inputs is not None:
                 follows = now.follows
-                now.add(func, inputs, outputs, before, seconds, self._course.tracing.workspace())
+                now.add(func, inputs, outputs, before, seconds, course.tracing.workspace())
                 if follows is not None and now.differs:
-                    self._course.left(now)
+                    course.left(now)
             return outputs
 
         return apply
+
+    def _apply_plain(self, original: Any, plain: PlainPass, func: Any, inputs: Any) -> Any:
+        self._inside = True
+        try:
+            outputs = original(func, inputs)
+        finally:
+            self._inside = False
+        if func.inputs is not None:
+            plain.add(func, outputs)
+        return outputs
 
     # -- backward --------------------------------------------------------------------------
 
@@ -270,8 +279,7 @@ class Recompute:
     def _backprop_step(self, original: Any) -> Any:
         def backprop_step(func: Any, *args: Any) -> None:
             now = self._course.now
-            elsewhere = self._inside or threading.get_ident() != self._thread
-            if now is None or elsewhere:
+            if now is None or self._inside or threading.get_ident() != self._thread:
                 original(func, *args)
                 return
             call = getattr(func, "_umem_call", None)
