@@ -203,7 +203,8 @@ def test_the_peak_falls_as_predicted() -> None:
     memory = umem.chainer.Recompute("min")
     train(Deep, memory, data=larger, steps=4)
     (learned,) = planned(memory)
-    assert memory.measured_bytes == pytest.approx(memory.predicted_bytes, rel=0.05)
+    objects = memory.measured_bytes - memory.predicted_bytes  # Python's own are measured as well
+    assert -0.02 * memory.predicted_bytes < objects < 0.02 * memory.predicted_bytes + 200_000
     assert learned.measured_bytes < 0.6 * learned.keep_all_bytes
     whole = umem.chainer.Recompute("100%")
     train(Deep, whole, data=larger, steps=3)
