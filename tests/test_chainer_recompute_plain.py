@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import warnings
 from typing import Any
 
@@ -235,3 +236,188 @@ def test_debug_mode_looks_all_the_same() -> None:
         x += 1
         with pytest.raises(RecomputeError, match="'LinearFunction' was edited in place"):
             loss.backward()
+
+
+# -- what a pass meets that is left alone ------------------------------------------------------
+
+
+def quietly(step: Any, budget: Any = ROOMY, steps: int = 8) -> umem.chainer.Recompute:
+    """Train with and without a budget, and compare; warnings are no matter."""
+    memory = umem.chainer.Recompute(budget)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecomputeWarning)
+        found = train("mlp", memory, step=step, steps=steps)
+    same(found, train("mlp", step=step, steps=steps))
+    return memory
+
+
+def tanh_of(layers: Any, h: Any) -> Any:
+    for layer in layers:
+        h = F.tanh(layer(h))
+    return h
+
+
+def test_backward_goes_on_into_a_graph_whose_arrays_were_dropped() -> None:
+    def step(model: Any, x: Any, t: Any) -> Any:
+        """Backward at every step; the state is cut at every second."""
+        model.turn = getattr(model, "turn", -1) + 1
+        state = x if model.turn % 2 == 0 else model.state
+        model.state = tanh_of(model, state)
+        model.cleargrads()
+        loss = F.softmax_cross_entropy(model.state, t)
+        loss.backward()
+        return loss
+
+    quietly(step)
+
+
+def test_two_graphs_go_backward_in_turn_one_of_them_left_alone() -> None:
+    def step(model: Any, x: Any, t: Any) -> Any:
+        model.cleargrads()
+        large = F.sum(tanh_of(model, np.tile(x, (40, 1))))
+        large.backward()
+        small = F.sum(tanh_of(model, x))
+        small.backward()
+        large.backward()
+        gradients = chainer.grad([large], [model[0].W])
+        assert gradients[0] is not None
+        return small
+
+    least = quietly(step, "min")
+    assert least.predicted_bytes is not None
+    quietly(step, round(1.05 * least.predicted_bytes))
+
+
+def test_sums_keep_their_order_where_the_inputs_come_from_a_graph_that_is_left_alone() -> None:
+    def step(model: Any, x: Any, t: Any) -> Any:
+        model.turn = getattr(model, "turn", -1) + 1
+        first = model[0](x)
+        y = tanh_of(model[1:4], first)
+        F.sum(y * y).backward()
+        model.cleargrads()
+        h, z = (v if model.turn > 6 else chainer.Variable(v.array.copy()) for v in (first, y))
+        h, z = (F.tile(v, (40, 1)) for v in (h, z))
+        u = h
+        for layer in model[4:]:
+            u = F.tanh(layer(u)) + h
+        loss = F.sum(u * h * z + F.tanh(h) * z)
+        loss.backward()
+        return loss
+
+    least = quietly(step, "min", steps=10)
+    assert least.predicted_bytes is not None
+    quietly(step, round(1.05 * least.predicted_bytes), steps=10)
+
+
+def test_a_step_whose_graph_is_kept_over_the_next_is_followed(followed: list[str]) -> None:
+    """As in the usual loop, where the loss is bound until the next one is."""
+
+    def step(model: Any, x: Any, t: Any) -> Any:
+        model.kept = backward(model, x, t)
+        return model.kept
+
+    quietly(step)
+    assert len(followed) == 8 * 17
+
+
+@pytest.mark.parametrize("change", ["kernel", "words"])
+def test_more_of_what_no_output_shows_is_seen(change: str) -> None:
+    def convolve(model: Any, x: Any, t: Any) -> Any:
+        wide = model.turn > 4
+        weights = np.ones((4, 4, 7, 7) if wide else (4, 4, 1, 1), np.float32)
+        images = F.tile(model[0](x)[:, :, None, None], (1, 1, 1, 16))[:, :4]
+        y = F.convolution_2d(images, chainer.Parameter(weights), pad=3 if wide else 0)
+        return F.sum(y)
+
+    def look_up(model: Any, x: Any, t: Any) -> Any:
+        table = chainer.Parameter(np.ones((50_000 if model.turn > 4 else 100, 16), np.float32))
+        return F.sum(F.tanh(model[0](x)) * F.embed_id(t, table))
+
+    def step(model: Any, x: Any, t: Any) -> Any:
+        model.turn = getattr(model, "turn", 0) + 1
+        loss = (convolve if change == "kernel" else look_up)(model, x, t)
+        model.cleargrads()
+        loss.backward()
+        return loss
+
+    memory = quietly(step, steps=10)
+    assert len(planned(memory)) == 2
+
+
+def test_a_first_call_that_fails_leaves_nothing_behind() -> None:
+    class Fails(chainer.FunctionHook):
+        def forward_preprocess(self, function: Any, in_data: Any) -> None:
+            raise ArithmeticError
+
+    def step(model: Any, x: Any, t: Any) -> Any:
+        with pytest.raises(ArithmeticError), Fails():
+            model[0](x)
+        return backward(model, x, t)
+
+    memory = umem.chainer.Recompute(ROOMY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RecomputeWarning)
+        found = train("mlp", memory, step=step)
+    same(found, train("mlp", step=step))
+    assert planned(memory)[0].is_left_alone and memory._course.plain is None
+
+
+def test_calls_that_die_at_once_do_not_end_a_pass(followed: list[str]) -> None:
+    def first(model: Any, x: Any) -> Any:
+        h = F.sigmoid(chainer.Variable(x))
+        return model[0](h.array)  # the first call's graph goes
+
+    def step(model: Any, x: Any, t: Any) -> Any:
+        h = tanh_of(model[1:4], first(model, x))
+        float(F.accuracy(h, t).array)
+        loss = F.softmax_cross_entropy(tanh_of(model[4:], h), t)
+        model.cleargrads()
+        loss.backward()
+        return loss
+
+    memory = quietly(step)
+    assert len(followed) == 2 * len(planned(memory)[0].observed)
+
+
+def test_a_graph_that_came_once_is_not_waited_for_with_a_measurement_on() -> None:
+    def step(model: Any, x: Any, t: Any) -> Any:
+        model.turn = getattr(model, "turn", 0) + 1
+        loss = F.sum(tanh_of([*model, *model] if model.turn == 2 else model, x))
+        model.cleargrads()
+        measuring.append(tracemalloc.is_tracing())
+        loss.backward()
+        return loss
+
+    measuring: list[bool] = []
+    memory = quietly(step, steps=14)
+    assert sum(measuring) == 3 and memory.measured_bytes is not None
+    measuring.clear()
+    memory = quietly(step, "min", steps=30)
+    assert not any(measuring[15:]) and memory.measured_bytes is not None
+
+
+def test_two_graphs_that_are_wired_otherwise_and_known_are_both_left_alone() -> None:
+    def step(model: Any, x: Any, t: Any) -> Any:
+        model.turn = getattr(model, "turn", 0) + 1
+        a, b, c, d = model[:4]
+        loss = F.sum(b(b(a(x))) if model.turn % 2 else d(c(b(a(x)))))
+        model.cleargrads()
+        loss.backward()
+        return loss
+
+    memory = quietly(step, steps=12)
+    assert [learned.is_left_alone for learned in planned(memory)] == [True, True]
+
+
+def test_differentiating_twice_is_said() -> None:
+    def step(model: Any, x: Any, t: Any) -> Any:
+        model.turn = getattr(model, "turn", 0) + 1
+        loss = F.mean(tanh_of(model, x) ** 2)
+        model.cleargrads()
+        loss.backward(enable_double_backprop=model.turn == 5)
+        return loss
+
+    memory = umem.chainer.Recompute(ROOMY)
+    with pytest.warns(RecomputeWarning, match="not planned.* it is differentiated twice"):
+        found = train("mlp", memory, step=step)
+    same(found, train("mlp", step=step))

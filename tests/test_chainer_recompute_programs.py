@@ -303,3 +303,49 @@ def test_parameters_that_no_call_reads_count() -> None:
 
     plain, hidden = run(lambda f, x: f(x)), run(F.forget)
     assert hidden == pytest.approx(plain, rel=0.1)
+
+
+def test_state_that_an_optimizer_makes_late_is_counted() -> None:
+    """Gradients are accumulated over four steps: Adam has no state before the fifth."""
+    layers = [L.Linear(200, 200) for _ in range(4)]
+    model = chainer.ChainList(*layers)
+    optimizer = chainer.optimizers.Adam().setup(model)
+    x = np.ones((50, 200), np.float32)
+    predicted = []
+    with umem.chainer.Recompute("min") as memory:
+        for number in range(9):
+            h = x
+            for layer in layers:
+                h = F.tanh(layer(h))
+            loss = F.sum(h * h)
+            loss.backward()
+            del loss, h
+            predicted.append(memory.predicted_bytes)
+            if number % 4 == 3:
+                optimizer.update()
+    state = 2 * sum(p.array.nbytes for p in model.params())
+    before, after = predicted[3], predicted[8]
+    assert before is not None and after is not None
+    assert after - before == pytest.approx(state, rel=0.01)
+
+
+def test_two_graphs_are_alive_when_the_block_is_left() -> None:
+    gradients = []
+    for memory in (nullcontext(), umem.chainer.Recompute("min")):
+        np.random.seed(0)
+        model = chainer.ChainList(*[L.Linear(16, 16) for _ in range(8)])
+        x = np.random.standard_normal((12, 16)).astype(np.float32)
+        with memory:
+            for _ in range(5):
+                losses = []
+                for count in (40, 1):
+                    h = np.tile(x, (count, 1))
+                    for layer in model:
+                        h = F.tanh(layer(h))
+                    losses.append(F.sum(h * h))
+                    losses[-1].backward()
+        model.cleargrads()
+        for loss in losses:
+            loss.backward()
+        gradients.append([p.grad.tobytes() for _, p in sorted(model.namedparams())])
+    assert gradients[0] == gradients[1]

@@ -10,14 +10,14 @@ from typing import Any
 import chainer
 import numpy as np
 
-from umem.chainer.learning import Learned, Roots, calibrate, learn, look_outside
+from umem.chainer.known import Known
+from umem.chainer.learning import Learned, Roots, calibrate, learn
 from umem.chainer.outside import Outside
 from umem.chainer.passes import Pass
 from umem.chainer.plain_pass import ENDED_EARLY, PlainPass, other_call
 from umem.chainer.planning import Budget, prepare
 from umem.chainer.tape import Call
-from umem.chainer.tracing import Tracing
-from umem.chainer.wiring import owner_of
+from umem.chainer.tracing import Tracing, What
 from umem.errors import BudgetError
 from umem.planner.plans import Method
 from umem.units import format_bytes
@@ -27,8 +27,6 @@ MANY = 8
 OBJECTS = 1 << 20
 """Bytes over a budget that Python's own objects, which are measured as well, may take."""
 AGAIN = "it goes backward again after an update"
-REMEMBERED = 32
-"""So many graphs without a plan are remembered."""
 
 
 class RecomputeWarning(UserWarning):
@@ -47,7 +45,7 @@ class Course:
         self._budget = budget
         self._method: Method = method
         self._debug = debug
-        self.learned: list[Learned] = []
+        self.known = Known()
         self.now: Pass | None = None
         self.plain: PlainPass | None = None
         self.last: list[weakref.ref[Call]] = []
@@ -57,6 +55,11 @@ class Course:
         self._once_seen = 0
         self._outsides: weakref.WeakSet[Outside] = weakref.WeakSet()
         self._updated: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+    @property
+    def learned(self) -> list[Learned]:
+        """The graphs that are known."""
+        return self.known.graphs
 
     def say(self, text: str) -> None:
         """Tell the user, once."""
@@ -73,34 +76,48 @@ class Course:
         last, self.last = self.last, []
         return last
 
+    def _is_alive(self) -> bool:
+        """Whether the graph of an earlier pass is still there."""
+        calls = [reference() for reference in self.last]
+        return any(call is not None and call.has_graph for call in calls)
+
     def current(self, func: Any, inputs: Any) -> Pass | PlainPass:
         """The pass that is going forward; a new one after a backward, or after a lost forward."""
-        self.plain = None  # the caller asks only where it is over
+        if self.plain is not None:  # the caller asks only where it is over
+            self.plain.learned.outlives |= self.plain.has_graph
+            self.plain = None
         now = self.now
         if now is not None and not now.went_back:
             if not now.calls or now.calls[-1].has_graph or not now.is_over:
                 return now
         if now is not None:
             self.end(now)
+            if self._is_alive():
+                self._outlives(now)
         now = self.now = None  # what it holds goes before anything is measured
         self.tracing.stop()
-        for learned in self.learned:
-            waits = learned.measured and learned.plan is None and learned.never is None
-            if waits and begins(learned, func, inputs):
+        self.known.count_states()
+        alike = self.known.alike(func, inputs)
+        for learned in alike:
+            if learned.measured and learned.plan is None and learned.never is None:
                 self._prepare(learned)
         self._number += 1
-        alike = [learned for learned in reversed(self.learned)
-                 if learned.plan is not None and begins(learned, func, inputs)]  # fmt: skip
-        if alike and not self._debug and all(known.is_left_alone for known in alike):
-            self.plain = PlainPass(alike)
-            self._trace_if_needed(func, inputs)
+        planned = [learned for learned in reversed(alike) if learned.plan is not None]
+        if planned and not self._debug and all(one.is_left_alone for one in planned):
+            self.plain = PlainPass(planned)
+            self._trace_if_needed(alike, inputs, plain=True)
             return self.plain
         self.now = self._new_pass()
-        if any(known.keeps and begins(known, func, inputs) for known in self.learned):
+        if any(one.keeps for one in alike):
             self.now.never = AGAIN
             self.now.outside.copies = False
-        self._trace_if_needed(func, inputs)
+        self._trace_if_needed(alike, inputs, plain=False)
         return self.now
+
+    def _outlives(self, now: Pass) -> None:
+        learned = now.follows or self.known.find(now.signatures)
+        if learned is not None:
+            learned.outlives = True
 
     def _new_pass(self) -> Pass:
         signatures: list[Any] = []
@@ -112,7 +129,7 @@ class Course:
 
     def _goes_again(self, signatures: list[Any]) -> None:
         """A graph was gone through once more after an update."""
-        learned = self._find(signatures)
+        learned = self.known.find(signatures)
         if learned is not None and not learned.keeps:
             learned.keeps, learned.never, learned.plan = True, AGAIN, None
             self.say(f"a graph is not planned, and keeps everything: {AGAIN}")
@@ -132,20 +149,25 @@ class Course:
         except BudgetError as error:
             learned.refused = str(error)
             raise
+        learned.tries = 0
         for known in self.learned:
             if known.signatures[0] == learned.signatures[0]:
                 known.differed = False
 
-    def _trace_if_needed(self, func: Any, inputs: Any) -> None:
-        for learned in reversed(self.learned):
-            if learned.never is None and begins(learned, func, inputs):
-                blind = not _on_host(inputs)
-                if learned.plan is None and not learned.measured:
-                    if self._once_seen < MANY:
-                        self.tracing.start("workspace", blind=blind)
-                elif learned.plan is not None and not learned.followed:
-                    self.tracing.start("peak", blind=blind)
-                return
+    def _trace_if_needed(self, alike: list[Learned], inputs: Any, *, plain: bool) -> None:
+        """Measure the pass where a graph that it may be one of has to be measured."""
+        wait = [one for one in alike if one.never is None and one.tries < MANY]
+        unmeasured = [one for one in wait if one.plan is None and not one.measured]
+        unfollowed = [one for one in wait if one.plan is not None and not one.followed]
+        wanted = unfollowed
+        if unmeasured and not plain and self._once_seen < MANY:
+            wanted = unmeasured
+        if not wanted:
+            return
+        for learned in wanted:
+            learned.tries += 1
+        what: What = "workspace" if wanted is unmeasured else "peak"
+        self.tracing.start(what, blind=not _on_host(inputs))
 
     def finish_plain(self, plain: PlainPass, whole: bool) -> None:
         """The backward of a plain pass is over; ``whole``: without an exception."""
@@ -157,11 +179,13 @@ class Course:
             plain.learned.rerun_seconds = 0.0
         self.tracing.stop()
 
-    def settle_plain(self, plain: PlainPass) -> None:
-        """The backward of a plain pass begins."""
-        if plain.went_back:
+    def settle_plain(self, plain: PlainPass, refuse: str | None) -> None:
+        """The backward of a plain pass begins; ``refuse`` says why it takes more than learned."""
+        if plain.went_back or plain.is_empty:
             return
         plain.settle()
+        if refuse is not None:
+            plain.differs = f"a graph is not planned, and keeps everything: {refuse}"
         if plain.differs is not None and not plain.learned.differed:
             plain.learned.differed = True  # from now on passes are looked at in full
             self.say(plain.differs)
@@ -205,23 +229,15 @@ class Course:
                     call.ensure()
 
     def _learn(self, now: Pass) -> None:
-        learned = self._find([call.signature for call in now.calls])
+        learned = self.known.find([call.signature for call in now.calls])
         if learned is None:
             learned = learn(now.calls, now.observed)
             self._remember(learned)
-        look_outside(learned, now.calls, now.old_gradients, list(self._updated.values()))
-
-    def _find(self, signatures: list[Any]) -> Learned | None:
-        for learned in self.learned:
-            if learned.signatures == signatures:
-                return learned
-        return None
+        others = list(self._updated.values())
+        self.known.look_outside(learned, now.calls, now.old_gradients, others)
 
     def _remember(self, learned: Learned) -> None:
-        self.learned.append(learned)
-        unplanned = [known for known in self.learned if known.plan is None]
-        if len(unplanned) > REMEMBERED:
-            self.learned.remove(unplanned[0])
+        self.known.add(learned)
         self._once_seen += 1
         if self._once_seen == MANY:
             self.say(
@@ -241,13 +257,13 @@ class Course:
         elif whole and learned is not None and not now.differs and now.never is None:
             self._finish_following(now, learned)
         self.tracing.stop()
-        self.last = [weakref.ref(call) for call in now.calls]
+        self._remember_calls(now)
         now.leaves = {}
         if all(call.index in now.popped or not call.has_graph for call in now.calls):
             now.calls = []  # what the graph still holds is all that is left
 
     def _finish_learning(self, now: Pass) -> None:
-        learned = self._find([call.signature for call in now.calls])
+        learned = self.known.find([call.signature for call in now.calls])
         if learned is None:
             return
         learned.never = learned.never or now.never
@@ -258,7 +274,7 @@ class Course:
         came_back = learned.passes > 0
         learned.passes += 1
         if came_back:
-            self._once_seen = 0
+            self._once_seen = learned.tries = 0
             if self.tracing.what == "workspace" and not learned.measured:
                 calibrate(learned, now.workspace, now.backward_workspace)
 
@@ -270,7 +286,8 @@ class Course:
             learned.rerun_seconds = sum(call.rerun_seconds for call in now.calls)
 
     def _look_at_peak(self, learned: Learned) -> None:
-        if self.tracing.what != "peak":
+        if self.tracing.what != "peak" or learned.followed:
+            learned.tries = 0
             return
         learned.followed = True
         peak = self.tracing.peak(cleared=learned.forward_bytes)
@@ -300,15 +317,12 @@ class Course:
         """A pass is not the current one any more; its graph may live on."""
         if not now.went_back:
             now.use_plain_ranks()
-            self.last = [weakref.ref(call) for call in now.calls]
+            self._remember_calls(now)
 
-
-def begins(learned: Learned, func: Any, inputs: Any) -> bool:
-    """Whether a graph may be the one that begins with this call."""
-    kind, wiring, _ = learned.signatures[0]
-    arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
-    shapes = [(array.shape, array.dtype) for array in arrays]
-    return bool(kind is type(owner_of(func)) and [entry[2:] for entry in wiring] == shapes)
+    def _remember_calls(self, now: Pass) -> None:
+        """The graph may live on: longer than its pass, and than the block."""
+        alive = [reference for reference in self.last if reference() is not None]
+        self.last = alive + [weakref.ref(call) for call in now.calls]
 
 
 def _on_host(arrays: Iterable[Any]) -> bool:

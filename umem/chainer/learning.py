@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import numpy as np
 
 from umem.chainer.recording import _OWN, _find_arrays
 from umem.chainer.sums import Contended
-from umem.chainer.tape import DRAWS, Call, Signature
+from umem.chainer.tape import DRAWS, LEAF, Call, Signature
 from umem.chainer.wiring import owner_of, root_of
 from umem.planner import Node, Plan
 from umem.planner.schedule import Kind
@@ -127,6 +128,10 @@ Roots = tuple[tuple[int, int], ...]
 """Where a backward begins: calls and their outputs."""
 
 
+Look = tuple[Any, tuple[Any, ...], tuple[Any, ...]]
+"""A call's kind, its inputs from outside (place, shape, dtype), and what it makes."""
+
+
 class Due(NamedTuple):
     """An action of a plan, and the call that it is for."""
 
@@ -144,7 +149,11 @@ class Learned:
     edges: list[tuple[int, int]]
     needs: list[tuple[int, ...]]
     users: dict[Any, list[tuple[int, int]]]
+    looks: list[Look] = field(init=False)
     constant_bytes: int = 0
+    state_bytes: int = 0
+    parameters: dict[int, Any] = field(default_factory=dict)
+    """Weak references to those that it reads, and others that are updated."""
     stays: dict[int, int] = field(default_factory=dict)
     old_gradients: dict[int, int] = field(default_factory=dict)
     held_gradients: dict[int, int] = field(default_factory=dict)
@@ -157,6 +166,10 @@ class Learned:
     roots: Roots = ()
     keeps: bool = False
     """Whether a pass that may be one of this graph keeps everything."""
+    outlives: bool = False
+    """Whether its graph is still there when the next pass begins."""
+    tries: int = 0
+    """Passes that were measured for its sake and were none of it, or the first that was."""
     # once planned
     plan: Plan | None = None
     fits: bool = False
@@ -180,7 +193,14 @@ class Learned:
     @property
     def is_left_alone(self) -> bool:
         """Whether passes that begin like this one need not be followed."""
-        return self.fits and not self.differed
+        return self.fits and not self.differed and not self.outlives
+
+    def __post_init__(self) -> None:
+        """What passes are compared by where nothing is done to them."""
+        self.looks = [
+            (kind, tuple((at, *e[2:]) for at, e in enumerate(wiring) if e[0] == LEAF), made)
+            for kind, wiring, made in self.signatures
+        ]
 
     @property
     def seconds(self) -> float:
@@ -210,7 +230,14 @@ class Learned:
     @property
     def outside_bytes(self) -> int:
         """Parameters, state, inputs, and gradients that are not cleared."""
-        return self.constant_bytes + sum(self.held_gradients.values())
+        return self.constant_bytes + self.state_bytes + sum(self.held_gradients.values())
+
+    def count_states(self) -> bool:
+        """Count the optimizer's state as it is now; whether that is more than before."""
+        found = [reference() for reference in self.parameters.values()]
+        rules = [p.update_rule for p in found if p is not None]
+        before, self.state_bytes = self.state_bytes, sum(map(state_bytes, rules))
+        return self.state_bytes > before
 
     def constant(self, packs: bool) -> int:
         """Bytes that are there all the time: what is outside, and what was drawn."""
@@ -300,7 +327,7 @@ def look_outside(
             held = node.get_variable_or_none()
             if isinstance(held, chainer.Parameter):
                 read.add(id(held))
-                constant += _state_bytes(held.update_rule)
+                learned.parameters[id(held)] = weakref.ref(held)
                 if gradient_bytes(held):
                     learned.held_gradients[id(held)] = gradient_bytes(held)
             root = root_of(source.array)
@@ -309,7 +336,9 @@ def look_outside(
                 constant += root.nbytes
     for other in others:
         if id(other) not in read:
-            constant += 2 * other.array.nbytes + _state_bytes(other.update_rule)
+            constant += 2 * other.array.nbytes
+            learned.parameters[id(other)] = weakref.ref(other)
+    learned.count_states()
     learned.stays = stays
     learned.constant_bytes = max(learned.constant_bytes, constant)
     learned.old_gradients |= old_gradients
@@ -321,7 +350,8 @@ def gradient_bytes(parameter: Any) -> int:
     return 0 if grad is None else int(grad.nbytes)
 
 
-def _state_bytes(rule: Any) -> int:
+def state_bytes(rule: Any) -> int:
+    """Bytes of what an optimizer keeps for a parameter."""
     state = (getattr(rule, "state", None) or {}).values()
     full = getattr(getattr(rule, "_fp32_param", None), "array", None)
     return sum(getattr(value, "nbytes", 0) for value in (*state, full))

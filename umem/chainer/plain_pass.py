@@ -23,7 +23,8 @@ def other_call(index: int, label: str) -> str:
 class PlainPass:
     """One forward and its backward as Chainer runs them, compared with what was learned.
 
-    Only what a larger step would show in is compared: the functions and what they make.
+    Compared is what a larger step would show in: the functions, the parameters and other arrays
+    from outside that they read, and what they make.
 
     Args:
         known: the graphs that may come, the likeliest first; all of them fit.
@@ -34,25 +35,30 @@ class PlainPass:
         self.learned = known[0]
         self.went_back = False
         self.differs: str | None = None
-        self._seen = 0
-        self._first: Any = None
-        self._last: Any = None
+        self._funcs: list[weakref.ref[Any]] = []
 
     @property
     def is_over(self) -> bool:
-        """Whether the next call is one of another pass."""
-        if self._last is None:
-            return False
-        return self.went_back or (self._last() is None and self._first() is None)
+        """Whether the next call is one of another pass: nothing of this one can still be used."""
+        if not self._funcs or self.went_back:
+            return True
+        return self._funcs[-1]() is None and not self.has_graph
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether anything of its graph is alive."""
+        return any(reference() is not None for reference in reversed(self._funcs))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no function was applied: the first of them has failed."""
+        return not self._funcs
 
     def add(self, func: Any, outputs: Any) -> None:
         """A function was applied."""
-        index = self._seen
-        self._seen = index + 1
-        self._last = weakref.ref(func)
-        if index == 0:
-            self._first = self._last
-        if _is_call(self.learned, index, func, outputs) or self.differs is not None:
+        index = len(self._funcs)
+        self._funcs.append(weakref.ref(func))
+        if self.differs is not None or _is_call(self.learned, index, func, outputs):
             return
         for other in self._alike(index):
             if _is_call(other, index, func, outputs):
@@ -62,26 +68,27 @@ class PlainPass:
 
     def settle(self) -> None:
         """Backward begins."""
-        if self.differs is not None or self._seen == len(self.learned.signatures):
+        count = len(self._funcs)
+        if self.differs is not None or count == len(self.learned.looks):
             return
-        for other in self._alike(self._seen):
-            if self._seen == len(other.signatures):
+        for other in self._alike(count):
+            if count == len(other.looks):
                 self.learned = other
                 return
         self.differs = ENDED_EARLY
 
     def _alike(self, count: int) -> Iterator[Learned]:
-        """The other graphs whose first calls are the same."""
-        so_far = self.learned.signatures[:count]
+        """The other graphs whose first calls look the same."""
+        so_far = self.learned.looks[:count]
         for other in self._known:
-            if other is not self.learned and other.signatures[:count] == so_far:
+            if other is not self.learned and other.looks[:count] == so_far:
                 yield other
 
 
 def _is_call(learned: Learned, index: int, func: Any, outputs: Any) -> bool:
-    if index >= len(learned.signatures):
+    if index >= len(learned.looks):
         return False
-    kind, _, made = learned.signatures[index]
+    kind, leaves, made = learned.looks[index]
     if kind is not type(func) and kind is not type(owner_of(func)):
         return False
     if len(outputs) != len(made):
@@ -89,5 +96,9 @@ def _is_call(learned: Learned, index: int, func: Any, outputs: Any) -> bool:
     for y, (shape, dtype) in zip(outputs, made, strict=True):
         array = y._data[0]
         if array.shape != shape or array.dtype != dtype:
+            return False
+    for place, shape, dtype in leaves:
+        node = func.inputs[place] if place < len(func.inputs) else None
+        if node is None or node.shape != shape or node.dtype != dtype:
             return False
     return True

@@ -56,7 +56,7 @@ def prepare(learned: Learned, budget: Budget, method: Method) -> None:
     learned.keep_all_bytes = learned.constant(False) + plain(learned).peak_bytes
     room = _room(learned, budget)
     learned.fits = room is not None and room >= learned.keep_all_bytes
-    if room is not None and room >= learned.constant(False) + keep_all.peak_bytes:
+    if learned.fits or (room or 0) >= learned.constant(False) + keep_all.peak_bytes:
         _carry(learned, whole, keep_all, packs=False)
         return
     graph = graph_of(learned, packs=True)

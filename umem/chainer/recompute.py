@@ -37,6 +37,7 @@ from umem.errors import StateError, UnsupportedError
 from umem.planner.plans import Method
 
 _on: list[Recompute] = []
+TWICE = "it is differentiated twice"
 
 
 class Recompute:
@@ -70,6 +71,7 @@ class Recompute:
         self._budget = check_budget(budget)
         self._course = Course(self._budget, method, debug)
         self._inside = False
+        self._in_plain = False
         self._thread = 0
         self._restores: list[Callable[[], None]] = []
 
@@ -97,7 +99,7 @@ class Recompute:
         _on.remove(self)
         while self._restores:
             self._restores.pop()()
-        self._inside = False
+        self._inside = self._in_plain = False
         for reference in self._course.leave():
             call = reference()
             if call is not None and call.has_graph:
@@ -160,7 +162,7 @@ class Recompute:
         course = self._course
 
         def apply(func: Any, inputs: Any) -> Any:
-            if self._inside or threading.get_ident() != self._thread:
+            if self._inside or self._in_plain or threading.get_ident() != self._thread:
                 return original(func, inputs)
             plain = course.plain
             if plain is not None and not plain.is_over:  # one more call of it, or outside the graph
@@ -212,18 +214,18 @@ class Recompute:
     def _backprop_to_all(self, original: Any) -> Any:
         def backprop_to_all(*args: Any, **kwargs: Any) -> None:
             now, plain = self._course.now, self._course.plain
-            if self._inside or threading.get_ident() != self._thread:
+            if self._inside or self._in_plain or threading.get_ident() != self._thread:
                 original(*args, **kwargs)
                 return
-            if plain is not None:
+            roots = args[0] if args else kwargs["outputs"]
+            if plain is not None and not _roots(roots):
                 self._plain_backward(plain, lambda: original(*args, **kwargs))
                 return
             if now is None:
                 original(*args, **kwargs)
                 return
             double = configuration.config.enable_backprop
-            refuse = "it is differentiated twice" if double else None
-            self._course.settle(now, refuse, _roots(args[0] if args else kwargs["outputs"]))
+            self._course.settle(now, TWICE if double else None, _roots(roots))
             whole = False
             try:
                 original(*args, **kwargs)
@@ -234,13 +236,13 @@ class Recompute:
         return backprop_to_all
 
     def _plain_backward(self, plain: PlainPass, run: Callable[[], None]) -> None:
-        self._course.settle_plain(plain)
-        self._inside, whole = True, False
+        self._course.settle_plain(plain, TWICE if configuration.config.enable_backprop else None)
+        self._in_plain, whole = True, False
         try:
             run()
             whole = True
         finally:
-            self._inside = False
+            self._in_plain = False
             self._course.finish_plain(plain, whole)
 
     def _update(self, original: Any) -> Any:
@@ -248,6 +250,7 @@ class Recompute:
             if rule.enabled and threading.get_ident() == self._thread:
                 self._course.before_update(parameter)
             original(rule, parameter)
+            self._course.known.after_update(parameter)
 
         return update
 
@@ -278,15 +281,19 @@ class Recompute:
 
     def _backprop_step(self, original: Any) -> Any:
         def backprop_step(func: Any, *args: Any) -> None:
-            now = self._course.now
-            if now is None or self._inside or threading.get_ident() != self._thread:
+            if self._inside or threading.get_ident() != self._thread:
                 original(func, *args)
                 return
+            now = self._course.now
             call = getattr(func, "_umem_call", None)
+            if now is None and call is None:
+                original(func, *args)
+                return
             self._inside = True
             try:
-                if call is None or call.number != now.number or not now.calls:
-                    now.never = now.never or "its backward goes on into an earlier graph"
+                if now is None or call is None or call.number != now.number or not now.calls:
+                    if now is not None:
+                        now.never = now.never or "its backward goes on into an earlier graph"
                     if call is not None:
                         call.ensure()
                     original(func, *args)

@@ -40,6 +40,8 @@ _NOT_CARRIED = frozenset((
 """Configuration that a second run takes from where it happens."""
 
 
+LEAF, GOES_ON = -1, -2
+"""In a signature: an input from outside, and one that another graph has made."""
 Signature = tuple[Any, ...]
 """What makes two calls the same from one iteration to the next: class, shapes, types, wiring."""
 
@@ -85,7 +87,9 @@ class Call:
             self.sources.append(source)
             if source.call is None:
                 leaf = leaves.setdefault(id(node), (len(leaves), node))[0]
-                wiring.append((-1, leaf, array.shape, array.dtype))
+                goes_on = node.creator_node is not None  # a graph that nobody follows
+                wiring.append((GOES_ON if goes_on else LEAF, leaf, array.shape, array.dtype))
+                self.from_elsewhere |= goes_on
             else:
                 ago = number - source.call.number
                 wiring.append((source.call.index, source.output, ago))
