@@ -18,7 +18,7 @@ from umem.techniques import budgets
 from umem.techniques.lookahead import with_moves
 from umem.techniques.registry import TECHNIQUES
 from umem.techniques.settled import settled
-from umem.techniques.subject import Subject
+from umem.techniques.subject import STEPS, Subject
 from umem.techniques.tape import tapes_of
 from umem.trace import Access, Alloc, Checker, Free, Hint, Mark, Op, Trace
 from umem.units import MIB
@@ -123,7 +123,7 @@ def test_a_step_that_begins_with_what_it_found_is_repeated_with_it() -> None:
     check(repeated)
     kept = sum(isinstance(e, Alloc) and e.uploaded and e.kind == "gradient"
                for e in repeated.events)  # fmt: skip
-    assert kept == 24, "gradients are found once; later steps find those of the step before"
+    assert kept == 0, "training's first step finds none; later ones find those of the step before"
     assert repeated.step_count == 3
     assert repeated.peak_bytes == trace.peak_bytes
 
@@ -321,6 +321,64 @@ def test_a_step_that_does_not_fit_is_trained_by_the_line_at_the_time_that_is_pre
     assert moved, "the passes that learn did not fit"
 
 
+def language_model(length: int = 8) -> Any:
+    """A function that trains a recurrent network, whose state is kept between steps."""
+    import_module("umem.chainer")
+    import chainer
+    import chainer.functions as F
+    import chainer.links as L
+    import numpy as np
+
+    np.random.seed(0)
+    model = chainer.Chain(embed=L.EmbedID(500, 32), cell=L.LSTM(32, 64), out=L.Linear(64, 500))
+
+    def loss(words: Any) -> Any:
+        model.cell.reset_state()
+        return sum(
+            F.softmax_cross_entropy(model.out(model.cell(model.embed(words[:, i]))), words[:, i])
+            for i in range(length)
+        )
+
+    optimizer = chainer.optimizers.Adam().setup(model)
+    return lambda size: optimizer.update(loss, np.zeros((size, length), np.int32))
+
+
+@needs_chainer
+@pytest.mark.parametrize(
+    ("name", "tight", "learns", "near"),
+    [("hybrid", 0.96, 0, 0.01), ("managed", 0.9, 0, 0.01), ("recompute to fit", 1.02, 3, 0.06)],
+)  # fmt: skip
+def test_a_state_that_keeps_its_graph_is_placed_as_in_training(
+    name: str, tight: float, learns: int, near: float
+) -> None:
+    """Which tensors lack room depends on where the pool placed the first step's.
+
+    A plan of recomputation is made of costs, which a run measures, and is not quite the same.
+    With 1.02 of what the tensors take, the pool's free pieces are too small all the same.
+    """
+    size = 512
+    trace = umem.record_at(language_model(), sizes=(4, 8))
+    bare = [event._replace(workspace_bytes=None) if isinstance(event, Op) else event
+            for event in trace.at(size).events]  # fmt: skip
+    seen = Trace(bare, trace.backend, trace.meta)  # a run on a virtual GPU has no workspace
+    whole = umem.choose(seen, GPU).options[0].peak_bytes
+    gpu = GPU.with_vram(round(tight * whole))
+    found = {option.name: option for option in umem.choose(seen, gpu).options}
+    assert "nothing" not in found
+    step, ends = language_model(), []
+    with umem.virtual_gpu(GPU.name, gpu.usable_bytes) as device:
+
+        def train() -> None:
+            for _ in range(learns + STEPS):
+                step(size)
+                device.synchronize()
+                ends.append(device.figures.seconds)
+
+        exec(f"{found[name].line}\n    train()", {"umem": umem, "train": train})
+    live = (ends[-1] - ends[learns]) / (STEPS - 1)
+    assert found[name].seconds == pytest.approx(live, rel=near)
+
+
 def test_the_largest_budget_says_why_there_is_none() -> None:
     subject = Subject(Trace([*chain_of(40), Mark("step")]))
     with pytest.raises(StateError, match="fits with everything kept"):
@@ -443,7 +501,7 @@ def test_every_kind_of_pass_is_planned() -> None:
     check(least)
     again = len(list(least.ops)) - len(list(subject.trace.ops))
     wanted = [sum(map(len, tape.least.recomputed)) for tape in subject.tapes]
-    assert all(wanted) and again == 3 * sum(wanted)
+    assert all(wanted) and again == STEPS * sum(wanted)
     assert least.peak_bytes < subject.trace.peak_bytes
 
 

@@ -16,6 +16,9 @@ from umem.techniques.technique import Prepared
 from umem.trace import Trace
 from umem.units import MIB, format_apart
 
+NEARLY = 0.98
+"""The largest budget, of a plain step: where a plain step has room, `Recompute` leaves it alone,
+and its estimate of one is this near (bench/recompute.py)."""
 TRIES = 5
 """How often the room between what fits and what does not is halved."""
 
@@ -48,16 +51,16 @@ def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
     """
     if subject.fits(gpu):
         raise StateError("the step fits with everything kept")
-    low, high = subject.least_bytes, gpu.usable_bytes
-    least, room = format_apart(low, high)
-    if low > high:
+    low, high = subject.least_bytes, round(NEARLY * subject.plain_bytes)
+    least, room = format_apart(low, gpu.usable_bytes)
+    if low > gpu.usable_bytes:
         raise BudgetError(f"the least budget is {least}, and {room} of VRAM are usable")
     if not _fits(subject.under(low), gpu):
         raise BudgetError(
             f"the least budget, {least}, has no room in {room} of VRAM: the pool's free pieces "
             "are too small"
         )
-    budget = _largest(subject, gpu, -(-low // MIB), high // MIB)
+    budget = _largest(subject, gpu, -(-low // MIB), min(high, gpu.usable_bytes) // MIB)
     trace = subject.under(max(low, budget * MIB))
     return _prepared(subject, gpu, trace, f"{budget}MiB")
 

@@ -13,7 +13,7 @@ from umem.cutting import tail
 from umem.errors import TraceError
 from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
 
-STEP = Mark("step")
+STEP, START = Mark("step"), Mark("start")
 _LASTING = ("parameter", "state", "input")
 
 
@@ -33,7 +33,9 @@ def settled(trace: Trace, step_count: int = 2) -> Trace:
     if len(ends) > step_count:
         return tail(whole, ends[-step_count - 1])
     events = whole.events
-    again = _Again(events, tail(whole, ends[-2]).events if len(ends) > 1 else events)
+    step = tail(whole, ends[-2]).events if len(ends) > 1 else events
+    events = _as_first(events)
+    again = _Again(events, step)
     for _ in range(step_count - len(ends)):
         events = [*events, *again.events()]
     return Trace(events, trace.backend, trace.meta)
@@ -74,6 +76,38 @@ def _period(steps: list[list[str]]) -> int:
     return len(steps)
 
 
+def _as_first(events: list[Event]) -> list[Event]:
+    """Steps as they are at the beginning of training.
+
+    Of what the recorded ones found, only what operations use is there; an optimizer's state comes
+    when it is first used, and has the memory that is free then. Where things lie is decided then.
+    """
+    start = next((i for i, event in enumerate(events) if event == START), None)
+    if start is None:
+        return events
+    found = {event.tensor: event for event in events[:start] if isinstance(event, Alloc)}
+    used = {
+        access.tensor for event in events[start:] if isinstance(event, Op)
+        for access in (*event.reads, *event.writes)
+    }  # fmt: skip
+    gone = {n for n, alloc in found.items() if n not in used and alloc.kind != "parameter"}
+    late = {n: alloc._replace(uploaded=False) for n, alloc in found.items()
+            if n in used and alloc.kind == "state"}  # fmt: skip
+    first: list[Event] = []
+    for event in events:
+        if isinstance(event, (Alloc, Free)) and event.tensor in gone:
+            continue
+        if isinstance(event, Alloc) and event is found.get(event.tensor):
+            if event.tensor in late:
+                continue
+        if isinstance(event, Op):
+            for tensor, _, _ in (*event.reads, *event.writes):
+                if tensor in late:
+                    first.append(late.pop(tensor))
+        first.append(event)
+    return first
+
+
 class _Again:
     """A step, on and on.
 
@@ -89,11 +123,16 @@ class _Again:
         for event in events:
             self._follow(event)
         freed = {event.tensor for event in step if isinstance(event, Free)}
+        found = step[: step.index(START)] if START in step else []
+        went = [event for event in found if isinstance(event, Alloc) and event.tensor in freed]
+        old = {event.tensor for event in found if isinstance(event, Alloc)}
         self._lasting = {
             tensor
             for tensor, alloc in self._alive.items()
             if tensor not in freed and alloc.kind in _LASTING
-        }
+            and (tensor in old or not any(other[1:4] == alloc[1:4] for other in went))
+        }  # fmt: skip
+        self._found = len(found)
         self._backward = _first_backward(step)
 
     def events(self) -> Iterator[Event]:
@@ -108,7 +147,7 @@ class _Again:
             if isinstance(event, Alloc):
                 if event.tensor in self._lasting:
                     continue
-                found = _taken(left, event)
+                found = _taken(left, event, event.kind != "input" or index < self._found)
                 now[event.tensor] = self._fresh if found is None else found
                 if found is not None:
                     continue
@@ -134,9 +173,9 @@ def _first_backward(step: list[Event]) -> int:
     return len(step) - 1
 
 
-def _taken(left: dict[int, Alloc], alloc: Alloc) -> int | None:
+def _taken(left: dict[int, Alloc], alloc: Alloc, is_old: bool) -> int | None:
     """What the step before left, where the step finds such a thing."""
-    if not alloc.uploaded or alloc.kind == "input":
+    if not alloc.uploaded or not is_old:
         return None
     for number, other in left.items():
         if other[1:4] == alloc[1:4]:  # bytes, kind, label

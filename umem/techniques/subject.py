@@ -14,7 +14,7 @@ from umem.techniques.settled import settled
 from umem.techniques.tape import Tape, tapes_of
 from umem.trace import Trace
 
-STEPS = 3
+STEPS = 5
 """The first makes what the next ones find; where blocks move, those take turns."""
 Budget = int | float | None
 """Bytes in all, a share of the plain step's peak, or None for the least."""
@@ -51,6 +51,11 @@ class Subject:
     def least_bytes(self) -> int:
         """The smallest budget that every pass has a plan for."""
         return max(tape.least_bytes for tape in self.tapes)
+
+    @property
+    def plain_bytes(self) -> int:
+        """The most that a pass takes as it is; of several kinds of passes, the smallest."""
+        return min(tape.plain_bytes for tape in self.tapes)
 
     def under(self, budget: Budget) -> Trace:
         """The trace under the plans for a budget, as `umem.chainer.Recompute` takes it.
