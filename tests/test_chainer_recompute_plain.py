@@ -316,8 +316,11 @@ def test_a_step_whose_graph_is_kept_over_the_next_is_followed(followed: list[str
         model.kept = backward(model, x, t)
         return model.kept
 
-    quietly(step)
-    assert len(followed) == 8 * 17
+    whole = quietly(step, "100%")
+    assert len(followed) == 8 * 17 and whole.predicted_bytes is not None
+    followed.clear()
+    quietly(step, 2 * whole.predicted_bytes)
+    assert len(followed) == 2 * 17, "there is room for two"
 
 
 @pytest.mark.parametrize("change", ["kernel", "words"])

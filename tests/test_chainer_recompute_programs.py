@@ -349,3 +349,35 @@ def test_two_graphs_are_alive_when_the_block_is_left() -> None:
             loss.backward()
         gradients.append([p.grad.tobytes() for _, p in sorted(model.namedparams())])
     assert gradients[0] == gradients[1]
+
+
+@pytest.mark.parametrize("of", ["outputs", "inputs"])
+@pytest.mark.parametrize("budget", ["min", "100%", "1GiB"])
+@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.RecomputeWarning")
+def test_an_accuracy_that_is_kept_over_the_update(of: str, budget: str) -> None:
+    """It is no part of the next pass, whose parameters are other ones."""
+    gradients = []
+    for memory in (nullcontext(), umem.chainer.Recompute(budget)):
+        np.random.seed(0)
+        model = chainer.ChainList(*[L.Linear(16, 16) for _ in range(8)])
+        optimizer = chainer.optimizers.MomentumSGD(0.1).setup(model)
+        x = np.random.standard_normal((12, 16)).astype(np.float32)
+        t = np.arange(12, dtype=np.int32)
+        found = []
+        with memory:
+            for _ in range(6):
+                y = chainer.as_variable(x)
+                for layer in model:
+                    y = F.tanh(layer(y))
+                loss = F.softmax_cross_entropy(y, t)
+                model.cleargrads()
+                loss.backward()
+                loss.backward()
+                accuracy = F.accuracy(y if of == "outputs" else chainer.Variable(x), t)
+                found += [p.grad.tobytes() for _, p in sorted(model.namedparams())]
+                optimizer.update()
+                assert accuracy.array >= 0
+        gradients.append(found)
+        if isinstance(memory, umem.chainer.Recompute):
+            assert planned(memory)
+    assert gradients[0] == gradients[1]

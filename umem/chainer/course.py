@@ -11,7 +11,7 @@ import chainer
 import numpy as np
 
 from umem.chainer.known import Known
-from umem.chainer.learning import Learned, Roots, calibrate, learn
+from umem.chainer.learning import Learned, Roots, calibrate, learn, look_outside
 from umem.chainer.outside import Outside
 from umem.chainer.passes import Pass
 from umem.chainer.plain_pass import ENDED_EARLY, PlainPass, other_call
@@ -26,6 +26,7 @@ MANY = 8
 """After so many different graphs in a row, none of which came back, the user is told."""
 OBJECTS = 1 << 20
 """Bytes over a budget that Python's own objects, which are measured as well, may take."""
+INTO_EARLIER = "its backward goes on into an earlier graph"
 AGAIN = "it goes backward again after an update"
 
 
@@ -54,7 +55,8 @@ class Course:
         self._number = 0
         self._once_seen = 0
         self._outsides: weakref.WeakSet[Outside] = weakref.WeakSet()
-        self._updated: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._waiting: list[Learned] = []
+        self._earlier = 0
 
     @property
     def learned(self) -> list[Learned]:
@@ -76,27 +78,31 @@ class Course:
         last, self.last = self.last, []
         return last
 
-    def _is_alive(self) -> bool:
-        """Whether the graph of an earlier pass is still there."""
-        calls = [reference() for reference in self.last]
-        return any(call is not None and call.has_graph for call in calls)
+    def keeps(self, why: str) -> None:
+        """Tell the user that a graph keeps everything, and why."""
+        self.say(f"a graph is not planned, and keeps everything: {why}")
 
-    def current(self, func: Any, inputs: Any) -> Pass | PlainPass:
-        """The pass that is going forward; a new one after a backward, or after a lost forward."""
+    def current(self, func: Any, inputs: Any) -> Pass | PlainPass | None:
+        """The pass that is going forward; a new one after a backward, or after a lost forward.
+
+        None for what goes on from an earlier graph before a new one has begun, such as a look at
+        the outputs after backward.
+        """
+        now = self.now
+        if now is not None and not now.went_back and not now.is_stale:
+            if not now.calls or now.calls[-1].has_graph or not now.is_over:
+                return now
+        if any(isinstance(x, chainer.Variable) and x.creator_node is not None for x in inputs):
+            return None
         if self.plain is not None:  # the caller asks only where it is over
             self.plain.learned.outlives |= self.plain.has_graph
             self.plain = None
-        now = self.now
-        if now is not None and not now.went_back:
-            if not now.calls or now.calls[-1].has_graph or not now.is_over:
-                return now
         if now is not None:
-            self.end(now)
-            if self._is_alive():
+            if self.end(now):
                 self._outlives(now)
         now = self.now = None  # what it holds goes before anything is measured
         self.tracing.stop()
-        self.known.count_states()
+        self.known.count_updated()
         alike = self.known.alike(func, inputs)
         for learned in alike:
             if learned.measured and learned.plan is None and learned.never is None:
@@ -132,12 +138,14 @@ class Course:
         learned = self.known.find(signatures)
         if learned is not None and not learned.keeps:
             learned.keeps, learned.never, learned.plan = True, AGAIN, None
-            self.say(f"a graph is not planned, and keeps everything: {AGAIN}")
+            self.keeps(AGAIN)
 
     def before_update(self, parameter: Any) -> None:
-        """An optimizer is about to change a parameter."""
+        """An optimizer is about to change a parameter: what comes then reads another one."""
+        for one in (self.now, self.plain):
+            if one is not None:
+                one.is_stale = True
         if parameter.array is not None:
-            self._updated[id(parameter)] = parameter
             for outside in list(self._outsides):
                 outside.before_update(parameter.array)
 
@@ -156,6 +164,7 @@ class Course:
 
     def _trace_if_needed(self, alike: list[Learned], inputs: Any, *, plain: bool) -> None:
         """Measure the pass where a graph that it may be one of has to be measured."""
+        self._waiting = []
         wait = [one for one in alike if one.never is None and one.tries < MANY]
         unmeasured = [one for one in wait if one.plan is None and not one.measured]
         unfollowed = [one for one in wait if one.plan is not None and not one.followed]
@@ -164,8 +173,7 @@ class Course:
             wanted = unmeasured
         if not wanted:
             return
-        for learned in wanted:
-            learned.tries += 1
+        self._waiting = wanted
         what: What = "workspace" if wanted is unmeasured else "peak"
         self.tracing.start(what, blind=not _on_host(inputs))
 
@@ -173,6 +181,8 @@ class Course:
         """The backward of a plain pass is over; ``whole``: without an exception."""
         first = not plain.went_back
         plain.went_back = True
+        if first:
+            self._tried()
         if first and whole and plain.differs is None:
             self._once_seen = 0
             self._look_at_peak(plain.learned)
@@ -210,7 +220,7 @@ class Course:
             if refuse is None and follows is not None and whole and follows.roots != roots:
                 refuse = "another part of it goes backward than when it was learned"
         if refuse is not None:
-            self.say(f"a graph is not planned, and keeps everything: {refuse}")
+            self.keeps(refuse)
         follows, settled = now.follows, now.settled
         now.settle(refuse)
         if not settled and follows is not None and now.differs and refuse is None:
@@ -228,13 +238,18 @@ class Course:
                 if call.has_graph:
                     call.ensure()
 
+    def _tried(self) -> None:
+        """A pass that was measured for the sake of some graphs is over."""
+        for learned in self._waiting:
+            learned.tries += 1
+        self._waiting = []
+
     def _learn(self, now: Pass) -> None:
         learned = self.known.find([call.signature for call in now.calls])
         if learned is None:
             learned = learn(now.calls, now.observed)
             self._remember(learned)
-        others = list(self._updated.values())
-        self.known.look_outside(learned, now.calls, now.old_gradients, others)
+        look_outside(learned, now.calls, now.old_gradients, self.known.updated)
 
     def _remember(self, learned: Learned) -> None:
         self.known.add(learned)
@@ -251,6 +266,7 @@ class Course:
         now.finish()
         if not first:
             return
+        self._tried()
         learned = now.follows
         if whole and learned is None:
             self._finish_learning(now)
@@ -276,13 +292,13 @@ class Course:
         if came_back:
             self._once_seen = learned.tries = 0
             if self.tracing.what == "workspace" and not learned.measured:
-                calibrate(learned, now.workspace, now.backward_workspace)
+                seen = now.observed if len(now.observed) == len(now.calls) else learned.observed
+                calibrate(learned, seen, now.workspace, now.backward_workspace)
 
     def _finish_following(self, now: Pass, learned: Learned) -> None:
         self._once_seen = 0
-        if self.tracing.what == "peak":
-            self._look_at_peak(learned)
-        elif learned.rerun_seconds is None:
+        self._look_at_peak(learned)
+        if self.tracing.what != "peak" and learned.rerun_seconds is None:
             learned.rerun_seconds = sum(call.rerun_seconds for call in now.calls)
 
     def _look_at_peak(self, learned: Learned) -> None:
@@ -299,12 +315,12 @@ class Course:
         """More than the budget was needed: plan once more, with that much less room."""
         budget, predicted = self._budget, learned.peak_bytes
         assert predicted is not None
-        if not isinstance(budget, int) or learned.slack_bytes:
+        if not isinstance(budget, int) or found <= max(1.02 * budget, budget + OBJECTS):
             return
-        if found <= max(1.02 * budget, budget + OBJECTS):
-            return
-        learned.slack_bytes = max(0, found - predicted)
         try:
+            if learned.slack_bytes:
+                raise BudgetError
+            learned.slack_bytes = max(0, found - predicted)
             prepare(learned, budget, self._method)
             learned.measured_bytes, learned.followed = None, False
         except BudgetError:
@@ -313,15 +329,18 @@ class Course:
                 "with that much less room there is no plan, and this one stays"
             )
 
-    def end(self, now: Pass) -> None:
-        """A pass is not the current one any more; its graph may live on."""
+    def end(self, now: Pass) -> bool:
+        """A pass is not the current one any more; whether its graph lives on."""
         if not now.went_back:
             now.use_plain_ranks()
             self._remember_calls(now)
+        calls = [reference() for reference in self.last[self._earlier :]]
+        return any(call is not None and call.has_graph for call in calls)
 
     def _remember_calls(self, now: Pass) -> None:
         """The graph may live on: longer than its pass, and than the block."""
         alive = [reference for reference in self.last if reference() is not None]
+        self._earlier = len(alive)
         self.last = alive + [weakref.ref(call) for call in now.calls]
 
 

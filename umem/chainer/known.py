@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
 from typing import Any
 
 import chainer
 
-from umem.chainer.learning import Learned, look_outside, state_bytes
-from umem.chainer.tape import Call, Signature
+from umem.chainer.learning import Learned, state_bytes
+from umem.chainer.tape import Signature
 from umem.chainer.wiring import owner_of
 
 REMEMBERED = 32
@@ -20,8 +20,8 @@ class Known:
 
     def __init__(self) -> None:
         self.graphs: list[Learned] = []
-        self._without_state: set[int] = set()
-        self._has_new_state = False
+        self._updated: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._has_new = False
 
     def add(self, learned: Learned) -> None:
         """Remember one more; of those without a plan the oldest may be forgotten."""
@@ -47,28 +47,29 @@ class Known:
 
     # -- what optimizers keep --------------------------------------------------------------
 
-    def look_outside(
-        self, learned: Learned, calls: list[Call], gradients: Mapping[int, int], others: list[Any]
-    ) -> None:
-        """See what there is beside a graph's own arrays; `umem.chainer.learning.look_outside`."""
-        look_outside(learned, calls, gradients, others)
-        for key, reference in learned.parameters.items():
-            parameter = reference()
-            if parameter is not None and not state_bytes(parameter.update_rule):
-                self._without_state.add(key)
+    @property
+    def updated(self) -> list[Any]:
+        """The parameters that optimizers have updated and that are there."""
+        found = [reference() for reference, _ in self._updated.values()]
+        return [parameter for parameter in found if parameter is not None]
 
     def after_update(self, parameter: Any) -> None:
         """An optimizer has changed a parameter, and may have made its state."""
-        if id(parameter) in self._without_state and state_bytes(parameter.update_rule):
-            self._without_state.discard(id(parameter))
-            self._has_new_state = True
-
-    def count_states(self) -> None:
-        """Plans that were made before an optimizer had its state are to be made anew."""
-        if not self._has_new_state:
+        if parameter.array is None:
             return
-        self._has_new_state = False
+        nbytes = state_bytes(parameter.update_rule)
+        reference, before = self._updated.get(id(parameter), (None, 0))
+        if reference is None or reference() is not parameter or before != nbytes:
+            self._updated[id(parameter)] = (weakref.ref(parameter), nbytes)
+            self._has_new = True
+
+    def count_updated(self) -> None:
+        """Plans that were made before an optimizer had its state are to be made anew."""
+        if not self._has_new:
+            return
+        self._has_new = False
+        updated = self.updated
         for learned in self.graphs:
-            if learned.count_states() and learned.plan is not None:
+            if learned.count_updated(updated) and learned.plan is not None:
                 learned.plan = learned.refused = learned.measured_bytes = None
                 learned.followed = False

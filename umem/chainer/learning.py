@@ -29,11 +29,11 @@ _AGAIN = frozenset(("BatchNormalization", "FixedBatchNormalization"))
 
 
 class Before(NamedTuple):
-    """A function before its forward."""
+    """A function before its forward; ``random`` is None where nobody has looked closely."""
 
     state: dict[str, Any]
     sums: list[tuple[Any, int]]
-    random: bytes
+    random: bytes | None
 
 
 def look(func: Any) -> Before:
@@ -53,6 +53,7 @@ class Observed(NamedTuple):
     drawn_bytes: int
     mask_bytes: int
     again: bool
+    looked: bool
     seconds: float
     workspace_bytes: int
 
@@ -97,6 +98,7 @@ def observe(
         drawn_bytes=sum(held.values()) if drawn else 0,
         mask_bytes=mask,
         again=again,
+        looked=before.random is not None,
         seconds=seconds,
         workspace_bytes=workspace,
     )
@@ -154,6 +156,8 @@ class Learned:
     state_bytes: int = 0
     parameters: dict[int, Any] = field(default_factory=dict)
     """Weak references to those that it reads, and others that are updated."""
+    others_bytes: int = 0
+    """Of those others, with a gradient."""
     stays: dict[int, int] = field(default_factory=dict)
     old_gradients: dict[int, int] = field(default_factory=dict)
     held_gradients: dict[int, int] = field(default_factory=dict)
@@ -166,6 +170,8 @@ class Learned:
     roots: Roots = ()
     keeps: bool = False
     """Whether a pass that may be one of this graph keeps everything."""
+    forks: set[int] = field(default_factory=set)
+    """Calls at which passes have left its plan."""
     outlives: bool = False
     """Whether its graph is still there when the next pass begins."""
     tries: int = 0
@@ -174,6 +180,8 @@ class Learned:
     plan: Plan | None = None
     fits: bool = False
     """Whether a plain step is within the budget."""
+    fits_twice: bool = False
+    """Whether one is while the graph of another is still there."""
     differed: bool = False
     """Whether a plain pass that began like this one went on in a way that is not known."""
     refused: str | None = None
@@ -193,7 +201,7 @@ class Learned:
     @property
     def is_left_alone(self) -> bool:
         """Whether passes that begin like this one need not be followed."""
-        return self.fits and not self.differed and not self.outlives
+        return self.fits and not self.differed and (not self.outlives or self.fits_twice)
 
     def __post_init__(self) -> None:
         """What passes are compared by where nothing is done to them."""
@@ -230,14 +238,24 @@ class Learned:
     @property
     def outside_bytes(self) -> int:
         """Parameters, state, inputs, and gradients that are not cleared."""
-        return self.constant_bytes + self.state_bytes + sum(self.held_gradients.values())
+        beside = self.constant_bytes + self.others_bytes + self.state_bytes
+        return beside + sum(self.held_gradients.values())
 
-    def count_states(self) -> bool:
-        """Count the optimizer's state as it is now; whether that is more than before."""
+    def count_updated(self, updated: Iterable[Any]) -> bool:
+        """Count what optimizers keep as it is now; whether that is more than before.
+
+        ``updated``: parameters that optimizers have updated; those that no call reads, such as
+        what `F.forget` captures, count with a gradient.
+        """
+        before = self.others_bytes + self.state_bytes
+        for parameter in updated:
+            if id(parameter) not in self.parameters:
+                self.parameters[id(parameter)] = weakref.ref(parameter)
+                self.others_bytes += 2 * parameter.array.nbytes
         found = [reference() for reference in self.parameters.values()]
         rules = [p.update_rule for p in found if p is not None]
-        before, self.state_bytes = self.state_bytes, sum(map(state_bytes, rules))
-        return self.state_bytes > before
+        self.state_bytes = sum(map(state_bytes, rules))
+        return self.others_bytes + self.state_bytes > before
 
     def constant(self, packs: bool) -> int:
         """Bytes that are there all the time: what is outside, and what was drawn."""
@@ -307,11 +325,9 @@ def look_outside(
         learned: what is known of the graph; it keeps the most of all passes.
         calls: the pass's calls.
         old_gradients: by parameter, the bytes of its gradient during forward.
-        others: parameters that optimizers have updated; those that no call reads, such as what
-            `F.forget` captures, count with a gradient.
+        others: parameters that optimizers have updated.
     """
     constant = 0
-    read: set[int] = set()
     stays: dict[int, int] = {}
     seen: set[int] = set()
     for call in reversed(calls):
@@ -326,7 +342,6 @@ def look_outside(
                 stays[call.index] = stays.get(call.index, 0) + source.array.nbytes
             held = node.get_variable_or_none()
             if isinstance(held, chainer.Parameter):
-                read.add(id(held))
                 learned.parameters[id(held)] = weakref.ref(held)
                 if gradient_bytes(held):
                     learned.held_gradients[id(held)] = gradient_bytes(held)
@@ -334,11 +349,7 @@ def look_outside(
             if id(root) not in seen:
                 seen.add(id(root))
                 constant += root.nbytes
-    for other in others:
-        if id(other) not in read:
-            constant += 2 * other.array.nbytes
-            learned.parameters[id(other)] = weakref.ref(other)
-    learned.count_states()
+    learned.count_updated(others)
     learned.stays = stays
     learned.constant_bytes = max(learned.constant_bytes, constant)
     learned.old_gradients |= old_gradients
@@ -357,11 +368,16 @@ def state_bytes(rule: Any) -> int:
     return sum(getattr(value, "nbytes", 0) for value in (*state, full))
 
 
-def calibrate(learned: Learned, workspaces: list[int], backward: dict[int, int]) -> None:
-    """Add the workspace of a calibration pass."""
+def calibrate(
+    learned: Learned, observed: list[Observed], workspaces: list[int], backward: dict[int, int]
+) -> None:
+    """Add the workspace of a calibration pass, and what was not looked at closely before it."""
     learned.observed = [
-        o._replace(workspace_bytes=max(o.workspace_bytes, workspace))
-        for o, workspace in zip(learned.observed, workspaces, strict=True)
+        o._replace(
+            workspace_bytes=max(o.workspace_bytes, workspace),
+            again=o.again if o.looked else new.again,
+        )
+        for o, new, workspace in zip(learned.observed, observed, workspaces, strict=True)
     ]
     learned.backward_workspace = dict(backward)
     learned.measured = True

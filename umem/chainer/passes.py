@@ -49,7 +49,7 @@ class Pass:
         self.follows: Learned | None = None
         self.differs = False
         self.never: str | None = None
-        self.went_back = False
+        self.went_back = self.is_stale = False
         self.settled = False
         self.popped: dict[int, int] = {}
         self.backward_workspace: dict[int, int] = {}
@@ -65,6 +65,11 @@ class Pass:
     def learns(self) -> bool:
         """Whether it has to observe its calls."""
         return self.follows is None
+
+    @property
+    def looks(self) -> bool:
+        """Whether the next call may be observed: a pass has left the plan at this one before."""
+        return self.follows is None or len(self.calls) in self.follows.forks
 
     @property
     def is_over(self) -> bool:
@@ -119,6 +124,7 @@ class Pass:
         """The graph is not the planned one: follow another plan that fits so far, or none."""
         old = self.follows
         assert old is not None
+        old.forks.add(len(self.calls) - 1)
         self.follows = None
         so_far = [call.signature for call in self.calls]
         for learned in reversed(self._known):

@@ -33,14 +33,14 @@ class PlainPass:
     def __init__(self, known: Sequence[Learned]) -> None:
         self._known = known
         self.learned = known[0]
-        self.went_back = False
+        self.went_back = self.is_stale = False
         self.differs: str | None = None
         self._funcs: list[weakref.ref[Any]] = []
 
     @property
     def is_over(self) -> bool:
         """Whether the next call is one of another pass: nothing of this one can still be used."""
-        if not self._funcs or self.went_back:
+        if not self._funcs or self.went_back or self.is_stale:
             return True
         return self._funcs[-1]() is None and not self.has_graph
 

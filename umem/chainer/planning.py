@@ -56,6 +56,8 @@ def prepare(learned: Learned, budget: Budget, method: Method) -> None:
     learned.keep_all_bytes = learned.constant(False) + plain(learned).peak_bytes
     room = _room(learned, budget)
     learned.fits = room is not None and room >= learned.keep_all_bytes
+    twice = 2 * learned.keep_all_bytes - learned.outside_bytes
+    learned.fits_twice = room is not None and room >= twice
     if learned.fits or (room or 0) >= learned.constant(False) + keep_all.peak_bytes:
         _carry(learned, whole, keep_all, packs=False)
         return

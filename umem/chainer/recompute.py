@@ -27,7 +27,7 @@ from chainer import (
     optimizer,
 )
 
-from umem.chainer.course import Course, RecomputeWarning
+from umem.chainer.course import INTO_EARLIER, Course, RecomputeWarning
 from umem.chainer.learning import Before, Learned, Roots, look
 from umem.chainer.plain_pass import PlainPass
 from umem.chainer.planning import check_budget
@@ -170,14 +170,14 @@ class Recompute:
             if not configuration.config.enable_backprop:
                 return original(func, inputs)
             now = course.current(func, inputs)
-            if isinstance(now, PlainPass):
+            if now is None or isinstance(now, PlainPass):
                 return self._apply_plain(original, now, func, inputs)
             now.catch_up()
-            if now.learns:  # the first call of each pass does
+            if now.looks:  # the first call of each pass does
                 _check(func, inputs)
                 before = look(func)
             else:
-                before = Before(dict(vars(owner_of(func))), [], b"")
+                before = Before(dict(vars(owner_of(func))), [], None)
             self._inside = True
             course.tracing.call_begins()
             if now.learns:
@@ -199,13 +199,13 @@ class Recompute:
 
         return apply
 
-    def _apply_plain(self, original: Any, plain: PlainPass, func: Any, inputs: Any) -> Any:
+    def _apply_plain(self, original: Any, plain: PlainPass | None, func: Any, inputs: Any) -> Any:
         self._inside = True
         try:
             outputs = original(func, inputs)
         finally:
             self._inside = False
-        if func.inputs is not None:
+        if plain is not None and func.inputs is not None:
             plain.add(func, outputs)
         return outputs
 
@@ -222,6 +222,8 @@ class Recompute:
                 self._plain_backward(plain, lambda: original(*args, **kwargs))
                 return
             if now is None:
+                if plain is None:
+                    self._course.keeps(INTO_EARLIER)
                 original(*args, **kwargs)
                 return
             double = configuration.config.enable_backprop
@@ -259,12 +261,14 @@ class Recompute:
             now = self._course.now
             call = getattr(func, "_umem_call", None)
             if now is not None and call is not None and threading.get_ident() == self._thread:
-                if call.number == now.number and not now.went_back:
-                    self._inside = True
-                    try:
+                self._inside = True
+                try:
+                    if call.number == now.number and not now.went_back:
                         self._course.cut(now)
-                    finally:
-                        self._inside = False
+                    else:
+                        call.keep(func)
+                finally:
+                    self._inside = False
             original(func)
 
         return unchain
@@ -293,9 +297,11 @@ class Recompute:
             try:
                 if now is None or call is None or call.number != now.number or not now.calls:
                     if now is not None:
-                        now.never = now.never or "its backward goes on into an earlier graph"
+                        now.never = now.never or INTO_EARLIER
+                        if call is None or not now.went_back:
+                            self._course.keeps(INTO_EARLIER)
                     if call is not None:
-                        call.ensure()
+                        call.restore()
                     original(func, *args)
                     return
                 now.before(call)
@@ -316,7 +322,7 @@ class _MakeAgain(function_hook.FunctionHook):
 
     def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
         """Make sure of what the function retained."""
-        function._umem_call.ensure()
+        function._umem_call.restore()
 
 
 def _roots(outputs: Any) -> Roots:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -63,7 +63,8 @@ class Call:
     """
 
     __slots__ = (
-        "__weakref__", "_func", "config", "draws", "from_elsewhere", "index", "masks", "number",
+        "__weakref__", "_func", "config", "draws", "from_elsewhere", "index", "is_cut", "masks",
+        "number",
         "outside", "packed", "plain_rank", "rerun_seconds", "retained", "signature", "sources",
         "stash", "stash_dropped", "sums", "values",
     )  # fmt: skip
@@ -75,7 +76,8 @@ class Call:
         self.number = number
         self.index = index
         self.outside = outside
-        self._func = weakref.ref(func)
+        self._func: Callable[[], Any] = weakref.ref(func)
+        self.is_cut = False
         self.plain_rank = func.rank
         self.values: tuple[Any, ...] | None = tuple([y._data[0] for y in outputs])
         ins = [x._data[0] if isinstance(x, chainer.Variable) else x for x in inputs]
@@ -132,13 +134,13 @@ class Call:
 
     @property
     def has_graph(self) -> bool:
-        """Whether the function's node is alive."""
-        return self._func() is not None
+        """Whether the function's node is alive, and in a graph."""
+        return not self.is_cut and self._func() is not None
 
     def nodes(self) -> Iterator[tuple[int, Any]]:
         """The variable nodes of its outputs that are alive."""
         func = self._func()
-        if func is not None:
+        if func is not None and not self.is_cut:
             for index, reference in enumerate(func.outputs):
                 node = reference()
                 if node is not None:
@@ -164,7 +166,7 @@ class Call:
         """Let the outputs go."""
         self.values = None
         func = self._func()
-        if func is None:
+        if func is None or self.is_cut:
             return
         for index, reference in enumerate(func.outputs):
             node = reference()
@@ -209,8 +211,12 @@ class Call:
         if self.values is None or self.stash_dropped:
             self.materialise()
 
-    def materialise(self) -> None:
-        """Run the function again, and before it what it needs, if anything of it was dropped."""
+    def materialise(self) -> list[Call]:
+        """Run the function again, and before it what it needs, if anything of it was dropped.
+
+        Returns what has run.
+        """
+        made: list[Call] = []
         pending = [self]
         while pending:
             call = pending[-1]
@@ -224,6 +230,8 @@ class Call:
             pending.pop()
             if call.values is None or call.stash_dropped:
                 call._run()
+                made.append(call)
+        return made
 
     def find(self, output: int) -> bool:
         """Whether an output is there, held here or by the graph."""
@@ -306,8 +314,24 @@ class Call:
                     "backward: gradients would be wrong"
                 )
 
-    def ensure(self) -> None:
-        """Before its backward: what the function retains is there."""
+    def restore(self) -> None:
+        """Before a backward that is not its pass's: the graph is as Chainer leaves it.
+
+        What the graph itself does not keep is not held.
+        """
+        for call in self.ensure():
+            call.values = None
+
+    def keep(self, func: Any) -> None:
+        """Hold the function: its graph is cut, and what others read may have to be made again."""
+        if self.values is None or self.stash_dropped:
+            del func._umem_call  # no cycle
+            self._func = lambda: func
+            self.is_cut = True
+
+    def ensure(self) -> list[Call]:
+        """Before its backward: what the function retains is there. Returns what has run again."""
+        made: list[Call] = []
         func = self.func
         for index in func._input_indexes_to_retain or ():
             source = self.sources[index]
@@ -315,15 +339,16 @@ class Call:
             if source.call is not None and node._data is None:
                 source.call.retained[source.output] = True
                 if not source.call.find(source.output):
-                    source.call.materialise()
+                    made += source.call.materialise()
                 node._data = source.call.value(source.output)
         gone = func._output_indexes_to_retain is not None and func._retained_output_data is None
         if gone or self.stash_dropped:
             self.values = None
-            self.materialise()
+            made += self.materialise()
         self.unpack()
         if self.sums is not None:
             self.verify(tuple([node._data for node in func.inputs]))
+        return made
 
     # -- what a planner wants to know ------------------------------------------------------
 
