@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from strategies import traces
 
 import umem
-from umem.events import Access, Alloc, Event, Free, Op
+from umem.events import Access, Alloc, Event, Free, Mark, Op
 from umem.explaining import missing_workspace, peak_shares, why_peak
 from umem.trace import Trace
 
@@ -101,3 +101,20 @@ def test_a_word_embedding_that_is_most_of_a_step_is_named() -> None:
     assert because is not None
     assert because.startswith("'EmbedID' ")
     assert "Adam state" in because
+
+
+def test_a_single_step_does_not_know_what_the_one_before_it_left() -> None:
+    said = "What a step before this one leaves, such as gradients, is not in its forward."
+    w, g = Access(0, 0, 8), Access(1, 0, 8)
+    step: list[Event] = [
+        Alloc(1, 8, "gradient", "W.grad"), Op("b", "backward", (w,), (g,), 1, workspace_bytes=0),
+        Op("SGD", "update", (g,), (w,), 1, workspace_bytes=0), Mark("step"),
+    ]  # fmt: skip
+    weights = Alloc(0, 8, "parameter", "W", True)
+    assert umem.replay(Trace([weights, *step]), "t4").caveat == said
+    assert umem.replay(Trace([weights, Mark("start"), *step]), "t4").caveat is None
+    assert umem.replay(Trace([weights, *step, Free(1), *step]), "t4").caveat is None
+    assert umem.choose(Trace([weights, *step]), "t4").caveat is None
+    assert umem.choose(Trace([weights, *step[:-1]]), "t4").caveat == (
+        "No optimizer's update is in the trace: all of it counts as one step."
+    )

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import umem.chainer
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -21,9 +23,15 @@ def test_the_code_of_the_readme_runs(number: int, capsys: pytest.CaptureFixture[
     exec(compile(BLOCKS[number], f"README block {number}", "exec"), names)
     if "total" in names:
         assert float(names["total"]) == 2 * 8192 * 4096  # type: ignore[arg-type]
+        return
+    printed = capsys.readouterr()
+    assert "out of" not in printed.err
+    if "memory" in names:  # measured here, within a budget
+        memory = names["memory"]
+        assert isinstance(memory, umem.chainer.Recompute)
+        assert memory.measured_bytes is not None and memory.predicted_bytes is not None
+        assert "a graph of 50 calls: planned by" in printed.out
     else:
-        printed = capsys.readouterr()
-        assert "out of" not in printed.err
         assert printed.out and all(
             line.startswith("simulated: ") for line in printed.out.splitlines()
         )
@@ -33,7 +41,7 @@ def test_the_code_of_the_readme_runs(number: int, capsys: pytest.CaptureFixture[
 def test_the_readme_has_both_commands_and_code_early() -> None:
     first = README.split("## Chainer")[0]
     assert "make demo" in first and "make test" in first
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
 
 
 def test_every_file_the_readme_links_to_exists() -> None:

@@ -341,7 +341,7 @@ def test_an_empty_trace_is_refused_and_one_that_holds_nothing_fits() -> None:
 
 def test_a_replay_prints_as_one_line_that_says_simulated() -> None:
     trace = stream(3, 2, 2)
-    said = "<Replay on t4, managed: 5.2 ms, needs 12.0 MiB of 1.0 GiB; simulated>"
+    said = "<Replay on t4, managed: 5.2 ms for 2 steps, needs 12.0 MiB of 1.0 GiB; simulated>"
     assert re.sub(r"[0-9.]+ [mu]s", "5.2 ms", repr(umem.replay(trace, "t4", vram="1GiB"))) == said
     failed = repr(umem.replay(trace, "t4", "unmanaged", "6MiB"))
     assert failed == (

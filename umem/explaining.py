@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from umem.events import Alloc, Free, Op
+from umem.events import Alloc, Free, Mark, Op
 from umem.trace import Trace
 
 _PLURALS = {
@@ -53,6 +53,32 @@ def why_peak(trace: Trace) -> str | None:
     if held[0].total_bytes < ENOUGH * peak and len(held) > 1:
         text += f", {_named(held[1])} {_percent(held[1], peak)}"
     return text
+
+
+def missing(trace: Trace) -> str | None:
+    """Sentences on what the peak of a trace leaves out; None where it is all there."""
+    return _together(missing_workspace(trace), _missing_beginning(trace))
+
+
+def missing_when_repeated(trace: Trace) -> str | None:
+    """The same of a step that is repeated until it has settled."""
+    end = None
+    if not trace.step_count:
+        end = "No optimizer's update is in the trace: all of it counts as one step."
+    return _together(missing_workspace(trace), end)
+
+
+def _together(*sentences: str | None) -> str | None:
+    return " ".join(filter(None, sentences)) or None
+
+
+def _missing_beginning(trace: Trace) -> str | None:
+    """A single step that was recorded as it ran begins without what the one before it left."""
+    if trace.step_count != 1 or Mark("start") in trace.events:
+        return None
+    if not any(isinstance(event, Alloc) and event.kind == "gradient" for event in trace.events):
+        return None
+    return "What a step before this one leaves, such as gradients, is not in its forward."
 
 
 def missing_workspace(trace: Trace) -> str | None:

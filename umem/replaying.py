@@ -15,7 +15,7 @@ from umem.devices.virtual import VirtualGPU
 from umem.devices.virtual.figures import Figures, Sample
 from umem.devices.virtual.model import Allocator
 from umem.errors import HintError, OutOfMemoryError, StateError, TraceError
-from umem.explaining import missing_workspace, why_peak
+from umem.explaining import missing, why_peak
 from umem.limits import Size
 from umem.trace import Access, Alloc, Checker, Event, Hint, Trace, check_trace
 from umem.units import format_bytes, format_seconds, parse_bytes
@@ -52,13 +52,15 @@ class Replay:
 
     def __repr__(self) -> str:
         size = "" if self.size is None else f", size {self.size}"
-        found = f"{format_seconds(self.seconds)}" if self.fits else "does not fit"
+        count = len(self.step_seconds)
+        steps = f" for {count} steps" if count > 1 else ""
+        found = f"{format_seconds(self.seconds)}{steps}" if self.fits else "does not fit"
         needed = f"needs {format_bytes(self.needed_bytes)} of {format_bytes(self.vram_bytes)}"
         return f"<Replay on {self.gpu}, {self.mode}{size}: {found}, {needed}; simulated>"
 
     @property
     def seconds(self) -> float:
-        """Simulated seconds of the whole trace."""
+        """Simulated seconds of the whole trace, be it one step or several; see `step_seconds`."""
         return self.figures.seconds
 
     @property
@@ -162,7 +164,7 @@ def replay(
         needed_bytes=needed_bytes,
         because=because,
         size=size,
-        caveat=missing_workspace(trace),
+        caveat=missing(trace),
     )
 
 

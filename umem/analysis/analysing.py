@@ -17,7 +17,7 @@ from typing import NamedTuple
 from umem.analysis.outliving import Leak, can_tell, find_leaks
 from umem.analysis.tensors import KINDS, LASTING, WORKSPACE, Reading, Tensor, read_tensors
 from umem.events import Op
-from umem.explaining import missing_workspace
+from umem.explaining import missing
 from umem.trace import Trace, check_trace
 from umem.units import format_bytes
 
@@ -112,7 +112,7 @@ class Analysis:
     @cached_property
     def caveat(self) -> str | None:
         """What the peak leaves out; None where it is all there."""
-        return missing_workspace(self.trace)
+        return missing(self.trace)
 
     @property
     def seconds_per_step(self) -> float | None:

@@ -13,6 +13,7 @@ from umem.analysis.analysing import Analysis, OpTotal, Vram
 from umem.analysis.bands import thinned
 from umem.analysis.outliving import Leak
 from umem.analysis.tensors import Tensor
+from umem.backends import on_gpu
 from umem.reports.lines import Column, clipped, table, wrapped
 from umem.units import format_bytes, format_seconds
 
@@ -111,6 +112,10 @@ def _peak(analysis: Analysis, width: int, vram: Vram | None) -> Iterator[Text]:
         share = _percent(peak.total_bytes / vram.nbytes)
         size = format_bytes(vram.nbytes)
         sentences.append(f"That is {share} of the {size} of VRAM of {vram.gpu}.")
+        corrected = on_gpu(analysis.trace).peak_bytes
+        if corrected != peak.total_bytes:
+            needed = format_bytes(corrected)
+            sentences.append(f"As on CuPy, which replay and choose take, it is {needed}.")
     if analysis.caveat is not None:
         sentences.append(analysis.caveat)
     if peak.idle_bytes:

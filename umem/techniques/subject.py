@@ -6,7 +6,7 @@ from functools import cached_property
 
 from umem.backends import on_gpu
 from umem.devices.specs import GpuSpec
-from umem.explaining import missing_workspace
+from umem.explaining import missing_when_repeated
 from umem.planner import Plan
 from umem.stepping import settled_step
 from umem.techniques.recompute import rewrite
@@ -30,7 +30,7 @@ class Subject:
     """
 
     def __init__(self, trace: Trace) -> None:
-        self.caveat = missing_workspace(trace)
+        self.caveat = missing_when_repeated(trace)
         self.trace = settled(on_gpu(trace), STEPS)
         self._under: dict[Budget, Trace] = {}
         self._by_plan: dict[tuple[object, ...], Trace] = {}
