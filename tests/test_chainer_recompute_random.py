@@ -18,7 +18,7 @@ import chainer.functions as F
 import chainer.links as L
 
 from umem.chainer.recompute import RecomputeWarning
-from umem.errors import RecomputeError
+from umem.errors import BudgetError, RecomputeError
 
 WIDTH = 16
 EVENTS = (
@@ -125,10 +125,12 @@ def program(seed: int, memory: AbstractContextManager[Any], steps: int = 10) -> 
             before_forward(event, at, model, x, t)
             if event == "leave":
                 memory.__exit__(None, None, None)
-                if loss is not None:
-                    model.cleargrads()
-                    loss.backward()
-                memory.__enter__()
+                try:
+                    if loss is not None:
+                        model.cleargrads()
+                        loss.backward()
+                finally:
+                    memory.__enter__()
             loss = forward(event, model, x, t, kept)
             if clears_late and event != "gradients are kept":
                 model.cleargrads()
@@ -202,7 +204,7 @@ def backward(event: str, at: int, model: Model, x: Any, t: Any, loss: Any) -> An
     return loss
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(16))
 def test_a_random_program_has_the_numbers_of_plain_chainer(seed: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -218,6 +220,9 @@ def test_a_random_program_has_the_numbers_of_plain_chainer(seed: int) -> None:
                 found = program(seed, memory)
             except RecomputeError as error:  # a backward after an update, for the first time
                 assert UPDATED in str(error)
+                continue
+            except BudgetError:  # a step was larger than what "min" has planned
+                assert budget is None
                 continue
         same(found, expected)
         least = least or memory.predicted_bytes

@@ -14,7 +14,7 @@ from umem.techniques.settled import settled
 from umem.techniques.tape import Tape, tapes_of
 from umem.trace import Trace
 
-STEPS = 5
+STEPS = 3
 """The first makes what the next ones find; where blocks move, those take turns."""
 Budget = int | float | None
 """Bytes in all, a share of the plain step's peak, or None for the least."""
