@@ -27,6 +27,20 @@ class Mlp(chainer.ChainList):
         return F.softmax_cross_entropy(x, t)
 
 
+class Branching(Mlp):
+    """Layers whose number changes with the step."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        super().__init__()
+        self.lengths = list(lengths)
+
+    def loss(self, x: Any, t: Any) -> Any:
+        for _ in range(self.lengths.pop(0)):
+            for layer in self:
+                x = F.tanh(layer(x))
+        return F.softmax_cross_entropy(x, t)
+
+
 class Block(chainer.Chain):
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from recompute_cases import (
+    Branching,
     Deep,
     Mlp,
     Residual,
@@ -43,20 +44,6 @@ class Sizes:
     def __call__(self, rng: Any) -> Any:
         self.count += 1
         return rows(rng)[: 12 if self.count % 3 else 5]
-
-
-class Branching(Mlp):
-    """Layers whose number changes with the step."""
-
-    def __init__(self, lengths: list[int]) -> None:
-        super().__init__()
-        self.lengths = list(lengths)
-
-    def loss(self, x: Any, t: Any) -> Any:
-        for _ in range(self.lengths.pop(0)):
-            for layer in self:
-                x = F.tanh(layer(x))
-        return F.softmax_cross_entropy(x, t)
 
 
 def test_a_last_small_batch_is_planned_for_as_well() -> None:

@@ -8,7 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recompute_cases import MODELS, Mlp, Residual, backward, larger, planned, rows, same, train
+from recompute_cases import (
+    MODELS,
+    Branching,
+    Mlp,
+    Residual,
+    backward,
+    larger,
+    planned,
+    rows,
+    same,
+    train,
+)
 
 import umem.chainer  # isort: skip  (before chainer)
 import chainer
@@ -96,20 +107,6 @@ def test_a_larger_batch_is_planned_for() -> None:
     assert small.fits and not large.fits and large.measured_bytes < 0.8 * large.keep_all_bytes
 
 
-class Longer(Mlp):
-    """A step has more layers or fewer than those before."""
-
-    def __init__(self, times: list[int]) -> None:
-        super().__init__()
-        self.times = list(times)
-
-    def loss(self, x: Any, t: Any) -> Any:
-        for _ in range(self.times.pop(0)):
-            for layer in self:
-                x = F.tanh(layer(x))
-        return F.softmax_cross_entropy(x, t)
-
-
 @pytest.mark.parametrize(
     ("times", "said"),
     [([2, 2, 2, 3, 3, 3, 3, 2, 3], "call 32 .* is not what was planned"),
@@ -121,9 +118,9 @@ def test_another_graph_is_exact_said_once_and_planned_when_it_comes_back(
     memory = umem.chainer.Recompute(ROOMY)
     steps = len(times)
     with pytest.warns(RecomputeWarning, match=said) as caught:
-        found = train(lambda: Longer(times), memory, steps=steps)
+        found = train(lambda: Branching(times), memory, steps=steps)
     assert len(caught) == len({str(w.message) for w in caught})
-    same(found, train(lambda: Longer(times), steps=steps))
+    same(found, train(lambda: Branching(times), steps=steps))
     assert len(planned(memory)) == 2
 
 

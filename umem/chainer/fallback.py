@@ -9,7 +9,7 @@ again from there on demand.
 
 from __future__ import annotations
 
-from umem.chainer.learning import Observed
+from umem.chainer.observing import Observed
 from umem.chainer.tape import Call
 
 FIRST_BLOCK = 4

@@ -13,7 +13,8 @@ from typing import Any
 import chainer
 
 from umem.chainer.fallback import Fallback
-from umem.chainer.learning import Before, Learned, Observed, Roots, gradient_bytes, observe
+from umem.chainer.learning import Learned, Roots, gradient_bytes
+from umem.chainer.observing import Before, Observed, observe
 from umem.chainer.outside import Outside
 from umem.chainer.sums import Sums
 from umem.chainer.tape import Call

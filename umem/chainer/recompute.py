@@ -28,7 +28,8 @@ from chainer import (
 )
 
 from umem.chainer.course import INTO_EARLIER, Course, RecomputeWarning
-from umem.chainer.learning import Before, Learned, Roots, look
+from umem.chainer.learning import Learned, Roots
+from umem.chainer.observing import Before, look
 from umem.chainer.plain_pass import PlainPass
 from umem.chainer.planning import check_budget
 from umem.chainer.recompute_report import curves, describe
