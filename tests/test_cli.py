@@ -71,7 +71,8 @@ def test_help_loads_neither_chainer_nor_cupy() -> None:
 def test_importing_umem_costs_little_more_than_numpy() -> None:
     """At most 150 ms of processor time above NumPy's own import: the least of nine, in turns.
 
-    Processor time is only ever more than it should be: what else runs adds to it.
+    That is on a machine where Python with NumPy takes 100 ms; one that is slower, or shared, has
+    as much longer.
     """
     times: dict[str, list[float]] = {"numpy": [], "umem": []}
     for module in (*times, *list(times) * 9):  # the first of each warms the file cache
@@ -82,4 +83,5 @@ def test_importing_umem_costs_little_more_than_numpy() -> None:
             after.children_user + after.children_system
             - before.children_user - before.children_system
         )  # fmt: skip
-    assert min(times["umem"][1:]) - min(times["numpy"][1:]) < 0.150
+    numpy, umem = (min(seconds[1:]) for seconds in times.values())
+    assert umem - numpy < 0.150 * max(1, numpy / 0.100)
