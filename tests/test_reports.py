@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -56,6 +56,8 @@ SIZES = st.none() | st.integers(0, 2**49)
     max_size=4), st.none() | st.integers(0, 10**10), st.none() | st.floats(0, 864000),
     st.none() | st.lists(st.floats(0, 1e99) | st.just(float('nan')), max_size=3),
 )  # fmt: skip
+@example("unmanaged", False, [None, None, 1023437, 1023437], 99_950_000, None, None)
+@example("managed", True, [2**30 - 1, 1000 * 2**20, 1023 * 2**30, 2**49], 10**6, 0.25, [1.0])
 @settings(deadline=None)
 def test_a_table_never_passes_80_columns_and_loses_no_figure(
     mode: Any, fits: bool, sizes: list[int | None], faults: int | None, seconds: float | None,

@@ -10,6 +10,8 @@ from rich.table import Table
 from umem.comparing import ModeRow
 from umem.units import format_bytes, format_seconds
 
+_NEXT = {"KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
+
 
 def mode_table(rows: Sequence[ModeRow], title: str, *, simulated: bool) -> Table:
     """A table of 80 columns at most; a dash is what did not happen or cannot be known.
@@ -67,4 +69,7 @@ def _size(nbytes: int | None) -> str:
     if not nbytes:
         return "-" if nbytes is None else "0"
     number, unit = format_bytes(nbytes).split()
-    return f"{float(number):.0f} {unit}" if len(number) > 3 else f"{number} {unit}"
+    whole = f"{float(number):.0f}" if len(number) > 3 else number
+    if len(whole) > 3 and unit in _NEXT:
+        return f"1.0 {_NEXT[unit]}"
+    return f"{whole} {unit}"
