@@ -381,3 +381,90 @@ def test_an_accuracy_that_is_kept_over_the_update(of: str, budget: str) -> None:
         if isinstance(memory, umem.chainer.Recompute):
             assert planned(memory)
     assert gradients[0] == gradients[1]
+
+
+# -- found by a second hunt --------------------------------------------------------------------
+
+quiet = pytest.mark.filterwarnings("ignore::umem.chainer.recompute.RecomputeWarning")
+
+
+def deep(count: int = 8) -> Any:
+    np.random.seed(0)
+    return chainer.ChainList(*[L.Linear(16, 16) for _ in range(count)])
+
+
+def tanh_of(model: Any, h: Any) -> Any:
+    for layer in model:
+        h = F.tanh(layer(h))
+    return h
+
+
+@quiet
+def test_the_call_at_which_a_plan_is_left_can_run_again_all_the_same() -> None:
+    model, x = deep(), np.ones((12, 16), np.float32)
+    with umem.chainer.Recompute("min") as memory:
+        for number in range(9):
+            h = F.tanh(model[0](x))
+            if number >= 4:
+                h = tanh_of(model[1:], F.tile(h, (40, 1)))
+            model.cleargrads()
+            F.sum(h).backward()
+            del h
+    assert len(planned(memory)) == 2
+    assert "cannot run again" not in memory.report()
+
+
+@quiet
+@pytest.mark.parametrize("budget", ["min", "1GiB"])
+def test_a_cut_after_backward_and_another_backward_through_what_is_left(budget: str) -> None:
+    gradients = []
+    for memory in (nullcontext(), umem.chainer.Recompute(budget)):
+        model, x = deep(), np.ones((12, 16), np.float32)
+        found = []
+        with memory:
+            for _ in range(5):
+                h = F.tanh(model[1](F.tanh(model[0](x))))
+                cut = model[2](h)
+                z = F.sin(F.sin(F.tanh(cut) * F.exp(h)))
+                z = F.sin(F.tanh(model[3](z)))
+                F.sum(z).backward()
+                again = F.sum(F.sin(model[4](z) * z))
+                cut.unchain_backward()
+                model.cleargrads()
+                again.backward()
+                found += [None if p.grad is None else p.grad.tobytes()
+                          for _, p in sorted(model.namedparams())]  # fmt: skip
+                del h, cut, z, again
+        gradients.append(found)
+    assert gradients[0] == gradients[1]
+
+
+@quiet
+@pytest.mark.parametrize("budget", ["min", "1GiB"])
+def test_forwards_without_backward_do_not_use_up_the_measurements(budget: str) -> None:
+    model, x = deep(), np.ones((40, 16), np.float32)
+    with umem.chainer.Recompute(budget) as memory:
+        for _ in range(6):
+            for _ in range(9):
+                float(F.sum(tanh_of(model, x)).array)
+            model.cleargrads()
+            F.sum(tanh_of(model, x)).backward()
+    assert memory.predicted_bytes is not None and memory.measured_bytes is not None
+
+
+@quiet
+def test_another_optimizer_that_keeps_more_is_counted() -> None:
+    model, x = deep(), np.ones((12, 16), np.float32)
+    chainer.optimizers.MomentumSGD().setup(model)
+    predicted = []
+    with umem.chainer.Recompute("min") as memory:
+        for number in range(9):
+            if number == 5:
+                chainer.optimizers.Adam().setup(model)
+            model.cleargrads()
+            F.sum(tanh_of(model, x)).backward()
+            predicted.append(memory.predicted_bytes)
+            for p in model.params():
+                p.update()
+    assert predicted[4] is not None and predicted[8] is not None
+    assert predicted[8] - predicted[4] == sum(p.array.nbytes for p in model.params())
