@@ -51,8 +51,9 @@ def test_the_peak_is_that_of_the_referee(calls: list[Call], data: Any) -> None:
     trace = trace_of(calls)
     graph = Graph.from_trace(trace)
     found = plans(data, graph)
-    if found.method == "lower_sets_exact":  # may order backward otherwise
-        return
+    order = [name for block in found.blocks for name in block]
+    if found.method == "lower_sets_exact" or order != [node.name for node in graph.nodes]:
+        return  # it may take branches backward in another order than the trace
     rewritten = rewrite(trace, found)
     assert rewritten.peak_bytes == INPUT_BYTES + simulate(graph, found).peak_bytes
 
