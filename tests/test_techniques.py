@@ -6,6 +6,7 @@ import warnings
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -126,6 +127,17 @@ def test_a_step_that_begins_with_what_it_found_is_repeated_with_it() -> None:
     assert kept == 0, "training's first step finds none; later ones find those of the step before"
     assert repeated.step_count == 3
     assert repeated.peak_bytes == trace.peak_bytes
+
+
+@needs_chainer
+def test_of_many_steps_the_last_ones_begin_as_training_does() -> None:
+    optimizer, loss = network()
+    optimizer.update(loss)
+    repeated = settled(record(optimizer, loss, 6), 3)
+    check(repeated)
+    before = takewhile(lambda event: event != Mark("start"), repeated.events)
+    assert {event.kind for event in before if isinstance(event, Alloc)} <= {"parameter", "input"}
+    assert repeated.step_count == 3
 
 
 def step(backward: bool = True) -> list[Any]:

@@ -115,7 +115,7 @@ def _peak(analysis: Analysis, width: int, vram: Vram | None) -> Iterator[Text]:
         corrected = on_gpu(analysis.trace).peak_bytes
         if corrected != peak.total_bytes:
             needed = format_bytes(corrected)
-            sentences.append(f"As on CuPy, which replay and choose take, it is {needed}.")
+            sentences.append(f"Corrected for CuPy, as replay and choose do, it is {needed}.")
     if analysis.caveat is not None:
         sentences.append(analysis.caveat)
     if peak.idle_bytes:

@@ -31,7 +31,8 @@ def settled(trace: Trace, step_count: int = 2) -> Trace:
         raise TraceError("the trace has no operation: nothing to choose for. Record a whole step")
     whole, ends = _marked(trace)
     if len(ends) > step_count:
-        return tail(whole, ends[-step_count - 1])
+        last = tail(whole, ends[-step_count - 1]).events
+        return Trace(_as_first(last), trace.backend, trace.meta)
     events = whole.events
     step = tail(whole, ends[-2]).events if len(ends) > 1 else events
     events = _as_first(events)
