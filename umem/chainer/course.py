@@ -38,12 +38,13 @@ class Course:
     """The course of a training run under one budget.
 
     Args:
-        budget, method: what to plan for; see `umem.chainer.Recompute`.
+        budget, method, strict: what to plan for; see `umem.chainer.Recompute`.
         debug: whether passes keep checksums.
     """
 
-    def __init__(self, budget: Budget, method: Method, debug: bool) -> None:
+    def __init__(self, budget: Budget, method: Method, *, debug: bool, strict: bool) -> None:
         self._budget = budget
+        self._strict = strict
         self._method: Method = method
         self._debug = debug
         self.known = Known()
@@ -69,14 +70,14 @@ class Course:
             self.said.append(text)
             warnings.warn(text, RecomputeWarning, stacklevel=5)
 
-    def leave(self) -> list[weakref.ref[Call]]:
+    def leave(self) -> list[Call]:
         """The block is left: the calls that may still need what was dropped."""
         self.tracing.stop()
         if self.now is not None:
             self.end(self.now)
         self.now = self.plain = None
         last, self.last = self.last, []
-        return last
+        return [call for call in (reference() for reference in last) if call is not None]
 
     def keeps(self, why: str) -> None:
         """Tell the user that a graph keeps everything, and why."""
@@ -122,8 +123,10 @@ class Course:
 
     def _outlives(self, now: Pass) -> None:
         learned = now.follows or self.known.find(now.signatures)
-        if learned is not None:
+        if learned is not None and not learned.outlives:
             learned.outlives = True
+            if learned.held_bytes and not learned.fits:
+                learned.forget_plan()  # what is held is there twice
 
     def _new_pass(self) -> Pass:
         signatures: list[Any] = []
@@ -140,23 +143,52 @@ class Course:
             learned.keeps, learned.never, learned.plan = True, AGAIN, None
             self.keeps(AGAIN)
 
-    def before_update(self, parameter: Any) -> None:
-        """An optimizer is about to change a parameter: what comes then reads another one."""
+    def before_update(self, parameter: Any, *, here: bool) -> None:
+        """An optimizer is about to change a parameter: what comes then reads another one.
+
+        ``here``: in the block's own thread.
+        """
         for one in (self.now, self.plain):
-            if one is not None:
+            if one is not None and here:
                 one.is_stale = True
         if parameter.array is not None:
             for outside in list(self._outsides):
                 outside.before_update(parameter.array)
 
+    def before_change(self, array: Any) -> None:
+        """A function is about to change an array that a call may have read as it is now.
+
+        Running statistics are such, which a graph in test mode reads.
+        """
+        if not any(id(array) in outside.reads for outside in self._outsides):
+            return
+        copy = array.copy()
+        calls = [] if self.now is None else list(self.now.calls)
+        for call in (*calls, *(reference() for reference in self.last)):
+            if call is not None:
+                call.replace_input(array, copy)
+
+    def elsewhere(self, numbers: set[int]) -> None:
+        """A graph goes backward outside of its pass: in another thread, or inside a backward."""
+        if self.now is not None and self.now.number in numbers and not self.now.went_back:
+            self.now.is_stale = True
+
+    def has_earlier(self) -> bool:
+        """Whether graphs of earlier passes are alive."""
+        self._earlier = sum(reference() is not None for reference in self.last[: self._earlier])
+        self.last = [reference for reference in self.last if reference() is not None]
+        return bool(self.last)
+
     def _prepare(self, learned: Learned) -> None:
         if learned.refused is not None:
             raise BudgetError(learned.refused)
         try:
-            prepare(learned, self._budget, self._method)
+            said = prepare(learned, self._budget, self._method, strict=self._strict)
         except BudgetError as error:
             learned.refused = str(error)
             raise
+        if said is not None:
+            self.say(said)
         learned.tries = 0
         for known in self.learned:
             if known.signatures[0] == learned.signatures[0]:
@@ -263,7 +295,7 @@ class Course:
     def finish(self, now: Pass, whole: bool) -> None:
         """Backward is over; ``whole``: without an exception."""
         first = not now.went_back
-        now.finish()
+        now.finish(whole)
         if not first:
             return
         self._tried()
@@ -283,6 +315,7 @@ class Course:
         if learned is None:
             return
         learned.never = learned.never or now.never
+        learned.is_ordered |= now.has_nested
         learned.plain, learned.roots = now.popped, now.roots
         learned.dead = {
             call.index for call in now.calls if call.index not in now.popped and not call.has_graph

@@ -71,5 +71,4 @@ class Known:
         updated = self.updated
         for learned in self.graphs:
             if learned.count_updated(updated) and learned.plan is not None:
-                learned.plan = learned.refused = learned.measured_bytes = None
-                learned.followed = False
+                learned.forget_plan()

@@ -58,6 +58,9 @@ class Learned:
     plain: dict[int, int] = field(default_factory=dict)
     dead: set[int] = field(default_factory=set)
     roots: Roots = ()
+    is_ordered: bool = False
+    """Whether backward has to take its calls in the order of a plain run: one of them does more
+    than compute gradients (a backward of its own inside, a user's function), or may do so."""
     keeps: bool = False
     """Whether a pass that may be one of this graph keeps everything."""
     forks: set[int] = field(default_factory=set)
@@ -131,6 +134,11 @@ class Learned:
         beside = self.constant_bytes + self.others_bytes + self.state_bytes
         return beside + sum(self.held_gradients.values())
 
+    def forget_plan(self) -> None:
+        """Have the plan made anew: there is more to count than there was."""
+        self.plan = self.refused = self.measured_bytes = None
+        self.followed = False
+
     def count_updated(self, updated: Iterable[Any]) -> bool:
         """Count what optimizers keep as it is now; whether that is more than before.
 
@@ -147,9 +155,36 @@ class Learned:
         self.state_bytes = sum(map(state_bytes, rules))
         return self.others_bytes + self.state_bytes > before
 
-    def constant(self, packs: bool) -> int:
-        """Bytes that are there all the time: what is outside, and what was drawn."""
-        drawn = sum(
+    @property
+    def held(self) -> dict[int, int]:
+        """By call, the bytes that stay as long as the graph: of what must not run twice.
+
+        Where its outputs are views, those of what they lie in.
+        """
+        found: dict[int, int] = {}
+        for index, o in enumerate(self.observed):
+            if o.again:
+                continue
+            found[index] = found.get(index, 0) + (0 if index in self.dead else o.stash_bytes)
+            root = index
+            while (base := self.observed[root].alias) is not None:
+                root = base
+            if root == index or self.observed[root].again:
+                found[root] = found.get(root, 0) + self.observed[root].nbytes
+        return found
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that stay as long as the graph; twice where it outlives its pass."""
+        return sum(self.held.values()) * (2 if self.outlives else 1)
+
+    def constant(self, packs: bool, *, plain: bool = False) -> int:
+        """Bytes that are there all the time: what is outside, what was drawn, what is held.
+
+        In a ``plain`` step nothing is held for the sake of running again.
+        """
+        drawn = 0 if plain else self.held_bytes
+        drawn += sum(
             (o.mask_bytes + 7) // (8 * 4) + 1 if packs and o.mask_bytes else o.drawn_bytes
             for o in self.observed
         )
@@ -162,9 +197,13 @@ class Learned:
             users.setdefault(source, set()).add(self.labels[user])
         return {source for source, labels in users.items() if labels == {"Sum"}}
 
-    def nodes(self, packs: bool) -> list[Node]:
-        """The graph's nodes for a planner."""
+    def nodes(self, packs: bool, *, plain: bool = False) -> list[Node]:
+        """The graph's nodes for a planner: what is held is a constant, and takes nothing here.
+
+        For a ``plain`` step, in which nothing is held, it is a part of its node.
+        """
         names, views = self.names, self._summed()
+        held = {} if plain else self.held
         made = []
         for index, (name, o) in enumerate(zip(names, self.observed, strict=True)):
             dead = index in self.dead
@@ -172,11 +211,12 @@ class Learned:
             made.append(
                 Node(
                     name=name,
-                    nbytes=o.nbytes,
+                    nbytes=0 if index in held else o.nbytes,
                     cost=o.seconds,
                     alias_of=None if o.alias is None else names[o.alias],
                     recomputable=o.again,
-                    stash_bytes=0 if dead or o.alias is not None else o.stash_bytes,
+                    stash_bytes=0 if dead or o.alias is not None or index in held
+                    else o.stash_bytes,
                     grad_bytes=0 if dead or index in views else o.grad_bytes,
                     workspace_bytes=o.workspace_bytes + mask + mask // 4,
                     backward_workspace_bytes=self.backward_workspace.get(index, 0) + mask,
@@ -200,10 +240,19 @@ def learn(calls: list[Call], observed: list[Observed]) -> Learned:
                 edges[source.index, call.index] = None
         alive = call.needs() if call.has_graph else []
         needs.append(tuple(dict.fromkeys(c.index for c in alive)))
-    return Learned(
+    learned = Learned(
         [call.signature for call in calls], [call.label for call in calls], list(observed),
         list(edges), needs, users,
     )  # fmt: skip
+    learned.is_ordered = any(_needs_order(call.signature[0]) for call in calls)
+    return learned
+
+
+def _needs_order(kind: type) -> bool:
+    """Whether the backward of a function may do more than compute gradients."""
+    if kind.__module__.startswith(("chainer.", "umem.")):
+        return kind.__name__ in ("Forget", "Checkpoint")
+    return not getattr(kind, "umem_recomputable", False)
 
 
 def look_outside(

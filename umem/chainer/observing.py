@@ -15,7 +15,7 @@ from umem.chainer.wiring import owner_of, root_of
 
 NOT_AGAIN = frozenset((
     "Zoneout", "ZoneoutLSTM", "NegativeSampling", "NegativeSamplingFunction", "DropoutRNN",
-    "Checkpoint", "BatchRenormalizationFunction",
+    "Checkpoint", "Forget", "BatchRenormalizationFunction",
     "DecorrelatedBatchNormalization", "MultiNodeBatchNormalizationFunction",
 ))  # fmt: skip
 """Functions that must not run twice; what draws or changes its state is found as well."""

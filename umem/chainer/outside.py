@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from umem.chainer.wiring import root_of
+from umem.chainer.wiring import checksum, root_of
 from umem.errors import RecomputeError
 
 
@@ -21,6 +21,7 @@ class Outside:
 
     Attributes:
         copies: whether parameters are copied before an update.
+        reads: the identities of all arrays from outside that its calls have read.
         tell: called when a call has to run again after an update.
     """
 
@@ -28,7 +29,14 @@ class Outside:
         self._copies: dict[int, Any] = {}
         self._changed: dict[int, Any] = {}
         self.copies = True
+        self.reads: set[int] = set()
+        self._sums: dict[int, int] = {}
         self.tell = tell
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether an optimizer has changed any parameter since."""
+        return bool(self._changed)
 
     def before_update(self, array: Any) -> None:
         """An optimizer is about to change a parameter's array."""
@@ -37,12 +45,23 @@ class Outside:
             if self.copies:
                 self._copies[id(array)] = array.copy()
 
+    def watch(self, array: Any) -> None:
+        """Remember what an array holds, now that nobody says any more when it changes."""
+        if array is not None and id(array) not in self._sums:
+            self._sums[id(array)] = checksum(array)
+
     def find(self, array: Any, label: str) -> Any:
         """An array from outside as it was in forward.
 
         Raises:
-            RecomputeError: an optimizer has changed it since, and there is no copy.
+            RecomputeError: it was changed since, and there is no copy.
         """
+        known = self._sums.get(id(array))
+        if known is not None and known != checksum(array):
+            raise RecomputeError(
+                f"{label!r} has to run again, and what it reads was changed since the block of "
+                "Recompute was left: go backward before that, or within the block"
+            )
         if array is None or not self._changed:
             return array
         key = id(array)

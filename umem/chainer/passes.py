@@ -15,6 +15,7 @@ import chainer
 from umem.chainer.fallback import Fallback
 from umem.chainer.learning import Learned, Roots, gradient_bytes
 from umem.chainer.observing import Before, Observed, observe
+from umem.chainer.old_gradients import OldGradients
 from umem.chainer.outside import Outside
 from umem.chainer.sums import Sums
 from umem.chainer.tape import Call
@@ -61,6 +62,8 @@ class Pass:
         self._waits: Call | None = None
         self._next = 0
         self._sums: Sums | None = None
+        self._gradients: OldGradients | None = None
+        self._nested: set[int] = set()
 
     @property
     def learns(self) -> bool:
@@ -94,11 +97,15 @@ class Pass:
         self.workspace.append(workspace)
         if call.from_elsewhere:
             self.never = "it goes on from an earlier pass"
-        self._match(call)
+        if self.settled and self.follows is not None:
+            self._stop_following(self.follows)  # a backward has begun, and forward goes on
+        else:
+            self._match(call)
         if self.follows is not None:
             self._obey(call, self.follows)
             return
         self.observed.append(observe(call, func, inputs, before, seconds, workspace))
+        call.again = self.observed[-1].again
         for x in inputs:
             if isinstance(x, chainer.Parameter) and gradient_bytes(x):
                 self.old_gradients[id(x)] = gradient_bytes(x)
@@ -136,13 +143,19 @@ class Pass:
                     self._obey(call, learned)
                     self.catch_up()
                 return
+        self._stop_following(old)
+
+    def _stop_following(self, old: Learned) -> None:
+        """Keep everything from the last call on."""
+        self.follows = None
         self.differs = self.outside.copies = True
         self.observed = list(old.observed[: len(self.calls) - 1])
         self.use_plain_ranks()
         for call in self.calls[:-1]:
-            call.values = None
+            call.let_go()
 
     def _obey(self, call: Call, learned: Learned) -> None:
+        call.again = learned.observed[call.index].again
         call.stash = learned.observed[call.index].stash
         call.set_rank(HIGH + 2 * learned.order[call.index])
         self._waits = call
@@ -163,7 +176,7 @@ class Pass:
 
     def _fall_back(self, call: Call) -> None:
         if self.differs or self.never:
-            call.values = None
+            call.let_go()
         else:
             self._fallback.add(call, self.observed[call.index])
 
@@ -181,8 +194,10 @@ class Pass:
         if refuse is not None:
             self.never = refuse
             self.use_plain_ranks()
-        elif self.follows is not None and self.follows.contended:
-            self._sums = Sums(self.follows.plain, self.follows.contended)
+        elif self.follows is not None and not self.follows.is_ordered:
+            self._gradients = OldGradients(self.follows.plain)
+            if self.follows.contended:
+                self._sums = Sums(self.follows.plain, self.follows.contended)
 
     def _end_early(self) -> None:
         self.follows = None
@@ -217,10 +232,23 @@ class Pass:
     def step(self, original: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
         """Take the step itself."""
         self.popped.setdefault(call.index, len(self.popped))
+        if self._gradients is not None:
+            self._gradients.begin(call.index, args[2])
         if self._sums is None:
             original(func, *args)
         else:
             self._sums.step(original, call.index, func, args)
+        if self._gradients is not None:
+            self._gradients.end()
+
+    def goes_backward_inside(self, call: Call) -> None:
+        """A call's backward has a backward of its own inside."""
+        self._nested.add(call.index)
+
+    @property
+    def has_nested(self) -> bool:
+        """Whether a call's backward had a backward of its own inside."""
+        return bool(self._nested)
 
     def after(self, call: Call) -> None:
         """Let go what nothing reads after this step."""
@@ -241,8 +269,11 @@ class Pass:
             call.drop_stash()
         call.pack()
 
-    def finish(self) -> None:
-        """Backward is over."""
+    def finish(self, whole: bool) -> None:
+        """Backward is over; ``whole``: without an exception."""
+        if self._gradients is not None and not whole:
+            self._gradients.put_back(self.calls)
+        self._gradients = None
         if not self.went_back and self.follows is not None and self.never is None:
             for kind, index in self.follows.backward[self._next :]:
                 if kind in _LETS_GO and index in self.popped:

@@ -45,24 +45,37 @@ def check_budget(budget: int | str) -> Budget:
     return parse_bytes(budget, "budget")
 
 
-def prepare(learned: Learned, budget: Budget, method: Method) -> None:
+def prepare(
+    learned: Learned, budget: Budget, method: Method, *, strict: bool = True
+) -> str | None:
     """Plan a graph that was learned; where a plain step fits, there is nothing to plan.
+
+    Returns what to tell the user where a share of a plain step cannot be had, and the plan is the
+    least there is. With ``strict``, that is an error as it is for bytes.
 
     Raises:
         BudgetError: nothing fits; names the least that does, the floor and what forces it.
     """
     whole = graph_of(learned, packs=False)
     keep_all = make_plan(whole, None, "store_all", model="saved")
-    learned.keep_all_bytes = learned.constant(False) + plain(learned).peak_bytes
+    learned.keep_all_bytes = learned.constant(False, plain=True) + plain(learned).peak_bytes
     room = _room(learned, budget)
     learned.fits = room is not None and room >= learned.keep_all_bytes
     twice = 2 * learned.keep_all_bytes - learned.outside_bytes
     learned.fits_twice = room is not None and room >= twice
     if learned.fits or (room or 0) >= learned.constant(False) + keep_all.peak_bytes:
         _carry(learned, whole, keep_all, packs=False)
-        return
-    graph = graph_of(learned, packs=True)
-    _carry(learned, graph, _within(learned, graph, room, method), packs=True)
+        return None
+    graph, said = graph_of(learned, packs=True), None
+    try:
+        plan = _within(learned, graph, room, method)
+    except BudgetError as error:
+        if strict or not isinstance(budget, float):
+            raise
+        said = f"{error}. The budget is a share, so this graph is run at its least"
+        plan = _within(learned, graph, None, method)
+    _carry(learned, graph, plan, packs=True)
+    return said
 
 
 def plain(learned: Learned) -> Simulation:
@@ -71,7 +84,7 @@ def plain(learned: Learned) -> Simulation:
     What is saved goes when all of backward is over, and backward has Chainer's own order, in which
     what reads inputs alone comes last: its gradients wait.
     """
-    graph = graph_of(learned, packs=False)
+    graph = graph_of(learned, packs=False, plain=True)
     stream = list(actions(graph, make_plan(graph, None, "store_all", model="saved")))
     start = next((i for i, a in enumerate(stream) if a.kind == "backward"), len(stream))
     late = [a for a in stream[start:] if a.kind in ("drop", "drop_stash")]
@@ -110,6 +123,8 @@ def _room(learned: Learned, budget: Budget) -> int | None:
 
 def _within(learned: Learned, graph: Graph, room: int | None, method: Method) -> Plan:
     constant = learned.constant(True)
+    if learned.is_ordered and method in ("auto", "lower_sets_exact"):
+        method = "lower_sets"  # which leaves the order of the nodes as it is
     if room is not None and room <= constant:
         raise _too_small(learned, graph, room, method)
     try:
@@ -167,9 +182,19 @@ def _named(learned: Learned) -> list[tuple[str, str]]:
     return [(names[a], names[b]) for a, b in learned.edges]
 
 
-def graph_of(learned: Learned, *, packs: bool) -> Graph:
-    """The graph that a plan is for, with masks packed or not."""
-    return Graph(learned.nodes(packs), _named(learned), learned.forward_bytes)
+def graph_of(learned: Learned, *, packs: bool, plain: bool = False) -> Graph:
+    """The graph that a plan is for, with masks packed or not.
+
+    A plan goes backward in the reverse order of its nodes, unless it takes branches one by one.
+    Where the order of a plain backward has to stay, the nodes are in its reverse.
+    """
+    nodes, edges = learned.nodes(packs, plain=plain), _named(learned)
+    graph = Graph(nodes, edges, learned.forward_bytes)
+    if plain or not learned.is_ordered:
+        return graph
+    by_name = {node.name: node for node in nodes}
+    order = reversed(list(_plain_order(learned, graph)))
+    return Graph([by_name[name] for name in order], edges, learned.forward_bytes)
 
 
 def _carry(learned: Learned, graph: Graph, plan: Plan, packs: bool) -> None:

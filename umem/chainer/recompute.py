@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,17 +22,19 @@ from chainer import (
     _backprop,
     _backprop_utils,
     configuration,
-    function_hook,
     function_node,
     optimizer,
 )
 
+from umem.chainer.afterwards import watch_over
 from umem.chainer.course import INTO_EARLIER, Course, RecomputeWarning
 from umem.chainer.learning import Learned, Roots
 from umem.chainer.observing import Before, look
 from umem.chainer.plain_pass import PlainPass
 from umem.chainer.planning import check_budget
 from umem.chainer.recompute_report import curves, describe
+from umem.chainer.tape import STATISTICS, Call
+from umem.chainer.whole_graph import bring, bring_one, check, functions
 from umem.chainer.wiring import owner_of, wait_for
 from umem.errors import StateError, UnsupportedError
 from umem.planner.plans import Method
@@ -52,6 +54,8 @@ class Recompute:
             inputs, saved arrays and workspace), as an int or text; ``"60%"`` of what a
             plain step takes; ``"min"``, the least that can be done.
         method: a method of `umem.planner.plan`.
+        strict: whether a share that cannot be had is an error, as a size is. Otherwise the step
+            takes the least that can be done, and a `RecomputeWarning` says so once.
         debug: keep checksums, to find arrays that are edited between forward and backward, and
             functions that give another result when they run again. Slow.
 
@@ -60,19 +64,27 @@ class Recompute:
 
     Raises:
         SizeError: on making it: not a budget.
-        BudgetError: in the first forward that would follow a plan: nothing fits; names the least
-            that does. Nothing was dropped, and training can go on outside the block.
+        BudgetError: in the first forward that would follow a plan: a size, or a share with
+            ``strict``, that nothing fits; names the least that does. Nothing was dropped, and
+            training can go on outside the block.
         UnsupportedError: in forward: ChainerX arrays or a static graph.
-        RecomputeError: in backward, with ``debug``: what was edited.
+        RecomputeError: before a backward that reads what cannot be made again; nothing has
+            changed. With ``debug``, in backward: what was edited.
 
-    Thread-safety: for the thread that entered it. Never run on a GPU yet.
+    Thread-safety: for the thread that entered it. A graph of that thread may go backward in
+    another one, which first makes again all that was dropped. Never run on a GPU yet.
     """
 
-    def __init__(self, budget: int | str, method: Method = "auto", *, debug: bool = False) -> None:
+    def __init__(
+        self, budget: int | str, method: Method = "auto", *, strict: bool = False,
+        debug: bool = False,
+    ) -> None:  # fmt: skip
         self._budget = check_budget(budget)
-        self._course = Course(self._budget, method, debug)
+        self._course = Course(self._budget, method, debug=debug, strict=strict)
         self._inside = False
         self._in_plain = False
+        self._stepping: Call | None = None
+        self._depth = 0
         self._thread = 0
         self._restores: list[Callable[[], None]] = []
 
@@ -101,10 +113,7 @@ class Recompute:
         while self._restores:
             self._restores.pop()()
         self._inside = self._in_plain = False
-        for reference in self._course.leave():
-            call = reference()
-            if call is not None and call.has_graph:
-                call.func.add_hook(_MakeAgain())
+        watch_over(self._course.leave())
 
     # -- what a person asks ----------------------------------------------------------------
 
@@ -181,6 +190,10 @@ class Recompute:
                 before = Before(dict(vars(owner_of(func))), [], None)
             self._inside = True
             course.tracing.call_begins()
+            for name in STATISTICS:
+                changes = getattr(func, name, None)
+                if changes is not None:
+                    course.before_change(changes)
             if now.learns:
                 wait_for(inputs)
             start = time.perf_counter()
@@ -214,29 +227,62 @@ class Recompute:
 
     def _backprop_to_all(self, original: Any) -> Any:
         def backprop_to_all(*args: Any, **kwargs: Any) -> None:
-            now, plain = self._course.now, self._course.plain
-            if self._inside or self._in_plain or threading.get_ident() != self._thread:
+            nodes = [node for node, _ in (args[0] if args else kwargs["outputs"])]
+            if self._is_elsewhere():
+                self._bring_all(nodes)
                 original(*args, **kwargs)
                 return
-            roots = args[0] if args else kwargs["outputs"]
-            if plain is not None and not _roots(roots):
+            now, plain = self._course.now, self._course.plain
+            if plain is not None and not _roots(nodes):
+                if self._course.has_earlier():
+                    check(functions(nodes))
                 self._plain_backward(plain, lambda: original(*args, **kwargs))
                 return
             if now is None:
+                check(functions(nodes))
                 if plain is None:
                     self._course.keeps(INTO_EARLIER)
                 original(*args, **kwargs)
                 return
+            if now.went_back or now.never or now.outside.is_changed:
+                check(functions(nodes))
             double = configuration.config.enable_backprop
-            self._course.settle(now, TWICE if double else None, _roots(roots))
-            whole = False
+            self._course.settle(now, TWICE if double else None, _roots(nodes))
+            whole, self._depth = False, 1
             try:
                 original(*args, **kwargs)
                 whole = True
             finally:
+                self._depth = 0
                 self._course.finish(now, whole)
 
         return backprop_to_all
+
+    def _is_elsewhere(self) -> bool:
+        """Whether a backward begins in another thread than the block's, or inside of another."""
+        here = threading.get_ident() == self._thread
+        return not here or self._inside or self._in_plain or self._depth > 0
+
+    def _bring_all(self, nodes: Iterable[Any]) -> None:
+        """Have the whole graph before some nodes there, for a backward that follows no plan.
+
+        Raises:
+            RecomputeError: something of it cannot be made again, or the backward around it has a
+                plan that takes its calls in another order. Nothing has changed.
+        """
+        here = threading.get_ident() == self._thread
+        now = self._course.now
+        if here and now is not None and self._stepping is not None:
+            now.goes_backward_inside(self._stepping)
+        found = functions(nodes)
+        check(found)
+        inside, self._inside = self._inside, self._inside or here
+        try:
+            numbers = bring(found)
+        finally:
+            if here:
+                self._inside = inside
+        self._course.elsewhere(numbers)
 
     def _plain_backward(self, plain: PlainPass, run: Callable[[], None]) -> None:
         self._course.settle_plain(plain, TWICE if configuration.config.enable_backprop else None)
@@ -250,10 +296,12 @@ class Recompute:
 
     def _update(self, original: Any) -> Any:
         def update(rule: Any, parameter: Any) -> None:
-            if rule.enabled and threading.get_ident() == self._thread:
-                self._course.before_update(parameter)
+            here = threading.get_ident() == self._thread
+            if rule.enabled:
+                self._course.before_update(parameter, here=here)
             original(rule, parameter)
-            self._course.known.after_update(parameter)
+            if here:
+                self._course.known.after_update(parameter)
 
         return update
 
@@ -276,10 +324,14 @@ class Recompute:
 
     def _grad(self, original: Any) -> Any:
         def grad(*args: Any, **kwargs: Any) -> Any:
-            now = self._course.now
-            if now is None or self._inside or threading.get_ident() != self._thread:
-                return original(*args, **kwargs)
-            self._course.settle(now, "chainer.grad goes through it")
+            outputs = args[0] if args else kwargs["outputs"]
+            nodes = [y.node for y in outputs]
+            if self._is_elsewhere():
+                self._bring_all(nodes)
+            else:
+                check(functions(nodes))
+                if self._course.now is not None:
+                    self._course.settle(self._course.now, "chainer.grad goes through it")
             return original(*args, **kwargs)
 
         return grad
@@ -291,18 +343,18 @@ class Recompute:
                 return
             now = self._course.now
             call = getattr(func, "_umem_call", None)
-            if now is None and call is None:
+            if now is None and call is None and not self._course.has_earlier():
                 original(func, *args)
                 return
             self._inside = True
+            self._stepping = call
             try:
                 if now is None or call is None or call.number != now.number or not now.calls:
                     if now is not None:
                         now.never = now.never or INTO_EARLIER
                         if call is None or not now.went_back:
                             self._course.keeps(INTO_EARLIER)
-                    if call is not None:
-                        call.restore()
+                    bring_one(func)
                     original(func, *args)
                     return
                 now.before(call)
@@ -312,24 +364,15 @@ class Recompute:
                 now.after(call)
             finally:
                 self._inside = False
+                self._stepping = None
 
         return backprop_step
 
 
-class _MakeAgain(function_hook.FunctionHook):
-    """Makes arrays again for a backward after the block was left."""
-
-    name = "umem.recompute"
-
-    def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
-        """Make sure of what the function retained."""
-        function._umem_call.restore()
-
-
-def _roots(outputs: Any) -> Roots:
+def _roots(nodes: Iterable[Any]) -> Roots:
     """The calls and outputs at which a backward begins."""
     found = []
-    for node, _ in outputs:
+    for node in nodes:
         creator = node.creator_node
         call = getattr(creator, "_umem_call", None)
         if call is not None:

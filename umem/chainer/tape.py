@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -32,7 +32,8 @@ DRAWS = frozenset((
     "GumbelSoftmax",
 ))  # fmt: skip
 """Functions that draw random numbers once and find them on themselves when they run again."""
-_STATISTICS = ("running_mean", "running_var")
+STATISTICS = ("running_mean", "running_var")
+"""What a normalisation changes in place as it runs; a second run leaves it alone."""
 _NOT_CARRIED = frozenset((
     "enable_backprop", "in_recomputing", "_will_recompute", "debug", "warn_nondeterministic",
     "keep_graph_on_report", "schedule_func", "use_static_graph",
@@ -59,11 +60,14 @@ class Call:
         outside: the parameters as they were in forward.
         sums: whether to keep checksums, for `verify`.
 
-    ``from_elsewhere`` says that an input was made in an earlier pass.
+    Attributes:
+        again: whether it may run a second time. What may not is never dropped: neither its outputs,
+            retained or not, nor what it keeps on itself, for as long as its graph is alive.
+        from_elsewhere: whether an input was made in an earlier pass.
     """
 
     __slots__ = (
-        "__weakref__", "_func", "config", "draws", "from_elsewhere", "index", "is_cut", "masks",
+        "__weakref__", "_func", "again", "config", "draws", "from_elsewhere", "index", "is_cut", "masks",
         "number",
         "outside", "packed", "plain_rank", "rerun_seconds", "retained", "signature", "sources",
         "stash", "stash_dropped", "sums", "values",
@@ -75,6 +79,7 @@ class Call:
     ) -> None:  # fmt: skip
         self.number = number
         self.index = index
+        self.again = True
         self.outside = outside
         self._func: Callable[[], Any] = weakref.ref(func)
         self.is_cut = False
@@ -88,6 +93,7 @@ class Call:
             source = source_of(node, array)
             self.sources.append(source)
             if source.call is None:
+                outside.reads.add(id(array))
                 leaf = leaves.setdefault(id(node), (len(leaves), node))[0]
                 goes_on = node.creator_node is not None  # a graph that nobody follows
                 wiring.append((GOES_ON if goes_on else LEAF, leaf, array.shape, array.dtype))
@@ -137,6 +143,11 @@ class Call:
         """Whether the function's node is alive, and in a graph."""
         return not self.is_cut and self._func() is not None
 
+    @property
+    def has_func(self) -> bool:
+        """Whether the function is alive, and could run."""
+        return self._func() is not None
+
     def nodes(self) -> Iterator[tuple[int, Any]]:
         """The variable nodes of its outputs that are alive."""
         func = self._func()
@@ -162,8 +173,15 @@ class Call:
 
     # -- dropping and making again ---------------------------------------------------------
 
+    def let_go(self) -> None:
+        """Hold no outputs beside the graph, which holds what it retains."""
+        if self.again:
+            self.values = None
+
     def drop(self) -> None:
-        """Let the outputs go."""
+        """Let the outputs go, also from the graph."""
+        if not self.again:
+            return
         self.values = None
         func = self._func()
         if func is None or self.is_cut:
@@ -177,7 +195,7 @@ class Call:
 
     def drop_stash(self) -> None:
         """Let go what the function keeps on itself, unless it is what was drawn."""
-        if self.draws or not self.stash:
+        if self.draws or not self.stash or not self.again:
             return
         func = self._func()
         if func is None:
@@ -250,6 +268,8 @@ class Call:
         return None
 
     def _run(self) -> None:
+        if not self.again:
+            raise RecomputeError(f"{self.label!r} must not run twice, and its outputs are gone")
         start = time.perf_counter()
         func = self.func
         inputs = tuple([
@@ -258,7 +278,7 @@ class Call:
             for source in self.sources
         ])  # fmt: skip
         self.verify(inputs)
-        statistics = {name: getattr(func, name) for name in _STATISTICS if hasattr(func, name)}
+        statistics = {name: getattr(func, name) for name in STATISTICS if hasattr(func, name)}
         for name in statistics:
             setattr(func, name, None)
         packed = self.packed is not None and func.mask is None
@@ -314,14 +334,6 @@ class Call:
                     "backward: gradients would be wrong"
                 )
 
-    def restore(self) -> None:
-        """Before a backward that is not its pass's: the graph is as Chainer leaves it.
-
-        What the graph itself does not keep is not held.
-        """
-        for call in self.ensure():
-            call.values = None
-
     def keep(self, func: Any) -> None:
         """Hold the function: its graph is cut, and what others read may have to be made again."""
         if self.values is None or self.stash_dropped:
@@ -331,24 +343,28 @@ class Call:
 
     def ensure(self) -> list[Call]:
         """Before its backward: what the function retains is there. Returns what has run again."""
-        made: list[Call] = []
         func = self.func
-        for index in func._input_indexes_to_retain or ():
-            source = self.sources[index]
-            node = func.inputs[index]
-            if source.call is not None and node._data is None:
-                source.call.retained[source.output] = True
-                if not source.call.find(source.output):
-                    made += source.call.materialise()
-                node._data = source.call.value(source.output)
-        gone = func._output_indexes_to_retain is not None and func._retained_output_data is None
-        if gone or self.stash_dropped:
+        made = bring_inputs(func, self.sources)
+        if self.lacks_own():
             self.values = None
             made += self.materialise()
         self.unpack()
         if self.sums is not None:
             self.verify(tuple([node._data for node in func.inputs]))
         return made
+
+    def lacks_own(self) -> bool:
+        """Whether outputs that it retains, or what it keeps on itself, were dropped."""
+        func = self.func
+        gone = func._output_indexes_to_retain is not None and func._retained_output_data is None
+        return gone or self.stash_dropped
+
+    def replace_input(self, array: Any, copy: Any) -> None:
+        """Run again with a copy, where an array from outside is about to change."""
+        self.sources = [
+            source._replace(array=copy) if source.call is None and source.array is array
+            else source for source in self.sources
+        ]  # fmt: skip
 
     # -- what a planner wants to know ------------------------------------------------------
 
@@ -359,3 +375,16 @@ class Call:
         if func._output_indexes_to_retain:
             found.append(self)
         return [call for call in found if call is not None]
+
+
+def bring_inputs(func: Any, sources: Sequence[Source]) -> list[Call]:
+    """Have the inputs that a function retains on their nodes. Returns what has run again."""
+    made: list[Call] = []
+    for index in func._input_indexes_to_retain or ():
+        source, node = sources[index], func.inputs[index]
+        if source.call is not None and node._data is None:
+            source.call.retained[source.output] = True
+            if not source.call.find(source.output):
+                made += source.call.materialise()
+            node._data = source.call.value(source.output)
+    return made
