@@ -373,7 +373,9 @@ class Program:
         self.block.__enter__()
 
     def leave(self) -> None:
-        self.block.__exit__(None, None, None)
+        if self.block is not None:
+            block, self.block = self.block, None
+            block.__exit__(None, None, None)
 
     # -- one step --------------------------------------------------------------------------
 

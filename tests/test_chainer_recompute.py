@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+import warnings
 from typing import Any
 
 import numpy as np
@@ -310,7 +311,7 @@ def test_what_a_plain_step_takes_is_predicted(make: Any, data: Any) -> None:
 
 
 def test_a_budget_that_is_too_small_names_the_least_and_what_forces_it() -> None:
-    memory = umem.chainer.Recompute("30%")
+    memory = umem.chainer.Recompute("30%", strict=True)
     with pytest.raises(BudgetError) as caught:
         train(Deep, memory, data=larger, steps=3)
     text = str(caught.value)
@@ -322,6 +323,17 @@ def test_a_budget_that_is_too_small_names_the_least_and_what_forces_it() -> None
     fits = umem.chainer.Recompute(least.predicted_bytes)
     train(Deep, fits, data=larger, steps=3)
     assert fits.predicted_bytes == least.predicted_bytes and learned.plan is None
+
+
+def test_a_share_that_cannot_be_had_is_the_least_there_is_and_said_once() -> None:
+    wished, least = umem.chainer.Recompute("10%"), umem.chainer.Recompute("min")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = train(Deep, wished, data=larger, steps=4)
+    same(found, train(Deep, least, data=larger, steps=4))
+    assert wished.predicted_bytes == least.predicted_bytes
+    (text,) = (str(one.message) for one in said if one.category is RecomputeWarning)
+    assert "(10% of the plain step's" in text and "is run at its least" in text
 
 
 def test_calls_on_a_gpu_are_timed_to_the_end_of_their_kernels(

@@ -208,9 +208,13 @@ def _outer(node: Checkpoint, sources: Sequence[Any], outputs: Sequence[Any]) -> 
     """Apply the node, at the place in the order of backward that the region has in a plain run."""
     if not outputs:
         return ()
-    rank = max(y.creator_node.rank for y in outputs)
+    rank = max(y.node.rank for y in outputs) - 1  # a plan changes those of functions alone
     made: tuple[Any, ...] = node.apply(sources)
-    node.rank = rank
+    call = getattr(node, "_umem_call", None)
+    if call is None or node.rank == call.plain_rank:  # otherwise a plan has put it in its place
+        node.rank = rank
+    if call is not None:
+        call.plain_rank = rank
     for y in made:
         y.node._rank = rank + 1
     return made

@@ -28,6 +28,10 @@ OBJECTS = 1 << 20
 """Bytes over a budget that Python's own objects, which are measured as well, may take."""
 INTO_EARLIER = "its backward goes on into an earlier graph"
 AGAIN = "it goes backward again after an update"
+OTHER_ORDER = (
+    "a pass goes backward in another order than when its graph was learned: it does so without a "
+    "plan, and the plan is made anew"
+)
 
 
 class RecomputeWarning(UserWarning):
@@ -58,6 +62,8 @@ class Course:
         self._outsides: weakref.WeakSet[Outside] = weakref.WeakSet()
         self._waiting: list[Learned] = []
         self._earlier = 0
+        self._wished = False
+        self.planned_count = 0
 
     @property
     def learned(self) -> list[Learned]:
@@ -155,13 +161,18 @@ class Course:
             for outside in list(self._outsides):
                 outside.before_update(parameter.array)
 
-    def before_change(self, array: Any) -> None:
-        """A function is about to change an array that a call may have read as it is now.
+    def before_call(self, owner: Any) -> None:
+        """A function is about to run, and may change arrays that it holds.
 
-        Running statistics are such, which a graph in test mode reads.
+        Running statistics are such; a graph in test mode reads them as inputs, and has to find them
+        as they were if it runs again.
         """
-        if not any(id(array) in outside.reads for outside in self._outsides):
-            return
+        reads = [outside.reads for outside in self._outsides]
+        for array in vars(owner).values():
+            if any(id(array) in read for read in reads):
+                self._copy_for_earlier(array)
+
+    def _copy_for_earlier(self, array: Any) -> None:
         copy = array.copy()
         calls = [] if self.now is None else list(self.now.calls)
         for call in (*calls, *(reference() for reference in self.last)):
@@ -187,7 +198,8 @@ class Course:
         except BudgetError as error:
             learned.refused = str(error)
             raise
-        if said is not None:
+        if said is not None and not self._wished:
+            self._wished = True  # once, whatever the number of graphs
             self.say(said)
         learned.tries = 0
         for known in self.learned:
@@ -244,15 +256,19 @@ class Course:
 
     def settle(self, now: Pass, refuse: str | None, roots: Roots = ()) -> None:
         """Backward begins at some roots; ``refuse`` says why a graph must keep everything."""
+        follows, whole = now.follows, False
         if not now.settled:
             now.roots = roots
             now.signatures += [call.signature for call in now.calls]
-            follows = now.follows
             whole = follows is not None and len(now.calls) == len(follows.signatures)
             if refuse is None and follows is not None and whole and follows.roots != roots:
                 refuse = "another part of it goes backward than when it was learned"
         if refuse is not None:
             self.keeps(refuse)
+        elif not now.settled and follows is not None and whole and now.never is None:
+            if not follows.goes_back_alike([call.plain_rank for call in now.calls]):
+                refuse = OTHER_ORDER
+                self.say(refuse)
         follows, settled = now.follows, now.settled
         now.settle(refuse)
         if not settled and follows is not None and now.differs and refuse is None:
@@ -302,6 +318,9 @@ class Course:
         learned = now.follows
         if whole and learned is None:
             self._finish_learning(now)
+        elif whole and learned is not None and now.never == OTHER_ORDER:
+            self._learn_order(now, learned)
+            learned.forget_plan()
         elif whole and learned is not None and not now.differs and now.never is None:
             self._finish_following(now, learned)
         self.tracing.stop()
@@ -316,7 +335,8 @@ class Course:
             return
         learned.never = learned.never or now.never
         learned.is_ordered |= now.has_nested
-        learned.plain, learned.roots = now.popped, now.roots
+        self._learn_order(now, learned)
+        learned.roots = now.roots
         learned.dead = {
             call.index for call in now.calls if call.index not in now.popped and not call.has_graph
         }
@@ -328,8 +348,13 @@ class Course:
                 seen = now.observed if len(now.observed) == len(now.calls) else learned.observed
                 calibrate(learned, seen, now.workspace, now.backward_workspace)
 
+    def _learn_order(self, now: Pass, learned: Learned) -> None:
+        learned.plain = now.popped  # a second backward adds to it
+        learned.plain_ranks = [call.plain_rank for call in now.calls]
+
     def _finish_following(self, now: Pass, learned: Learned) -> None:
         self._once_seen = 0
+        self.planned_count += 1
         self._look_at_peak(learned)
         if self.tracing.what != "peak" and learned.rerun_seconds is None:
             learned.rerun_seconds = sum(call.rerun_seconds for call in now.calls)

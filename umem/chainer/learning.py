@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import chainer
@@ -56,6 +57,8 @@ class Learned:
     measured: bool = False
     backward_workspace: dict[int, int] = field(default_factory=dict)
     plain: dict[int, int] = field(default_factory=dict)
+    """By call, its place in a plain backward."""
+    plain_ranks: list[int] = field(default_factory=list)
     dead: set[int] = field(default_factory=set)
     roots: Roots = ()
     is_ordered: bool = False
@@ -154,6 +157,16 @@ class Learned:
         rules = [p.update_rule for p in found if p is not None]
         self.state_bytes = sum(map(state_bytes, rules))
         return self.others_bytes + self.state_bytes > before
+
+    def goes_back_alike(self, ranks: Sequence[int]) -> bool:
+        """Whether a plain backward of calls with these ranks takes them in the order it took them.
+
+        Ranks are depths, and those of a recurrent state that was cut go on from where it was made:
+        the same graph may go backward in another order. Chainer compares ranks, and nothing else.
+        """
+        order = sorted(self.plain, key=self.plain.__getitem__)
+        old, new = self.plain_ranks, ranks
+        return all((old[a] > old[b]) == (new[a] > new[b]) for a, b in pairwise(order))
 
     @property
     def held(self) -> dict[int, int]:

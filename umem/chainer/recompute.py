@@ -33,7 +33,7 @@ from umem.chainer.observing import Before, look
 from umem.chainer.plain_pass import PlainPass
 from umem.chainer.planning import check_budget
 from umem.chainer.recompute_report import curves, describe
-from umem.chainer.tape import STATISTICS, Call
+from umem.chainer.tape import Call
 from umem.chainer.whole_graph import bring, bring_one, check, functions
 from umem.chainer.wiring import owner_of, wait_for
 from umem.errors import StateError, UnsupportedError
@@ -129,6 +129,11 @@ class Recompute:
         largest = self._largest()
         return None if largest is None else largest.measured_bytes
 
+    @property
+    def planned_count(self) -> int:
+        """The passes so far that followed a plan from their beginning to their end."""
+        return self._course.planned_count
+
     def _largest(self) -> Learned | None:
         planned = [learned for learned in self._course.learned if learned.plan is not None]
         return max(planned, key=lambda learned: learned.keep_all_bytes, default=None)
@@ -190,10 +195,7 @@ class Recompute:
                 before = Before(dict(vars(owner_of(func))), [], None)
             self._inside = True
             course.tracing.call_begins()
-            for name in STATISTICS:
-                changes = getattr(func, name, None)
-                if changes is not None:
-                    course.before_change(changes)
+            course.before_call(owner_of(func))
             if now.learns:
                 wait_for(inputs)
             start = time.perf_counter()
