@@ -11,11 +11,11 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-import umem.chainer  # noqa: F401  # isort: skip  (before chainer)
+import umem.chainer  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -114,11 +114,11 @@ class Inner(chainer.FunctionNode):
 class Failing(chainer.FunctionNode):
     """Raises where it is told to, in forward or in backward."""
 
-    countdown = {"forward": -1, "backward": -1}
+    countdown: ClassVar[dict[str, int]] = {"forward": -1, "backward": -1}
 
     def forward(self, inputs: Any) -> Any:
         self._count("forward")
-        return (inputs[0] + 0,)
+        return (inputs[0].copy(),)
 
     def backward(self, indexes: Any, grads: Any) -> Any:
         self._count("backward")
@@ -313,7 +313,7 @@ EVENTS = (
     "chainer.grad", "chainer.backward", "double", "leave", "enter again", "serialise",
     "serialise between", "update between", "second optimizer between", "thread trains",
     "backward in a thread", "loss_scale", "lazy_grad_sum", "lost forward", "two lost forwards",
-    "old graph again", "goes on",
+    "old graph again", "goes on", "accuracy of inputs", "load between", "copy between",
 )  # fmt: skip
 
 
@@ -362,6 +362,11 @@ class Program:
         self.often = choice.choice([0.0, 0.2, 0.5, 0.9])
         self.late = choice.randint(0, 3)
         self.clears_late, self.binds = choice.random() < 0.4, choice.random() < 0.3
+        file = io.BytesIO()
+        self.model.loss(self.x, self.t)  # makes parameters that wait for their shape
+        self.model.reset("reset")
+        chainer.serializers.save_npz(file, self.model)
+        self.saved = file.getvalue()
         self.state = choice.choice(("reset", "reset", "cut", "cut", "goes on"))
 
     # -- blocks ----------------------------------------------------------------------------
@@ -498,6 +503,10 @@ class Program:
             self.numbers[f"{self.number} grad"] = [None if g is None else g.array for g in found]
         elif event == "unchain before":
             loss.unchain_backward()
+        elif event == "load between":
+            chainer.serializers.load_npz(io.BytesIO(self.saved), model)
+        elif event == "copy between":
+            model.layers[2].copyparams(model.layers[3])
         if event == "double" and at % 2:
             self.double(loss)
         elif event == "backward in a thread":
@@ -541,6 +550,9 @@ class Program:
             loss.unchain_backward()
         if event == "retain_grad":
             self.kept.append(loss)
+        if event == "accuracy of inputs":
+            inputs = chainer.Variable(self.x[:, :CLASSES])
+            self.kept.append(F.accuracy(inputs, self.t))
 
     def go_backward(self, loss: Any, how: Callable[[], None] | None = None) -> None:
         """Backward; where it is refused, nothing has changed."""

@@ -1,4 +1,4 @@
-"""Graphs that outlive the block in which they were made: what was dropped comes back for backward."""
+"""Graphs that outlive the block that made them: what was dropped comes back for backward."""
 
 from __future__ import annotations
 

@@ -149,17 +149,16 @@ class Course:
             learned.keeps, learned.never, learned.plan = True, AGAIN, None
             self.keeps(AGAIN)
 
-    def before_update(self, parameter: Any, *, here: bool) -> None:
-        """An optimizer is about to change a parameter: what comes then reads another one.
+    def before_update(self, array: Any, *, here: bool) -> None:
+        """A parameter's array is about to change: what comes then reads another one.
 
         ``here``: in the block's own thread.
         """
         for one in (self.now, self.plain):
             if one is not None and here:
                 one.is_stale = True
-        if parameter.array is not None:
-            for outside in list(self._outsides):
-                outside.before_update(parameter.array)
+        for outside in list(self._outsides):
+            outside.before_update(array)
 
     def before_call(self, owner: Any) -> None:
         """A function is about to run, and may change arrays that it holds.

@@ -1,4 +1,6 @@
-"""Parameters that optimizers change while a graph could still go backward.
+"""Parameters that change while a graph could still go backward.
+
+An optimizer's update changes them, and so do loading a file and copying from another link.
 
 A call that runs again has to find its parameters as they were. Where one forward serves two
 updates, as in the usual training of two networks against each other, the second backward goes

@@ -23,8 +23,11 @@ from chainer import (
     _backprop_utils,
     configuration,
     function_node,
+    link,
     optimizer,
+    variable,
 )
+from chainer.serializer import Deserializer
 
 from umem.chainer.afterwards import watch_over
 from umem.chainer.course import INTO_EARLIER, Course, RecomputeWarning
@@ -100,6 +103,8 @@ class Recompute:
         self._wrap(function_node, "_backprop", self._grad)
         self._wrap(optimizer.UpdateRule, "update", self._update)
         self._wrap(function_node.FunctionNode, "unchain", self._unchain)
+        self._wrap(link.Link, "serialize", self._serialize)
+        self._wrap(variable.Variable, "copydata", self._copydata)
         _on.append(self)
         return self
 
@@ -109,9 +114,11 @@ class Recompute:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _on.remove(self)
         while self._restores:
-            self._restores.pop()()
+            self._restores[-1]()
+            self._restores.pop()
+        if self in _on:
+            _on.remove(self)
         self._inside = self._in_plain = False
         watch_over(self._course.leave())
 
@@ -168,8 +175,8 @@ class Recompute:
 
     def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
+        self._restores.append(lambda: setattr(owner, name, original))  # first: a signal may come
         setattr(owner, name, make(original))
-        self._restores.append(lambda: setattr(owner, name, original))
 
     # -- forward ---------------------------------------------------------------------------
 
@@ -298,14 +305,36 @@ class Recompute:
 
     def _update(self, original: Any) -> Any:
         def update(rule: Any, parameter: Any) -> None:
-            here = threading.get_ident() == self._thread
             if rule.enabled:
-                self._course.before_update(parameter, here=here)
+                self._before_change(parameter.array)
             original(rule, parameter)
-            if here:
+            if threading.get_ident() == self._thread:
                 self._course.known.after_update(parameter)
 
         return update
+
+    def _serialize(self, original: Any) -> Any:
+        def serialize(owner: Any, serializer: Any) -> None:
+            if isinstance(serializer, Deserializer):
+                for name in owner._params:
+                    self._before_change(getattr(owner, name).array)
+                for name in owner._persistent:
+                    self._before_change(getattr(owner, name))
+            original(owner, serializer)
+
+        return serialize
+
+    def _copydata(self, original: Any) -> Any:
+        def copydata(target: Any, source: Any) -> None:
+            self._before_change(target.array)
+            original(target, source)
+
+        return copydata
+
+    def _before_change(self, array: Any) -> None:
+        """Something is about to change an array in place that a graph may have read."""
+        if hasattr(array, "dtype"):
+            self._course.before_update(array, here=threading.get_ident() == self._thread)
 
     def _unchain(self, original: Any) -> Any:
         def unchain(func: Any) -> None:

@@ -62,7 +62,7 @@ class Call:
 
     Attributes:
         again: whether it may run a second time. What may not is never dropped: neither its outputs,
-            retained or not, nor what it keeps on itself, for as long as its graph is alive.
+            retained or not, nor what it keeps on itself, as long as its graph is alive.
         from_elsewhere: whether an input was made in an earlier pass.
     """
 

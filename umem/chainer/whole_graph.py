@@ -93,8 +93,8 @@ def _check_call(call: Call, output: int | None, known: set[int]) -> None:
         known.add(id(one))
         if not one.again or not one.has_func:
             raise RecomputeError(
-                f"backward needs what {one.label!r} made, which was dropped: it must not run twice, "
-                "or its graph was cut. Nothing has changed"
+                f"backward needs what {one.label!r} made, which was dropped: it must not run "
+                "twice, or its graph was cut. Nothing has changed"
             )
         for source in one.sources:
             if source.call is None:
