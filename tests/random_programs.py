@@ -539,7 +539,7 @@ class Program:
             gradients = [p.grad_var for p in self.model.params() if p.grad_var is not None]
             self.model.cleargrads()
             self.go_backward(sum(F.sum(g * g) for g in gradients))
-        except (RuntimeError, NotImplementedError, AttributeError) as error:
+        except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
             if isinstance(error, RecomputeError):
                 raise
             self.numbered("double", type(error).__name__)  # forget, user functions

@@ -88,6 +88,7 @@ class Recompute:
         self._in_plain = False
         self._stepping: Call | None = None
         self._depth = 0
+        self._earlier = True
         self._thread = 0
         self._restores: list[Callable[[], None]] = []
 
@@ -243,10 +244,12 @@ class Recompute:
                 return
             now, plain = self._course.now, self._course.plain
             if plain is not None and not _roots(nodes):
-                if self._course.has_earlier():
+                self._earlier = self._course.has_earlier()
+                if self._earlier:
                     check(functions(nodes))
                 self._plain_backward(plain, lambda: original(*args, **kwargs))
                 return
+            self._earlier = True
             if now is None:
                 check(functions(nodes))
                 if plain is None:
@@ -361,6 +364,7 @@ class Recompute:
                 self._bring_all(nodes)
             else:
                 check(functions(nodes))
+                self._earlier = True
                 if self._course.now is not None:
                     self._course.settle(self._course.now, "chainer.grad goes through it")
             return original(*args, **kwargs)
@@ -374,7 +378,7 @@ class Recompute:
                 return
             now = self._course.now
             call = getattr(func, "_umem_call", None)
-            if now is None and call is None and not self._course.has_earlier():
+            if now is None and call is None and not self._earlier:
                 original(func, *args)
                 return
             self._inside = True

@@ -67,10 +67,9 @@ class Call:
     """
 
     __slots__ = (
-        "__weakref__", "_func", "again", "config", "draws", "from_elsewhere", "index", "is_cut", "masks",
-        "number",
-        "outside", "packed", "plain_rank", "rerun_seconds", "retained", "signature", "sources",
-        "stash", "stash_dropped", "sums", "values",
+        "__weakref__", "_func", "again", "config", "draws", "from_elsewhere", "index", "is_cut",
+        "masks", "number", "outside", "packed", "plain_rank", "rerun_seconds", "retained",
+        "signature", "sources", "stash", "stash_dropped", "sums", "values",
     )  # fmt: skip
 
     def __init__(
