@@ -123,13 +123,12 @@ class Checker:
     """Follows events and raises TraceError at the first that does not hold together.
 
     What it lets through, everything that follows a trace can work with: figures of bytes are no
-    larger than any machine's, alone and added up, and the clock starts before what it measures.
+    larger than any machine's, alone and added up.
     """
 
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}
         self._total_bytes = 0
-        self._has_run = False
 
     def check(self, event: Event) -> None:
         """Check one event against those before it."""
@@ -145,8 +144,6 @@ class Checker:
             self._check_hint(event)
         else:
             _check_text(event.label, "label")
-            if self._has_run and event.label == "start":
-                raise TraceError("the mark 'start' comes after an operation")
 
     def _check_alloc(self, alloc: Alloc) -> None:
         tensor, nbytes, kind, label, uploaded, stack = alloc
@@ -176,7 +173,6 @@ class Checker:
             raise TraceError(f"host_seconds is {quoted(seconds)}")
         self._check_accesses(op.reads)
         self._check_accesses(op.writes)
-        self._has_run = True
 
     def _add(self, nbytes: int, name: str) -> None:
         """Check bytes, alone and with all before them: sums of them have to fit 64 bits."""
