@@ -106,7 +106,7 @@ def _failure(error: BaseException | None, status: int, output: str) -> str | Non
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno}"
         return f"traceback: {type(error).__name__} at {place}"
-    strange = next((c for c in output if ord(c) < 32 and c != "\n" or 127 <= ord(c) < 160), None)
+    strange = next((c for c in output if (ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160), None)
     if strange is not None:
         return f"control character {ord(strange):#x}"
     if status not in (0, 3) and len(output) > LONGEST_ERROR:

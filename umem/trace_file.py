@@ -161,8 +161,10 @@ _JSON = json.JSONDecoder(parse_constant=_no_number)
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
-    whole = isinstance(value, list) and all(type(size) is int and size > 0 for size in value)
-    if not whole or len(value) == 1 or sorted(set(value)) != value:
+    counts = isinstance(value, list) and all(
+        type(size) is int and 0 < size < 1 << 63 for size in value
+    )
+    if not counts or len(value) == 1 or sorted(set(value)) != value:
         raise ValueError(f"sizes are two or more ascending whole numbers; got {quoted(value)}")
     return tuple(value)
 
