@@ -9,13 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import umem.chainer  # it mends Chainer, which has to come after it
+
+# isort: split
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
 import umem
-import umem.chainer  # before Chainer, which it mends  # isort: split
 from umem.cutting import tail
 from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
 

@@ -127,6 +127,7 @@ class Checker:
     """
 
     def __init__(self) -> None:
+        self.access_count = 0
         self._sizes: dict[int, int] = {}
         self._total_bytes = 0
 
@@ -194,6 +195,7 @@ class Checker:
         self._check_accesses(hint.accesses)
 
     def _check_accesses(self, accesses: tuple[Access, ...]) -> None:
+        self.access_count += len(accesses)
         for tensor, start, stop in accesses:
             if type(tensor) is not int or type(start) is not int or type(stop) is not int:
                 found = quoted([tensor, start, stop])

@@ -33,10 +33,12 @@ FORMAT = "umem-trace"
 VERSION = 2
 LINE_BYTES = 1 << 20
 """The longest line that is read: what is longer is no event."""
-MAX_EVENTS = 2_000_000
-"""How many events are read unless told otherwise: twice what `umem run --record` keeps."""
-MAX_BYTES = 512 << 20
-"""How much text is read unless told otherwise; a tenth of that is a large trace."""
+MAX_EVENTS = 1_500_000
+"""How many events are read unless told otherwise; `umem run --record` keeps a million."""
+MAX_BYTES = 256 << 20
+"""How much text is read unless told otherwise; events take about 100 bytes of it each."""
+ACCESSES = 4
+"""How many accesses an event may have, on average over a file of as many events as are read."""
 _BUFFER_BYTES = 128 << 10
 _MORE_EVENTS = "max_events=, or --max-events, reads more"
 _MORE_BYTES = "max_bytes=, or --max-bytes, reads more"
@@ -172,20 +174,24 @@ def _sizes(value: Any) -> tuple[int, ...]:
 def _sections(name: str, lines: _Lines, count: int, max_events: int) -> list[list[Event]]:
     sections: list[list[Event]] = []
     for _ in range(count):
-        left = max_events - sum(map(len, sections))
-        sections.append(_events(name, lines, left, max_events))
+        sections.append(_events(name, lines, max_events, sections))
     if lines.next():
         raise TraceError(f"{name} goes on after its end")
     return sections
 
 
-def _events(name: str, lines: _Lines, left: int, max_events: int) -> list[Event]:
+def _events(
+    name: str, lines: _Lines, max_events: int, before: list[list[Event]]
+) -> list[Event]:
+    """The events of a section; in all sections together not more than allowed."""
     events: list[Event] = []
     checker = Checker()
     check, append = checker.check, events.append
+    left = max_events - sum(map(len, before))
+    texts: dict[Any, Any] = {}
     while line := lines.next():
         try:
-            event = _decode(line)
+            event = _decode(line, texts)
             if isinstance(event, int):
                 if event != len(events):
                     raise TraceError(f"{len(events)} events instead of the {event} it announces")
@@ -195,12 +201,23 @@ def _events(name: str, lines: _Lines, left: int, max_events: int) -> list[Event]
             raise TraceError(f"{name}, line {lines.number}: {error}") from None
         if len(events) == left:
             raise TraceError(f"{name} has more than {max_events:,} events; {_MORE_EVENTS}")
+        if checker.access_count > ACCESSES * max_events:
+            most = f"{ACCESSES * max_events:,} accesses, {ACCESSES} for each of the {max_events:,}"
+            raise TraceError(f"{name} has more than {most} events; {_MORE_EVENTS}")
         append(event)
     raise TraceError(f"{name} is truncated: it has {len(events)} events and no end")
 
 
-def _decode(line: bytes) -> Event | int:
-    """The event in a line, or the count that the last line announces."""
+_TEXT_AT = {"alloc": 3, "op": 0, "mark": 0}
+"""Which field of an event is its name."""
+_STACK_AT = 5
+
+
+def _decode(line: bytes, texts: dict[Any, Any]) -> Event | int:
+    """The event in a line, or the count that the last line announces.
+
+    ``texts`` has each name and stack once: most events share theirs with others.
+    """
     value = _json(line)
     if not isinstance(value, list) or not value or not isinstance(value[0], str):
         raise TraceError("not an event: an event is a list that begins with its kind")
@@ -210,6 +227,12 @@ def _decode(line: bytes) -> Event | int:
     if code not in TYPES:
         raise TraceError(f"there is no event {quoted(code)}")
     try:
+        at = _TEXT_AT.get(code, len(fields))
+        if at < len(fields):
+            fields[at] = texts.setdefault(fields[at], fields[at])
+            if at == 3 and len(fields) > _STACK_AT and isinstance(fields[_STACK_AT], list):
+                stack = tuple(fields[_STACK_AT])
+                fields[_STACK_AT] = texts.setdefault(stack, stack)
         return decode(code, *fields)
     except TypeError as error:
         raise TraceError(f"{quoted(code)} has other fields: {error}") from error
