@@ -74,9 +74,9 @@ def _escaped(char: str) -> str:
         return "\\" + char
     if char.isprintable():
         return char
-    if "\udc80" <= char <= "\udcff":  # a byte of a file's name that is no text
-        return f"\\x{ord(char) - 0xDC00:02x}"
-    return char.encode("unicode_escape").decode()
+    is_byte = "\udc80" <= char <= "\udcff"  # of a file's name that is no text
+    code = char.encode("utf-8", "surrogateescape" if is_byte else "surrogatepass")
+    return "".join(f"\\x{byte:02x}" for byte in code)
 
 
 def _cut(text: str, longest: int) -> str:
