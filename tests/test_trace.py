@@ -557,8 +557,10 @@ def test_what_is_appended_to_the_file_is_refused(tmp_path: Path, rest: bytes) ->
 
 @pytest.mark.parametrize("kind", ["k" * 1_000_000, "\x1b[31m" * 100_000, "\n" * 1000])
 def test_what_a_file_says_makes_no_long_and_no_strange_message(tmp_path: Path, kind: str) -> None:
-    for line in (["alloc", 0, 1, kind, "x"], [kind], ["op", kind, "forward", [[0, 0, 1]], []],
-                 ["mark", kind * 20], ["hint", kind, []], ["alloc", kind, 1, "array", "x"]):  # fmt: skip
+    for line in (
+        ["alloc", 0, 1, kind, "x"], [kind], ["op", kind, "forward", [[0, 0, 1]], []],
+        ["mark", kind * 20], ["hint", kind, []], ["alloc", kind, 1, "array", "x"],
+    ):  # fmt: skip
         text = message(write(tmp_path / "x", [HEADER, line, ["end", 1]]))
         assert text.isprintable() and len(text) < 1000
 
