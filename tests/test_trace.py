@@ -541,6 +541,12 @@ def test_no_more_text_is_read_than_allowed(tmp_path: Path) -> None:
         Trace.load(path, max_bytes=text - 1)
 
 
+def test_what_could_not_be_read_again_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"cannot be saved: an event takes more than 1\.0 MiB"):
+        Trace([Mark("a" * (1 << 20))]).save(tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_umem_records_is_within_the_limits() -> None:
     from umem.recording.keeping import EVENT_LIMIT
 

@@ -58,7 +58,7 @@ def write(path: Path, header: Header, sections: list[list[Event]], *, force: boo
     try:
         check_target(path, force=force, way_out="pass force=True to overwrite it")
         with whole(path, force=force) as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
-            file.writelines(line.encode() for line in _lines(header, sections))
+            file.writelines(map(_encoded, _lines(header, sections)))
     except FileError as error:
         raise TraceError(str(error)) from None
     except TraceError:
@@ -66,6 +66,14 @@ def write(path: Path, header: Header, sections: list[list[Event]], *, force: boo
     except (OSError, ValueError) as error:
         raise TraceError(f"cannot write the trace to {shown(path)}: {reason(error)}") from error
     return path
+
+
+def _encoded(line: str) -> bytes:
+    text = line.encode()
+    if len(text) > LINE_BYTES:
+        most = format_bytes(LINE_BYTES)
+        raise TraceError(f"the trace cannot be saved: an event takes more than {most} of text")
+    return text
 
 
 def _lines(header: Header, sections: list[list[Event]]) -> Iterator[str]:

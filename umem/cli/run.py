@@ -122,13 +122,13 @@ def _recording(
 
 def _read(script: Path) -> bytes:
     """The script's text, before anything is set up for it."""
-    if script.is_dir():
-        raise click.BadParameter(f"{shown(script)} is a directory", param_hint="SCRIPT")
     try:
         source = script.read_bytes()
         if b"\0" not in source:
             return source
         problem = f"{shown(script)} is no Python script: it has null bytes in it"
+    except IsADirectoryError:
+        problem = f"{shown(script)} is a directory"
     except FileNotFoundError:
         problem = f"there is no file {shown(script)}"
     except OSError as error:
