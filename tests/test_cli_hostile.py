@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -128,6 +129,7 @@ def test_what_was_written_and_what_to_do_next_are_printed_so_too(
     assert "Wrote " in result.output and "\\x1b[31m" in result.output
 
 
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_the_command_that_comes_next_runs_with_any_name(trace: Path, tmp_path: Path) -> None:
     strange = trace.rename(trace.with_name(f"t'{ESCAPE}.gz"))
     result = run("report", strange, "--export", "perfetto", tmp_path / "x.json")

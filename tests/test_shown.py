@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from umem.shown import command_line, printable, quoted, sentence, shown
 
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 HOSTILE = ["\x1b[31m", "a\nb", "\r", "\u202e", "\x9b2J", "\0", "\udcff", "\u2028", "\x7f"]
 
 
@@ -41,6 +43,7 @@ def test_long_texts_keep_their_ends_and_cost_nothing() -> None:
     assert len(quoted(nested)) < 100
 
 
+@needs_bash
 @given(st.lists(st.text(st.characters(exclude_characters="\0"), max_size=5), max_size=3))
 def test_a_command_line_is_one_for_a_shell(words: list[str]) -> None:
     words = [word.encode("utf-8", "ignore").decode() for word in words]
@@ -51,6 +54,7 @@ def test_a_command_line_is_one_for_a_shell(words: list[str]) -> None:
     assert done.stdout.decode() == "".join(f"{word}\0" for word in [*words, "end"])
 
 
+@needs_bash
 def test_a_name_that_is_no_text_is_itself_for_a_shell() -> None:
     line = command_line("printf", "%s", "a\udcffb")
     assert subprocess.run(["bash", "-c", line], capture_output=True).stdout == b"a\xffb"
