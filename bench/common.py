@@ -26,6 +26,7 @@ from rich.text import Text
 
 import umem
 from umem.errors import SizeError
+from umem.files import reason, whole
 from umem.units import parse_bytes
 
 HERE = Path(__file__).resolve().parent
@@ -129,15 +130,12 @@ def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
     Raises:
         click.ClickException: the file cannot be written; an older one is as it was.
     """
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        with whole(Path(path), force=True) as file:
+            file.write(text.encode())
     except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise click.ClickException(f"cannot write {path}: {error.strerror}") from error
+        raise click.ClickException(f"cannot write {path}: {reason(error)}") from error
 
 
 class Summary(NamedTuple):

@@ -19,8 +19,8 @@ from umem.units import format_bytes, format_seconds
 README = common.HERE / "README.md"
 RESULTS = common.HERE / "results"
 HELPERS = (
-    "common", "cuda_workloads", "gpu_guard", "make_readme", "oversubscribe_views", "um_gcn",
-    "um_programs",
+    "common", "cuda_workloads", "gpu_guard", "hostile_bases", "hostile_mutations", "make_readme",
+    "oversubscribe_views", "um_gcn", "um_programs",
 )  # fmt: skip
 INTRODUCTION = """# Benchmarks
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -203,7 +203,7 @@ def test_places_that_cannot_be_written(trace: Path) -> None:
     assert "is a folder" in failure(trace, "--html", folder, "--force")
     missing = folder / "nowhere" / "p.html"
     assert f"there is no folder {missing.parent}" in failure(trace, "--html", missing)
-    assert "cannot write" in failure(trace, "--html", folder / ("n" * 250))
+    assert "cannot write" in failure(trace, "--html", folder / ("n" * 260))
     assert [p.name for p in folder.iterdir()] == ["run.umem.gz"]
 
 
@@ -211,11 +211,15 @@ def test_a_failed_write_keeps_the_old_file(trace: Path, monkeypatch: pytest.Monk
     page = trace.with_name("p.html")
     page.write_text("old")
 
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
+    def full(text: str) -> Any:
+        def put(file: IO[bytes]) -> None:
+            file.write(text[:100].encode())
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
-    assert "No space left on device" in failure(trace, "--html", page, "--force")
+        return put
+
+    monkeypatch.setattr("umem.cli.report._putting", full)
+    assert "no space left on device" in failure(trace, "--html", page, "--force")
     assert page.read_text() == "old"
     assert sorted(p.name for p in trace.parent.iterdir()) == ["p.html", "run.umem.gz"]
 

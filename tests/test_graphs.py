@@ -458,12 +458,12 @@ def test_load_npz_refuses_a_pickled_array_and_does_not_execute_it(path):
 
 
 def test_load_npz_names_a_file_that_is_not_there(path):
-    assert message_of(path) == "cannot be read: No such file or directory"
+    assert message_of(path) == "cannot be read: there is no such file or folder"
 
 
 def test_load_npz_of_a_folder_is_an_error(path):
     path.mkdir()
-    assert message_of(path) == "cannot be read: Is a directory"
+    assert message_of(path) == "cannot be read: it is a folder"
 
 
 @pytest.mark.parametrize("content", [b"", b"graph", b"PK\x03\x04", b"\x93NUMPY"])

@@ -214,7 +214,7 @@ def test_a_file_that_appeared_meanwhile_is_not_overwritten(tmp_path: Path, run: 
         (["--record", "folder/"], 1, "is a folder"),
         (["--record", "old.gz/a.gz"], 1, "cannot write"),
         (["--record", "/dev/null", "--force"], 1, "is a device or the like"),
-        (["--record", "n" * 300], 1, "File name too long"),
+        (["--record", "n" * 300], 1, "file name too long"),
         (["--record", ""], 1, "is a folder"),
         (["--record", "a.gz", "--steps", "0"], 2, "steps must be"),
         (["--record", "a.gz", "--steps", "3-2"], 2, "is before the first"),
@@ -244,13 +244,13 @@ def test_bad_input_is_refused_before_the_script_runs(
 def test_a_folder_without_permission_is_found_before_the_script_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Path, *_: object, **__: object) -> None:
+    def refuse(folder: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "script.py").write_text("raise SystemError")
-    monkeypatch.setattr(Path, "touch", refuse)  # root may write anywhere
+    monkeypatch.setattr("umem.recording.claiming.check_folder", refuse)  # root may write anywhere
     path = str(tmp_path / "new" / "a.gz")
     result = CliRunner().invoke(main, ["run", "--record", path, str(tmp_path / "script.py")])
     assert result.exit_code == 1
-    assert "Permission denied" in " ".join(result.output.split())
+    assert "permission denied" in " ".join(result.output.split())
     assert not (tmp_path / "new").exists()

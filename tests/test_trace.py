@@ -500,3 +500,119 @@ def test_a_pass_that_measured_times_is_no_calibration() -> None:
     timed = Trace([Op("A", "forward", (), (), host_seconds=1.0)])
     with pytest.raises(TraceError, match='measure="workspace"'):
         timed.with_workspace(timed)
+
+
+# -- within limits -----------------------------------------------------------------------------
+
+
+def packed(path: Path, *parts: bytes) -> Path:
+    path.write_bytes(gzip.compress(json.dumps(HEADER).encode() + b"\n" + b"".join(parts)))
+    return path
+
+
+def test_no_more_events_are_read_than_allowed(tmp_path: Path) -> None:
+    path = packed(tmp_path / "x", b'["mark","a"]\n' * 10, b'["end",10]\n')
+    assert len(Trace.load(path, max_events=10)) == 10
+    with pytest.raises(TraceError, match=r"x has more than 9 events; max_events=, or --max-ev"):
+        Trace.load(path, max_events=9)
+
+
+def test_all_sizes_together_have_no_more_events_than_allowed(tmp_path: Path) -> None:
+    header = {**HEADER, "sizes": [4, 8]}
+    path = write(tmp_path / "x", [header, *2 * [["mark", "a"], ["mark", "b"], ["end", 2]]])
+    assert len(Trace.load(path, max_events=4).recordings[4]) == 2
+    with pytest.raises(TraceError, match="more than 3 events"):
+        Trace.load(path, max_events=3)
+
+
+def test_operations_have_no_more_accesses_than_as_many_events_may(tmp_path: Path) -> None:
+    op = ["op", "F", "forward", [[0, 0, 1]] * 1000, []]
+    path = write(tmp_path / "x", [HEADER, ["alloc", 0, 1, "array", "a"], op, ["end", 2]])
+    assert len(Trace.load(path, max_events=250).events[1].reads) == 1000
+    with pytest.raises(TraceError, match="more than 996 accesses, 4 for each of the 249 events"):
+        Trace.load(path, max_events=249)
+
+
+def test_no_more_text_is_read_than_allowed(tmp_path: Path) -> None:
+    path = packed(tmp_path / "x", b'["mark","aaaaaaaa"]\n' * 1000, b'["end",1000]\n')
+    text = len(gzip.decompress(path.read_bytes()))
+    assert len(Trace.load(path, max_bytes=text)) == 1000
+    with pytest.raises(TraceError, match=r"x holds more than .*; max_bytes=, or --max-bytes"):
+        Trace.load(path, max_bytes=text - 1)
+
+
+def test_what_could_not_be_read_again_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"cannot be saved: an event takes more than 1\.0 MiB"):
+        Trace([Mark("a" * (1 << 20))]).save(tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_umem_records_is_within_the_limits() -> None:
+    from umem.recording.keeping import EVENT_LIMIT
+
+    assert trace_file.MAX_EVENTS >= EVENT_LIMIT * 5 // 4
+    assert trace_file.MAX_BYTES >= 200 * EVENT_LIMIT
+
+
+@pytest.mark.parametrize("rest", [b"\0", bytes(100_000), b"x", gzip.compress(b'["end",0]\n')])
+def test_what_is_appended_to_the_file_is_refused(tmp_path: Path, rest: bytes) -> None:
+    path = EXAMPLE.save(tmp_path / "x")
+    path.write_bytes(path.read_bytes() + rest)
+    assert "goes on after its end" in message(path)
+
+
+@pytest.mark.parametrize("kind", ["k" * 1_000_000, "\x1b[31m" * 100_000, "\n" * 1000])
+def test_what_a_file_says_makes_no_long_and_no_strange_message(tmp_path: Path, kind: str) -> None:
+    for line in (
+        ["alloc", 0, 1, kind, "x"], [kind], ["op", kind, "forward", [[0, 0, 1]], []],
+        ["mark", kind * 20], ["hint", kind, []], ["alloc", kind, 1, "array", "x"],
+    ):  # fmt: skip
+        text = message(write(tmp_path / "x", [HEADER, line, ["end", 1]]))
+        assert text.isprintable() and len(text) < 1000
+
+
+def test_a_name_of_a_file_is_printed_without_its_control_characters(tmp_path: Path) -> None:
+    name = "x\x1b[31m\n\u202e"
+    for act in (Trace.load, EXAMPLE.save):
+        (tmp_path / name).mkdir(exist_ok=True)
+        with pytest.raises(TraceError) as caught:
+            act(tmp_path / name)
+        assert str(caught.value).isprintable() and "x\\x1b[31m\\n\\u202e" in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["nbytes", "workspace_bytes"])
+def test_bytes_that_no_machine_has_are_refused_by_line(tmp_path: Path, field: str) -> None:
+    def lines(*figures: int) -> list[Any]:
+        events: list[Any] = []
+        for number, figure in enumerate(figures):
+            alloc = ["alloc", number, figure if field == "nbytes" else 1, "array", "x"]
+            op = ["op", "F", "forward", [], [], 0, 0, "stream", None, figure]
+            events += [alloc, ["free", number]] if field == "nbytes" else [op, ["mark", "m"]]
+        return [HEADER, *events, ["end", len(events)]]
+
+    most = 1 << 46
+    assert len(Trace.load(write(tmp_path / "x", lines(most, most)))) == 4
+    assert f"line 4: {field} is {most + 1} bytes" in message(
+        write(tmp_path / "x", lines(most, most + 1))
+    )
+    assert f"line {2 * 256 + 2}: what is allocated up to here" in message(
+        write(tmp_path / "x", lines(*[most] * 256, 1))
+    )
+
+
+@pytest.mark.parametrize("size", [1 << 63, 10**300])
+def test_sizes_beyond_any_machine_are_refused(tmp_path: Path, size: int) -> None:
+    assert "line 1" in message(write(tmp_path / "x", [{**HEADER, "sizes": [1, size]}, ["end", 0]]))
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_numbers_that_json_does_not_have_are_refused_anywhere(tmp_path: Path, number: str) -> None:
+    for line in (f'["mark", {number}]', f'["op","F","forward",[],[],0,0,"stream",{number}]'):
+        assert "line 2: it is not JSON" in message(write(tmp_path / "x", [HEADER, line]))
+
+
+def test_text_of_another_encoding_is_refused(tmp_path: Path) -> None:
+    text = "".join(json.dumps(line) + "\n" for line in GOOD)
+    for encoding in ("utf-16", "utf-32", "utf-8-sig"):
+        (tmp_path / "x").write_bytes(gzip.compress(text.encode(encoding)))
+        assert "line 1: it is not JSON" in message(tmp_path / "x")

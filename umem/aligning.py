@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from umem.errors import ScalingError, TraceError
 from umem.events import Access, Alloc, Event, Free, Hint, Mark, Op
+from umem.shown import quoted
 from umem.units import format_bytes
 
 NEVER = inf
@@ -132,7 +133,7 @@ def _kind(op: Op | None) -> tuple[str, str] | None:
 
 
 def _name(op: Op) -> str:
-    return f"{op.name!r} {op.phase}"
+    return f"{quoted(op.name)} {op.phase}"
 
 
 def _check_events(one: Recording, other: Recording) -> None:
@@ -165,12 +166,12 @@ def _shape(event: Event | None) -> tuple[Any, ...]:
 
 def _describe(event: Event | None) -> str:
     if isinstance(event, Alloc):
-        return f"a tensor {event.label!r} ({event.kind})"
+        return f"a tensor {quoted(event.label)} ({event.kind})"
     if isinstance(event, Op):
         return f"{_name(event)} on {len(event.reads)} and {len(event.writes)} tensors"
     if isinstance(event, Hint):
         return f"a hint ({event.action})"
-    return f"the mark {event.label!r}" if isinstance(event, Mark) else "nothing more"
+    return f"the mark {quoted(event.label)}" if isinstance(event, Mark) else "nothing more"
 
 
 # -- does one follow from the other? -----------------------------------------------------------

@@ -22,6 +22,7 @@
     +-- TraceError              also ValueError: a trace that cannot be read or replayed
     +-- ScalingError            also ValueError: a trace that cannot be taken to another size
     +-- DataError               also ValueError: a data file that is not what it should be
+    +-- FileError               also OSError: what is in the place of a file is none, or in the way
     +-- UnsupportedError        also NotImplementedError: outside what umem follows
     +-- CompatError             also ImportError: Chainer cannot be made to run here
     +-- MissingDependencyError  also ImportError: names what to install
@@ -113,6 +114,10 @@ class ScalingError(UmemError, ValueError):
 
 class DataError(UmemError, ValueError):
     """A data file that is not what it should be; the message names file and array."""
+
+
+class FileError(UmemError, OSError):
+    """What is in the place of a file is none, or must stay; nothing was changed."""
 
 
 class UnsupportedError(UmemError, NotImplementedError):

@@ -9,10 +9,17 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from umem.errors import TraceError
+from umem.shown import quoted
 
 PHASES = ("forward", "backward", "update", "array")
 PATTERNS = ("stream", "random", "strided")
 KINDS = ("parameter", "input", "activation", "stash", "gradient", "state", "array")
+LARGEST_BYTES = 1 << 46
+"""The most that one figure of bytes in a trace may say: 64 TiB, more than a machine has."""
+LARGEST_TOTAL_BYTES = 1 << 54
+"""The most that all allocations of a trace may come to, workspace included: 16 PiB."""
+LONGEST_TEXT = 10_000
+"""The most letters of a name."""
 ACTIONS = ("prefetch", "discard", "read_mostly", "preferred_location", "accessed_by")
 
 
@@ -113,10 +120,16 @@ def _accesses(items: Iterable[Any]) -> tuple[Access, ...]:
 
 
 class Checker:
-    """Follows events and raises TraceError at the first that does not hold together."""
+    """Follows events and raises TraceError at the first that does not hold together.
+
+    What it lets through, everything that follows a trace can work with: figures of bytes are no
+    larger than any machine's, alone and added up.
+    """
 
     def __init__(self) -> None:
+        self.access_count = 0
         self._sizes: dict[int, int] = {}
+        self._total_bytes = 0
 
     def check(self, event: Event) -> None:
         """Check one event against those before it."""
@@ -131,39 +144,50 @@ class Checker:
         elif isinstance(event, Hint):
             self._check_hint(event)
         else:
-            _check_type(event.label, str, "label")
+            _check_text(event.label, "label")
 
     def _check_alloc(self, alloc: Alloc) -> None:
-        _check_count(alloc.tensor, "tensor")
-        _check_count(alloc.nbytes, "nbytes")
-        _check_type(alloc.label, str, "label")
-        _check_type(alloc.uploaded, bool, "uploaded")
-        _check_type(alloc.stack, tuple, "stack")
-        for place in alloc.stack:
-            _check_type(place, str, "a place of the stack")
-        if alloc.kind not in KINDS:
-            raise TraceError(f"kind {alloc.kind!r} is unknown")
-        if alloc.tensor in self._sizes:
-            raise TraceError(f"tensor {alloc.tensor} is allocated twice")
-        self._sizes[alloc.tensor] = alloc.nbytes
+        tensor, nbytes, kind, label, uploaded, stack = alloc
+        _check_count(tensor, "tensor")
+        self._add(nbytes, "nbytes")
+        _check_text(label, "label")
+        _check_type(uploaded, bool, "uploaded")
+        _check_type(stack, tuple, "stack")
+        for place in stack:
+            _check_text(place, "a place of the stack")
+        if kind not in KINDS:
+            raise TraceError(f"kind {quoted(kind)} is unknown")
+        if tensor in self._sizes:
+            raise TraceError(f"tensor {tensor} is allocated twice")
+        self._sizes[tensor] = nbytes
 
     def _check_op(self, op: Op) -> None:
-        _check_type(op.name, str, "name")
+        _check_text(op.name, "name")
         if op.phase not in PHASES or op.pattern not in PATTERNS:
-            raise TraceError(f"phase {op.phase!r} or pattern {op.pattern!r} is unknown")
+            raise TraceError(f"phase {quoted(op.phase)} or pattern {quoted(op.pattern)} is unknown")
         _check_count(op.flops, "flops")
         _check_count(op.traffic_bytes, "traffic_bytes")
         if op.workspace_bytes is not None:
-            _check_count(op.workspace_bytes, "workspace_bytes")
+            self._add(op.workspace_bytes, "workspace_bytes")
         seconds = op.host_seconds
         if seconds is not None and not (type(seconds) in (int, float) and 0 <= seconds < 1e18):
-            raise TraceError(f"host_seconds is {seconds!r}")
+            raise TraceError(f"host_seconds is {quoted(seconds)}")
         self._check_accesses(op.reads)
         self._check_accesses(op.writes)
 
+    def _add(self, nbytes: int, name: str) -> None:
+        """Check bytes, alone and with all before them: sums of them have to fit 64 bits."""
+        _check_count(nbytes, name)
+        self._total_bytes += nbytes
+        if nbytes > LARGEST_BYTES or self._total_bytes > LARGEST_TOTAL_BYTES:
+            most = LARGEST_BYTES if nbytes > LARGEST_BYTES else LARGEST_TOTAL_BYTES
+            what = name if nbytes > LARGEST_BYTES else "what is allocated up to here"
+            value = nbytes if nbytes > LARGEST_BYTES else self._total_bytes
+            raise TraceError(f"{what} is {value} bytes; no trace has more than {most}")
+
     def _check_hint(self, hint: Hint) -> None:
         if hint.action not in ACTIONS:
-            raise TraceError(f"action {hint.action!r} is unknown")
+            raise TraceError(f"action {quoted(hint.action)} is unknown")
         if hint.place is not None and hint.place != "cpu":
             _check_count(hint.place, "place")
         _check_type(hint.unset, bool, "unset")
@@ -171,9 +195,11 @@ class Checker:
         self._check_accesses(hint.accesses)
 
     def _check_accesses(self, accesses: tuple[Access, ...]) -> None:
+        self.access_count += len(accesses)
         for tensor, start, stop in accesses:
             if type(tensor) is not int or type(start) is not int or type(stop) is not int:
-                raise TraceError(f"an access is three whole numbers; got {[tensor, start, stop]}")
+                found = quoted([tensor, start, stop])
+                raise TraceError(f"an access is three whole numbers; got {found}")
             size = self._sizes.get(tensor)
             if size is None:
                 raise TraceError(f"tensor {tensor} is used, and is not alive")
@@ -181,11 +207,32 @@ class Checker:
                 raise TraceError(f"bytes {start}:{stop} of tensor {tensor}, which has {size}")
 
 
+def check_figures(events: Iterable[Event]) -> None:
+    """Whether a trace's bytes are what `Checker` lets through, where nobody has checked it.
+
+    Raises:
+        TraceError: they are more than any machine has.
+    """
+    checker = Checker()
+    for event in events:
+        if isinstance(event, Alloc):
+            checker._add(event.nbytes, f"the tensor {quoted(event.label)}")
+        elif isinstance(event, Op) and event.workspace_bytes:
+            checker._add(event.workspace_bytes, f"the workspace of {quoted(event.name)}")
+
+
 def _check_type(value: Any, kind: type, name: str) -> None:
     if not isinstance(value, kind):
-        raise TraceError(f"{name} is {value!r}, not a {kind.__name__}")
+        raise TraceError(f"{name} is {quoted(value)}, not a {kind.__name__}")
+
+
+def _check_text(value: Any, name: str) -> None:
+    if not isinstance(value, str):
+        raise TraceError(f"{name} is {quoted(value)}, not a str")
+    if len(value) > LONGEST_TEXT:
+        raise TraceError(f"{name} has {len(value):,} letters; {LONGEST_TEXT:,} are the most")
 
 
 def _check_count(value: Any, name: str) -> None:
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise TraceError(f"{name} is {value!r}, not a count of at most 63 bits")
+        raise TraceError(f"{name} is {quoted(value)}, not a count of at most 63 bits")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from umem.events import Alloc, Free, Mark, Op
+from umem.shown import quoted
 from umem.trace import Trace
 
 _PLURALS = {
@@ -104,7 +105,7 @@ def _major(share: Share) -> list[tuple[str, int]]:
 def _named(share: Share) -> str:
     *before, last = [what for what, _ in _major(share)]
     whats = f"{', '.join(before)} and {last}" if before else last
-    return f"{share.owner!r} {whats}"
+    return f"{quoted(share.owner)} {whats}"
 
 
 def peak_shares(trace: Trace) -> list[Share]:

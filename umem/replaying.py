@@ -150,6 +150,7 @@ def replay(
         reason = device.why_not(mode) or _feed(device, trace, advice or {})
         needed_bytes, because = trace.peak_bytes, why_peak(trace)
     quick, slow = device.model.clocks[1:]
+    device.model.driver.residency.forget()
     return Replay(
         gpu=device.name,
         vram_bytes=device.vram_bytes,

@@ -22,6 +22,7 @@ from typing import Any
 from umem.aligning import Aligned, align, check_growth
 from umem.errors import ScalingError, SizeError
 from umem.events import Access, Alloc, Event, Free, Hint, Op
+from umem.shown import quoted
 from umem.trace import Trace, check_trace
 from umem.units import format_bytes
 
@@ -47,7 +48,7 @@ def join(traces: Sequence[Trace], sizes: Sequence[int]) -> Trace:
     """
     check_sizes(sizes)
     if not isinstance(traces, (list, tuple)):
-        raise ScalingError(f"traces come as a list, such as [a, b]; got {traces!r}")
+        raise ScalingError(f"traces come as a list, such as [a, b]; got {quoted(traces)}")
     if len(traces) != len(sizes):
         raise ScalingError(f"{len(traces)} traces and {len(sizes)} sizes: each trace has one size")
     for trace in traces:
@@ -73,7 +74,7 @@ def check_sizes(sizes: Sequence[int]) -> None:
     """
     if not isinstance(sizes, (list, tuple)) or len(sizes) < 2:
         raise ScalingError(
-            f"a step is scaled from two sizes at least, such as (4, 8); got {sizes!r}"
+            f"a step is scaled from two sizes at least, such as (4, 8); got {quoted(sizes)}"
         )
     for size in sizes:
         check_size(size)
@@ -85,17 +86,20 @@ def check_size(size: int) -> None:
     """Whether this is a size.
 
     Raises:
-        SizeError: it is not a whole number of at least 1.
+        SizeError: it is not a whole number of at least 1, or has more than 63 bits.
     """
     if type(size) is not int or size < 1:
-        raise SizeError(f"a size is a whole number of at least 1, such as a batch; got {size!r}")
+        found = quoted(size)
+        raise SizeError(f"a size is a whole number of at least 1, such as a batch; got {found}")
+    if size >= 1 << 63:
+        raise SizeError(f"a size has at most 63 bits; got {quoted(size)}")
 
 
 def events_at(recordings: Mapping[int, list[Event]], size: int, degree: int = 1) -> list[Event]:
     """The events at a size; see `Trace.at`."""
     check_size(size)
     if degree not in (1, 2):
-        raise ScalingError(f"degree is 1 (affine) or 2 (squared); got {degree!r}")
+        raise ScalingError(f"degree is 1 (affine) or 2 (squared); got {quoted(degree)}")
     if size in recordings:
         return recordings[size]
     if len(recordings) <= degree:
@@ -210,8 +214,8 @@ class _Scaler:
     def _checked(self, value: int, what: str) -> int:
         if value > LARGEST:
             raise SizeError(
-                f"at size {self._size} {what!r} would need a figure of {value:.1e}, more than "
-                "a trace can hold: ask for a smaller size"
+                f"at size {self._size} {quoted(what)} would need a figure of {value:.1e}, more "
+                "than a trace can hold: ask for a smaller size"
             )
         return value
 
@@ -263,7 +267,7 @@ def _bent(alloc: Alloc, sizes: tuple[int, ...], values: list[int], degree: int) 
     better = "degree=2 may fit it" if degree == 1 else "record sizes nearer to the one you ask for"
     curve = "line" if degree == 1 else "parabola"
     return (
-        f"the tensor {alloc.label!r} ({alloc.kind}) has {found}: no {curve} passes within "
+        f"the tensor {quoted(alloc.label)} ({alloc.kind}) has {found}: no {curve} passes within "
         f"{TOLERANCE:.0%} of that, so it cannot be scaled; {better}"
     )
 

@@ -1,6 +1,19 @@
-"""Text from others, such as names in a trace, made safe to print."""
+"""Text from others (names in a trace, names of files), made safe to print and short.
+
+Whatever umem did not write itself goes through here before a terminal, a message or a picture
+gets it.
+"""
 
 from __future__ import annotations
+
+import os
+import reprlib
+import shlex
+
+LONGEST = 200
+"""How many characters of a text are shown."""
+LONGEST_PATH = 600
+"""The same of a path, which helps only where it can be recognised."""
 
 
 def printable(text: str) -> str:
@@ -12,3 +25,66 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shown(value: str | os.PathLike[str], longest: int | None = None) -> str:
+    """A text or a path as a sentence may have it: printable, its middle left out where it is long.
+
+    >>> shown("a\\nb"), shown("x" * 1000, 11)
+    ('a\\\\nb', 'xxxx...xxxx')
+    """
+    if longest is None:
+        longest = LONGEST if isinstance(value, str) else LONGEST_PATH
+    text = value if isinstance(value, str) else os.fspath(value)
+    return _cut(printable(_cut(text, longest)), longest)
+
+
+def quoted(value: object) -> str:
+    """Any value in quotes or as Python writes it, short.
+
+    >>> quoted("a\\x1b"), quoted([1] * 100)
+    ("'a\\\\x1b'", '[1, 1, 1, 1, 1, 1, ...]')
+    """
+    return _REPR.repr(value)
+
+
+def sentence(text: str, longest: int = 2000) -> str:
+    """What a command says, line by line printable; a last resort, so that nothing gets through."""
+    return _cut("\n".join(printable(line) for line in _cut(text, longest).split("\n")), longest)
+
+
+def command_line(*words: str | os.PathLike[str]) -> str:
+    """Words as a line for a shell, which has no control characters in it whatever they hold.
+
+    >>> print(command_line("umem", "report", "a b", "x\\x1by"))
+    umem report 'a b' $'x\\x1by'
+    """
+    return " ".join(_word(os.fspath(word)) for word in words)
+
+
+def _word(text: str) -> str:
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(map(_escaped, text)) + "'"
+
+
+def _escaped(char: str) -> str:
+    """A character between $' and ', as bash, zsh and ksh read it."""
+    if char in "\\'":
+        return "\\" + char
+    if char.isprintable():
+        return char
+    is_byte = "\udc80" <= char <= "\udcff"  # of a file's name that is no text
+    code = char.encode("utf-8", "surrogateescape" if is_byte else "surrogatepass")
+    return "".join(f"\\x{byte:02x}" for byte in code)
+
+
+def _cut(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    half = (longest - 3) // 2
+    return f"{text[:half]}...{text[-half:]}"
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80

@@ -52,6 +52,13 @@ def settled_step(trace: Trace, gpu: GpuSpec, mode: Mode, *, prefetch: bool = Fal
     """
     device = VirtualGPU(gpu, backend=trace.backend, further=extremes(COSTS))
     device.install(Policy(mode, None, prefetch), everywhere=True)
+    try:
+        return _followed(device, trace, gpu, mode)
+    finally:
+        device.model.driver.residency.forget()
+
+
+def _followed(device: VirtualGPU, trace: Trace, gpu: GpuSpec, mode: Mode) -> SettledStep:
     ends: list[tuple[float, ...]] = []
     try:
         reason = device.why_not(mode)

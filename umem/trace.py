@@ -14,6 +14,7 @@ from typing import NamedTuple
 from umem import trace_file
 from umem.errors import TraceError
 from umem.events import Access, Alloc, Checker, Event, Free, Hint, Mark, Op
+from umem.shown import quoted
 
 __all__ = [
     "Access", "Alloc", "Checker", "Event", "Free", "Hint", "Lifetime", "Mark", "Op", "Trace",
@@ -154,14 +155,23 @@ class Trace:
         return trace_file.write(Path(path), header, sections, force=force)
 
     @classmethod
-    def load(cls, path: str | Path) -> Trace:
+    def load(
+        cls, path: str | Path, *, max_events: int = trace_file.MAX_EVENTS,
+        max_bytes: int = trace_file.MAX_BYTES,
+    ) -> Trace:  # fmt: skip
         """Read a trace and check that it holds together; executes nothing.
 
+        Args:
+            path: a regular file.
+            max_events, max_bytes: how many events are read, and how much text once it is
+                decompressed. A small file can hold more than fits any memory.
+
         Raises:
-            TraceError: no such file, not a trace, truncated, from a newer umem, or inconsistent
-                (a tensor used before it is allocated, freed twice, ...). Names the line.
+            TraceError: no such file, not a trace, truncated, longer than allowed, from a newer
+                umem, or inconsistent (a tensor used before it is allocated, freed twice, bytes
+                that no machine has, ...). Names the line.
         """
-        header, sections = trace_file.read(Path(path))
+        header, sections = trace_file.read(Path(path), max_events, max_bytes)
         recordings = dict(zip(header.sizes, sections, strict=False))
         return cls(sections[-1], header.backend, header.meta, recordings)
 
@@ -174,7 +184,7 @@ def check_trace(trace: object) -> None:
     """
     if isinstance(trace, (str, Path)):
         raise TraceError(
-            f"a trace is needed, and this is a path: umem.Trace.load({str(trace)!r}) reads it"
+            f"a trace is needed, and this is a path: umem.Trace.load({quoted(str(trace))}) reads it"
         )
     if not isinstance(trace, Trace):
         raise TraceError(

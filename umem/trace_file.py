@@ -7,7 +7,8 @@ event, its kind first and its fields in the order of the classes of `umem.events
 ``["op", name, phase, reads, writes, flops, traffic_bytes, pattern, host_seconds,
 workspace_bytes]``, ``["hint", action, accesses, place, unset, overlap]``, ``["mark", label]``.
 An access is ``[tensor, start, stop]`` in bytes. The last line is ``["end", event_count]``, so
-that a truncated file is told from a short one. Loading parses JSON and executes nothing.
+that a truncated file is told from a short one. Loading parses JSON and executes nothing. The file
+is one gzip member, with nothing behind it, and no line is longer than `LINE_BYTES`.
 
 A trace of several sizes has them in its first line, ``"sizes": [4, 8]``, ascending, and then the
 events of one size after another, each closed by its own ``["end", event_count]``.
@@ -15,21 +16,33 @@ events of one size after another, each closed by its own ``["end", event_count]`
 
 from __future__ import annotations
 
-import contextlib
 import gzip
+import io
 import json
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from umem.errors import TraceError
-from umem.events import CODES, TYPES, Checker, Event, decode
+from umem.errors import FileError, TraceError
+from umem.events import CODES, LONGEST_TEXT, TYPES, Checker, Event, decode
+from umem.files import check_target, open_regular, reason, whole
+from umem.inflating import Inflating, TooLargeError
+from umem.shown import quoted, shown
+from umem.units import format_bytes
 
 FORMAT = "umem-trace"
 VERSION = 2
-LINE_BYTES = 16 << 20
+LINE_BYTES = 1 << 20
 """The longest line that is read: what is longer is no event."""
+MAX_EVENTS = 1_500_000
+"""How many events are read unless told otherwise; `umem run --record` keeps a million."""
+MAX_BYTES = 256 << 20
+"""How much text is read unless told otherwise; events take about 100 bytes of it each."""
+ACCESSES = 4
+"""How many accesses an event may have, on average over a file of as many events as are read."""
+_BUFFER_BYTES = 128 << 10
+_MORE_EVENTS = "max_events=, or --max-events, reads more"
+_MORE_BYTES = "max_bytes=, or --max-bytes, reads more"
 
 
 class Header(NamedTuple):
@@ -43,41 +56,24 @@ class Header(NamedTuple):
 def write(path: Path, header: Header, sections: list[list[Event]], *, force: bool) -> Path:
     """Write a file of a section a size, whole or not at all; see `umem.Trace.save`."""
     try:
-        if not force and path.exists():
-            raise TraceError(f"{path} exists; pass force=True to overwrite it")
-        if path.exists() and not path.is_file():  # a device would be replaced by a file
-            raise TraceError(f"{path} is no file; give the name of one")
-        _write(path, path.with_name(path.name + ".partial"), _lines(header, sections))
+        check_target(path, force=force, way_out="pass force=True to overwrite it")
+        with whole(path, force=force) as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
+            file.writelines(map(_encoded, _lines(header, sections)))
+    except FileError as error:
+        raise TraceError(str(error)) from None
     except TraceError:
         raise
     except (OSError, ValueError) as error:
-        raise TraceError(f"cannot write the trace to {str(path)!r}: {_plain(error)}") from error
+        raise TraceError(f"cannot write the trace to {shown(path)}: {reason(error)}") from error
     return path
 
 
-def _plain(error: Exception) -> str:
-    """What is wrong with a path or a file, as a person would say it."""
-    if isinstance(error, FileNotFoundError):
-        return "there is no such file or folder"
-    if isinstance(error, IsADirectoryError):
-        return "it is a folder"
-    if isinstance(error, gzip.BadGzipFile) and str(error).startswith("Not a gzip"):
-        return "it is not compressed with gzip, as every trace is"
-    if isinstance(error, (gzip.BadGzipFile, zlib.error)):
-        return "its compressed data are damaged"
-    reason = getattr(error, "strerror", None) or str(error)
-    return reason[:1].lower() + reason[1:]
-
-
-def _write(path: Path, partial: Path, lines: Iterator[str]) -> None:
-    try:
-        with open(partial, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
-            file.writelines(line.encode() for line in lines)
-        partial.replace(path)
-    except BaseException:  # Ctrl-C included
-        with contextlib.suppress(OSError, ValueError):
-            partial.unlink()
-        raise
+def _encoded(line: str) -> bytes:
+    text = line.encode()
+    if len(text) > LINE_BYTES:
+        most = format_bytes(LINE_BYTES)
+        raise TraceError(f"the trace cannot be saved: an event takes more than {most} of text")
+    return text
 
 
 def _lines(header: Header, sections: list[list[Event]]) -> Iterator[str]:
@@ -90,23 +86,49 @@ def _lines(header: Header, sections: list[list[Event]]) -> Iterator[str]:
         yield json.dumps(["end", len(events)]) + "\n"
 
 
-def read(path: Path) -> tuple[Header, list[list[Event]]]:
+def read(path: Path, max_events: int, max_bytes: int) -> tuple[Header, list[list[Event]]]:
     """The first line of a file and the events of its sections; see `umem.Trace.load`."""
+    name = shown(path)
     try:
-        with gzip.open(path, "rb") as file:
-            header = _header(path, file.readline(LINE_BYTES))
-            return header, _sections(path, file, max(1, len(header.sizes)))
+        with open_regular(path) as file:
+            lines = _Lines(name, io.BufferedReader(Inflating(file, max_bytes), _BUFFER_BYTES))
+            header = _header(name, lines.next())
+            return header, _sections(name, lines, max(1, len(header.sizes)), max_events)
     except EOFError as error:
-        raise TraceError(f"{path} is truncated: {error}") from error
-    except (OSError, zlib.error) as error:
-        raise TraceError(f"{path} cannot be read as a trace: {_plain(error)}") from error
+        raise TraceError(f"{name} is truncated: {error}") from None
+    except TooLargeError:
+        raise TraceError(
+            f"{name} holds more than {format_bytes(max_bytes)}; {_MORE_BYTES}"
+        ) from None
     except TraceError:
         raise
-    except ValueError as error:  # a path with a null byte
-        raise TraceError(f"{str(path)!r} cannot be read as a trace: {_plain(error)}") from error
+    except (OSError, ValueError) as error:  # ValueError: also a path with a null byte
+        raise TraceError(f"{name} cannot be read as a trace: {reason(error)}") from None
 
 
-def _header(path: Path, line: bytes) -> Header:
+class _Lines:
+    """The lines of a file, none of them longer than any event is."""
+
+    def __init__(self, name: str, file: IO[bytes]) -> None:
+        self._name, self._file = name, file
+        self.number = 0
+
+    def next(self) -> bytes:
+        """The next line; empty at the end.
+
+        Raises:
+            TraceError: it is too long.
+        """
+        line = self._file.readline(LINE_BYTES + 1)
+        self.number += 1
+        if len(line) > LINE_BYTES:
+            raise TraceError(
+                f"{self._name}, line {self.number}: it is longer than {format_bytes(LINE_BYTES)}"
+            )
+        return line
+
+
+def _header(name: str, line: bytes) -> Header:
     try:
         if not line:
             raise ValueError("it is empty")
@@ -115,65 +137,96 @@ def _header(path: Path, line: bytes) -> Header:
             raise ValueError(f'it does not begin with {{"format": "{FORMAT}"')
         version, backend, meta = header.get("version"), header.get("backend"), header.get("meta")
         if type(version) is not int or version < 1:
-            raise ValueError(f"version is {version!r}")
+            raise ValueError(f"version is {quoted(version)}")
         if version > VERSION:
             raise TraceError(
-                f"{path} is a trace of version {version}; this umem reads up to version "
+                f"{name} is a trace of version {quoted(version)}; this umem reads up to version "
                 f"{VERSION}: update umem to read it"
             )
         if not isinstance(backend, str) or not isinstance(meta, dict):
             raise ValueError("backend or meta is missing")
+        if len(backend) > LONGEST_TEXT:
+            raise ValueError("the name of the backend is too long")
         if not all(isinstance(value, str) for value in meta.values()):
             raise ValueError("meta holds something other than text")
         sizes = _sizes(header.get("sizes", []))
     except TraceError:
         raise
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path} is not a umem trace (line 1: {error})") from error
+        raise TraceError(f"{name} is not a umem trace (line 1: {error})") from error
     return Header(backend, meta, sizes)
 
 
 def _json(line: bytes) -> Any:
     try:
-        return json.loads(line)
+        return _JSON.decode(str(line, "utf-8"))
     except (ValueError, RecursionError):
         raise ValueError("it is not JSON") from None
 
 
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number)
+
+
 def _sizes(value: Any) -> tuple[int, ...]:
-    whole = isinstance(value, list) and all(type(size) is int and size > 0 for size in value)
-    if not whole or len(value) == 1 or sorted(set(value)) != value:
-        raise ValueError(f"sizes are two or more ascending whole numbers; got {value!r}")
+    counts = isinstance(value, list) and all(
+        type(size) is int and 0 < size < 1 << 63 for size in value
+    )
+    if not counts or len(value) == 1 or sorted(set(value)) != value:
+        raise ValueError(f"sizes are two or more ascending whole numbers; got {quoted(value)}")
     return tuple(value)
 
 
-def _sections(path: Path, file: gzip.GzipFile, count: int) -> list[list[Event]]:
-    lines = enumerate(iter(lambda: file.readline(LINE_BYTES), b""), start=2)
-    sections = [_events(path, lines) for _ in range(count)]
-    if file.read(1):
-        raise TraceError(f"{path} goes on after its end")
+def _sections(name: str, lines: _Lines, count: int, max_events: int) -> list[list[Event]]:
+    sections: list[list[Event]] = []
+    for _ in range(count):
+        sections.append(_events(name, lines, max_events, sections))
+    if lines.next():
+        raise TraceError(f"{name} goes on after its end")
     return sections
 
 
-def _events(path: Path, lines: Iterator[tuple[int, bytes]]) -> list[Event]:
+def _events(
+    name: str, lines: _Lines, max_events: int, before: list[list[Event]]
+) -> list[Event]:
+    """The events of a section; in all sections together not more than allowed."""
     events: list[Event] = []
     checker = Checker()
-    for number, line in lines:
+    check, append = checker.check, events.append
+    left = max_events - sum(map(len, before))
+    texts: dict[Any, Any] = {}
+    while line := lines.next():
         try:
-            event = _decode(line)
+            event = _decode(line, texts)
             if isinstance(event, int):
                 if event != len(events):
                     raise TraceError(f"{len(events)} events instead of the {event} it announces")
                 return events
-            checker.check(event)
+            check(event)
         except (ValueError, RecursionError) as error:
-            raise TraceError(f"{path}, line {number}: {error}") from error
-        events.append(event)
-    raise TraceError(f"{path} is truncated: it has {len(events)} events and no end")
+            raise TraceError(f"{name}, line {lines.number}: {error}") from None
+        if len(events) == left:
+            raise TraceError(f"{name} has more than {max_events:,} events; {_MORE_EVENTS}")
+        if checker.access_count > ACCESSES * max_events:
+            most = f"{ACCESSES * max_events:,} accesses, {ACCESSES} for each of the {max_events:,}"
+            raise TraceError(f"{name} has more than {most} events; {_MORE_EVENTS}")
+        append(event)
+    raise TraceError(f"{name} is truncated: it has {len(events)} events and no end")
 
 
-def _decode(line: bytes) -> Event | int:
-    """The event in a line, or the count that the last line announces."""
+_TEXT_AT = {"alloc": 3, "op": 0, "mark": 0}
+"""Which field of an event is its name."""
+_STACK_AT = 5
+
+
+def _decode(line: bytes, texts: dict[Any, Any]) -> Event | int:
+    """The event in a line, or the count that the last line announces.
+
+    ``texts`` has each name and stack once: most events share theirs with others.
+    """
     value = _json(line)
     if not isinstance(value, list) or not value or not isinstance(value[0], str):
         raise TraceError("not an event: an event is a list that begins with its kind")
@@ -181,8 +234,14 @@ def _decode(line: bytes) -> Event | int:
     if code == "end" and len(fields) == 1 and type(fields[0]) is int:
         return fields[0]
     if code not in TYPES:
-        raise TraceError(f"there is no event {code!r}")
+        raise TraceError(f"there is no event {quoted(code)}")
     try:
+        at = _TEXT_AT.get(code, len(fields))
+        if at < len(fields):
+            fields[at] = texts.setdefault(fields[at], fields[at])
+            if at == 3 and len(fields) > _STACK_AT and isinstance(fields[_STACK_AT], list):
+                stack = tuple(fields[_STACK_AT])
+                fields[_STACK_AT] = texts.setdefault(stack, stack)
         return decode(code, *fields)
     except TypeError as error:
-        raise TraceError(f"{code!r} has other fields: {error}") from error
+        raise TraceError(f"{quoted(code)} has other fields: {error}") from error

@@ -40,6 +40,7 @@ from umem.chainer.tape import Call
 from umem.chainer.whole_graph import bring, bring_one, check, functions
 from umem.chainer.wiring import owner_of, wait_for
 from umem.errors import StateError, UnsupportedError
+from umem.files import whole
 from umem.planner.plans import Method
 
 _on: list[Recompute] = []
@@ -165,6 +166,7 @@ class Recompute:
 
         Raises:
             StateError: there is no plan to draw. MissingDependencyError: matplotlib is missing.
+            OSError: it cannot be written; what was there is as it was.
         """
         from umem.reports.step_picture import draw_steps
 
@@ -172,7 +174,8 @@ class Recompute:
         if largest is None:
             raise StateError("no graph is planned yet: a plan is made after two passes")
         budget = self._budget if isinstance(self._budget, int) else None
-        draw_steps(*curves(largest), budget, largest.measured_bytes, Path(path))
+        with whole(Path(path), force=True) as file:
+            draw_steps(*curves(largest), budget, largest.measured_bytes, file)
 
     def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
 from umem import __version__
+from umem.errors import UmemError
+from umem.files import reason
+from umem.shown import sentence
 
 COMMANDS = ("choose", "compat", "demo", "doctor", "report", "run")
 
@@ -20,6 +29,54 @@ class _Lazy(click.Group):
             return None
         command: click.Command = importlib.import_module(f"umem.cli.{name}").command
         return command
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:  # fmt: skip
+        with _in_a_sentence():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _in_a_sentence():
+            try:
+                return super().invoke(ctx)
+            finally:
+                _flush()
+
+
+@contextlib.contextmanager
+def _in_a_sentence() -> Iterator[None]:
+    """What went wrong, as one sentence that is safe to print; click prints it and exits.
+
+    click itself repeats what it was given, such as the name of an option.
+    """
+    try:
+        yield
+    except UmemError as error:
+        raise click.ClickException(sentence(str(error))) from error
+    except click.ClickException as error:
+        vars(error)["message"] = sentence(error.message)
+        raise
+    except OSError as error:
+        if error.filename is not None or error.errno == errno.EPIPE:
+            raise  # not of what is printed; or nobody reads it, which click knows of
+        _give_up_printing()
+        raise click.ClickException(f"cannot write the output: {reason(error)}") from error
+
+
+def _flush() -> None:
+    """Write what is printed while a failure can still be told."""
+    with contextlib.suppress(AttributeError, ValueError):  # a script closed it, or put its own
+        sys.stdout.flush()
+
+
+def _give_up_printing() -> None:
+    """Let what is left go nowhere: Python would try again as it ends, and complain."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # it has no such thing
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 @click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})

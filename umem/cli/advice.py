@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 from umem.errors import OutOfMemoryError
+from umem.shown import command_line
 
 _NO_GPU = "CUDA environment is not correctly set up"
 """How Chainer begins to say that it has no GPU."""
@@ -22,7 +22,7 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
     causes = list(_causes(error))
     if any(isinstance(cause, OutOfMemoryError) for cause in causes):
         asked = ["--gpu", gpu or "t4", *(["--vram", vram] if vram else [])]
-        return _what_it_needs(shlex.join(words), shlex.join(asked))
+        return _what_it_needs(command_line(*words), command_line(*asked))
     if any(isinstance(cause, RuntimeError) and str(cause).startswith(_NO_GPU) for cause in causes):
         follows = "" if gpu is None else f", which the virtual {gpu} follows"
         return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Iterable
 from io import TextIOWrapper
@@ -16,8 +15,10 @@ from rich.text import Text
 
 from umem import scaling
 from umem.choosing import Choice, choose, choose_each
+from umem.cli.input_file import Caps, caps
 from umem.cli.output_file import refuse, refuse_picture, write
 from umem.errors import UmemError
+from umem.shown import command_line, quoted, shown
 from umem.trace import Trace
 
 NOTHING_FITS = 3
@@ -34,7 +35,7 @@ class _Sizes(click.ParamType):  # type: ignore[type-arg]
             return tuple(int(part) for part in str(value).split(","))
         except ValueError:
             raise click.BadParameter(
-                f"sizes are whole numbers with commas, such as 4,8; got {value!r}",
+                f"sizes are whole numbers with commas, such as 4,8; got {quoted(value)}",
                 param_hint="--sizes",
             ) from None
 
@@ -57,9 +58,11 @@ class _Sizes(click.ParamType):  # type: ignore[type-arg]
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 @click.option("--png", type=click.Path(path_type=Path), metavar="FILE", help="A picture.")
 @click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+@caps
 def command(
     traces: tuple[Path, ...], sizes: tuple[int, ...] | None, size: int | None, gpu: str | None,
     vram: str | None, every: bool, all_gpus: bool, as_json: bool, png: Path | None, force: bool,
+    max_events: int, max_bytes: int,
 ) -> None:  # fmt: skip
     """Try what umem can do on a recorded step; list what makes it fit, shortest step first.
 
@@ -77,17 +80,17 @@ def command(
     refuse([] if png is None else [png], traces, force=force)
     refuse_picture(png)
     try:
-        trace = _load(traces, sizes)
+        trace = _load(traces, sizes, Caps(max_events, max_bytes))
         if all_gpus:
             with _busy("Trying every technique on every GPU ..."):
                 choices = choose_each(trace, size=size)
             best = choices[0].best
-            _among_all(choices, as_json, None if best is None else png)
+            _among_all(choices, as_json, None if best is None else png, force)
         else:
             with _busy("Trying every technique ..."):
                 choice = choose(trace, "t4" if gpu is None else gpu, size, vram=vram)
             best = choice.best
-            _for_one(choice, every, as_json, None if best is None else png)
+            _for_one(choice, every, as_json, None if best is None else png, force)
     except UmemError as error:
         raise click.ClickException(str(error)) from error
     if not as_json:
@@ -97,8 +100,8 @@ def command(
         _say_what_next(traces, sizes, size, all_gpus)
     if best is None:
         if png is not None:
-            click.echo(f"Nothing fits, so there is nothing to draw: {png} was not written.",
-                       err=True)  # fmt: skip
+            click.echo(f"Nothing fits, so there is nothing to draw: {shown(png)} was not "
+                       "written.", err=True)  # fmt: skip
         click.get_current_context().exit(NOTHING_FITS)
 
 
@@ -107,7 +110,7 @@ def _busy(what: str) -> Status:
     return Console(stderr=True).status(what)
 
 
-def _load(paths: tuple[Path, ...], sizes: tuple[int, ...] | None) -> Trace:
+def _load(paths: tuple[Path, ...], sizes: tuple[int, ...] | None, caps: Caps) -> Trace:
     """The trace that they are; traces of several sizes are joined."""
     if sizes is None and len(paths) > 1:
         raise click.UsageError(
@@ -118,7 +121,7 @@ def _load(paths: tuple[Path, ...], sizes: tuple[int, ...] | None) -> Trace:
             f"--sizes names {_counted(len(sizes), 'size')}, and there "
             f"{'is' if len(paths) == 1 else 'are'} {_counted(len(paths), 'trace')}: each has one"
         )
-    loaded = [Trace.load(path) for path in paths]
+    loaded = [Trace.load(path, **caps._asdict()) for path in paths]
     return loaded[0] if sizes is None else scaling.join(loaded, sizes)
 
 
@@ -126,7 +129,9 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _for_one(choice: Choice, every: bool, as_json: bool, png: Path | None) -> None:
+def _for_one(
+    choice: Choice, every: bool, as_json: bool, png: Path | None, force: bool
+) -> None:
     if as_json:
         _print_json(choice.to_json())
     else:
@@ -136,11 +141,13 @@ def _for_one(choice: Choice, every: bool, as_json: bool, png: Path | None) -> No
     if png is not None:
         from umem.reports.choice_picture import draw_choice
 
-        write(png, lambda partial: draw_choice(choice, partial))
-        click.echo(f"Wrote {png}.", err=as_json)
+        write(png, lambda file: draw_choice(choice, file), force=force)
+        click.echo(f"Wrote {shown(png)}.", err=as_json)
 
 
-def _among_all(choices: tuple[Choice, ...], as_json: bool, png: Path | None) -> None:
+def _among_all(
+    choices: tuple[Choice, ...], as_json: bool, png: Path | None, force: bool
+) -> None:
     if as_json:
         _print_json({"simulated": True, "gpus": [choice.to_json() for choice in choices]})
     else:
@@ -150,8 +157,8 @@ def _among_all(choices: tuple[Choice, ...], as_json: bool, png: Path | None) -> 
     if png is not None:
         from umem.reports.choice_picture import draw_gpus
 
-        write(png, lambda partial: draw_gpus(choices, partial))
-        click.echo(f"Wrote {png}.", err=as_json)
+        write(png, lambda file: draw_gpus(choices, file), force=force)
+        click.echo(f"Wrote {shown(png)}.", err=as_json)
 
 
 def _print_json(content: object) -> None:
@@ -167,9 +174,9 @@ def _print(lines: Iterable[Text]) -> None:
 def _say_what_next(
     traces: tuple[Path, ...], sizes: tuple[int, ...] | None, size: int | None, all_gpus: bool
 ) -> None:
-    words = ["umem", "choose", *map(str, traces)]
+    words: list[str | Path] = ["umem", "choose", *traces]
     words += [] if sizes is None else ["--sizes", ",".join(map(str, sizes))]
     words += [] if size is None else ["--size", str(size)]
     words += ["--gpu", "NAME"] if all_gpus else ["--all-gpus"]
     more = "all techniques on one of them" if all_gpus else "which GPU runs it, and how fast"
-    click.echo(f"\nNext: {more}:\n  {shlex.join(words)}")
+    click.echo(f"\nNext: {more}:\n  {command_line(*words)}")

@@ -19,6 +19,7 @@ from umem.compat.pth import installed_pth
 from umem.compat.requirement import installed_version
 from umem.compat.status import import_mended
 from umem.errors import UmemError
+from umem.shown import shown
 
 
 @click.command("compat")
@@ -54,13 +55,13 @@ def _check(as_json: bool) -> None:
 
 def _install(_: bool) -> None:
     path = install_pth()
-    click.echo(f"Wrote {path}\nEvery `import chainer` of this Python is mended from now on.")
+    click.echo(f"Wrote {shown(path)}\nEvery `import chainer` of this Python is mended from now on.")
     click.echo("Undo it with: umem compat --remove")
 
 
 def _remove(_: bool) -> None:
     path = remove_pth()
-    click.echo("Nothing to remove." if path is None else f"Removed {path}")
+    click.echo("Nothing to remove." if path is None else f"Removed {shown(path)}")
 
 
 _ACTIONS = {"check": _check, "install": _install, "remove": _remove}
@@ -92,7 +93,8 @@ def _print(rows: Sequence[Row], failed: dict[str, str], console: Console) -> Non
         if row.error is not None:
             console.print(row.error, markup=False)
     path = installed_pth()
-    console.print(f"Start-up file: {path or 'none (umem compat --install)'}", soft_wrap=True)
+    where = "none (umem compat --install)" if path is None else shown(path)
+    console.print(f"Start-up file: {where}", soft_wrap=True)
 
 
 def table(rows: Sequence[Row]) -> Table:

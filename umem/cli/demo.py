@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from umem.comparing import ModeRow
 from umem.errors import MissingDependencyError, UmemError
+from umem.files import check_folder, check_target, reason, whole
+from umem.shown import shown
 from umem.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from umem.devices.specs import GpuSpec
     from umem.trace import Trace
 
+PICTURE, TEXT = "demo.png", "demo.json"
 _OPTIONS = {
     "virtual": {"vram": "--vram", "nodes": "--nodes"},
     "cuda": {"size": "--bytes", "factor": "--factor"},
@@ -113,13 +117,13 @@ def _folder(out: Path) -> Iterator[None]:
     try:
         made += [path for path in (out, *out.parents) if not path.exists()]
         out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".umem-probe"
-        probe.touch()
-        probe.unlink()
+        check_folder(out)
+        for name in (PICTURE, TEXT):
+            check_target(out / name, force=True)
     except OSError as error:
         _remove_empty(made)
         raise click.ClickException(
-            f"cannot write to {out}: {error.strerror or error}; name another folder with --out"
+            f"cannot write to {shown(out)}: {reason(error)}; name another folder with --out"
         ) from error
     try:
         yield
@@ -232,33 +236,38 @@ def _report(console: Console, result: _Result, out: Path) -> None:
     if result.trace is not None:
         _say_what_it_costs(console, result)
     written = _write(console, result, title, out)
-    console.print(f"Wrote {' and '.join(map(str, written))}.", soft_wrap=True)
+    console.print(f"Wrote {' and '.join(map(shown, written))}.", soft_wrap=True)
     _say_what_next(console, result.simulated)
 
 
 def _write(console: Console, result: _Result, title: str, out: Path) -> list[Path]:
-    """Write the files under other names and rename them when they are complete."""
+    """Write the files when both are complete."""
+    picture = _picture(console, result, title)
+    text = (json.dumps(_to_json(result), indent=2) + "\n").encode()
+    files = {} if picture is None else {out / PICTURE: picture}
+    files[out / TEXT] = text
+    try:
+        with ExitStack() as stack:
+            for path, content in files.items():
+                stack.enter_context(whole(path, force=True)).write(content)
+    except OSError as error:
+        raise click.ClickException(f"cannot write to {shown(out)}: {reason(error)}") from error
+    return list(files)
+
+
+def _picture(console: Console, result: _Result, title: str) -> bytes | None:
+    """The picture as a PNG; None where there is nothing to draw, or nothing to draw it with."""
     from umem.reports.mode_picture import draw_modes
 
-    text, picture = out / "demo.json", out / "demo.png"
-    partial = {path: path.with_name(f".{path.stem}.partial{path.suffix}")
-               for path in (picture, text)}  # fmt: skip
+    if not any(row.timeline for row in result.rows):
+        return None
+    file = BytesIO()
     try:
-        partial[text].write_text(json.dumps(_to_json(result), indent=2) + "\n", encoding="utf-8")
-        if any(row.timeline for row in result.rows):
-            try:
-                draw_modes(result.rows, result.vram_bytes, title, partial[picture])
-            except MissingDependencyError as error:
-                console.print(f"No picture: {error}.")
-        complete = [path for path in partial if partial[path].exists()]
-        for path in complete:
-            partial[path].replace(path)
-    except OSError as error:
-        raise click.ClickException(f"cannot write to {out}: {error.strerror or error}") from error
-    finally:
-        for path in partial.values():
-            path.unlink(missing_ok=True)
-    return complete
+        draw_modes(result.rows, result.vram_bytes, title, file)
+    except MissingDependencyError as error:
+        console.print(f"No picture: {error}.")
+        return None
+    return file.getvalue()
 
 
 def _say_what_it_costs(console: Console, result: _Result) -> None:

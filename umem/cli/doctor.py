@@ -18,6 +18,7 @@ from umem.devices.selftest import Check, run_selftest
 from umem.errors import DeviceNotFoundError, UmemError
 from umem.inspecting import columns
 from umem.memory import current_device
+from umem.shown import shown
 
 _WORDS = {True: "ok", False: "FAILED", None: "skipped"}
 _WIDTH = 28
@@ -107,7 +108,7 @@ def _environment_check() -> Check:
         environment.mode(), environment.limit(), environment.prefetch()
     except UmemError as error:
         return Check("environment", False, str(error))
-    found = [f"{name}={value}" for name, value in _variables().items() if value is not None]
+    found = [f"{name}={shown(value)}" for name, value in _variables().items() if value is not None]
     return Check("environment", True, ", ".join(found) or f"no {', '.join(environment.NAMES)}")
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 import click
 
 from umem import extras
+from umem.errors import FileError
+from umem.files import check_target, reason, whole
+from umem.shown import shown
 
 
 def refuse(paths: Sequence[Path], sources: Sequence[Path], *, force: bool) -> None:
@@ -18,19 +22,23 @@ def refuse(paths: Sequence[Path], sources: Sequence[Path], *, force: bool) -> No
 
     Raises:
         click.ClickException: a file exists and ``force`` is not given, is a source, is named
-            twice, or its folder does not exist.
+            twice, or its folder does not exist; a folder, a link or a device has its name.
     """
-    seen = {source.resolve() for source in sources}
+    seen = {os.path.realpath(source) for source in sources}
     for path in paths:
-        if path.resolve() in seen:
-            raise click.UsageError(f"{path} is named twice; each file needs a name of its own")
-        seen.add(path.resolve())
-        if path.is_dir():
-            raise click.ClickException(f"{path} is a folder; name a file in it")
-        if path.exists() and not force:
-            raise click.ClickException(f"{path} exists; --force overwrites it")
+        if os.path.realpath(path) in seen:
+            raise click.UsageError(f"{shown(path)} is named twice; each file needs a name of its "
+                                   "own")  # fmt: skip
+        seen.add(os.path.realpath(path))
+        try:
+            check_target(path, force=force, way_out="--force overwrites it")
+        except FileError as error:
+            raise click.ClickException(str(error)) from None
+        except OSError as error:
+            raise click.ClickException(f"cannot write {shown(path)}: {reason(error)}") from None
         if not path.parent.is_dir():
-            raise click.ClickException(f"there is no folder {path.parent} to write {path.name} to")
+            folder, name = shown(path.parent), shown(path.name)
+            raise click.ClickException(f"there is no folder {folder} to write {name} to")
 
 
 def refuse_picture(path: Path | None) -> None:
@@ -43,7 +51,9 @@ def refuse_picture(path: Path | None) -> None:
         return
     if path.suffix.lower() != ".png":
         name = path.with_suffix(".png").name
-        raise click.UsageError(f"a picture is a PNG: name it {name}, not {path.name}")
+        raise click.UsageError(
+            f"a picture is a PNG: name it {shown(name)}, not {shown(path.name)}"
+        )
     if not _has_matplotlib():
         raise click.ClickException(f"pictures need matplotlib; {extras.command('plot')}")
 
@@ -54,19 +64,16 @@ def _has_matplotlib() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def write(path: Path, make: Callable[[Path], None]) -> None:
-    """Have ``make`` write a file under another name, and rename it when it is complete.
+def write(path: Path, make: Callable[[IO[bytes]], None], *, force: bool) -> None:
+    """Have ``make`` write a file, which is there when it is complete.
 
     Raises:
         click.ClickException: it cannot be written; what was there is as it was.
     """
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        make(partial)
-        partial.replace(path)
+        with whole(path, force=force) as file:
+            make(file)
+    except FileError as error:
+        raise click.ClickException(str(error)) from None
     except OSError as error:
-        why = error.strerror or str(error)
-        raise click.ClickException(f"cannot write {path}: {why}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+        raise click.ClickException(f"cannot write {shown(path)}: {reason(error)}") from error

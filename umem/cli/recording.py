@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 from umem.errors import TraceError
 from umem.recording.claiming import claimed
 from umem.recording.keeping import Keeper, Kept, Steps
+from umem.shown import command_line, shown
 from umem.units import format_bytes
 
 
@@ -84,8 +84,9 @@ class Recording:
         what = f"steps {kept.steps}" if "-" in kept.steps else f"step {kept.steps}"
         what = what if kept.steps else "no whole step"
         peak = format_bytes(kept.trace.peak_bytes)
-        click.echo(f"umem: wrote {path}: {what}, {count:,} operations, peak {peak}", err=True)
+        done = f"{what}, {count:,} operations, peak {peak}"
+        click.echo(f"umem: wrote {shown(path)}: {done}", err=True)
         for note in kept.notes:
             click.echo(f"umem: {note}", err=True)
-        name = shlex.quote(str(path))
+        name = command_line(path)
         click.echo(f"  umem report {name}\n  umem choose {name} --gpu t4", err=True)

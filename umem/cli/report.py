@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,15 +11,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from io import TextIOWrapper
 from pathlib import Path
+from typing import IO
 
 import click
 from rich.console import Console
 
 from umem import __version__
 from umem.analysis.analysing import Analysis, Vram, analyse
+from umem.cli.input_file import Caps, caps
 from umem.cli.output_file import refuse, refuse_picture, write
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import UmemError
+from umem.shown import command_line, shown
 from umem.trace import Trace
 from umem.units import parse_bytes
 
@@ -32,6 +34,7 @@ class _Outputs:
     png: Path | None
     html: Path | None
     perfetto: Path | None
+    force: bool
 
     @property
     def paths(self) -> list[Path]:
@@ -61,9 +64,11 @@ class _Outputs:
 @click.option("--gpu", metavar="NAME", help="Compare with the VRAM of this GPU, such as t4.")
 @click.option("--vram", metavar="SIZE", help="Compare with so much VRAM, such as 24GiB.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@caps
 def command(
     traces: tuple[Path, ...], as_json: bool, html: Path | None, png: Path | None,
     export: tuple[str, Path] | None, gpu: str | None, vram: str | None, force: bool,
+    max_events: int, max_bytes: int,
 ) -> None:  # fmt: skip
     """Show where the memory of a recorded step went, and the time.
 
@@ -72,7 +77,7 @@ def command(
     """
     if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
-    outputs = _Outputs(png, html, export[1] if export else None)
+    outputs = _Outputs(png, html, export[1] if export else None, force)
     if len(traces) > 2:
         raise click.UsageError(f"one trace, or two to compare; got {len(traces)}")
     if len(traces) == 2 and outputs.paths:
@@ -82,7 +87,7 @@ def command(
     refuse_picture(png)
     try:
         room = _vram(gpu, vram)
-        analyses = [_analyse(path) for path in traces]
+        analyses = [_analyse(path, Caps(max_events, max_bytes)) for path in traces]
         if len(analyses) == 2:
             _compare(analyses, traces, room, as_json)
         else:
@@ -100,9 +105,9 @@ def _vram(gpu: str | None, vram: str | None) -> Vram | None:
     return Vram(spec.name, nbytes or spec.usable_bytes)
 
 
-def _analyse(path: Path) -> Analysis:
+def _analyse(path: Path, caps: Caps) -> Analysis:
     with _no_collection():
-        return analyse(Trace.load(path))
+        return analyse(Trace.load(path, **caps._asdict()))
 
 
 @contextmanager
@@ -172,35 +177,39 @@ def _write(analysis: Analysis, path: Path, outputs: _Outputs, vram: Vram | None)
         from umem.reports.step_page import step_page
 
         page = step_page(analysis, path.name, _provenance(analysis, path, outputs, vram), vram)
-        write(outputs.html, _putting(page))
-        yield f"Wrote {outputs.html}. Open it in a browser; it needs no network."
+        write(outputs.html, _putting(page), force=outputs.force)
+        yield f"Wrote {shown(outputs.html)}. Open it in a browser; it needs no network."
     if outputs.png is not None:
         from umem.reports.timeline_picture import draw_timeline
 
-        write(outputs.png, lambda partial: draw_timeline(analysis, path.name, partial, vram))
-        yield f"Wrote {outputs.png}."
+        write(
+            outputs.png, lambda file: draw_timeline(analysis, path.name, file, vram),
+            force=outputs.force,
+        )  # fmt: skip
+        yield f"Wrote {shown(outputs.png)}."
     if outputs.perfetto is not None:
         from umem.reports.perfetto import perfetto
 
-        write(outputs.perfetto, _putting(json.dumps(perfetto(analysis, path.name))))
-        yield f"Wrote {outputs.perfetto}. Open it at ui.perfetto.dev or chrome://tracing."
+        text = json.dumps(perfetto(analysis, path.name))
+        write(outputs.perfetto, _putting(text), force=outputs.force)
+        yield f"Wrote {shown(outputs.perfetto)}. Open it at ui.perfetto.dev or chrome://tracing."
     if outputs.paths:
         yield _next(path, outputs)
 
 
-def _putting(text: str) -> Callable[[Path], None]:
-    def put(path: Path) -> None:
-        path.write_text(text, encoding="ascii")
+def _putting(text: str) -> Callable[[IO[bytes]], None]:
+    def put(file: IO[bytes]) -> None:
+        file.write(text.encode("ascii"))
 
     return put
 
 
 def _next(path: Path, outputs: _Outputs) -> str:
-    trace = shlex.quote(str(path))
+    command = command_line("umem", "report", path)
     if outputs.html is None:
-        page = shlex.quote(str(path.with_name(f"{path.name.split('.')[0]}.html")))
-        return f"Next: umem report {trace} --html {page}"
-    return f"Next: umem report {trace} OTHER compares it with another trace"
+        page = path.with_name(f"{path.name.split('.')[0]}.html")
+        return f"Next: {command} {command_line('--html', page)}"
+    return f"Next: {command} OTHER compares it with another trace"
 
 
 def _vram_options(vram: Vram) -> list[str]:
@@ -219,7 +228,7 @@ def _provenance(
     known = {
         "umem": __version__,
         "written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z"),
-        "command": shlex.join(command),
+        "command": command_line(*command),
         "recorded on": analysis.trace.backend,
     }
     return {**known, **{f"trace: {key}": value for key, value in analysis.trace.meta.items()}}

@@ -23,6 +23,7 @@ from umem.compat.finder import arm
 from umem.compat.installation import find_package
 from umem.errors import UmemError
 from umem.recording.keeping import Steps
+from umem.shown import shown
 from umem.units import format_bytes, format_seconds
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -121,17 +122,17 @@ def _recording(
 
 def _read(script: Path) -> bytes:
     """The script's text, before anything is set up for it."""
-    if script.is_dir():
-        raise click.BadParameter(f"{script} is a directory", param_hint="SCRIPT")
     try:
         source = script.read_bytes()
         if b"\0" not in source:
             return source
-        problem = f"{script} is no Python script: it has null bytes in it"
+        problem = f"{shown(script)} is no Python script: it has null bytes in it"
+    except IsADirectoryError:
+        problem = f"{shown(script)} is a directory"
     except FileNotFoundError:
-        problem = f"there is no file {script}"
+        problem = f"there is no file {shown(script)}"
     except OSError as error:
-        problem = f"{script} cannot be read: {error.strerror}"
+        problem = f"{shown(script)} cannot be read: {error.strerror}"
     raise click.BadParameter(problem, param_hint="SCRIPT")
 
 

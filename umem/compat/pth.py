@@ -93,7 +93,7 @@ def _write(path: Path, text: str) -> None:
             file.write(text)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:  # Ctrl-C included
         os.unlink(temporary)
         raise
 

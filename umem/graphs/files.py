@@ -10,7 +10,9 @@ from typing import IO, Any, cast
 import numpy as np
 
 from umem.errors import DataError
+from umem.files import open_regular, reason, whole
 from umem.graphs.graph import Array, Graph
+from umem.shown import shown
 
 _INT32_MAX = 2**31 - 1
 
@@ -24,14 +26,9 @@ def save_npz(path: str | os.PathLike[str], graph: Graph) -> None:
     """
     path = Path(path)
     arrays = {field.name: np.asarray(getattr(graph, field.name)) for field in fields(Graph)}
-    _checked(str(path), arrays)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "wb") as file:
-            np.savez(file, **cast("dict[str, Any]", arrays))
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    _checked(shown(path), arrays)
+    with whole(path, force=True) as file:
+        np.savez(file, **cast("dict[str, Any]", arrays))
 
 
 def load_npz(path: str | os.PathLike[str]) -> Graph:
@@ -44,12 +41,14 @@ def load_npz(path: str | os.PathLike[str]) -> Graph:
         DataError: it cannot be read, an array is missing, or an array is not what it should be;
             the message names the file, the array and the first position that is wrong.
     """
-    source = os.fspath(path)
+    source = shown(Path(path))
     try:
-        with open(source, "rb") as file:
+        with open_regular(path) as file:
             arrays = _read_arrays(source, file)
-    except OSError as error:
-        raise DataError(f"{source}: cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{source}: cannot be read: {reason(error)}") from error
     return _checked(source, arrays)
 
 
@@ -68,7 +67,7 @@ def _read_arrays(source: str, file: IO[bytes]) -> dict[str, Array]:
 
 def _read_array(source: str, archive: Any, name: str) -> Array:
     if name not in archive.files:
-        found = ", ".join(archive.files) or "nothing"
+        found = shown(", ".join(archive.files)) or "nothing"
         raise DataError(f"{source}: {name}: missing; the file has {found}")
     try:
         return np.asarray(archive[name])
@@ -77,7 +76,7 @@ def _read_array(source: str, archive: Any, name: str) -> Array:
 
 
 def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")
+    return shown(f"{type(error).__name__}: {error}".rstrip(": "))
 
 
 def _checked(source: str, arrays: dict[str, Array]) -> Graph:

@@ -54,7 +54,8 @@ class _Reader:
         self._names: list[str] = []
         self._made: list[list[Alloc]] = []
         self._bases: list[str | None] = []
-        self._writers: dict[int, list[tuple[Access, str]]] = {}
+        self._writers: dict[Access, str] = {}
+        self._last_writers: dict[int, str] = {}
         self._edges: list[tuple[str, str]] = []
 
     def add(self, op: Op) -> None:
@@ -65,13 +66,13 @@ class _Reader:
         base = None
         for access in op.writes:
             alloc = self._lives[access.tensor].alloc
-            if access.tensor in self._writers:
+            if access.tensor in self._last_writers:
                 writer = self._writer(access)
                 base = base if writer == name else writer  # of several views, another is its own
             elif not alloc.uploaded and alloc.kind in ("activation", "stash", "array"):
                 made.append(alloc)
             if alloc.kind not in ("stash", "parameter", "input", "state"):
-                self._writers.setdefault(access.tensor, []).append((access, name))
+                self._writers[access] = self._last_writers[access.tensor] = name
         if base is not None and base not in inputs:
             self._edges.append((base, name))
         self.calls.append(op)
@@ -81,11 +82,7 @@ class _Reader:
 
     def _writer(self, access: Access) -> str | None:
         """The call whose output an access reads: the last of exactly these bytes, or the last."""
-        writers = self._writers.get(access.tensor)
-        if not writers:
-            return None
-        same = [name for written, name in writers if written == access]
-        return same[-1] if same else writers[-1][1]
+        return self._writers.get(access) or self._last_writers.get(access.tensor)
 
     def graph(self) -> Graph:
         return Graph(map(self._node, range(len(self.calls))), self._edges)

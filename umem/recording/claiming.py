@@ -6,7 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from umem.errors import TraceError
+from umem.errors import FileError, TraceError
+from umem.files import check_folder, check_target, reason
+from umem.shown import shown
+
+_WAY_OUT = "name another file, or overwrite it (--force, force=True)"
 
 
 @contextlib.contextmanager
@@ -31,21 +35,12 @@ def claimed(path: Path, *, force: bool) -> Iterator[None]:
 
 def _claim(path: Path, force: bool, made: list[Path]) -> None:
     try:
-        if path.is_dir():
-            raise TraceError(f"{path} is a folder; name a file in it")
-        if path.exists() and not path.is_file():
-            raise TraceError(f"{path} is a device or the like, not a file; name another")
-        if path.exists() and not force:
-            raise TraceError(
-                f"{path} exists; name another file, or overwrite it (--force, force=True)"
-            )
+        check_target(path, force=force, way_out=_WAY_OUT)
         made += [folder for folder in path.parents if not folder.exists()]
         path.parent.mkdir(parents=True, exist_ok=True)
-        probe = path.with_name(f".{path.name}.probe")
-        probe.touch()
-        probe.unlink()
+        check_folder(path.parent)
+    except FileError as error:
+        raise TraceError(str(error)) from None
     except (OSError, ValueError) as error:
-        if isinstance(error, TraceError):
-            raise
-        why = getattr(error, "strerror", None) or error
-        raise TraceError(f"cannot write {str(path)!r}: {why}; name another file") from error
+        why = reason(error)
+        raise TraceError(f"cannot write {shown(path)}: {why}; name another file") from error

@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from umem import extras
 from umem.choosing import Choice, Option
 from umem.errors import MissingDependencyError
-from umem.shown import printable
+from umem.shown import shown
 from umem.units import format_bytes, format_seconds
 
 BAR, RANGE, NONE = "#2166ac", "#1b2130", "#9aa5b1"
@@ -26,7 +26,7 @@ class _Bar(NamedTuple):
     option: Option | None
 
 
-def draw_choice(choice: Choice, path: Path) -> None:
+def draw_choice(choice: Choice, file: Path | IO[bytes]) -> None:
     """Write a PNG of the techniques that make a step fit a GPU.
 
     Raises:
@@ -34,10 +34,10 @@ def draw_choice(choice: Choice, path: Path) -> None:
     """
     bars = [_Bar(option.name, _note(option), option) for option in choice.options]
     vram = format_bytes(choice.vram_bytes)
-    _draw(bars, f"Step time on a simulated {choice.title}, {vram} usable{_at(choice)}", path)
+    _draw(bars, f"Step time on a simulated {choice.title}, {vram} usable{_at(choice)}", file)
 
 
-def draw_gpus(choices: Sequence[Choice], path: Path) -> None:
+def draw_gpus(choices: Sequence[Choice], file: Path | IO[bytes]) -> None:
     """Write a PNG of the GPUs that run a step, each with its best technique; see `draw_choice`."""
     bars = [
         _Bar(choice.gpu, _note(choice.best, _with(choice.best)), choice.best)
@@ -45,7 +45,7 @@ def draw_gpus(choices: Sequence[Choice], path: Path) -> None:
         else _Bar(choice.gpu, "cannot run it", None)
         for choice in choices
     ]
-    _draw(bars, f"Step time on each GPU, simulated{_at(choices[0])}", path)
+    _draw(bars, f"Step time on each GPU, simulated{_at(choices[0])}", file)
 
 
 def _at(choice: Choice) -> str:
@@ -63,7 +63,7 @@ def _note(option: Option, how: str | None = None) -> str:
     return said if how is None else f"{said}, {how}"
 
 
-def _draw(bars: Sequence[_Bar], title: str, path: Path) -> None:
+def _draw(bars: Sequence[_Bar], title: str, file: Path | IO[bytes]) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -81,7 +81,7 @@ def _draw(bars: Sequence[_Bar], title: str, path: Path) -> None:
     figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=11)
     with warnings.catch_warnings():  # a name may have letters that the font does not have
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-        figure.savefig(path, dpi=110, format="png")
+        figure.savefig(file, dpi=110, format="png")
 
 
 def _bars(panel: Any, bars: Sequence[_Bar]) -> bool:
@@ -114,4 +114,4 @@ def _bars(panel: Any, bars: Sequence[_Bar]) -> bool:
 
 def _plain(text: str) -> str:
     """Text that matplotlib does not read as mathematics."""
-    return printable(text).replace("$", r"\$")
+    return shown(text, 150).replace("$", r"\$")

@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
-from umem.shown import printable
+from umem.shown import printable, shown
 
 GAP = 2
+LONGEST = 1000
+"""Letters of a text that is wrapped: more than umem itself ever says at once."""
 NARROWEST = 18
 """What the first column keeps while there are other columns to leave out."""
 
@@ -72,7 +74,7 @@ def wrapped(text: str, width: int, indent: str = "", hang: int = 0) -> list[str]
 
     Every line begins with ``indent``, those after the first with ``hang`` more spaces.
     """
-    text = printable(text)
+    text = shown(text, LONGEST)
     wide = cell_len(text) > len(text)  # of letters that take two cells half as many fit
     room = max(width // 2 if wide else width, len(indent) + hang + 1)
     return textwrap.wrap(text, room, initial_indent=indent, subsequent_indent=indent + " " * hang)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from umem import extras
 from umem.comparing import ModeRow
@@ -14,7 +14,9 @@ from umem.units import MIB, format_seconds
 ALLOCATED, RESIDENT, VRAM = "#9aa5b1", "#2166ac", "#b2182b"
 
 
-def draw_modes(rows: Sequence[ModeRow], vram_bytes: int, title: str, path: Path) -> None:
+def draw_modes(
+    rows: Sequence[ModeRow], vram_bytes: int, title: str, file: Path | IO[bytes]
+) -> None:
     """Write a PNG with one panel for each row that has a timeline.
 
     Raises:
@@ -37,7 +39,7 @@ def draw_modes(rows: Sequence[ModeRow], vram_bytes: int, title: str, path: Path)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    figure.savefig(path, dpi=110)
+    figure.savefig(file, dpi=110, format="png")
 
 
 def _draw_row(panel: Any, row: ModeRow, vram_bytes: int) -> None:

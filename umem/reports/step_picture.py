@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from umem import extras
 from umem.errors import MissingDependencyError
@@ -17,7 +18,7 @@ def draw_steps(
     after: Sequence[int],
     budget_bytes: int | None,
     measured_bytes: int | None,
-    path: Path,
+    file: Path | IO[bytes],
 ) -> None:
     """Write a PNG of two predicted curves, over the actions of a step.
 
@@ -49,4 +50,4 @@ def draw_steps(
     panel.legend(frameon=False, fontsize=8)
     for side in ("top", "right"):
         panel.spines[side].set_visible(False)
-    figure.savefig(path, dpi=110)
+    figure.savefig(file, dpi=110, format="png")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from umem import extras
 from umem.analysis.analysing import Analysis, Vram
 from umem.analysis.bands import kind_curves, thinned
 from umem.analysis.tensors import KINDS
 from umem.errors import MissingDependencyError
-from umem.shown import printable
+from umem.shown import shown
 from umem.units import GIB, KIB, MIB, format_bytes, format_seconds
 
 COLORS = dict(zip(KINDS, (
@@ -24,7 +24,9 @@ POINTS = 2000
 BARS = 8
 
 
-def draw_timeline(analysis: Analysis, name: str, path: Path, vram: Vram | None = None) -> None:
+def draw_timeline(
+    analysis: Analysis, name: str, file: Path | IO[bytes], vram: Vram | None = None
+) -> None:
     """Write a PNG: the timeline, and below it the peak by kind and the operations by time.
 
     Raises:
@@ -46,12 +48,12 @@ def draw_timeline(analysis: Analysis, name: str, path: Path, vram: Vram | None =
     _title(figure, analysis, name)
     with warnings.catch_warnings():  # a name may have letters that the font does not have
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-        figure.savefig(path, dpi=110, format="png")
+        figure.savefig(file, dpi=110, format="png")
 
 
 def _plain(text: str) -> str:
     """Text that matplotlib does not read as mathematics."""
-    return printable(text).replace("$", r"\$")
+    return shown(text, 150).replace("$", r"\$")
 
 
 def _title(figure: Any, analysis: Analysis, name: str) -> None:

@@ -29,7 +29,7 @@ def settled(trace: Trace, step_count: int = 2) -> Trace:
     """
     if next(trace.ops, None) is None:
         raise TraceError("the trace has no operation: nothing to choose for. Record a whole step")
-    whole, ends = _marked(trace)
+    whole, ends = _marked(distinct(trace))
     if len(ends) > step_count:
         last = tail(whole, ends[-step_count - 1]).events
         return Trace(_as_first(last), trace.backend, trace.meta)
@@ -39,6 +39,25 @@ def settled(trace: Trace, step_count: int = 2) -> Trace:
     again = _Again(events, step)
     for _ in range(step_count - len(ends)):
         events = [*events, *again.events()]
+    return Trace(events, trace.backend, trace.meta)
+
+
+def distinct(trace: Trace) -> Trace:
+    """The trace with new numbers for tensors whose number was another's before."""
+    allocs = [event.tensor for event in trace.events if isinstance(event, Alloc)]
+    used: set[int] = set()
+    fresh = 1 + max(allocs, default=0)
+    if len(set(allocs)) == len(allocs):
+        return trace
+    now: dict[int, int] = {}
+    events: list[Event] = []
+    for event in trace.events:
+        if isinstance(event, Alloc):
+            now[event.tensor] = event.tensor
+            if event.tensor in used:
+                now[event.tensor], fresh = fresh, fresh + 1
+            used.add(event.tensor)
+        events.append(_renumbered(event, now))
     return Trace(events, trace.backend, trace.meta)
 
 
@@ -69,12 +88,18 @@ def _marked(trace: Trace) -> tuple[Trace, list[int]]:
 
 
 def _period(steps: list[list[str]]) -> int:
-    """After how many updates the same operations come again; the first update may differ."""
-    first = 1 if len(steps) > 2 else 0
-    for period in range(1, len(steps)):
-        if all(steps[i] == steps[i + period] for i in range(first, len(steps) - period)):
-            return period
-    return len(steps)
+    """After how many updates the same operations come again; the first update may differ.
+
+    By the longest end that is also a beginning: Knuth, Morris and Pratt, 1977.
+    """
+    found = [tuple(step) for step in (steps[1:] if len(steps) > 2 else steps)]
+    longest = [0]
+    for step in found[1:]:
+        length = longest[-1]
+        while length and found[length] != step:
+            length = longest[length - 1]
+        longest.append(length + 1 if found[length] == step else 0)
+    return len(found) - longest[-1]
 
 
 def _as_first(events: list[Event]) -> list[Event]:
@@ -88,7 +113,7 @@ def _as_first(events: list[Event]) -> list[Event]:
         return events
     found = {event.tensor: event for event in events[:start] if isinstance(event, Alloc)}
     used = {
-        access.tensor for event in events[start:] if isinstance(event, Op)
+        access.tensor for event in events if isinstance(event, Op)
         for access in (*event.reads, *event.writes)
     }  # fmt: skip
     gone = {n for n, alloc in found.items() if n not in used and alloc.kind != "parameter"}
@@ -105,6 +130,12 @@ def _as_first(events: list[Event]) -> list[Event]:
             for tensor, _, _ in (*event.reads, *event.writes):
                 if tensor in late:
                     first.append(late.pop(tensor))
+        elif isinstance(event, Hint):  # of what is not there yet there is nothing to say
+            here = (a for a in event.accesses if a.tensor not in gone and a.tensor not in late)
+            event = event._replace(accesses=tuple(here))
+        elif isinstance(event, Free) and event.tensor in late:  # it was never there
+            del late[event.tensor]
+            continue
         first.append(event)
     return first
 

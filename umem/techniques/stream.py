@@ -95,9 +95,15 @@ class Stream:
                 end = self._rests[rest] if rest < len(self._rests) else len(self._events) - 1
                 ends.setdefault(end, []).append(Free(number))
         found: list[Event] = []
+        gone: set[int] = set()
         for place, event in enumerate(self._events):
+            if gone and isinstance(event, Hint):  # it is no use: nothing is kept for it
+                here = (access for access in event.accesses if access.tensor not in gone)
+                event = event._replace(accesses=tuple(here))
             found.append(event)
-            found += ends.get(place, ())
+            if place in ends:
+                found += ends[place]
+                gone.update(free.tensor for free in ends[place])
         return found
 
     def _mapped(self, accesses: Iterable[Access], op: Op | None = None) -> tuple[Access, ...]:

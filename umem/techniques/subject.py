@@ -6,6 +6,7 @@ from functools import cached_property
 
 from umem.backends import on_gpu
 from umem.devices.specs import GpuSpec
+from umem.events import check_figures
 from umem.explaining import missing_when_repeated
 from umem.planner import Plan
 from umem.stepping import settled_step
@@ -26,12 +27,14 @@ class Subject:
     Not thread-safe. Rewritten traces are kept.
 
     Raises:
-        TraceError: the trace has no operation.
+        TraceError: the trace has no operation, or bytes that no machine has.
     """
 
     def __init__(self, trace: Trace) -> None:
         self.caveat = missing_when_repeated(trace)
-        self.trace = settled(on_gpu(trace), STEPS)
+        corrected = on_gpu(trace)
+        check_figures(corrected.events)
+        self.trace = settled(corrected, STEPS)
         self._under: dict[Budget, Trace] = {}
         self._by_plan: dict[tuple[object, ...], Trace] = {}
         self._fits: dict[GpuSpec, bool] = {}

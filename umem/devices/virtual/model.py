@@ -30,6 +30,8 @@ from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op
 from umem.units import format_bytes
 
 Allocator = Literal["caching", "plain"]
+FEW = 8
+"""Accesses up to this are searched one by one, which is quicker than to make a set of them."""
 
 
 @dataclass(slots=True)
@@ -150,7 +152,8 @@ class Model:
         self._launch(op.host_seconds if self._uses_host_times else None, op.phase)
         moves = Moves()
         # What is both read and written is walked once.
-        reads = [access for access in op.reads if access not in op.writes]
+        both = op.writes if len(op.writes) <= FEW else frozenset(op.writes)
+        reads = [access for access in op.reads if access not in both]
         waits: list[tuple[float, ...]] = []
         read_bytes, _ = self._touch_all(reads, (), False, moves, waits)
         written_bytes, both_bytes = self._touch_all(op.writes, op.reads, True, moves, waits)
@@ -187,6 +190,7 @@ class Model:
         """
         remote_bytes = both_bytes = 0.0
         tensors, touch = self.tensors, self.driver.residency.touch
+        both = reads if len(reads) <= FEW else frozenset(reads)
         for access in accesses:
             tensor_id, low, high = access
             tensor = tensors[tensor_id]
@@ -201,7 +205,7 @@ class Model:
             if moves.remote != remote:
                 part = (high - low) * (moves.remote - remote) / (stop - start)
                 remote_bytes += part
-                both_bytes += part if access in reads else 0
+                both_bytes += part if access in both else 0
         return remote_bytes, both_bytes
 
     def _remote_bytes(self, op: Op, read_bytes: float, written_bytes: float) -> tuple[float, float]:

@@ -59,6 +59,17 @@ class Residency:
                 table.extend(bytes(more))
             self._stamps.extend([0] * more)
 
+    def forget(self) -> None:
+        """Give back the memory of the tables, of which a device holds 50 MB for 8 TiB of blocks.
+
+        A device is in a circle of references: without this they stay until Python looks for one.
+        """
+        for table in (self.resident, self.host, self.advice, self.last_prefetch):
+            table.clear()
+        self._stamps.clear()
+        self._queue.clear()
+        self.count = 0
+
     def shrink(self, capacity: int) -> Moves:
         """Change the capacity, evicting what no longer fits."""
         self.capacity = capacity
@@ -164,8 +175,8 @@ class Residency:
                 high = min(high, end_of_run(self.resident, low, stop))
                 moves.remote += high - low
                 fill(self.host, low, high, 1)
-            else:  # one at a time: it may push out what comes next
-                high = low + 1
+            else:  # up to what is there: that may be pushed out by now
+                high = min(end_of_run(self.resident, low, stop), end_of_run(self.host, low, stop))
                 self._bring_in(low, high, moves, False)
             low = high
 
@@ -202,6 +213,26 @@ class Residency:
                 self._evict(missing, moves)
             self._enter(low, high, moves, keep_host)
             cursor = high
+            if high - low == capacity < stop - high:  # nothing else is there any more
+                self._stream(high, stop, moves, keep_host)
+                return
+
+    def _stream(self, start: int, stop: int, moves: Moves, keep_host: bool) -> None:
+        """Bring in a range of which nothing is resident, and which VRAM cannot hold.
+
+        The same as piece after piece: each block pushes out one that came before it, so that the
+        end of the range is what stays.
+        """
+        host, last = self.host, stop - self.capacity
+        self._evict(self.count, moves)
+        copies = host.count(1, start, last)
+        moves.migrated_in += copies
+        moves.populated += last - start - copies
+        if keep_host:
+            moves.dropped += copies
+        moves.migrated_out += last - start - (copies if keep_host else 0)
+        fill(host, start, last, 1)
+        self._enter(last, stop, moves, keep_host)
 
     def _bring_in_few(self, start: int, stop: int, moves: Moves, keep_host: bool) -> None:
         """The same, block by block: cheaper than slices of the tables where these are short.

@@ -1,0 +1,216 @@
+"""`umem.choose` on traces that hold together and that no program would leave."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import traces
+
+import umem
+from umem import scaling
+from umem.devices.virtual.moves import Moves
+from umem.devices.virtual.residency import ACCESSED_BY_GPU, Residency
+from umem.errors import SizeError, TraceError
+from umem.planner import plan
+from umem.techniques.recompute import rewrite
+from umem.techniques.settled import _period, distinct, settled
+from umem.techniques.tape import tapes_of
+from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
+
+SIZE = 8 << 20
+
+
+def whole(number: int) -> Access:
+    return Access(number, 0, SIZE)
+
+
+def check(trace: Trace) -> None:
+    checker = Checker()
+    for event in trace.events:
+        checker.check(event)
+
+
+def chain(count: int = 6) -> list[Event]:
+    """A step: forward calls after one another, their backward, an update."""
+    events: list[Event] = [Alloc(0, SIZE, "parameter", "W", True)]
+    for number in range(1, count + 1):
+        reads = (whole(0),) if number == 1 else (whole(0), whole(number - 1))
+        events.append(Alloc(number, SIZE, "activation", f"y{number}"))
+        events.append(Op("Linear", "forward", reads, (whole(number),), 10**9, 3 * SIZE))
+    for number in range(count, 0, -1):
+        events.append(Op("LinearGrad", "backward", (whole(0), whole(number)), (), 10**9, SIZE))
+        events.append(Free(number))
+    return [*events, Op("SGD", "update", (), (whole(0),)), Mark("step")]
+
+
+def tried(trace: Trace) -> umem.choosing.Choice:
+    choice = umem.choose(trace, "t4", vram="40MiB")
+    assert len(choice.options) + len(choice.dropped) > 8
+    return choice
+
+
+# -- what is there before the start ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["activation", "state", "gradient", "parameter", "input"])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_tensor_from_before_the_start_may_be_used_anywhere(kind: str, after: bool) -> None:
+    """By an operation before the mark, by hints before and after it, and freed in the step."""
+    hint = Hint("prefetch", (whole(9), whole(0)), 0)
+    begin: list[Event] = [Alloc(9, SIZE, kind, "z", True), hint,
+                          Op("f", "array", (whole(9),), ()), Mark("start")]  # fmt: skip
+    step = chain()
+    for place in (2, 8, len(step)):
+        use = [Op("g", "forward", (whole(9),), ())] if after else []
+        middle: list[Event] = [hint, *use, hint, Free(9)]
+        trace = Trace([begin[0], step[0], *begin[1:], *step[1:place], *middle, *step[place:]])
+        check(trace)
+        tried(trace)
+        check(settled(trace, 3))
+
+
+@given(traces())
+@settings(deadline=None, max_examples=60)
+def test_any_trace_that_holds_together_is_settled_into_one_that_does(trace: Trace) -> None:
+    if any(trace.ops):
+        check(settled(trace, 3))
+        umem.choose(trace, "t4", vram="2MiB")
+
+
+# -- hints and numbers -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ["prefetch", "discard", "read_mostly"])
+def test_hints_on_what_a_plan_has_dropped_are_left_out(action: str) -> None:
+    step = chain()
+    for place in range(2, len(step)):
+        alive = {e.tensor for e in step[:place] if isinstance(e, Alloc)}
+        alive -= {e.tensor for e in step[:place] if isinstance(e, Free)}
+        hint = Hint(action, tuple(whole(number) for number in sorted(alive)), 0)
+        trace = Trace([*step[:place], hint, *step[place:]])
+        for tape in tapes_of(trace):
+            check(rewrite(trace, plan(tape.packing, None, model="saved")))
+    tried(trace)
+
+
+def test_numbers_that_are_used_again_change_nothing() -> None:
+    fresh = chain()
+    free: list[int] = []
+    now: dict[int, int] = {}
+    again: list[Event] = []
+    for event in [*fresh[:-1], Alloc(8, SIZE, "array", "a"), Op("h", "array", (), (whole(8),)),
+                  Free(8), Alloc(9, SIZE, "array", "b"), Op("h", "array", (), (whole(9),)), Free(9),
+                  Mark("step")]:  # fmt: skip
+        if isinstance(event, Alloc):
+            now[event.tensor] = free.pop() if free else len(now)
+            event = event._replace(tensor=now[event.tensor])
+        elif isinstance(event, Free):
+            free.append(now[event.tensor])
+            event = Free(now[event.tensor])
+        elif isinstance(event, Op):
+            reads, writes = (tuple(a._replace(tensor=now[a.tensor]) for a in each)
+                             for each in (event.reads, event.writes))  # fmt: skip
+            event = event._replace(reads=reads, writes=writes)
+        again.append(event)
+    trace = Trace(again)
+    numbers = [event.tensor for event in distinct(trace).events if isinstance(event, Alloc)]
+    assert len(set(numbers)) == len(numbers) > len(set(now.values()))
+    check(distinct(trace))
+    assert tried(trace) == tried(distinct(trace))
+
+
+# -- figures -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("figure", [1 << 47, 1 << 62, (1 << 63) - 1])
+def test_bytes_that_no_machine_has_are_a_sentence(figure: int) -> None:
+    step = chain()
+    large = [e._replace(nbytes=figure) if isinstance(e, Alloc) else e for e in step]
+    with pytest.raises(TraceError, match=r"the tensor 'W' is \d+ bytes; no trace has more"):
+        umem.choose(Trace(large))
+    large = [e._replace(workspace_bytes=figure) if isinstance(e, Op) else e for e in step]
+    with pytest.raises(TraceError, match=r"the workspace of 'Linear' is \d+ bytes"):
+        umem.choose(Trace(large))
+
+
+def test_bytes_that_a_correction_makes_are_looked_at_too() -> None:
+    dropout = Op("Dropout", "forward", (), (), flops=(1 << 63) - 1, workspace_bytes=1)
+    with pytest.raises(TraceError, match=r"the workspace of 'Dropout' is \d+, not a count"):
+        umem.choose(Trace([dropout]))
+
+
+@pytest.mark.parametrize("name", ["flops", "traffic_bytes"])
+def test_counters_near_the_end_of_64_bits_are_followed(name: str) -> None:
+    step = chain()
+    large = [e._replace(**{name: (1 << 63) - 1}) if isinstance(e, Op) else e for e in step]
+    tried(Trace(large))
+
+
+def test_a_size_beyond_any_machine_is_a_sentence() -> None:
+    def at(size: int) -> Trace:
+        used = (Access(0, 0, size),)
+        return Trace([Alloc(0, size, "input", "x", True), Op("f", "forward", used, used)])
+
+    joined = scaling.join([at(4), at(8)], (4, 8))
+    assert umem.choose(joined, size=1 << 30).best
+    with pytest.raises(TraceError, match="no trace has more"):
+        umem.choose(joined, size=1 << 60)
+    with pytest.raises(SizeError, match="a size has at most 63 bits"):
+        umem.choose(joined, size=10**400)
+
+
+# -- much of it --------------------------------------------------------------------------------
+
+
+def brute(steps: list[list[str]]) -> int:
+    first = 1 if len(steps) > 2 else 0
+    for period in range(1, len(steps)):
+        if all(steps[i] == steps[i + period] for i in range(first, len(steps) - period)):
+            return period
+    return len(steps)
+
+
+@given(st.lists(st.lists(st.sampled_from("ab"), max_size=1), min_size=1, max_size=12))
+def test_the_period_of_steps_is_what_brute_force_finds(steps: list[list[str]]) -> None:
+    assert _period(steps) == brute(steps)
+
+
+def test_a_range_of_terabytes_takes_no_more_turns_than_a_small_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Piece after piece, as many as a VRAM of 8 blocks needs, would be half a million."""
+    entered = 0
+    enter = Residency._enter
+
+    def counted(self: Residency, *args: object) -> None:
+        nonlocal entered
+        entered += 1
+        enter(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Residency, "_enter", counted)
+    residency = Residency(8)
+    residency.grow(1 << 22)
+    moves = residency.touch(1, 1 << 22, write=True)
+    count = (1 << 22) - 1
+    assert moves == Moves(populated=count, migrated_out=count - 8) and entered < 10
+    moves = residency.touch(1, 1 << 22, write=False)
+    assert moves == Moves(migrated_in=count, migrated_out=count) and entered < 20
+    residency.release(1, 1 << 22)
+    residency.advise(1, 1 << 22, ACCESSED_BY_GPU, unset=False)
+    moves = residency.touch(1, 1 << 22, write=True)
+    assert moves == Moves(populated=count, migrated_out=count - 8) and entered < 30
+
+
+def test_a_replay_leaves_no_tables_behind() -> None:
+    import gc
+
+    gc.collect()
+    gc.disable()
+    try:
+        umem.replay(Trace(chain()), "t4")
+        umem.choose(Trace(chain()), "t4")
+        left = [each for each in gc.get_objects() if isinstance(each, Residency)]
+        assert left and not any(len(each.resident) or each._stamps for each in left)
+    finally:
+        gc.enable()

@@ -1,0 +1,76 @@
+"""Compressed files are read a piece at a time, within limits, and to their end."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umem.inflating import Inflating, NotGzipError, TooLargeError
+
+
+def inflated(content: bytes, most: int = 1 << 30, buffer: int = 1 << 16) -> bytes:
+    return io.BufferedReader(Inflating(io.BytesIO(content), most), buffer).read()
+
+
+@given(st.binary(max_size=5000), st.sampled_from((1, 9)), st.sampled_from((1, 7, 100, 1 << 16)))
+def test_what_was_compressed_comes_out(content: bytes, level: int, buffer: int) -> None:
+    assert inflated(gzip.compress(content, level), buffer=buffer) == content
+    assert inflated(gzip.compress(content * 50, level), buffer=buffer) == content * 50
+
+
+def test_a_header_with_a_name_is_passed_over() -> None:
+    file = io.BytesIO()
+    with gzip.GzipFile("a name", "wb", 6, file) as packed:
+        packed.write(b"text")
+    assert inflated(file.getvalue()) == b"text"
+    plain = bytearray(gzip.compress(b"text"))
+    plain[3] = 8
+    plain[10:10] = b"n" * (8 << 20) + b"\0"
+    assert inflated(bytes(plain)) == b"text"
+
+
+def test_nothing_is_in_an_empty_file() -> None:
+    assert inflated(b"") == b""
+
+
+@pytest.mark.parametrize(
+    "rest", [b"\0", bytes(1 << 20), b"x", gzip.compress(b"more"), gzip.compress(b"")]
+)
+def test_what_follows_the_end_is_refused(rest: bytes) -> None:
+    with pytest.raises(NotGzipError, match="goes on after its end"):
+        inflated(gzip.compress(b"text") + rest)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"text", "not compressed with gzip"), (b"\x1f", "end too early"),
+     (zlib.compress(b"text"), "not compressed with gzip"), (b"\x1f\x8b\x07aaaaaaaa", "damaged"),
+     (gzip.compress(b"text")[:-1], "end too early"), (gzip.compress(b"text")[:12], "end too early"),
+     (gzip.compress(b"text")[:-4] + b"aaaa", "damaged"),
+     (gzip.compress(b"text")[:-8] + b"a" * 8, "damaged")],
+)  # fmt: skip
+def test_what_is_no_whole_gzip_file_is_refused(content: bytes, said: str) -> None:
+    with pytest.raises((NotGzipError, EOFError), match=said):
+        inflated(content)
+
+
+def test_no_more_is_inflated_than_was_allowed() -> None:
+    content = gzip.compress(b"x" * 1000)
+    assert len(inflated(content, 1000)) == 1000
+    with pytest.raises(TooLargeError):
+        inflated(content, 999)
+
+
+def test_a_bomb_is_left_as_soon_as_it_is_one() -> None:
+    """Of 100 MB of zeros in 100 kB no more is read from the file than the limit takes."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(100)) + packer.flush()
+    file = io.BytesIO(bomb)
+    with pytest.raises(TooLargeError):
+        io.BufferedReader(Inflating(file, 1 << 20), 1 << 16).read()
+    assert file.tell() < len(bomb) // 2

@@ -1,0 +1,179 @@
+"""Files: only regular ones are read, and what is written is there whole or not at all.
+
+A file is written under a name that nobody can guess and that nothing had before, in the folder
+it belongs to, and takes its own name when it is complete. So nothing that somebody put in the
+way, such as a link to another file, is written through, and what was there before stays until
+then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from umem.errors import FileError
+from umem.shown import shown
+
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+_PRIVATE, _COMMON = 0o600, 0o666
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL)
+
+
+def reason(error: Exception) -> str:
+    """What is wrong with a path or a file, as a person would say it."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file or folder"
+    if isinstance(error, IsADirectoryError):
+        return "it is a folder"
+    text = getattr(error, "strerror", None) or str(error)
+    return text[:1].lower() + text[1:]
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a file to read; never waits, as the opening of a pipe would.
+
+    Raises:
+        FileError: it is a pipe, a device or the like. OSError, ValueError: it cannot be opened.
+    """
+    _check_regular(os.stat(path))  # before it is opened, which some devices act on
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(path, flags)
+    try:
+        _check_regular(os.fstat(handle))  # what was opened may be something else by now
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def _check_regular(status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "Is a directory")
+    if not stat.S_ISREG(status.st_mode):
+        raise FileError("it is a pipe, a device or the like, not a file")
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def check_target(path: Path, *, force: bool, way_out: str = "name another file") -> None:
+    """Whether a file may be put there, so that work is refused before it is done.
+
+    Links are refused, wherever they lead: who follows them writes to what somebody else chose.
+
+    Args:
+        path: the name of the file.
+        force: whether a file that exists is replaced.
+        way_out: what to do about one that exists.
+
+    Raises:
+        FileError: a folder, a link, a device or the like is there, or a file that must not be
+            replaced. OSError, ValueError: nobody can look.
+    """
+    status = _status(path)
+    if status is None:
+        return
+    name, mode = shown(path), status.st_mode
+    if stat.S_ISDIR(mode):
+        raise FileError(f"{name} is a folder; name a file in it")
+    if stat.S_ISLNK(mode):
+        raise FileError(f"{name} is a link, and is not written through; name the file itself")
+    if not stat.S_ISREG(mode):
+        raise FileError(f"{name} is no file: it is a device or the like; name another")
+    if not force:
+        raise FileError(f"{name} exists; {way_out}")
+    if not os.access(path, os.W_OK):
+        raise FileError(f"{name} may not be written to; name another file")
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
+
+
+def check_folder(folder: Path) -> None:
+    """Whether files can be made in a folder; leaves nothing there.
+
+    Raises:
+        OSError, ValueError: they cannot.
+    """
+    temporary, handle = _temporary(folder, _PRIVATE)
+    os.close(handle)
+    temporary.unlink()
+
+
+@contextlib.contextmanager
+def whole(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
+    """A file to write, which has its name when the block ends without an error.
+
+    A file that is replaced leaves its permissions and its owner to the new one.
+
+    Args:
+        path: its name.
+        force: replace a file that exists.
+
+    Raises:
+        FileError: see `check_target`, or the owner of the file that is there cannot be kept.
+        OSError, ValueError: it cannot be written. Then, and after any error in the block, an
+            interruption included, all is as it was before.
+    """
+    check_target(path, force=force)
+    old = _status(path)
+    temporary, handle = _temporary(path.parent, _COMMON if old is None else _PRIVATE)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            if old is not None:
+                _take_over(file.fileno(), old, path)
+            yield file
+        _publish(temporary, path, force)
+    except BaseException:  # Ctrl-C included
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _temporary(folder: Path, mode: int) -> tuple[Path, int]:
+    """A new file with a name that nobody can guess; short, since the file's own may be long."""
+    path = folder / f".umem-{secrets.token_hex(8)}.tmp"
+    return path, os.open(path, _FLAGS, mode)
+
+
+def _take_over(handle: int, old: os.stat_result, path: Path) -> None:
+    """Give a file the owner and the permissions of the one that it replaces."""
+    new = os.fstat(handle)
+    if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+        try:
+            os.fchown(handle, old.st_uid, old.st_gid)
+        except PermissionError:
+            raise FileError(
+                f"{shown(path)} belongs to another user or group; name another file"
+            ) from None
+    os.fchmod(handle, old.st_mode & 0o777)
+
+
+def _publish(temporary: Path, path: Path, force: bool) -> None:
+    """Give a complete file its name; without ``force`` only where nothing has it by now."""
+    if not force:
+        try:
+            os.link(temporary, path, follow_symlinks=False)
+        except FileExistsError:
+            raise FileError(f"{shown(path)} exists; name another file") from None
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            check_target(path, force=False)
+        else:
+            temporary.unlink()
+            return
+    os.replace(temporary, path)
