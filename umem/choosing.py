@@ -110,9 +110,13 @@ class Search:
         """Whether everything was tried on a GPU."""
         return len(self._found[gpu]) == len(TECHNIQUES)
 
+    def tried(self, gpu: GpuSpec) -> list[Option]:
+        """All that was tried on a GPU so far."""
+        return list(self._found[gpu].values())
+
     def choice(self, gpu: GpuSpec) -> Choice:
         """What was found for a GPU so far."""
-        tried = list(self._found[gpu].values())
+        tried = self.tried(gpu)
         fit = sorted((option for option in tried if option.reason is None), key=_as_shown)
         return Choice(
             gpu=gpu.name,
@@ -125,7 +129,7 @@ class Search:
         )
 
     def choices(self) -> tuple[Choice, ...]:
-        """The choice for each GPU that is done; the shortest step first, then what cannot run it."""
+        """The choice for each GPU that is done: the shortest step first, at the end no step."""
         done = [self.choice(gpu) for gpu in self.gpus if self.is_done(gpu)]
         return tuple(sorted(done, key=lambda choice: _as_shown(choice.best)))
 

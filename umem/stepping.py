@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from umem.devices.base import BLOCK_BYTES, Mode, Policy
@@ -72,21 +72,21 @@ def settled_steps(
             said = [str(error).replace(gpus[0].title, gpu.title) for gpu in gpus]
             return tuple(map(SettledStep, said))
     first, last, count = ran.ends[0], ran.ends[-1], len(ran.ends) - 1
-    means = [(end - start) / count for start, end in zip(first, last, strict=True)]
+    means = iter([(end - start) / count for start, end in zip(first, last, strict=True)])
     host_seconds, op_count = _issuing(trace, gpus[0], len(ran.ends))
+    step = SettledStep(
+        None,
+        moved_bytes=round((ran.moved[-1] - ran.moved[0]) / count),
+        peak_bytes=ran.peak_bytes,
+        resident_peak_bytes=ran.resident_peak_bytes,
+        reserved_peak_bytes=ran.reserved_peak_bytes,
+        host_bytes=_host_bytes(ran, mode, gpus[0]),
+        host_seconds=host_seconds,
+        op_count=op_count,
+    )
     return tuple(
-        SettledStep(
-            None,
-            *means[place : place + len(_RATES)],
-            moved_bytes=round((ran.moved[-1] - ran.moved[0]) / count),
-            peak_bytes=ran.peak_bytes,
-            resident_peak_bytes=ran.resident_peak_bytes,
-            reserved_peak_bytes=ran.reserved_peak_bytes,
-            host_bytes=_host_bytes(ran, mode, gpus[0]),
-            host_seconds=host_seconds,
-            op_count=op_count,
-        )
-        for place in range(0, len(means), len(_RATES))
+        replace(step, seconds=seconds, seconds_low=low, seconds_high=high)
+        for seconds, low, high in zip(means, means, means, strict=True)
     )
 
 

@@ -87,9 +87,7 @@ class Plain(NamedTuple):
     seconds: float
 
 
-def tried(
-    technique: Technique, subject: Subject, gpu: GpuSpec, plain: dict[int, Plain]
-) -> Option:
+def tried(technique: Technique, subject: Subject, gpu: GpuSpec, plain: dict[int, Plain]) -> Option:
     """A technique on a step and a GPU.
 
     ``plain`` gets what fits plain memory, by its trace; what does no better is not worth a line.

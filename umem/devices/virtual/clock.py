@@ -80,7 +80,9 @@ class Clock:
         arithmetic, traffic = flops / self._flop_rate, traffic_bytes / self._byte_rate
         seconds = arithmetic if arithmetic > traffic else traffic
         self.compute_seconds += seconds
-        start = self.device_seconds if self.device_seconds > self.host_seconds else self.host_seconds
+        start = (
+            self.device_seconds if self.device_seconds > self.host_seconds else self.host_seconds
+        )
         self.device_seconds = start + seconds
 
     def free(self, block_count: int) -> None:

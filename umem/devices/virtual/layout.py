@@ -61,10 +61,13 @@ class Layout:
         spans: dict[int, Span] = {}
         laid = []
         for event in events:
-            item = Laid(event, _touched(event.accesses, spans)) if type(event) is Hint else next(mine)
-            laid.append(item)
-            if type(event) is Alloc and item.own is not None:
-                spans[event.tensor] = item.own
+            if isinstance(event, Hint):
+                laid.append(Laid(event, _touched(event.accesses, spans)))
+                continue
+            laid.append(next(mine))
+            own = laid[-1].own
+            if isinstance(event, Alloc) and own is not None:
+                spans[event.tensor] = own
         return Layout(laid, self.peak_bytes, self.reserved_bytes, self.block_count)
 
 
@@ -95,16 +98,15 @@ class _Layer:
 
     def lay(self, event: Event) -> Laid:
         """The next event."""
-        kind = type(event)
-        if kind is Op:
+        if isinstance(event, Op):
             return self._lay_op(event)
-        if kind is Alloc:
+        if isinstance(event, Alloc):
             return self._lay_alloc(event)
-        if kind is Hint:
+        if isinstance(event, Hint):
             if event.action != "prefetch":
                 raise _NoPrefetchError
             return Laid(event, _touched(event.accesses, self._spans))
-        if kind is Free and event.tensor in self._places:
+        if isinstance(event, Free) and event.tensor in self._places:
             pool, span = self._places.pop(event.tensor)
             self._live -= self._spans.pop(event.tensor).nbytes
             pool.free(span)
@@ -174,15 +176,14 @@ class Replayer:
         if not self._managed:
             self.resident_peak_count = block_count
         for event, touched, own in laid:
-            kind = type(event)
-            if kind is Op:
+            if isinstance(event, Op):
                 self._on_op(event, touched, own)
-            elif kind is Alloc:
+            elif isinstance(event, Alloc):
                 if own is not None:
                     self._on_alloc(event, own)
-            elif kind is Hint:
+            elif isinstance(event, Hint):
                 self._on_hint(event, touched)
-            elif kind is Mark and event.label == "start" and not self._has_run:
+            elif isinstance(event, Mark) and event.label == "start" and not self._has_run:
                 self.moves = Moves()
                 for clock in self.clocks:
                     clock.restart()

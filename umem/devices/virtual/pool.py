@@ -133,7 +133,7 @@ class Pool:
             return None
         size = self._sizes[index]
         chunks = self._free[size]
-        chunk = chunks.popitem()[0]  # a dictionary that loses its last again and again by key is slow
+        chunk = chunks.popitem()[0]  # the last; to find it by its key leaves ever more gaps
         chunk.free = False
         if not chunks:
             del self._free[size], self._sizes[index]
