@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from math import inf
@@ -97,14 +99,15 @@ class Search:
         """
         gpus = sorted(self.gpus, key=lambda gpu: -gpu.usable_bytes)
         first, *others = TECHNIQUES
-        for gpu in gpus:
-            yield gpu, self._try(first, gpu)
-        for _, same in groupby(gpus, lambda gpu: gpu.usable_bytes):
-            together = tuple(same)
-            for technique in others:
-                for gpu in together:
-                    yield gpu, self._try(technique, gpu)
-            self._subject.forget()
+        with _rare_collections():
+            for gpu in gpus:
+                yield gpu, self._try(first, gpu)
+            for _, same in groupby(gpus, lambda gpu: gpu.usable_bytes):
+                together = tuple(same)
+                for technique in others:
+                    for gpu in together:
+                        yield gpu, self._try(technique, gpu)
+                self._subject.forget()
 
     def is_done(self, gpu: GpuSpec) -> bool:
         """Whether everything was tried on a GPU."""
@@ -137,6 +140,17 @@ class Search:
         option = tried(technique, self._subject, gpu, self._plain[gpu])
         self._found[gpu][technique.name] = option
         return option
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Have Python look for cycles less often: traces are a million tuples, and none is in one."""
+    before = gc.get_threshold()
+    gc.set_threshold(100 * before[0], *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def gpu_asked_for(gpu: str | GpuSpec, vram: Size | None) -> GpuSpec:
