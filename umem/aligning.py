@@ -21,6 +21,11 @@ from umem.units import format_bytes
 
 NEVER = inf
 """When a tensor is freed that never is."""
+VARIED = (
+    "Where shapes vary from step to step, as with sentences or trees, pad them to the longest and "
+    "let umem.record_at(step, sizes=(4, 8)) run the step on data of one shape at each size."
+)
+"""The way out of what varied shapes spoil."""
 _NUMBER = re.compile(r"(?<![\w.])\d+(\.\d*)?(e[+-]?\d+)?")
 """A number in a name, as in Chainer's ``_ * 0.125`` where a mean divides by the batch."""
 
@@ -124,7 +129,7 @@ def _check_operations(one: Recording, other: Recording) -> None:
             raise ScalingError(
                 f"the step does not do the same at every size: operation {number + 1} is "
                 f"{said[0]} at size {one.size} and {said[1]} at size {other.size}. Record a "
-                "step whose operations do not depend on the size."
+                f"step whose operations do not depend on the size. {VARIED}"
             )
 
 
@@ -146,7 +151,7 @@ def _check_events(one: Recording, other: Recording) -> None:
             raise ScalingError(
                 f"the step does not use memory the same way at every size: after {done} comes "
                 f"{said[0]} at size {one.size} and {said[1]} at size {other.size}. Record a step "
-                "whose operations do not depend on the size."
+                f"whose operations do not depend on the size. {VARIED}"
             )
         if isinstance(pair[0], Op):
             done = _name(pair[0])
@@ -222,6 +227,7 @@ def _check_workspace(aligned: Aligned) -> None:
             with_, without = aligned.sizes[known.index(True)], aligned.sizes[known.index(False)]
             raise ScalingError(
                 f"the workspace of {_name(row[0])} was measured at size {with_} and not at "
-                f"size {without}: record both sizes alike. `umem run --record` measures it in the "
-                "step after those that it keeps, if the run comes to that."
+                f"size {without}. `umem run --record` measures it in the steps after those that it "
+                "keeps, if the run comes to that and they do the same on the same shapes. "
+                f"{VARIED}"
             )

@@ -2,87 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
 from math import inf
 from typing import Any, Literal
 
 from umem.devices.specs import GPUS, GpuSpec, gpu_spec
-from umem.errors import BudgetError, GraphError, StateError
 from umem.limits import Size
-from umem.stepping import settled_step
+from umem.techniques.options import Option, Plain, tried
 from umem.techniques.registry import TECHNIQUES
 from umem.techniques.subject import Subject
-from umem.techniques.technique import Prepared, Technique
+from umem.techniques.technique import Technique
 from umem.trace import Trace, check_trace
-from umem.units import format_bytes, parse_bytes
+from umem.units import parse_bytes
 
-HOST_BOUND = 0.9
-"""The share of a step's time from which on the host's work is said to limit it."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """A technique, and how a settled step would do under it; simulated.
-
-    Attributes:
-        name: the technique.
-        exact: whether training gives the same bits.
-        line: the code that turns it on; None: nothing is to be done.
-        fits: whether the step runs. The figures are None where it does not, but for
-            ``peak_bytes`` where the step under the technique is known.
-        reason: why it does not fit, or has nothing to offer.
-        seconds: of one step; ``seconds_low`` and ``seconds_high`` with the model's cost constants
-            at the ends of their ranges.
-        peak_bytes: the most that tensors and workspace hold at once.
-        resident_peak_bytes: the most VRAM in use.
-        moved_bytes: what moves over the bus in a step, both ways, reads in place included.
-        host_bytes: the host memory that it needs for what has no room in VRAM. Whether the host
-            has as much, nobody asks.
-        host_seconds: what the host needs to issue the ``op_count`` operations of a step.
-    """
-
-    name: str
-    exact: bool
-    line: str | None
-    fits: bool
-    reason: str | None = None
-    seconds: float | None = None
-    seconds_low: float | None = None
-    seconds_high: float | None = None
-    peak_bytes: int | None = None
-    resident_peak_bytes: int | None = None
-    moved_bytes: int | None = None
-    host_bytes: int | None = None
-    host_seconds: float | None = None
-    op_count: int | None = None
-    simulated: Literal[True] = True
-
-    @property
-    def is_host_bound(self) -> bool:
-        """Whether the step takes about as long as the host needs to issue it."""
-        if self.seconds is None or self.host_seconds is None:
-            return False
-        return self.host_seconds > HOST_BOUND * self.seconds
-
-    def to_json(self) -> dict[str, Any]:
-        """For a JSON file; what the model says is under names that say so."""
-        return {
-            "name": self.name,
-            "exact": self.exact,
-            "line": self.line,
-            "simulated_fits": self.fits,
-            "reason": self.reason,
-            "simulated_seconds": self.seconds,
-            "simulated_seconds_low": self.seconds_low,
-            "simulated_seconds_high": self.seconds_high,
-            "simulated_peak_bytes": self.peak_bytes,
-            "simulated_resident_peak_bytes": self.resident_peak_bytes,
-            "simulated_moved_bytes": self.moved_bytes,
-            "simulated_host_bytes": self.host_bytes,
-            "simulated_host_seconds": self.host_seconds,
-            "simulated_op_count": self.op_count,
-        }
+__all__ = ["Choice", "Option", "Search", "choose", "choose_each"]
 
 
 @dataclass(frozen=True)
@@ -134,6 +71,98 @@ class Choice:
         }
 
 
+class Search:
+    """A choice in the making: what each technique does on each of some GPUs, as it is found.
+
+    Plans are made once for all GPUs, and a replay serves all with the same VRAM.
+
+    Args:
+        trace, size: see `choose`.
+        gpus: the GPUs, each once.
+
+    Raises:
+        ScalingError, SizeError, TraceError: see `choose`.
+    """
+
+    def __init__(self, trace: Trace, gpus: Sequence[GpuSpec], size: int | None = None) -> None:
+        check_trace(trace)
+        self.gpus = tuple(dict.fromkeys(gpus))
+        self.size = trace.sizes[-1] if size is None and trace.sizes else size
+        self._subject = Subject(trace if self.size is None else trace.at(self.size), self.gpus)
+        self._found: dict[GpuSpec, dict[str, Option]] = {gpu: {} for gpu in self.gpus}
+        self._plain: dict[GpuSpec, dict[int, Plain]] = {gpu: {} for gpu in self.gpus}
+
+    def found(self) -> Iterator[tuple[GpuSpec, Option]]:
+        """Try everything; whether the step fits as it is comes first, of every GPU.
+
+        Then come the GPUs with the most VRAM, because what has room there tells of others.
+        """
+        gpus = sorted(self.gpus, key=lambda gpu: -gpu.usable_bytes)
+        first, *others = TECHNIQUES
+        with _rare_collections():
+            for gpu in gpus:
+                yield gpu, self._try(first, gpu)
+            for _, same in groupby(gpus, lambda gpu: gpu.usable_bytes):
+                together = tuple(same)
+                for technique in others:
+                    for gpu in together:
+                        yield gpu, self._try(technique, gpu)
+                self._subject.forget()
+
+    def is_done(self, gpu: GpuSpec) -> bool:
+        """Whether everything was tried on a GPU."""
+        return len(self._found[gpu]) == len(TECHNIQUES)
+
+    def tried(self, gpu: GpuSpec) -> list[Option]:
+        """All that was tried on a GPU so far."""
+        return list(self._found[gpu].values())
+
+    def choice(self, gpu: GpuSpec) -> Choice:
+        """What was found for a GPU so far."""
+        tried = self.tried(gpu)
+        fit = sorted((option for option in tried if option.reason is None), key=_as_shown)
+        return Choice(
+            gpu=gpu.name,
+            title=gpu.title,
+            vram_bytes=gpu.usable_bytes,
+            size=self.size,
+            options=tuple(fit),
+            dropped=tuple(option for option in tried if option.reason is not None),
+            caveat=self._subject.caveat,
+        )
+
+    def choices(self) -> tuple[Choice, ...]:
+        """The choice for each GPU that is done: the shortest step first, at the end no step."""
+        done = [self.choice(gpu) for gpu in self.gpus if self.is_done(gpu)]
+        return tuple(sorted(done, key=lambda choice: _as_shown(choice.best)))
+
+    def _try(self, technique: Technique, gpu: GpuSpec) -> Option:
+        option = tried(technique, self._subject, gpu, self._plain[gpu])
+        self._found[gpu][technique.name] = option
+        return option
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Have Python look for cycles less often: traces are a million tuples, and none is in one."""
+    before = gc.get_threshold()
+    gc.set_threshold(100 * before[0], *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def gpu_asked_for(gpu: str | GpuSpec, vram: Size | None) -> GpuSpec:
+    """A GPU of the table, with the VRAM that was asked for.
+
+    Raises:
+        UnknownGpuError, SizeError: see `umem.virtual_gpu`.
+    """
+    spec = gpu_spec(gpu)
+    return spec if vram is None else spec.with_vram(parse_bytes(vram, "vram"))
+
+
 def choose(
     trace: Trace, gpu: str | GpuSpec = "t4", size: int | None = None, *, vram: Size | None = None
 ) -> Choice:
@@ -160,11 +189,11 @@ def choose(
     'nothing'
     """
     check_trace(trace)
-    spec = gpu_spec(gpu)
-    if vram is not None:
-        spec = spec.with_vram(parse_bytes(vram, "vram"))
-    size = _size(trace, size)
-    return _choose(_subject(trace, size), spec, size)
+    spec = gpu_asked_for(gpu, vram)
+    search = Search(trace, [spec], size)
+    for _ in search.found():
+        pass
+    return search.choice(spec)
 
 
 def choose_each(
@@ -178,84 +207,12 @@ def choose_each(
         UnknownGpuError, SizeError, ScalingError, TraceError: see `choose`.
     """
     check_trace(trace)
-    specs = [gpu_spec(gpu) for gpu in (GPUS if gpus is None else gpus)]
-    size = _size(trace, size)
-    subject = _subject(trace, size)
-    found = [_choose(subject, spec, size) for spec in specs]
-    return tuple(sorted(found, key=lambda choice: _as_shown(choice.best)))
-
-
-def _size(trace: Trace, size: int | None) -> int | None:
-    return trace.sizes[-1] if size is None and trace.sizes else size
-
-
-def _subject(trace: Trace, size: int | None) -> Subject:
-    return Subject(trace if size is None else trace.at(size))
-
-
-def _choose(subject: Subject, gpu: GpuSpec, size: int | None) -> Choice:
-    plain: dict[int, str] = {}
-    tried = [_try(technique, subject, gpu, plain) for technique in TECHNIQUES]
-    fit = sorted((option for option in tried if option.reason is None), key=_as_shown)
-    return Choice(
-        gpu=gpu.name,
-        title=gpu.title,
-        vram_bytes=gpu.usable_bytes,
-        size=size,
-        options=tuple(fit),
-        dropped=tuple(option for option in tried if option.reason is not None),
-        caveat=subject.caveat,
-    )
+    search = Search(trace, [gpu_spec(gpu) for gpu in (GPUS if gpus is None else gpus)], size)
+    for _ in search.found():
+        pass
+    return search.choices()
 
 
 def _as_shown(option: Option | None) -> float:
     """A step's time to three digits: below that, what is less to do goes first."""
     return inf if option is None or option.seconds is None else float(f"{option.seconds:.2e}")
-
-
-def _try(technique: Technique, subject: Subject, gpu: GpuSpec, plain: dict[int, str]) -> Option:
-    """``plain`` gets what fits plain memory, by its trace; the same again is not worth a line."""
-    try:
-        prepared = technique.prepare(subject, gpu)
-    except (BudgetError, GraphError, StateError) as error:  # it has nothing to offer
-        return Option(technique.name, technique.exact, None, False, str(error))
-    step = settled_step(prepared.trace, gpu, prepared.mode, prefetch=prepared.prefetch)
-    option = Option(technique.name, technique.exact, prepared.line, step.fits)
-    if not step.fits:
-        peak = prepared.trace.peak_bytes
-        reason = _why_not(str(step.reason), prepared, peak, gpu)
-        return replace(option, reason=reason, peak_bytes=peak)
-    same = None if step.moved_bytes else plain.get(id(prepared.trace))
-    if prepared.mode == "unmanaged":
-        plain.setdefault(id(prepared.trace), technique.name)
-    return replace(
-        option,
-        reason=None if same is None else _why_idle(prepared, same),
-        seconds=step.seconds,
-        seconds_low=step.seconds_low,
-        seconds_high=step.seconds_high,
-        peak_bytes=step.peak_bytes,
-        resident_peak_bytes=step.resident_peak_bytes,
-        moved_bytes=step.moved_bytes,
-        host_bytes=step.host_bytes,
-        host_seconds=step.host_seconds,
-        op_count=step.op_count,
-    )
-
-
-def _why_idle(prepared: Prepared, same: str) -> str:
-    if prepared.mode == "unmanaged":
-        return f"its plan is that of {same!r}"
-    return f"it moves nothing: {same!r} does the same"
-
-
-def _why_not(reason: str, prepared: Prepared, peak_bytes: int, gpu: GpuSpec) -> str:
-    vram = format_bytes(gpu.usable_bytes)
-    if prepared.mode != "unmanaged":
-        return reason
-    if peak_bytes > gpu.usable_bytes:
-        return f"it needs {format_bytes(peak_bytes)}, and {vram} of VRAM are usable"
-    return (
-        f"its tensors need {format_bytes(peak_bytes)} of {vram} of VRAM, and the pool's free "
-        f"pieces are too small: {reason.partition(';')[0]}"
-    )

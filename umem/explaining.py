@@ -66,7 +66,37 @@ def missing_when_repeated(trace: Trace) -> str | None:
     end = None
     if not trace.step_count:
         end = "No optimizer's update is in the trace: all of it counts as one step."
-    return _together(missing_workspace(trace), end)
+    return _together(missing_workspace(trace), end, varied(trace))
+
+
+def varied(trace: Trace) -> str | None:
+    """A sentence where steps of a trace do not do the same on the same shapes; None elsewhere.
+
+    Optimizers that take turns have a step each.
+    """
+    last: dict[frozenset[int], list[tuple[str, str, int, int]]] = {}
+    for updated, calls in _steps(trace):
+        if last.get(updated, calls) != calls:
+            return (
+                "Its steps differ in shapes or operations, and others may need more: pad what "
+                "varies to the longest, and record one step with umem.record_at."
+            )
+        last[updated] = calls
+    return None
+
+
+def _steps(trace: Trace) -> Iterator[tuple[frozenset[int], list[tuple[str, str, int, int]]]]:
+    """Of each step, what its update writes, and its calls with their arithmetic and bytes."""
+    updated: set[int] = set()
+    calls: list[tuple[str, str, int, int]] = []
+    for event in trace.events:
+        if isinstance(event, Op) and event.phase == "update":
+            updated.update(access.tensor for access in event.writes)
+        elif isinstance(event, Op):
+            calls.append((event.name, event.phase, event.flops, event.traffic_bytes))
+        elif event == Mark("step"):
+            yield frozenset(updated), calls
+            updated, calls = set(), []
 
 
 def _together(*sentences: str | None) -> str | None:

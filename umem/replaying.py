@@ -12,6 +12,7 @@ from umem.backends import CORRECT, Correct, on_gpu
 from umem.devices.base import ADVICE, MODES, Mode, Policy
 from umem.devices.specs import COSTS, Costs, GpuSpec, extremes, gpu_spec
 from umem.devices.virtual import VirtualGPU
+from umem.devices.virtual.clock import Clock
 from umem.devices.virtual.figures import Figures, Sample
 from umem.devices.virtual.model import Allocator
 from umem.errors import HintError, OutOfMemoryError, StateError, TraceError
@@ -142,7 +143,7 @@ def replay(
         costs=costs,
         allocator=allocator,
         backend=trace.backend,
-        further=extremes(costs),
+        clocks=[Clock(spec, each) for each in (costs, *extremes(costs))],
     )
     limit_bytes = None if limit is None else parse_bytes(limit, "limit")
     device.install(Policy(mode, limit_bytes, prefetch, spill), everywhere=True)

@@ -208,6 +208,21 @@ def recurrent(cell: Any, width: int = 256, length: int = 40) -> Step:
     return trained(model, chainer.optimizers.SGD(lr=1e-4), loss)
 
 
+def unrolled(length: int = 129, width: int = 128) -> Step:
+    """An LSTM with a loss at each word: 3,224 operations."""
+    cell, score = L.StatelessLSTM(width, width), L.Linear(width, 8)
+
+    def loss(size: int) -> Any:
+        c, h = normal(2, size, width)
+        total: Any = 0
+        for x in normal(length, size, width):
+            c, h = cell(c, h, x)
+            total += F.mean(score(h) ** 2)
+        return total
+
+    return trained(chainer.ChainList(cell, score), adam(), loss)
+
+
 def language_model(words: int = 4000, width: int = 128, length: int = 32) -> Step:
     model = chainer.Sequential(
         L.EmbedID(words, width), F.dropout, lambda x: F.reshape(x, (-1, width)),
@@ -288,3 +303,5 @@ QUICK = (
     Model("small residual", "MomentumSGD", lambda: residual(3, 8, 16)),
     Model("small MLP", "Adam", lambda: mlp(256)),
 )
+LONG = Model("unrolled LSTM", "Adam", unrolled)
+"""Not among `MODELS`: it is long, and there to be waited for."""

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.status import Status
 from rich.text import Text
 
 from umem import scaling
-from umem.choosing import Choice, choose, choose_each
+from umem.choosing import Choice, Option, Search, gpu_asked_for
 from umem.cli.input_file import Caps, caps
 from umem.cli.output_file import refuse, refuse_picture, write
+from umem.cli.searching import INTERRUPTED, carry_out
+from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import UmemError
+from umem.reports.choice_found import heading
 from umem.shown import command_line, quoted, shown
 from umem.trace import Trace
 
@@ -66,6 +68,8 @@ def command(
 ) -> None:  # fmt: skip
     """Try what umem can do on a recorded step; list what makes it fit, shortest step first.
 
+    Each result is printed as it is found; Ctrl-C keeps them, with exit status 130.
+
     TRACE is what umem.record() or umem.record_at(), saved, or `umem run --record` has written.
     Nothing is run: memory and times are those of the model of a GPU, and simulated.
     The exit status is 3 where nothing makes the step fit, and then no picture is written.
@@ -80,24 +84,13 @@ def command(
     refuse([] if png is None else [png], traces, force=force)
     refuse_picture(png)
     try:
-        trace = _load(traces, sizes, Caps(max_events, max_bytes))
-        if all_gpus:
-            with _busy("Trying every technique on every GPU ..."):
-                choices = choose_each(trace, size=size)
-            best = choices[0].best
-            _among_all(choices, as_json, None if best is None else png, force)
-        else:
-            with _busy("Trying every technique ..."):
-                choice = choose(trace, "t4" if gpu is None else gpu, size, vram=vram)
-            best = choice.best
-            _for_one(choice, every, as_json, None if best is None else png, force)
+        read = Caps(max_events, max_bytes)
+        best = _answer(traces, sizes, size, gpu, vram, every, all_gpus, as_json, png, force, read)
     except UmemError as error:
         raise click.ClickException(str(error)) from error
-    if not as_json:
-        if size is None and trace.sizes:
-            click.echo(f"\nThis is size {trace.sizes[-1]}, the largest recorded; --size N takes "
-                       "the step to another.")  # fmt: skip
-        _say_what_next(traces, sizes, size, all_gpus)
+    except KeyboardInterrupt:
+        click.echo("\nInterrupted.", err=True)
+        raise SystemExit(INTERRUPTED) from None
     if best is None:
         if png is not None:
             click.echo(f"Nothing fits, so there is nothing to draw: {shown(png)} was not "
@@ -105,9 +98,42 @@ def command(
         click.get_current_context().exit(NOTHING_FITS)
 
 
-def _busy(what: str) -> Status:
-    """Something that moves while one waits; nothing where standard error is no terminal."""
-    return Console(stderr=True).status(what)
+def _answer(
+    traces: tuple[Path, ...], sizes: tuple[int, ...] | None, size: int | None, gpu: str | None,
+    vram: str | None, every: bool, all_gpus: bool, as_json: bool, png: Path | None, force: bool,
+    read: Caps,
+) -> Option | None:  # fmt: skip
+    """Say what there is to say; returns the best that was found."""
+    asked = [gpu_asked_for("t4" if gpu is None else gpu, vram)]
+    trace = _load(traces, sizes, read)
+    search = Search(trace, list(map(gpu_spec, GPUS)) if all_gpus else asked, size)
+    _carry_out(search, as_json)
+    if all_gpus:
+        choices = search.choices()
+        best = choices[0].best
+        _among_all(choices, as_json, None if best is None else png, force)
+    else:
+        choice = search.choice(search.gpus[0])
+        best = choice.best
+        _for_one(choice, every, as_json, None if best is None else png, force)
+    if not as_json:
+        if size is None and trace.sizes:
+            click.echo(f"\nThis is size {trace.sizes[-1]}, the largest recorded; --size N takes "
+                       "the step to another.")  # fmt: skip
+        _say_what_next(traces, sizes, size, all_gpus)
+    return best
+
+
+def _carry_out(search: Search, as_json: bool) -> None:
+    """Find everything, a line each as it comes; ends the command after Ctrl-C."""
+    console = Console(highlight=False, markup=False)
+    if not as_json:
+        _print(heading(search.choice(search.gpus[0]), len(search.gpus), console.width))
+    say = None if as_json else lambda line: _print([line])
+    if not carry_out(search, say, console.width):
+        raise SystemExit(INTERRUPTED)
+    if not as_json:
+        click.echo()
 
 
 def _load(paths: tuple[Path, ...], sizes: tuple[int, ...] | None, caps: Caps) -> Trace:
@@ -169,6 +195,7 @@ def _print(lines: Iterable[Text]) -> None:
     console = Console(highlight=False, markup=False)
     for line in lines:
         console.print(line, soft_wrap=True)
+    sys.stdout.flush()
 
 
 def _say_what_next(

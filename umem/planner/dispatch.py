@@ -11,6 +11,7 @@ import numpy as np
 
 from umem.errors import BudgetError, GraphError
 from umem.planner import chen, exact, lower_sets
+from umem.planner.checks import checked_budget, shown, whole_number
 from umem.planner.graph import Graph
 from umem.planner.paper import PaperModel
 from umem.planner.plans import METHODS, MODELS, OBJECTIVES, Method, Model, Objective, Plan
@@ -58,7 +59,7 @@ def plan(
     >>> plan(graph, 30, model="saved").overhead
     4
     """
-    _check(graph, budget_bytes, method, objective, model)
+    budget_bytes = _checked(graph, budget_bytes, method, objective, model)
     if not len(graph):
         return Plan((), (), (), (), 0, 0, method, objective, model, budget_bytes or 0)
     found: list[Plan] = []
@@ -91,9 +92,12 @@ def pareto(
         points: how many budgets to look at, evenly from the least to where nothing is gained;
             None: every point on graphs of up to 64 nodes, 33 budgets on larger ones.
     """
-    _check(graph, None, method, "time", model)
-    if points is not None and (type(points) is not int or points < 2):
-        raise GraphError(f"points is a whole number from 2 on; got {points!r}")
+    _checked(graph, None, method, "time", model)
+    if points is not None:
+        count = whole_number(points)
+        if count is None or count < 2:
+            raise GraphError(f"points is a whole number from 2 on; got {shown(points)}")
+        points = count
     if not len(graph):
         return []
     if points is None and len(graph) > EVERY_POINT:
@@ -113,18 +117,18 @@ def pareto(
 # -- what is asked -----------------------------------------------------------------------------
 
 
-def _check(
+def _checked(
     graph: Graph, budget_bytes: int | None, method: Method, objective: Objective, model: Model
-) -> None:
+) -> int | None:
+    """The budget as an int, where all that is asked for makes sense."""
     for name, value, choices in (
         ("method", method, METHODS), ("objective", objective, OBJECTIVES), ("model", model, MODELS)
     ):  # fmt: skip
         if value not in choices:
-            raise GraphError(f"{name} is one of {', '.join(choices)}; got {value!r}")
+            raise GraphError(f"{name} is one of {', '.join(choices)}; got {shown(value)}")
     if not isinstance(graph, Graph):
         raise GraphError(f"graph is a umem.planner.Graph; got a {type(graph).__name__}")
-    if budget_bytes is not None and (type(budget_bytes) is not int or budget_bytes < 0):
-        raise BudgetError(f"budget_bytes is bytes as an int, zero or more; got {budget_bytes!r}")
+    return checked_budget(budget_bytes)
 
 
 def _methods(graph: Graph, method: Method, model: Model) -> tuple[Method, ...]:
@@ -158,7 +162,7 @@ class _Problem(NamedTuple):
     table: Table
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def _problem(graph: Graph, method: Method, model: Model) -> _Problem:
     everything = (1 << len(graph)) - 1
     sets: tuple[int, ...]

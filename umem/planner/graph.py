@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import heapq
 import json
-import math
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from umem.errors import GraphError
+from umem.planner.checks import are_names, each_of, shown, whole_number
 
 if TYPE_CHECKING:
     from umem.planner.from_trace import Cost
@@ -25,7 +28,6 @@ FORMAT = "umem-graph"
 VERSION = 1
 MAX_TOTAL = 1 << 53
 """Sums of sizes stay below it, so that they are exact in double precision (8 PiB)."""
-
 
 _SIZES = (
     "nbytes", "stash_bytes", "workspace_bytes", "backward_workspace_bytes", "stays_bytes",
@@ -71,25 +73,35 @@ class Node:
         if not isinstance(self.name, str) or not self.name:
             raise GraphError(f"a node's name is text; got {self.name!r}")
         if self.needs is not None:
-            if isinstance(self.needs, str) or not all(isinstance(n, str) for n in self.needs):
+            if isinstance(self.needs, str) or not are_names(self.needs):
                 raise GraphError(f"node {self.name!r}: needs is a list of names")
             object.__setattr__(self, "needs", tuple(self.needs))
         for key in _SIZES:
-            self._check_size(key, getattr(self, key))
+            self._set_size(key, getattr(self, key))
         if self.grad_bytes is not None:
-            self._check_size("grad_bytes", self.grad_bytes)
-        self._check_cost()
+            self._set_size("grad_bytes", self.grad_bytes)
+        self._set_cost()
+        if self.alias_of is not None and not isinstance(self.alias_of, str):
+            raise GraphError(f"node {self.name!r}: alias_of is the name of a node")
         if self.alias_of is not None and self.stash_bytes:
             raise GraphError(f"node {self.name!r} is a view; a view keeps no stash")
 
-    def _check_size(self, key: str, value: Any) -> None:
-        if type(value) is not int or value < 0:
-            raise GraphError(f"node {self.name!r}: {key} is {value!r}, not a count of bytes")
+    def _set_size(self, key: str, value: Any) -> None:
+        size = whole_number(value)
+        if size is None or size < 0:
+            raise GraphError(f"node {self.name!r}: {key} is {shown(value)}, not a count of bytes")
+        object.__setattr__(self, key, size)
 
-    def _check_cost(self) -> None:
-        cost = self.cost
-        if type(cost) not in (int, float) or not 0 <= cost < math.inf:
-            raise GraphError(f"node {self.name!r}: cost is {cost!r}, not zero or more")
+    def _set_cost(self) -> None:
+        whole = whole_number(self.cost)
+        is_real = isinstance(self.cost, (float, np.floating))
+        cost = float(self.cost) if is_real else whole
+        if cost is None or not 0 <= cost <= sys.float_info.max:
+            said = shown(self.cost)
+            raise GraphError(
+                f"node {self.name!r}: cost is {said}, not a finite number of zero or more"
+            )
+        object.__setattr__(self, "cost", cost)
 
 
 class Numbered(NamedTuple):
@@ -142,8 +154,9 @@ class Graph:
     def __init__(
         self, nodes: Iterable[Node], edges: Iterable[tuple[str, str]], forward_bytes: int = 0
     ) -> None:
-        object.__setattr__(self, "nodes", tuple(nodes))
-        object.__setattr__(self, "edges", tuple(dict.fromkeys(_pair(edge) for edge in edges)))
+        pairs = dict.fromkeys(_pair(edge) for edge in each_of(edges, "edges", "pairs of names"))
+        object.__setattr__(self, "nodes", tuple(each_of(nodes, "nodes", "Node objects")))
+        object.__setattr__(self, "edges", tuple(pairs))
         object.__setattr__(self, "forward_bytes", forward_bytes)
         self._check()
         object.__setattr__(self, "_order", self._sorted())
@@ -174,11 +187,15 @@ class Graph:
         for node in self.nodes:
             if node.alias_of is not None and node.alias_of not in known:
                 raise GraphError(f"node {node.name!r} is a view of {node.alias_of!r}, no node")
-        if type(self.forward_bytes) is not int or self.forward_bytes < 0:
-            raise GraphError(f"forward_bytes is {self.forward_bytes!r}, not a count of bytes")
-        sizes = (n.nbytes + n.stash_bytes + n.stays_bytes + (n.grad_bytes or n.nbytes)
-                 for n in self.nodes)  # fmt: skip
-        if sum(sizes) + self.forward_bytes >= MAX_TOTAL:
+        forward = whole_number(self.forward_bytes)
+        if forward is None or forward < 0:
+            raise GraphError(f"forward_bytes is {shown(self.forward_bytes)}, not a count of bytes")
+        object.__setattr__(self, "forward_bytes", forward)
+        if sum(float(node.cost) for node in self.nodes) > sys.float_info.max:
+            raise GraphError("the costs add up to more than a floating-point number holds")
+        sizes = (n.grad_bytes or n.nbytes for n in self.nodes)
+        every = (getattr(n, key) for n in self.nodes for key in _SIZES)
+        if sum(sizes) + sum(every) + self.forward_bytes >= MAX_TOTAL:
             raise GraphError("the sizes add up to 8 PiB or more")
 
     def _check_needs(self) -> None:
@@ -325,7 +342,7 @@ def _pair(edge: Any) -> tuple[str, str]:
     try:
         source, target = edge
     except (TypeError, ValueError):
-        raise GraphError(f"an edge is a pair of names; got {edge!r}") from None
+        raise GraphError(f"an edge is a pair of names; got {shown(edge)}") from None
     if not isinstance(source, str) or not isinstance(target, str):
-        raise GraphError(f"an edge is a pair of names; got {edge!r}")
+        raise GraphError(f"an edge is a pair of names; got {shown(edge)}")
     return source, target

@@ -14,10 +14,11 @@ from itertools import pairwise
 import numpy as np
 
 from umem.planner.graph import Graph
-from umem.planner.masks import by_size
+from umem.planner.masks import bits, by_size
 from umem.planner.plans import Model
 
 MAX_SETS = 800
+CHUNK = 256
 
 
 def family(graph: Graph, model: Model) -> tuple[int, ...]:
@@ -34,7 +35,7 @@ def ancestors(graph: Graph) -> tuple[int, ...]:
             mask |= masks[x]
         masks.append(mask)
     found = by_size([0, *masks, (1 << len(masks)) - 1])
-    return thinned(found, [_boundary_bytes(graph, mask) for mask in found])
+    return thinned(found, boundary_bytes(graph, found) if len(graph) > MAX_SETS else [])
 
 
 def prefixes(graph: Graph) -> tuple[int, ...]:
@@ -49,15 +50,24 @@ def prefixes(graph: Graph) -> tuple[int, ...]:
     return thinned(masks, np.cumsum(changes)[: len(masks)].tolist())
 
 
-def _boundary_bytes(graph: Graph, mask: int) -> int:
-    if len(graph) <= MAX_SETS:
-        return 0
+def boundary_bytes(graph: Graph, masks: tuple[int, ...]) -> list[int]:
+    """Of each lower set, the bytes of its nodes that others read.
+
+    Cost: the sets times the edges, some hundred sets at a time.
+    """
     g = graph.numbered
-    return sum(
-        g.size[v]
-        for v, users in enumerate(g.succs)
-        if mask >> v & 1 and any(not mask >> w & 1 for w in users)
-    )
+    pairs = [(v, w) for v, users in enumerate(g.succs) for w in users]
+    if not pairs:
+        return [0] * len(masks)
+    sources, targets = np.array(pairs, np.int64).T
+    firsts = np.flatnonzero(np.diff(sources, prepend=-1))
+    size = np.array(g.size, np.int64)[sources[firsts]]
+    found: list[int] = []
+    for start in range(0, len(masks), CHUNK):
+        inside = bits(masks[start : start + CHUNK], len(graph))
+        crosses = inside[:, sources] & ~inside[:, targets]
+        found += (np.logical_or.reduceat(crosses, firsts, axis=1) @ size).tolist()
+    return found
 
 
 def thinned(masks: tuple[int, ...], weight: list[int]) -> tuple[int, ...]:

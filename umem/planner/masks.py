@@ -19,8 +19,12 @@ class Block(NamedTuple):
 
 
 def numbers(mask: int) -> list[int]:
-    """The numbers in a mask, in order."""
-    return [v for v in range(mask.bit_length()) if mask >> v & 1]
+    """The numbers in a mask, in order; cost: from its lowest to its highest."""
+    if not mask:
+        return []
+    low = (mask & -mask).bit_length() - 1
+    digits = bin(mask >> low)[:1:-1]  # as text, because each shift of a long number copies it
+    return [v for v, digit in enumerate(digits, low) if digit == "1"]
 
 
 def mask_of(nodes: Iterable[int]) -> int:

@@ -34,22 +34,30 @@ class PaperModel:
     def __init__(self, graph: Graph) -> None:
         self.g = g = graph.numbered
         count = len(g.names)
-        self._users = np.zeros((count, count), np.float32)
-        for v, users in enumerate(g.succs):
-            self._users[v, list(users)] = 1
         self._views = [v for v in range(count) if g.root[v] != v]
         self._root = np.array(g.root, np.int64)
+        self._members: list[list[int]] = [[] for _ in range(count)]
+        for v, root in enumerate(g.root):
+            self._members[root].append(v)
+        pairs = [(v, w) for v, users in enumerate(g.succs) for w in users]
+        edges = np.array(pairs, np.int64).reshape(-1, 2)
+        self._by_source = edges
+        self._by_target = edges[np.argsort(edges[:, 1], kind="stable")]
 
     # -- one block -------------------------------------------------------------------------
 
     def block(self, before: int, after: int, kind: int = 0) -> Block:
         """What a step keeps and runs again."""
-        roots = {
-            self.g.root[v]
-            for v in numbers(after)
-            if self.g.pinned[v] or any(not after >> w & 1 for w in self.g.succs[v])
-        }
         nodes = numbers(after & ~before)
+        inside = set(numbers(after)) if self._views else None
+        beyond = ~after
+        roots = {
+            root
+            for root in {self.g.root[v] for v in nodes}
+            for v in self._members[root]
+            if (inside is None or v in inside)
+            and (self.g.pinned[v] or any(beyond >> w & 1 for w in self.g.succs[v]))
+        }
         kept = tuple(v for v in nodes if self.g.root[v] in roots)
         rerun = tuple(v for v in nodes if self.g.root[v] not in roots)
         return Block(tuple(nodes), kept, rerun, kept)
@@ -79,8 +87,8 @@ class PaperModel:
 
     def _kept(self, inside: Matrix) -> Matrix:
         """Whose bytes are kept once each set is done: its boundary, and what is pinned."""
-        later_users = (~inside).astype(np.float32) @ self._users.T
-        kept: Matrix = inside & ((later_users > 0) | np.array(self.g.pinned, bool))
+        read_later = _any(~inside, self._by_source[:, 1], self._by_source[:, 0])
+        kept: Matrix = inside & (read_later | np.array(self.g.pinned, bool))
         for v in self._views:
             kept[:, self.g.root[v]] |= kept[:, v]
             kept[:, v] = False
@@ -88,9 +96,21 @@ class PaperModel:
 
     def _fixed(self, inside: Matrix, size: Matrix, grad: Matrix) -> Matrix:
         """M(succ(L) - L) + M(pred(succ(L)) - L) of each set L."""
-        users = (inside.astype(np.float32) @ self._users > 0) & ~inside
-        inputs = users.astype(np.float32) @ self._users.T > 0
+        users = _any(inside, self._by_target[:, 0], self._by_target[:, 1]) & ~inside
+        inputs = _any(users, self._by_source[:, 1], self._by_source[:, 0])
         for v in self._views:
             inputs[:, self.g.root[v]] |= inputs[:, v]
         fixed: Matrix = users @ grad + (inputs & ~inside) @ size
         return fixed
+
+
+def _any(rows: Matrix, ends: Matrix, nodes: Matrix) -> Matrix:
+    """For each row and node, whether the row holds the other end of any of the node's edges.
+
+    Edges are sorted by ``nodes``.
+    """
+    found: Matrix = np.zeros_like(rows)
+    if len(nodes):
+        firsts = np.flatnonzero(np.diff(nodes, prepend=-1))
+        found[:, nodes[firsts]] = np.logical_or.reduceat(rows[:, ends], firsts, axis=1)
+    return found

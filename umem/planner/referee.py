@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from umem.errors import BudgetError, GraphError
+from umem.planner.checks import checked_budget
 from umem.planner.graph import Graph
 from umem.planner.plans import Model, Plan
 from umem.planner.schedule import Action, actions
@@ -54,6 +55,9 @@ def simulate(
     >>> simulate(graph, plan(graph, method="store_all", model="saved")).peak_bytes
     20
     """
+    if not isinstance(graph, Graph) or not isinstance(plan, Plan):
+        found = f"a {type(graph).__name__} and a {type(plan).__name__}"
+        raise GraphError(f"simulate takes a umem.planner.Graph and its Plan; got {found}")
     stream = actions(graph, plan, liveness=liveness, model=model)
     return referee(graph, stream, model or plan.model, budget_bytes)
 
@@ -62,6 +66,7 @@ def referee(
     graph: Graph, stream: Iterable[Action], model: Model = "saved", budget_bytes: int | None = None
 ) -> Simulation:
     """Carry any stream of actions out; see `simulate`."""
+    budget_bytes = checked_budget(budget_bytes)
     machine = _Machine(graph, model)
     for action in stream:
         moment = machine.act(action)

@@ -50,12 +50,12 @@ class SavedModel:
     def __init__(self, graph: Graph) -> None:
         self.g = g = graph.numbered
         count = len(g.names)
-        self._all = (1 << count) - 1
-        self._users = [mask_of(users) for users in g.succs]
-        self._needers = [0] * count
+        self.all = (1 << count) - 1
+        self.users = [mask_of(users) for users in g.succs]
+        self.needers = [0] * count
         for q, needs in enumerate(g.needs):
             for x in needs:
-                self._needers[x] |= 1 << q
+                self.needers[x] |= 1 << q
         self._group = [0] * count
         for v, root in enumerate(g.root):
             self._group[root] |= 1 << v
@@ -64,16 +64,22 @@ class SavedModel:
 
     def block(self, before: int, after: int, kind: int) -> Block:
         """What a step keeps and runs again."""
-        return _Target(self, after, kind).block(before)
+        return _Target(self, after, kind, before).block(before)
 
     def peak_of(self, masks: Sequence[int], kinds: Iterable[int]) -> int:
-        """The most bytes that a chain of lower sets takes, each step of its kind."""
-        peak = cached = 0
+        """The most bytes that a chain of lower sets takes, each step of its kind.
+
+        Cost: proportional to the nodes, and for each step to what lies on its boundary.
+        """
+        peak = cached = opened = 0
+        stayed = sum(self.g.stays)
         for (before, after), kind in zip(pairwise(masks), kinds, strict=True):
-            step = _Target(self, after, kind)
+            stayed -= sum(self.g.stays[v] for v in numbers(after & ~before))
+            step = _Target(self, after, kind, before, opened, stayed)
             block = step.block(before)
             peak = max(peak, cached + step.peak(block))
             cached += self.cached(block)
+            opened = mask_of(step.grads)
         return peak
 
     def cached(self, block: Block) -> int:
@@ -81,23 +87,30 @@ class SavedModel:
         g = self.g
         return sum(g.size[v] for v in block.kept) + sum(g.stash[v] for v in block.stashed)
 
-    def _kept(self, after: int, kind: int) -> int:
-        """The nodes within a set whose bytes are kept once it is done."""
-        g, kept = self.g, 0
-        for v in numbers(after):
-            keeps = self._users[v] & ~after or g.pinned[v]
-            keeps = keeps or (kind == STORED and self._needers[v])
+    def with_views(self, nodes: int, within: int) -> int:
+        """The nodes within a set that lie in the bytes of some of these."""
+        found = 0
+        for v in numbers(nodes):
+            found |= self._group[self.g.root[v]]
+        return found & within
+
+    def kept(self, near: int, after: int, kind: int) -> int:
+        """Of some nodes of a set, with all their views, those kept once it is done."""
+        g, kept, beyond = self.g, 0, self.all & ~after
+        for v in numbers(near):
+            keeps = self.users[v] & beyond or g.pinned[v]
+            keeps = keeps or (kind == STORED and self.needers[v])
             if keeps or (kind == CHEAP_AGAIN and g.costly[v]):
                 kept |= self._group[g.root[v]]
         return kept & after
 
-    def _rerun(self, after: int, kind: int) -> int:
-        """What backward needs within a set and is not kept, and all that leads to it."""
+    def rerun(self, left: int, after: int, kind: int) -> int:
+        """Of what was not kept, what backward needs within a set, and all that leads to it."""
         if kind == STORED:
             return 0
-        kept, rerun = self._kept(after, kind), 0
-        for v in reversed(numbers(after & ~kept)):
-            if self._needers[v] & after or self.g.stash[v] or self._users[v] & rerun:
+        rerun = 0
+        for v in reversed(numbers(left)):
+            if self.needers[v] & after or self.g.stash[v] or self.users[v] & rerun:
                 rerun |= 1 << v
         return rerun
 
@@ -134,26 +147,40 @@ class SavedModel:
 
 
 class _Target:
-    """All that steps into one lower set have in common."""
+    """All that steps into one lower set have in common, or one from ``before``.
 
-    def __init__(self, model: SavedModel, after: int, kind: int) -> None:
+    Args:
+        opened: the nodes of ``before`` that are read outside it.
+        stayed: the bytes of gradients of parameters that backward beyond the set makes.
+    """
+
+    def __init__(
+        self, model: SavedModel, after: int, kind: int, before: int = 0, opened: int = 0,
+        stayed: int | None = None,
+    ) -> None:  # fmt: skip
         self.model, self.g, self.after, self.kind = model, model.g, after, kind
-        beyond = model._all & ~after
-        self.stayed = sum(model.g.stays[v] for v in numbers(beyond)) if any(model.g.stays) else 0
-        self.kept = model._kept(after, kind)
-        self.rerun = model._rerun(after, kind)
+        self._open = opened
+        self._new = after & ~before
+        self._near = model.with_views(self._new, after) if before else after
+        beyond = model.all & ~after
+        if stayed is None:
+            stayed = sum(model.g.stays[v] for v in numbers(beyond)) if any(model.g.stays) else 0
+        self.stayed = stayed
+        self.kept = model.kept(self._near, after, kind)
+        self.rerun = model.rerun(self._new & ~self.kept, after, kind)
 
     @cached_property
-    def _grads(self) -> set[int]:
+    def grads(self) -> set[int]:
         """The gradients that are there before the block's backward."""
-        return {v for v in numbers(self.after) if self.model._users[v] & ~self.after}
+        beyond = self.model.all & ~self.after
+        return {v for v in numbers(self._new | self._open) if self.model.users[v] & beyond}
 
     @cached_property
     def _first_need(self) -> dict[int, int]:
         """For each node with bytes, the first step that needs them in backward."""
         first: dict[int, int] = {}
-        for v in numbers(self.after):
-            needers = self.model._needers[v] & self.after
+        for v in numbers(self._near):
+            needers = self.model.needers[v] & self.after
             if needers:
                 root, place = self.g.root[v], (needers & -needers).bit_length() - 1
                 first[root] = min(first.get(root, NEVER), place)
@@ -161,11 +188,10 @@ class _Target:
 
     def block(self, before: int) -> Block:
         """What the step from a lower set keeps and runs again."""
-        found = numbers(self.after & ~before)
-        kept = tuple(v for v in found if self.kept >> v & 1)
-        rerun = tuple(v for v in found if self.rerun >> v & 1)
-        stashed = tuple(found) if self.kind == STORED else kept
-        return Block(tuple(found), kept, rerun, stashed)
+        new = self.after & ~before
+        found, kept = tuple(numbers(new)), tuple(numbers(new & self.kept))
+        stashed = found if self.kind == STORED else kept
+        return Block(found, kept, tuple(numbers(new & self.rerun)), stashed)
 
     def peak(self, block: Block) -> int:
         """The most bytes while a block is worked on, above what was cached before."""
@@ -174,7 +200,7 @@ class _Target:
     def _forward(self, block: Block) -> int:
         g = self.g
         last = self._last_use(block.nodes, block.nodes)
-        goes = self._goes(block, {v for v in block.nodes if v not in set(block.kept)}, last)
+        goes = self._goes(set(block.nodes) - set(block.kept), last)
         stashed = set(block.stashed)
         live = peak = 0
         for v in block.nodes:
@@ -193,9 +219,9 @@ class _Target:
         held = {v for v in block.kept if g.root[v] == v}
         held = {v for v in held if v in self._first_need or v in last}
         rebuilt = {v for v in block.rerun if g.root[v] == v}
-        goes = self._goes(block, {v for v in held | rebuilt if v not in self._first_need}, last)
+        goes = self._goes({v for v in held | rebuilt if v not in self._first_need}, last)
         live = sum(g.size[v] for v in held) + sum(g.stash[v] for v in block.stashed)
-        live += sum(g.grad[v] for v in self._grads) + self.stayed
+        live += sum(g.grad[v] for v in self.grads) + self.stayed
         peak = 0
         for v in block.rerun:
             live += g.size[v] + g.stash[v]
@@ -205,7 +231,7 @@ class _Target:
 
     def _backward(self, block: Block) -> int:
         g = self.g
-        grads, nodes = set(self._grads), set(block.nodes)
+        grads, nodes = set(self.grads), set(block.nodes)
         first = {v: place for v, place in self._first_need.items() if v in nodes}
         goes: dict[int, int] = {}
         for v, place in first.items():
@@ -233,7 +259,7 @@ class _Target:
                     last[g.root[x]] = w
         return last
 
-    def _goes(self, block: Block, which: set[int], last: dict[int, int]) -> dict[int, int]:
+    def _goes(self, which: set[int], last: dict[int, int]) -> dict[int, int]:
         """The bytes that go after each node has run."""
         goes: dict[int, int] = {}
         for v in which:

@@ -10,6 +10,7 @@ each row is closed before it is used, because the sets are sorted by size; for t
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -52,7 +53,7 @@ def units(costs: tuple[float, ...], *, exact: bool) -> Units:
             return Units(np.array(whole, np.int64), None)
     if exact:
         return Units(np.array(costs, np.float64), None)
-    level = sum(costs) / LEVELS
+    level = max(sum(costs) / LEVELS, sys.float_info.min * sys.float_info.epsilon)  # not zero
     found = np.array([round(cost / level) for cost in costs], np.int64)
     return Units(found, int(found.sum()))
 

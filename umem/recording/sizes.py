@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from umem.aligning import VARIED
 from umem.cutting import tail
 from umem.errors import ScalingError, TraceError, UmemError
 from umem.recorder import record
@@ -75,5 +76,5 @@ def _record(step: Callable[[int], Any], size: int) -> Trace:
         return timed.with_workspace(calibration.trace)
     except TraceError as error:
         raise ScalingError(
-            f"the step does not do the same twice at size {size}: {error}"
+            f"the step does not do the same twice at size {size}: {error}. {VARIED}"
         ) from error

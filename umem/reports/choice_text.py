@@ -30,6 +30,7 @@ def choice_text(choice: Choice, width: int, *, every: bool = False) -> Iterator[
     numbers = range(1, len(choice.options) + 1)
     names = [f"{n:>2} {option.name}" for n, option in zip(numbers, choice.options, strict=True)]
     yield from _table([Column(" # technique", names)], choice.options, width)
+    yield from _moving(choice.options, width)
     bound = [option for option in choice.options[:1] if option.is_host_bound]
     yield from _host_bound(f"{choice.options[0].name!r} is", bound, width)
     yield Text()
@@ -57,6 +58,7 @@ def gpus_text(choices: Sequence[Choice], width: int) -> Iterator[Text]:
         bound = [option for option in options if option.is_host_bound]
         who = "All are" if len(bound) == len(options) else f"{len(bound)} of {len(options)} are"
         yield from _host_bound(who, bound, width)
+        yield from map(Text, wrapped(_BASIS, width))
     else:
         yield from map(Text, wrapped("None does.", width))
     cannot = [choice for choice, option in best if option is None]
@@ -80,6 +82,14 @@ def _caveat(choice: Choice, width: int) -> Iterator[Text]:
         yield from map(Text, wrapped(choice.caveat, width))
 
 
+MUCH = 3
+"""How many times what has no room must move, out and in again being two, to be explained."""
+_BASIS = (
+    "The order rests on datasheets: fp32 peak and memory bandwidth, the same share of both on "
+    "every GPU. CuPy leaves TF32 off; with CUPY_TF32=1 GPUs from Ampere on are faster than here, "
+    "and not all alike."
+)
+"""What GPUs are compared by."""
 _MEANINGS = {
     "range": "range: every cost of the model at the quick, and at the slow end of its own",
     "peak": "peak: what tensors and workspace hold at once",
@@ -125,6 +135,19 @@ def _range(option: Option) -> str:
     number, _, unit = low.rpartition(" ")
     is_one = " " not in number and high.partition(" ")[2] == unit
     return f"{number if is_one else low} - {high}"
+
+
+def _moving(options: Sequence[Option], width: int) -> Iterator[Text]:
+    """Why more moves than has no room, where that is so."""
+    for option in options:
+        moved, absent = option.moved_bytes or 0, option.host_bytes or 0
+        if moved > MUCH * absent > 0:
+            said = (
+                f"{option.name!r} moves {format_bytes(moved)} though only {format_bytes(absent)} "
+                "have no room: what gives way is what came first, and it is needed again each step."
+            )
+            yield from map(Text, wrapped(said, width))
+            return
 
 
 def _host_bound(who: str, bound: Sequence[Option], width: int) -> Iterator[Text]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, StateError
-from umem.stepping import settled_step
 from umem.techniques.lookahead import DEPTH, lookahead
 from umem.techniques.subject import Subject
 from umem.techniques.technique import Prepared
@@ -19,8 +18,10 @@ from umem.units import MIB, format_apart
 NEARLY = 0.98
 """The largest budget, of a plain step: where a plain step has room, `Recompute` leaves it alone,
 and its estimate of one is this near (bench/recompute.py)."""
-TRIES = 5
-"""How often the room between what fits and what does not is halved."""
+TRIES = 6
+"""How many budgets are tried at most on the way to the largest that fits."""
+NEAR = 1 / 64
+"""The search is over where the next budget would be nearer than this share of VRAM."""
 
 
 def prepare(subject: Subject, gpu: GpuSpec, budget: str) -> Prepared:
@@ -40,7 +41,7 @@ def prepare_lookahead(subject: Subject, gpu: GpuSpec, budget: str) -> Prepared:
         f'with umem.managed(), umem.chainer.Recompute("{budget}"), '
         f"umem.chainer.LookaheadPrefetch({DEPTH}):"
     )
-    return lookahead(_under(subject, budget), gpu, line)
+    return lookahead(subject, _under(subject, budget), gpu, line)
 
 
 def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
@@ -55,7 +56,7 @@ def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
     least, room = format_apart(low, gpu.usable_bytes)
     if low > gpu.usable_bytes:
         raise BudgetError(f"the least budget is {least}, and {room} of VRAM are usable")
-    if not _fits(subject.under(low), gpu):
+    if not subject.fits(gpu, subject.under(low)):
         raise BudgetError(
             f"the least budget, {least}, has no room in {room} of VRAM: the pool's free pieces "
             "are too small"
@@ -66,17 +67,25 @@ def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
 
 
 def _largest(subject: Subject, gpu: GpuSpec, low: int, high: int) -> int:
-    """By halves between a budget that fits and one that may not, in MiB."""
-    if high > low and _fits(subject.under(high * MIB), gpu):
-        return high
-    for _ in range(TRIES):
-        middle = (low + high) // 2
-        if middle <= low:
+    """The largest budget found to fit, in MiB; ``low`` does.
+
+    A plan for all of VRAM often fits but for the pool's gaps: down from there in growing strides
+    to one that fits, then by halves between it and the last that does not.
+    """
+    near = max(1, round(NEAR * gpu.usable_bytes / MIB))
+    if high <= low or subject.fits(gpu, subject.under(high * MIB)):
+        return max(low, high)
+    stride, found = near, False
+    for _ in range(TRIES - 1):
+        if high - low <= near:
             break
-        if _fits(subject.under(middle * MIB), gpu):
-            low = middle
+        budget = (low + high) // 2
+        if not found:
+            budget, stride = max(budget, high - stride), 2 * stride
+        if subject.fits(gpu, subject.under(budget * MIB)):
+            low, found = budget, True
         else:
-            high = middle
+            high = budget
     return low
 
 
@@ -85,10 +94,6 @@ def _prepared(subject: Subject, gpu: GpuSpec, trace: Trace, budget: str) -> Prep
     if subject.fits(gpu) or gpu.host_in_bandwidth is None:
         return Prepared(trace, f"with {line}")
     return Prepared(trace, f"with umem.hybrid(), {line}")
-
-
-def _fits(trace: Trace, gpu: GpuSpec) -> bool:
-    return settled_step(trace, gpu, "unmanaged").fits
 
 
 def _under(subject: Subject, budget: str) -> Trace:

@@ -8,7 +8,6 @@ from umem.devices.specs import GpuSpec
 from umem.errors import StateError
 from umem.lookahead_moves import NOTHING, ROOM, Moves, plan_moves
 from umem.order import Iteration, Order
-from umem.stepping import settled_step
 from umem.techniques.subject import Subject
 from umem.techniques.technique import Prepared
 from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
@@ -20,16 +19,16 @@ LINE = f"with umem.managed(), umem.chainer.LookaheadPrefetch({DEPTH}):"
 
 def prepare(subject: Subject, gpu: GpuSpec) -> Prepared:
     """Every step but the first is helped, as by a `LookaheadPrefetch` that has learned it."""
-    return lookahead(subject.trace, gpu, LINE)
+    return lookahead(subject, subject.trace, gpu, LINE)
 
 
-def lookahead(trace: Trace, gpu: GpuSpec, line: str) -> Prepared:
-    """Lookahead on any trace of several steps.
+def lookahead(subject: Subject, trace: Trace, gpu: GpuSpec, line: str) -> Prepared:
+    """Lookahead on what was made of a step.
 
     Raises:
         StateError: it has nothing to do, or the step does not fit managed memory either.
     """
-    step = settled_step(trace, gpu, "managed")
+    step = subject.replays.step(trace, gpu, "managed")
     if step.reason is not None:
         raise StateError(step.reason)
     reserved = step.reserved_peak_bytes
@@ -38,21 +37,27 @@ def lookahead(trace: Trace, gpu: GpuSpec, line: str) -> Prepared:
             f"it moves nothing: {format_bytes(reserved)} are reserved, and all of that has room "
             f"in {format_bytes(gpu.usable_bytes)} of VRAM"
         )
-    hinted = with_moves(trace, DEPTH, round(ROOM * gpu.usable_bytes))
+    hinted = subject.made_once(
+        ("lookahead", id(trace), gpu.usable_bytes),
+        lambda: with_moves(trace, DEPTH, round(ROOM * gpu.usable_bytes)),
+    )
     if len(hinted) == len(trace):
         raise StateError(
             "it moves nothing: the arrays have room, and only the gaps between them have none"
         )
-    return Prepared(hinted, line, "managed")
+    return Prepared(hinted, line, "managed", hintless=trace)
 
 
 def with_moves(trace: Trace, depth: int, capacity_bytes: int) -> Trace:
     """A trace with the hints that `LookaheadPrefetch` gives: learns a step, helps the next."""
     helper = _Helper(depth, capacity_bytes)
     events: list[Event] = []
-    for event in trace.events:
+    ends = (i for i in range(len(trace.events) - 1, -1, -1) if trace.events[i] == Mark("step"))
+    last = next(ends, len(trace.events))  # what it learns there helps no step
+    for event in trace.events[:last]:
         events.append(event)
         events += helper.after(event)
+    events += trace.events[last:]
     return Trace(events, trace.backend, trace.meta)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
 from umem.backends import on_gpu
@@ -9,8 +10,8 @@ from umem.devices.specs import GpuSpec
 from umem.events import check_figures
 from umem.explaining import missing_when_repeated
 from umem.planner import Plan
-from umem.stepping import settled_step
 from umem.techniques.recompute import rewrite
+from umem.techniques.replays import Replays
 from umem.techniques.settled import settled
 from umem.techniques.tape import Tape, tapes_of
 from umem.trace import Trace
@@ -24,26 +25,30 @@ Budget = int | float | None
 class Subject:
     """A step on a GPU's terms, repeated until it has settled, and what recomputation makes of it.
 
-    Not thread-safe. Rewritten traces are kept.
+    Plans and rewritten traces do not depend on the GPU: they are made once, and kept. Not
+    thread-safe.
+
+    Args:
+        trace: one step or more.
+        gpus: the GPUs to choose for; replays are shared among them.
 
     Raises:
         TraceError: the trace has no operation, or bytes that no machine has.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, gpus: Iterable[GpuSpec] = ()) -> None:
         self.caveat = missing_when_repeated(trace)
         corrected = on_gpu(trace)
         check_figures(corrected.events)
         self.trace = settled(corrected, STEPS)
-        self._under: dict[Budget, Trace] = {}
-        self._by_plan: dict[tuple[object, ...], Trace] = {}
-        self._fits: dict[GpuSpec, bool] = {}
+        self.replays = Replays(gpus)
+        self._plans: dict[Budget, list[Plan]] = {}
+        self._made: dict[tuple[object, ...], Trace] = {}
+        self._shared: set[tuple[object, ...]] = set()
 
-    def fits(self, gpu: GpuSpec) -> bool:
-        """Whether the step fits a GPU as it is."""
-        if gpu not in self._fits:
-            self._fits[gpu] = settled_step(self.trace, gpu, "unmanaged").fits
-        return self._fits[gpu]
+    def fits(self, gpu: GpuSpec, trace: Trace | None = None) -> bool:
+        """Whether the step, or what was made of it, fits a GPU's plain memory."""
+        return self.replays.step(self.trace if trace is None else trace, gpu, "unmanaged").fits
 
     @cached_property
     def tapes(self) -> list[Tape]:
@@ -67,19 +72,31 @@ class Subject:
             GraphError: there is nothing to plan.
             BudgetError: there is no plan; names the least that there is one for.
         """
-        if budget not in self._under:
-            self._under[budget] = self._rewritten([_planned(tape, budget) for tape in self.tapes])
-        return self._under[budget]
+        if budget not in self._plans:
+            self._plans[budget] = [_planned(tape, budget) for tape in self.tapes]
+        plans = self._plans[budget]
+        # One trace for all budgets that give the same.
+        same = tuple((plan.blocks, plan.kept, plan.recomputed, plan.stashed) for plan in plans)
+        if budget is None or isinstance(budget, float):
+            self._shared.add(same)
+        return self.made_once(same, lambda: self._rewritten(plans))
 
     def _rewritten(self, plans: list[Plan]) -> Trace:
-        """The trace under these plans; one trace for all budgets that give the same."""
-        same = tuple((plan.blocks, plan.kept, plan.recomputed, plan.stashed) for plan in plans)
-        if same not in self._by_plan:
-            trace = self.trace
-            for plan in plans:
-                trace = rewrite(trace, plan)
-            self._by_plan[same] = trace
-        return self._by_plan[same]
+        trace = self.trace
+        for plan in plans:
+            trace = rewrite(trace, plan)
+        return trace
+
+    def made_once(self, key: tuple[object, ...], make: Callable[[], Trace]) -> Trace:
+        """What ``make`` returns; remembered until `forget`."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def forget(self) -> None:
+        """Let go of the traces that were made for one size of VRAM."""
+        self._made = {key: trace for key, trace in self._made.items() if key in self._shared}
+        self.replays.forget([self.trace, *self._made.values()])
 
 
 def _planned(tape: Tape, budget: Budget) -> Plan:

@@ -18,13 +18,20 @@ if TYPE_CHECKING:
 class Prepared:
     """A step under a technique, and how it is replayed.
 
-    ``line`` is the code that turns it on; None where nothing is to be done.
+    ``line`` is the code that turns it on; None where nothing is to be done. ``hintless`` is the
+    trace that hints were added to.
     """
 
     trace: Trace
     line: str | None
     mode: Mode = "unmanaged"
     prefetch: bool = False
+    hintless: Trace | None = None
+
+    @property
+    def without_hints(self) -> Trace:
+        """The trace as it would be without the technique's hints."""
+        return self.trace if self.hintless is None else self.hintless
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,16 @@ class Clock:
         self.device_seconds = max(start, self.link_seconds) + compute + stall
         self.link_seconds = self.device_seconds
 
+    def compute(self, flops: int, traffic_bytes: int) -> None:
+        """The GPU runs one operation, for which everything is where it has to be."""
+        arithmetic, traffic = flops / self._flop_rate, traffic_bytes / self._byte_rate
+        seconds = arithmetic if arithmetic > traffic else traffic
+        self.compute_seconds += seconds
+        start = (
+            self.device_seconds if self.device_seconds > self.host_seconds else self.host_seconds
+        )
+        self.device_seconds = start + seconds
+
     def free(self, block_count: int) -> None:
         """Blocks go back to the driver: the host waits for the GPU, as ``cudaFree`` does."""
         if block_count:

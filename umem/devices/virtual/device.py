@@ -31,6 +31,7 @@ from umem.devices.base import (
 )
 from umem.devices.host_view import host_view, unmanaged_text
 from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec
+from umem.devices.virtual.clock import Clock
 from umem.devices.virtual.driver import covered, half_covered
 from umem.devices.virtual.features import features
 from umem.devices.virtual.figures import Figures, Sample
@@ -62,7 +63,7 @@ class VirtualGPU(Device):
         gpu: a name of the table (`umem.devices.specs`), or a spec.
         vram_bytes: usable VRAM instead of the table's figure.
         costs: the cost constants.
-        allocator, backend, further: see `Model`.
+        allocator, backend, clocks: see `Model`.
 
     Models: see docs/virtual-gpu.md. Does not model: contents.
     Thread-safe. Cost: bench/residency.py (block touches a second), bench/overhead.py (live).
@@ -78,12 +79,12 @@ class VirtualGPU(Device):
         costs: Costs = COSTS,
         allocator: Allocator = "caching",
         backend: str = "numpy",
-        further: Sequence[Costs] = (),
+        clocks: Sequence[Clock] = (),
     ) -> None:
         spec = gpu_spec(gpu)
         spec = spec if vram_bytes is None else spec.with_vram(vram_bytes)
         self.spec, self.name, self.ordinal = spec, spec.name, 0
-        self.model = Model(spec, costs, allocator, backend, lambda: self.policy, further)
+        self.model = Model(spec, costs, allocator, backend, lambda: self.policy, clocks)
         self.recorder: Recorder | None = None
         self._watches: tuple[Watch, ...] = ()
         self._everywhere: list[list[Policy]] = []
@@ -214,8 +215,7 @@ class VirtualGPU(Device):
 
     def synchronize(self) -> None:
         """The host waits for the GPU."""
-        for clock in self.model.clocks:
-            clock.host_seconds = clock.seconds
+        self.model.synchronize()
 
     # -- figures ---------------------------------------------------------------------------
 

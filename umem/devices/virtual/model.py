@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import gt
-from typing import Literal
+from typing import Any, Literal
 
 from umem.devices.base import BLOCK_BYTES, Policy, Span
 from umem.devices.specs import Costs, GpuSpec
@@ -59,14 +59,15 @@ class Model:
             used as they are; otherwise an operation costs the host what its phase does in
             ``costs``, because on NumPy the measured time is the arithmetic's.
         policy: how an allocation is to be served, asked at each.
-        further: cost constants for clocks of their own beside the first; blocks move the same.
+        clocks: instead of one for the GPU at these costs: of several costs, or of several GPUs with
+            as much VRAM. Where blocks are, and which move, depends on no clock.
 
     Models: the caching pool, residency, the clocks. Does not model: contents.
     """
 
     def __init__(
         self, spec: GpuSpec, costs: Costs, allocator: Allocator, backend: str,
-        policy: Callable[[], Policy], further: Sequence[Costs] = (),
+        policy: Callable[[], Policy], clocks: Sequence[Clock] = (),
     ) -> None:  # fmt: skip
         if spec.usable_bytes < BLOCK_BYTES:
             raise SizeError(
@@ -75,7 +76,7 @@ class Model:
             )
         self.spec = spec
         self.lock = safe_lock()
-        self.clocks = tuple(Clock(spec, each) for each in (costs, *further))
+        self.clocks = tuple(clocks) or (Clock(spec, costs),)
         self.clock = self.clocks[0]
         self.driver = Driver(spec.usable_bytes, allocator, self._on_moves, self._on_blocks_freed)
         self.tensors: dict[int, Placed] = {}
@@ -83,7 +84,13 @@ class Model:
         self._policy = policy
         self._uses_host_times = backend == "cupy"
         self._has_run = False
+        self._has_managed = False
+        self._reserved: dict[Pool, int] = {}
         self._pending: list[tuple[int, int, tuple[float, ...]]] = []
+        self._on: dict[type, Callable[[Any], None]] = {
+            Op: self._on_op, Alloc: self._on_alloc, Free: self._on_free,
+            Hint: self._on_hint, Mark: self._on_mark,
+        }  # fmt: skip
 
     @property
     def figures(self) -> Figures:
@@ -97,17 +104,22 @@ class Model:
             OutOfMemoryError: an allocation or a workspace does not fit; it was not made.
         """
         with self.lock:
-            if type(event) is Op:
-                self._on_op(event)
-            elif isinstance(event, Alloc):
-                self._on_alloc(event)
-            elif isinstance(event, Free):
-                self._on_free(event)
-            elif isinstance(event, Hint):
-                self._on_hint(event)
-            elif isinstance(event, Mark):
-                self._on_mark(event)
+            self._on[type(event)](event)
             self.counters.sample(self.clock.seconds, self.driver.resident_count)
+
+    def follow(self, events: Iterable[Event]) -> None:
+        """Follow events as `on_event` does, without a timeline."""
+        with self.lock:
+            on, driver, hold_vram = self._on, self.driver, self.counters.hold_vram
+            residency = driver.residency
+            for event in events:
+                on[type(event)](event)
+                hold_vram(driver.pinned_count + residency.count)
+
+    def synchronize(self) -> None:
+        """The host waits for the GPU."""
+        for clock in self.clocks:
+            clock.host_seconds = clock.seconds
 
     def _on_mark(self, mark: Mark) -> None:
         if mark.label == "step":
@@ -149,15 +161,28 @@ class Model:
         if op.workspace_bytes:
             workspace = self._malloc(op.workspace_bytes, f"{op.name!r} workspace")
             self.counters.hold(0, extra=op.workspace_bytes)
-        self._launch(op.host_seconds if self._uses_host_times else None, op.phase)
+        host_seconds = op.host_seconds if self._uses_host_times else None
+        if self._has_managed:
+            self._run_on_blocks(op, workspace, host_seconds)
+        else:
+            flops, traffic_bytes, phase = op.flops, op.traffic_bytes, op.phase
+            for clock in self.clocks:
+                clock.launch(host_seconds, phase)
+                clock.compute(flops, traffic_bytes)
+        if workspace is not None and workspace.pool is not None:
+            self.counters.hold_vram(self.driver.resident_count)
+            workspace.pool.free(workspace.span)
+
+    def _run_on_blocks(self, op: Op, workspace: Placed | None, host_seconds: float | None) -> None:
         moves = Moves()
         # What is both read and written is walked once.
-        both = op.writes if len(op.writes) <= FEW else frozenset(op.writes)
-        reads = [access for access in op.reads if access not in both]
+        writes = op.writes
+        both = writes if len(writes) <= FEW else frozenset(writes)
+        reads = [access for access in op.reads if access not in both] if writes else op.reads
         waits: list[tuple[float, ...]] = []
         read_bytes, _ = self._touch_all(reads, (), False, moves, waits)
-        written_bytes, both_bytes = self._touch_all(op.writes, op.reads, True, moves, waits)
-        if workspace is not None and self.is_managed(workspace):
+        written_bytes, both_bytes = self._touch_all(writes, op.reads, True, moves, waits)
+        if workspace is not None and workspace.managed:
             on_host = self._touch_workspace(workspace, moves)
             written_bytes, read_bytes = written_bytes + on_host, read_bytes + on_host
         self.counters.moves.add(moves)
@@ -165,13 +190,15 @@ class Model:
         remote = None
         if read_bytes or written_bytes:
             remote = self._remote_bytes(op, read_bytes + both_bytes, written_bytes)
+        stays = not (remote or waits or moves.migrated_in or moves.populated or moves.migrated_out)
         for index, clock in enumerate(self.clocks):
+            clock.launch(host_seconds, op.phase)
+            if stays:
+                clock.compute(op.flops, op.traffic_bytes)
+                continue
             over_bus = clock.remote_seconds(*remote, op.pattern) if remote else 0.0
             ready = max(wait[index] for wait in waits) if waits else 0.0
             clock.run(op.flops, op.traffic_bytes, over_bus, moves, op.pattern, ready)
-        if workspace is not None and workspace.pool is not None:
-            self.counters.hold_vram(self.driver.resident_count)
-            workspace.pool.free(workspace.span)
 
     def _touch_workspace(self, workspace: Placed, moves: Moves) -> float:
         """It is written once and read once; returns the bytes of it that lie on the host."""
@@ -245,8 +272,12 @@ class Model:
         except OutOfMemoryError:
             raise OutOfMemoryError(self._no_room(nbytes, what, policy)) from None
         counters = self.counters
-        counters.reserved_peak_bytes = max(counters.reserved_peak_bytes, self.driver.reserved_bytes)
+        if self._reserved.get(pool) != pool.reserved_bytes:
+            self._reserved[pool] = pool.reserved_bytes
+            reserved = self.driver.reserved_bytes
+            counters.reserved_peak_bytes = max(counters.reserved_peak_bytes, reserved)
         tensor = Placed(pool, span, nbytes, pool is not self.driver.unmanaged)
+        self._has_managed = self._has_managed or tensor.managed
         if policy.prefetch and self.is_managed(tensor):
             moves = self.driver.residency.prefetch(*covered(tensor.part(0, nbytes)))
             counters.moves.add(moves)

@@ -131,8 +131,12 @@ class Pool:
         index = bisect_left(self._sizes, nbytes)
         if index == len(self._sizes):
             return None
-        chunk = next(reversed(self._free[self._sizes[index]]))
-        self._unlist(chunk)
+        size = self._sizes[index]
+        chunks = self._free[size]
+        chunk = chunks.popitem()[0]  # the last; to find it by its key leaves ever more gaps
+        chunk.free = False
+        if not chunks:
+            del self._free[size], self._sizes[index]
         if chunk.nbytes > nbytes:
             self._put(self._split(chunk, nbytes))
         return chunk

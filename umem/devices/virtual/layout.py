@@ -1,0 +1,266 @@
+"""Where the tensors of a trace lie in memory that is never full, and replays on that.
+
+Managed memory is never full; plain memory is not while VRAM has room for all that its pool
+reserves. Where the pool puts a tensor then depends on neither the GPU nor the mode, so that a
+trace is laid out once, and replayed without a pool as often as there are GPUs.
+
+Models: what `umem.devices.virtual.model` does with such memory, to the bit
+(tests/test_devices_layout.py). Does not model: advice, discarding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import gt
+from typing import NamedTuple
+
+from umem.devices.base import BLOCK_BYTES, Policy, Span
+from umem.devices.virtual.clock import Clock
+from umem.devices.virtual.driver import Driver, covered
+from umem.devices.virtual.moves import Moves
+from umem.devices.virtual.pool import Pool
+from umem.devices.virtual.residency import Residency
+from umem.errors import OutOfMemoryError
+from umem.events import Access, Alloc, Event, Free, Hint, Mark, Op
+
+Blocks = tuple[int, int]
+"""A range of blocks: the first, and the one after the last."""
+AMPLE_BYTES = 1 << 62
+_MANAGED = Policy("managed")
+_STILL = Moves()
+
+
+class Laid(NamedTuple):
+    """An event with the blocks that it touches, in order.
+
+    ``own`` is where the tensor that it allocates lies, or its workspace.
+    """
+
+    event: Event
+    touched: Sequence[Blocks] = ()
+    own: Span | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A trace with the blocks that each event touches.
+
+    ``peak_bytes`` is the most that tensors and workspace hold at once, ``reserved_bytes`` what
+    the pool takes for that, in ``block_count`` blocks.
+    """
+
+    laid: list[Laid]
+    peak_bytes: int
+    reserved_bytes: int
+    block_count: int
+
+    def with_hints(self, events: Iterable[Event]) -> Layout:
+        """The layout of the same events with prefetches in between."""
+        mine = iter(self.laid)
+        spans: dict[int, Span] = {}
+        laid = []
+        for event in events:
+            if isinstance(event, Hint):
+                laid.append(Laid(event, _touched(event.accesses, spans)))
+                continue
+            laid.append(next(mine))
+            own = laid[-1].own
+            if isinstance(event, Alloc) and own is not None:
+                spans[event.tensor] = own
+        return Layout(laid, self.peak_bytes, self.reserved_bytes, self.block_count)
+
+
+def lay_out(events: Iterable[Event]) -> Layout | None:
+    """Lay events out; None where a hint is no prefetch, or the model has too few addresses."""
+    layer = _Layer()
+    try:
+        laid = list(map(layer.lay, events))
+    except (OutOfMemoryError, _NoPrefetchError):
+        return None
+    reserved, count = layer.driver.managed_bytes, len(layer.driver.residency.resident) - 1
+    return None if layer.gave_back else Layout(laid, layer.peak, reserved, count)
+
+
+class _NoPrefetchError(Exception):
+    """A hint acts on more than where blocks are."""
+
+
+class _Layer:
+    """Hands out memory as the pools do, without end."""
+
+    def __init__(self) -> None:
+        self.driver = Driver(AMPLE_BYTES, "caching", lambda _: None, self._on_free)
+        self.gave_back = False
+        self.peak = self._live = 0
+        self._places: dict[int, tuple[Pool, Span]] = {}
+        self._spans: dict[int, Span] = {}
+
+    def lay(self, event: Event) -> Laid:
+        """The next event."""
+        if isinstance(event, Op):
+            return self._lay_op(event)
+        if isinstance(event, Alloc):
+            return self._lay_alloc(event)
+        if isinstance(event, Hint):
+            if event.action != "prefetch":
+                raise _NoPrefetchError
+            return Laid(event, _touched(event.accesses, self._spans))
+        if isinstance(event, Free) and event.tensor in self._places:
+            pool, span = self._places.pop(event.tensor)
+            self._live -= self._spans.pop(event.tensor).nbytes
+            pool.free(span)
+        return Laid(event)
+
+    def _lay_op(self, op: Op) -> Laid:
+        own = None
+        if op.workspace_bytes:
+            pool, span = self.driver.malloc(op.workspace_bytes, _MANAGED)
+            pool.free(span)
+            own = Span(span.address, op.workspace_bytes)
+            self.peak = max(self.peak, self._live + op.workspace_bytes)
+        reads = [access for access in op.reads if access not in op.writes]
+        return Laid(op, _touched((*reads, *op.writes), self._spans), own)
+
+    def _lay_alloc(self, alloc: Alloc) -> Laid:
+        if not alloc.nbytes:
+            return Laid(alloc)
+        pool, span = self.driver.malloc(alloc.nbytes, _MANAGED)
+        self._places[alloc.tensor] = pool, span
+        self._spans[alloc.tensor] = own = Span(span.address, alloc.nbytes)
+        self._live += alloc.nbytes
+        self.peak = max(self.peak, self._live)
+        return Laid(alloc, (), own)
+
+    def _on_free(self, count: int) -> None:
+        self.gave_back = self.gave_back or count > 0
+
+
+def _touched(accesses: Iterable[Access], spans: dict[int, Span]) -> list[Blocks]:
+    found = []
+    for tensor, low, high in accesses:
+        if high > low and tensor in spans:
+            address = spans[tensor].address
+            found.append(((address + low) // BLOCK_BYTES, -(-(address + high) // BLOCK_BYTES)))
+    return found
+
+
+class Replayer:
+    """Follows a layout with pages and time of GPUs that have as much VRAM.
+
+    Args:
+        vram_bytes: usable VRAM.
+        clocks: the clocks.
+        uses_host_times: see `Model`.
+        managed: whether memory is managed, and blocks come in as they are touched; plain memory
+            must have room for the whole layout.
+        prefetch: make memory resident as it is handed out.
+    """
+
+    def __init__(
+        self, vram_bytes: int, clocks: Sequence[Clock], *, uses_host_times: bool, managed: bool,
+        prefetch: bool = False,
+    ) -> None:  # fmt: skip
+        self.clocks = clocks
+        self.moves = Moves()
+        self.resident_peak_count = 0
+        self._residency = Residency(vram_bytes // BLOCK_BYTES)
+        self._uses_host_times = uses_host_times
+        self._managed, self._prefetch = managed, prefetch
+        self._has_run = False
+        self._pending: list[tuple[int, int, tuple[float, ...]]] = []
+
+    def follow(self, laid: Iterable[Laid], block_count: int) -> None:
+        """Follow some of a layout's events; ``block_count`` is the layout's."""
+        self._residency.grow(block_count + 1)
+        if not self._managed:
+            self.resident_peak_count = block_count
+        for event, touched, own in laid:
+            if isinstance(event, Op):
+                self._on_op(event, touched, own)
+            elif isinstance(event, Alloc):
+                if own is not None:
+                    self._on_alloc(event, own)
+            elif isinstance(event, Hint):
+                self._on_hint(event, touched)
+            elif isinstance(event, Mark) and event.label == "start" and not self._has_run:
+                self.moves = Moves()
+                for clock in self.clocks:
+                    clock.restart()
+
+    def synchronize(self) -> None:
+        """The host waits for the GPU."""
+        for clock in self.clocks:
+            clock.host_seconds = clock.seconds
+
+    def _on_op(self, op: Op, touched: Sequence[Blocks], own: Span | None) -> None:
+        self._has_run = True
+        host_seconds = op.host_seconds if self._uses_host_times else None
+        if not self._managed:
+            for clock in self.clocks:
+                clock.launch(host_seconds, op.phase)
+                clock.compute(op.flops, op.traffic_bytes)
+            return
+        if own is not None and self._prefetch:
+            self._make_resident(own)
+        waits = self._waits(touched) if self._pending else ()
+        moves = self._touch(touched, own)
+        for index, clock in enumerate(self.clocks):
+            clock.launch(host_seconds, op.phase)
+            if moves is _STILL and not waits:
+                clock.compute(op.flops, op.traffic_bytes)
+            else:
+                ready = max(wait[index] for wait in waits) if waits else 0.0
+                clock.run(op.flops, op.traffic_bytes, 0.0, moves, op.pattern, ready)
+
+    def _touch(self, touched: Sequence[Blocks], own: Span | None) -> Moves:
+        """What moves so that these blocks are in VRAM, and those of a workspace."""
+        residency = self._residency
+        is_missing, moves = residency.resident.find, _STILL
+        for start, stop in touched if own is None else (*touched, covered(own)):
+            if is_missing(0, start, stop) >= 0:
+                moves = Moves() if moves is _STILL else moves
+                residency.touch(start, stop, write=True, moves=moves)
+        if moves is not _STILL:
+            self._count(moves)
+        return moves
+
+    def _count(self, moves: Moves) -> None:
+        self.moves.add(moves)
+        self.resident_peak_count = max(self.resident_peak_count, self._residency.count)
+
+    def _waits(self, touched: Sequence[Blocks]) -> list[tuple[float, ...]]:
+        """When the prefetches of these blocks that still run are done, on each clock."""
+        now = [clock.device_seconds for clock in self.clocks]
+        self._pending = [job for job in self._pending if any(map(gt, job[2], now))]
+        return [
+            done for start, stop in touched for low, high, done in self._pending
+            if low < stop and high > start
+        ]  # fmt: skip
+
+    def _on_alloc(self, alloc: Alloc, own: Span) -> None:
+        if self._prefetch:
+            self._make_resident(own)
+        if alloc.uploaded:
+            moves = self._touch((covered(own),), None) if self._managed else _STILL
+            for clock in self.clocks:
+                clock.launch(None)
+                clock.move(moves, alloc.nbytes)
+
+    def _make_resident(self, span: Span) -> None:
+        moves = self._residency.prefetch(*covered(span))
+        self._count(moves)
+        for clock in self.clocks:
+            clock.move(moves)
+
+    def _on_hint(self, hint: Hint, touched: Sequence[Blocks]) -> None:
+        for clock in self.clocks:
+            clock.launch(None)
+        to_host = hint.place == "cpu"
+        move = self._residency.prefetch_out if to_host else self._residency.prefetch
+        for start, stop in touched if self._managed else ():
+            moves = move(start, stop)
+            self._count(moves)
+            done = tuple(clock.move(moves, overlap=hint.overlap) for clock in self.clocks)
+            if hint.overlap and not to_host:
+                self._pending.append((start, stop, done))
