@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -185,10 +186,42 @@ def test_a_replacement_that_moves_lines_cannot_be_written():
         ("numpy==0.1", False),
         ("no-such-package", False),
         ("no-such-package>=1", False),
+        ("numpy!=1.11.*", True),
+        ("numpy!=0.1.*,>=1", True),
+        ("numpy==1.11.*", False),
+        ("numpy~=1.0.0", False),
+        ("numpy[extra] >= 1.0", True),
+        ("no-such-package; python_version < '3'", True),
+        ("no-such-package; python_version >= '3'", False),
     ],
 )
 def test_requirements(requirement, expected):
     assert holds(requirement) is expected
+
+
+@pytest.mark.parametrize(
+    "version, requirement, expected",
+    [
+        ("2.5.0rc1", "numpy>=2.5", True),
+        ("2.5.0.dev0+git1", "numpy<2.5", False),
+        ("unknown", "numpy>=1", False),
+        ("unknown", "numpy", True),
+    ],
+)
+def test_a_version_that_is_no_release(monkeypatch, version, requirement, expected):
+    monkeypatch.setattr(np, "__version__", version)
+    assert holds(requirement) is expected
+
+
+def test_without_packaging_the_extra_is_named_and_nothing_put_in_place(importable):
+    code = (
+        "import sys; sys.modules['packaging'] = None; before = list(sys.meta_path)\n"
+        "from umem.compat import install\n"
+        "try: install()\n"
+        "except ImportError as error: print(error, sys.meta_path == before)"
+    )
+    said = succeed(code)
+    assert "packaging" in said and "umem's extra: chainer" in said and said.endswith("True\n")
 
 
 @pytest.mark.parametrize("text", ["numpy=>2", "numpy>=", "=2"])
