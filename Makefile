@@ -6,14 +6,16 @@ CUPY := "cupy-cuda12x>=14.0" cuda-core "cuda-bindings==12.*"
 # The mark that .venv is ours to remove, made-by-make, goes last.
 EMPTY := rm -rf .venv/[!m]*
 
-.PHONY: help demo test check clean setup-demo setup-test
+.PHONY: help demo test test-all check clean setup-demo setup-test
 .ONESHELL:
 .SHELLFLAGS := -euc
 
 help:
 	@cat <<'END'
 	make demo    train a graph network that does not fit in the memory of its (virtual) GPU
-	make test    run the tests; make test ARGS="-m slow" runs the slow ones
+	make test    run the tests that say whether umem works here: a minute or two
+	make test-all   run all tests but those that are slow, or need a GPU;
+	             make test ARGS="-m slow" runs the slow ones
 	make check   run ruff and mypy
 	make clean   remove .venv and the tools' caches
 
@@ -24,8 +26,15 @@ help:
 demo: setup-demo
 	@.venv/bin/umem demo $(ARGS)
 
+# A worker a core, each with one thread for NumPy: more threads would wait for one another.
+PYTEST := env OMP_NUM_THREADS=$${OMP_NUM_THREADS-1} OPENBLAS_NUM_THREADS=$${OPENBLAS_NUM_THREADS-1} \
+	.venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+
 test: setup-test
-	@.venv/bin/python -m pytest $(ARGS)
+	@$(PYTEST) -m "not slow and not gpu and not thorough" $(ARGS)
+
+test-all: setup-test
+	@$(PYTEST) -m "not slow and not gpu" $(ARGS)
 
 check: setup-test
 	@failed=0

@@ -16,7 +16,10 @@ from umem.devices.specs import GPUS
 from umem.techniques.registry import TECHNIQUES
 
 ROOT = Path(__file__).resolve().parents[1]
-pytestmark = pytest.mark.skipif(find_spec("chainer") is None, reason="Chainer is not installed")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(find_spec("chainer") is None, reason="Chainer is not installed"),
+]
 
 
 def written(script: str, path: Path) -> tuple[dict[str, Any], str]:

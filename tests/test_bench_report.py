@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    find_spec("chainer") is None or find_spec("matplotlib") is None,
-    reason="no Chainer, or no matplotlib",
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        find_spec("chainer") is None or find_spec("matplotlib") is None,
+        reason="no Chainer, or no matplotlib",
+    ),
+]
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -93,6 +93,7 @@ def train_gcn(
     return losses, list(gpu.figures.step_seconds)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("factor", "depth", "at_most"),
     [(1.5, 1, 0.7), (1.5, 2, 0.7), (1.5, 3, 0.7), (1.25, 2, 0.7), (2.0, 2, 0.9)],
@@ -679,6 +680,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("prefetch")
 
 
+@pytest.mark.thorough
 def test_the_benchmark_runs_and_no_way_beats_the_bound(bench, tmp_path):
     path = tmp_path / "prefetch.json"
     done = CliRunner().invoke(bench.main, ["--quick", "--json", str(path)])

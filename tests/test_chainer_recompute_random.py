@@ -20,6 +20,8 @@ import chainer.links as L
 from umem.chainer.recompute import RecomputeWarning
 from umem.errors import BudgetError, RecomputeError
 
+pytestmark = pytest.mark.thorough
+
 WIDTH = 16
 EVENTS = (
     "none", "large batch", "small batch", "more layers", "evaluation", "evaluation with a graph",

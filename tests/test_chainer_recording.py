@@ -207,6 +207,7 @@ def test_watching_changes_no_bit(name: str) -> None:
         assert run.bits() == plain.bits()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_array_between_operations_and_inside_them_is_accounted_for(name: str) -> None:
     """The trace's peak is tracemalloc's, which knows nothing of operations.
@@ -446,6 +447,7 @@ def test_a_function_that_raises_leaves_the_recorder_as_it_was(where: str) -> Non
     assert [op.phase for op in trace.ops][-4:] == ["forward", "forward", "backward", "backward"]
 
 
+@pytest.mark.thorough
 def test_memory_that_runs_out_in_any_operation_leaves_the_recorder_as_it_was() -> None:
     run = Run("residual")
     with umem.record() as whole:

@@ -10,6 +10,8 @@ import pytest
 from umem.planner import Graph, Node, plan, simulate
 from umem.planner.lower_sets import MAX_SETS, prefixes
 
+pytestmark = pytest.mark.thorough
+
 
 def residual_network(blocks: int, calls: int = 10) -> Graph:
     """As many calls a block as a bottleneck has, with a skip around each."""

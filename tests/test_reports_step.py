@@ -223,6 +223,7 @@ ODD = Trace(
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 @given(traces(max_events=40), st.integers(20, 130), st.booleans())
 @example(ODD, 40, False)
 @example(ODD, 80, True)

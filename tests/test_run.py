@@ -168,6 +168,7 @@ def test_a_mode_is_on_for_the_script_and_its_own_enable_agrees(run: Run) -> None
     assert lines(result) == [f"hybrid {32 << 20} t4", "hybrid True", "False"]
 
 
+@pytest.mark.thorough
 def test_the_environment_is_the_default_of_the_options(run: Run) -> None:
     code = "import umem; s = umem.status(); print(s.mode, s.limit_bytes)"
     variables = {"UMEM_MODE": "hybrid", "UMEM_LIMIT": "8MiB"}
@@ -227,6 +228,7 @@ def test_the_virtual_gpu_follows_a_chainer_script(run: Run) -> None:
     assert lines(result) == ["True"]
 
 
+@pytest.mark.thorough
 @CHAINER
 @pytest.mark.parametrize("use", ["get_device('@cupy:0').use()", "cuda.get_device_from_id(0).use()",
                                  "links.Linear(3, 3).to_gpu()"])  # fmt: skip
@@ -275,6 +277,7 @@ def test_out_of_memory_it_is_told_how_to_find_out_what_is_needed(run: Run, how: 
     assert result.stderr.index("OutOfMemoryError") < result.stderr.index("moved")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "code", ["raise MemoryError", "raise RuntimeError('CUDA')", "raise ValueError('CUDA environ')",
              "a = ValueError(); a.__cause__ = a; raise a"])  # fmt: skip
@@ -305,6 +308,7 @@ WORKERS = """
 """
 
 
+@pytest.mark.thorough
 @CHAINER
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_worker_processes_have_a_chainer_that_is_mended(run: Run, method: str) -> None:
@@ -400,6 +404,7 @@ def test_bad_input_is_refused_before_the_script_runs(
     assert not umem.status().on and dict(os.environ) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "value"),
     [("UMEM_MODE", "mangaed"), ("UMEM_LIMIT", "x"), ("UMEM_PREFETCH", "maybe")],

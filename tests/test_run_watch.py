@@ -26,6 +26,8 @@ from umem.reports.watch import Seen, Simulated, line, summary, view
 from umem.trace import Alloc, Free, Mark, Op
 
 pytest.importorskip("umem.chainer")
+
+pytestmark = pytest.mark.thorough
 ROOT = Path(umem.__file__).parent.parent
 MIB = 1 << 20
 
