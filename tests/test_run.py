@@ -12,11 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import umem
 from umem.cli import main
+from umem.cli.advice import advice
 from umem.compat.installation import find_package
 from umem.devices.cuda import cuda_reason
 
@@ -280,10 +282,36 @@ def test_out_of_memory_it_is_told_how_to_find_out_what_is_needed(run: Run, how: 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "code", ["raise MemoryError", "raise RuntimeError('CUDA')", "raise ValueError('CUDA environ')",
-             "a = ValueError(); a.__cause__ = a; raise a"])  # fmt: skip
+             "a = ValueError(); a.__cause__ = a; raise a",
+             "raise TypeError('0-dimensional')"])  # fmt: skip
 def test_of_other_errors_nothing_is_said(run: Run, code: str) -> None:
     result = run(code, *VIRTUAL)
     assert result.returncode == 1 and "umem: " not in result.stderr
+
+
+@pytest.mark.parametrize("use", ["int(a)", "'%d' % a", "numpy.zeros(3).__setitem__(0, a)"])
+def test_an_array_that_numpy_takes_for_a_number_no_more_is_told_with_both_ways_out(
+    run: Run, use: str
+) -> None:
+    if np.lib.NumpyVersion(np.__version__) < "2.4.0":
+        pytest.skip("this NumPy takes it for one")
+    result = run(f"import numpy\na = numpy.array([1])\n{use}")
+    assert result.returncode == 1 and "Error" in result.stderr.splitlines()[-2]
+    hint = result.stderr.splitlines()[-1]
+    assert hint.startswith("umem: NumPy up to 2.3 took an array of shape (1,) for a number")
+    assert "a.item()" in hint and "pip install 'numpy<2.4'" in hint
+
+
+@pytest.mark.parametrize(
+    "error, known",
+    [(TypeError("only 0-dimensional arrays can be converted to Python scalars"), True),
+     (TypeError("%d format: a real number is required, not numpy.ndarray"), True),
+     (TypeError("%d format: a real number is required, not str"), False),
+     (ValueError("only 0-dimensional arrays can be converted to Python scalars"), False)],
+)  # fmt: skip
+def test_only_numpys_own_words_are_taken_for_that(error: Exception, known: bool) -> None:
+    said = advice(error, ["script.py"], None, None)
+    assert (said is not None and "a.item()" in said) == known
 
 
 def test_of_an_error_that_the_script_takes_care_of_nothing_is_said(run: Run) -> None:
