@@ -38,6 +38,8 @@ class _Result:
     vram_bytes: int
     needed_bytes: int
     trace: Trace | None
+    plain_seconds: float | None = None
+    """A step where VRAM has room for all of it."""
 
     @property
     def factor(self) -> float:
@@ -148,7 +150,18 @@ def _on_virtual(
         show("making the graph", 0)
         workload = Workload.generate(nodes, steps)
         rows, trace = run_virtual(workload, spec.name, vram_bytes, show)
-    return _Result(rows, spec.name, True, vram_bytes, trace.peak_bytes, trace)
+    plain = _with_all_its_vram(trace, spec.name)
+    return _Result(rows, spec.name, True, vram_bytes, trace.peak_bytes, trace, plain)
+
+
+def _with_all_its_vram(trace: Trace, gpu: str) -> float | None:
+    """Simulated seconds of a step where the table's VRAM has room for it; None where not."""
+    from statistics import median
+
+    from umem.replaying import replay
+
+    whole = replay(trace, gpu, "unmanaged")
+    return median(whole.step_seconds) if whole.fits and whole.step_seconds else None
 
 
 def _on_cuda(console: Console, size: str, factor: float | None, steps: int) -> _Result:
@@ -229,8 +242,7 @@ def _report(console: Console, result: _Result, out: Path) -> None:
                 f"{row.title}: nothing moved; {read} were read and written over the bus in place, "
                 f"on the host ({simulated.strip()}).\n"
             )
-    if result.trace is not None:
-        _say_what_it_costs(console, result)
+    _say_what_it_costs(console, result)
     written = _write(console, result, title, out)
     console.print(f"Wrote {' and '.join(map(str, written))}.", soft_wrap=True)
     _say_what_next(console, result.simulated)
@@ -247,7 +259,9 @@ def _write(console: Console, result: _Result, title: str, out: Path) -> list[Pat
         partial[text].write_text(json.dumps(_to_json(result), indent=2) + "\n", encoding="utf-8")
         if any(row.timeline for row in result.rows):
             try:
-                draw_modes(result.rows, result.vram_bytes, title, partial[picture])
+                draw_modes(
+                    result.rows, result.vram_bytes, title, partial[picture], result.plain_seconds
+                )
             except MissingDependencyError as error:
                 console.print(f"No picture: {error}.")
         complete = [path for path in partial if partial[path].exists()]
@@ -262,14 +276,10 @@ def _write(console: Console, result: _Result, title: str, out: Path) -> list[Pat
 
 
 def _say_what_it_costs(console: Console, result: _Result) -> None:
-    from umem.replaying import replay
-
-    assert result.trace is not None
+    alone = result.plain_seconds
     fitting = [row.seconds for row in result.rows if row.fits and row.seconds is not None]
-    whole = replay(result.trace, result.device, "unmanaged")
-    if not fitting or not whole.fits:
+    if not fitting or alone is None:
         return
-    alone = sorted(whole.figures.step_seconds)[len(whole.figures.step_seconds) // 2]
     console.print(
         f"With all of its VRAM the same GPU needs {format_seconds(alone)} a step; fitting into "
         f"{format_bytes(result.vram_bytes)} costs {min(fitting) / alone:.0f} times that at best "
