@@ -25,6 +25,8 @@ help:
 
 demo: setup-demo
 	@.venv/bin/umem demo $(ARGS)
+	[ "$${VIRTUAL_ENV-}" = "$$PWD/.venv" ] ||
+		echo 'umem: before these, and before python with umem: . .venv/bin/activate'
 
 # A worker a core, each with one thread for NumPy: more threads would wait for one another.
 PYTEST := env OMP_NUM_THREADS=$${OMP_NUM_THREADS-1} OPENBLAS_NUM_THREADS=$${OPENBLAS_NUM_THREADS-1} \
