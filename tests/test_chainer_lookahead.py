@@ -39,6 +39,8 @@ from umem.order import Iteration, Order, Step
 from umem.recording.measuring import active
 from umem.trace import Alloc, Checker, Hint, Op
 
+pytestmark = pytest.mark.thorough
+
 NODES, STEPS = 8_000, 3
 WRAPPED = (
     (function_node.FunctionNode, "apply"),
@@ -93,7 +95,6 @@ def train_gcn(
     return losses, list(gpu.figures.step_seconds)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("factor", "depth", "at_most"),
     [(1.5, 1, 0.7), (1.5, 2, 0.7), (1.5, 3, 0.7), (1.25, 2, 0.7), (2.0, 2, 0.9)],
@@ -680,7 +681,6 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("prefetch")
 
 
-@pytest.mark.thorough
 def test_the_benchmark_runs_and_no_way_beats_the_bound(bench, tmp_path):
     path = tmp_path / "prefetch.json"
     done = CliRunner().invoke(bench.main, ["--quick", "--json", str(path)])

@@ -196,6 +196,7 @@ def watchers() -> Iterator[tuple[str, Callable[[], AbstractContextManager[Any]]]
     yield "managed", lambda: gpu(umem.managed, "2MiB")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_watching_changes_no_bit(name: str) -> None:
     plain = Run(name)
@@ -233,6 +234,7 @@ def test_every_array_between_operations_and_inside_them_is_accounted_for(name: s
     assert measured == pytest.approx(expected, rel=0.03, abs=150_000)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_is_alive_at_the_end_is_what_the_program_holds(name: str) -> None:
     run = Run(name)

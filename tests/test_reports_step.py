@@ -441,6 +441,7 @@ def test_without_times_the_clock_counts_operations_and_says_so() -> None:
 # -- the picture -------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "trace",
     [training(), training(timed=False), ODD, Trace([]), Trace([Mark("step")]),

@@ -99,6 +99,7 @@ if __name__ == "__main__": sys.exit(None)
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("code", SAME.values(), ids=SAME)
 def test_a_script_does_what_it_does_without_umem(tmp_path: Path, run: Run, code: str) -> None:
     (tmp_path / "script.py").write_bytes(code.encode("latin-1" if "latin" in code else "utf-8"))
