@@ -12,12 +12,12 @@ EMPTY := rm -rf .venv/[!m]*
 
 help:
 	@cat <<'END'
-	make demo    train a graph network that does not fit in the memory of its (virtual) GPU
-	make test    run the tests that say whether umem works here: a minute or two
-	make test-all   run all tests but those that are slow, or need a GPU;
-	             make test ARGS="-m slow" runs the slow ones
-	make check   run ruff and mypy
-	make clean   remove .venv and the tools' caches
+	make demo      train a graph network that does not fit in the memory of its (virtual) GPU
+	make test      run the tests that say whether umem works here
+	make test-all  run every test but two groups: the slow ones, make test ARGS="-m slow",
+	               and those for a GPU, one after another: make test ARGS="-m gpu -n 0"
+	make check     run ruff and mypy
+	make clean     remove .venv and the tools' caches
 
 	Each sets up what it needs in .venv, with the first Python from 3.10 on that it finds.
 	PYTHON=python3.12 chooses another, when .venv is made.
