@@ -14,8 +14,8 @@ help:
 	@cat <<'END'
 	make demo      train a graph network that does not fit in the memory of its (virtual) GPU
 	make test      run the tests that say whether umem works here
-	make test-all  run every test but two groups: the slow ones, make test ARGS="-m slow",
-	               and those for a GPU, one after another: make test ARGS="-m gpu -n 0"
+	make test-all  run every test but the slow ones and those for a GPU; for these:
+	make test ARGS="-m slow", and, one after another, make test ARGS="-m gpu -n 0"
 	make check     run ruff and mypy
 	make clean     remove .venv and the tools' caches
 
