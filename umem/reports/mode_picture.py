@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from umem import extras
 from umem.comparing import ModeRow
@@ -19,7 +19,7 @@ BOX = {"facecolor": "white", "alpha": 0.9, "linewidth": 0, "pad": 1.5}
 
 
 def draw_modes(
-    rows: Sequence[ModeRow], vram_bytes: int, title: str, path: Path,
+    rows: Sequence[ModeRow], vram_bytes: int, title: str, file: Path | IO[bytes],
     plain_seconds: float | None = None,
 ) -> None:  # fmt: skip
     """Write a PNG: the time of a step, a bar a mode, and below it the memory of one step.
@@ -46,7 +46,7 @@ def draw_modes(
         for side in ("top", "right"):
             panel.spines[side].set_visible(False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=INK, parse_math=False)
-    figure.savefig(path, dpi=110)
+    figure.savefig(file, dpi=110, format="png")
 
 
 # -- how slow --------------------------------------------------------------------------------
