@@ -6,16 +6,18 @@ CUPY := "cupy-cuda12x>=14.0" cuda-core "cuda-bindings==12.*"
 # The mark that .venv is ours to remove, made-by-make, goes last.
 EMPTY := rm -rf .venv/[!m]*
 
-.PHONY: help demo test check clean setup-demo setup-test
+.PHONY: help demo test test-all check clean setup-demo setup-test
 .ONESHELL:
 .SHELLFLAGS := -euc
 
 help:
 	@cat <<'END'
-	make demo    train a graph network that does not fit in the memory of its (virtual) GPU
-	make test    run the tests; make test ARGS="-m slow" runs the slow ones
-	make check   run ruff and mypy
-	make clean   remove .venv and the tools' caches
+	make demo      train a graph network that does not fit in the memory of its (virtual) GPU
+	make test      run the tests that say whether umem works here
+	make test-all  run every test but the slow ones and those for a GPU; for these:
+	make test ARGS="-m slow", and, one after another, make test ARGS="-m gpu -n 0"
+	make check     run ruff and mypy
+	make clean     remove .venv and the tools' caches
 
 	Each sets up what it needs in .venv, with the first Python from 3.10 on that it finds.
 	PYTHON=python3.12 chooses another, when .venv is made.
@@ -23,9 +25,18 @@ help:
 
 demo: setup-demo
 	@.venv/bin/umem demo $(ARGS)
+	[ "$${VIRTUAL_ENV-}" = "$$PWD/.venv" ] ||
+		echo 'umem: before these, and before python with umem: . .venv/bin/activate'
+
+# A worker a core, each with one thread for NumPy: more threads would wait for one another.
+PYTEST := env OMP_NUM_THREADS=$${OMP_NUM_THREADS-1} OPENBLAS_NUM_THREADS=$${OPENBLAS_NUM_THREADS-1} \
+	.venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
 test: setup-test
-	@.venv/bin/python -m pytest $(ARGS)
+	@$(PYTEST) -m "not slow and not gpu and not thorough" $(ARGS)
+
+test-all: setup-test
+	@$(PYTEST) -m "not slow and not gpu" $(ARGS)
 
 check: setup-test
 	@failed=0

@@ -28,6 +28,9 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["umem", "umem.*"]),
+    # Said, so that an editable install is a path and no finder of imports: a finder comes
+    # after the path, where a script beside a clone called umem finds that folder instead.
+    package_dir={"": "."},
     package_data={"umem": ["py.typed", "**/*.csv", "**/*.json", "reports/page_parts/*"]},
     install_requires=["numpy>=1.24", "click>=8.1", "rich>=13.0"],
     extras_require={
@@ -36,12 +39,14 @@ setup(
         "chainer": [
             "chainer>=7.8.1,<7.9",
             "scipy>=1.10",
+            "packaging>=22.0",  # in place of pkg_resources, which setuptools 82 dropped
         ],
         # ManagedBuffer came with cuda-core 1.1.
         "cuda12": ["cupy-cuda12x[ctk]>=14.0", "cuda-core[cu12]>=1.1"],
         "cuda13": ["cupy-cuda13x[ctk]>=14.0", "cuda-core[cu13]>=1.1"],
         "test": [
             "pytest>=9.0",
+            "pytest-xdist>=3.6",
             "hypothesis>=6.160",
             "pytest-benchmark>=5.0",
             "h5py>=3.8",  # Chainer's HDF5 serializer

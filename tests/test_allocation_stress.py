@@ -24,6 +24,8 @@ from umem.devices.base import Policy
 from umem.errors import OutOfMemoryError
 from umem.events import Alloc, Free
 
+pytestmark = pytest.mark.thorough
+
 KIB, MIB = 1 << 10, 1 << 20
 UNIT = 512
 THREADS = 8

@@ -173,6 +173,7 @@ def alive_after(trace: Trace) -> list[dict[int, Alloc]]:
     return states
 
 
+@pytest.mark.thorough
 @given(traces(max_events=30))
 @settings(deadline=None, max_examples=40)
 def test_bytes_over_time_are_those_of_the_tensors_alive(trace: Trace) -> None:
@@ -205,6 +206,7 @@ def test_the_curves_of_the_kinds_add_up_to_the_whole(trace: Trace) -> None:
         assert sum(int(curve[event]) for curve in curves.values()) == reading.total[event]
 
 
+@pytest.mark.thorough
 @given(traces(max_events=30), st.integers(0, 6), st.sampled_from([0, 1e-3, 0.2, 1.0]))
 @settings(deadline=None, max_examples=40)
 def test_drawn_and_folded_bands_are_every_byte(trace: Trace, count: int, share: float) -> None:

@@ -30,6 +30,8 @@ from umem.errors import StateError
 from umem.events import Access, Alloc, Checker, Free, Hint, Op
 from umem.trace import Trace
 
+pytestmark = pytest.mark.thorough
+
 # -- Chainer's GPU code on NumPy arrays --------------------------------------------------------
 
 

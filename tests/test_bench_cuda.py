@@ -14,6 +14,8 @@ import pytest
 
 import umem
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

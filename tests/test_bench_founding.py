@@ -20,6 +20,8 @@ from chainer import gradient_check
 
 from umem.trace import Access, Alloc, Mark, Op, Trace
 
+pytestmark = pytest.mark.thorough
+
 assert umem.chainer
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 

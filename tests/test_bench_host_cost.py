@@ -13,6 +13,8 @@ import pytest
 
 from umem.devices.specs import COSTS, RANGES
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[1]
 PHASES = ("forward", "backward", "update")
 

@@ -21,6 +21,8 @@ from umem.chainer import checkpoint, checkpoint_sequential
 from umem.errors import StateError
 from umem.trace import Checker
 
+pytestmark = pytest.mark.thorough
+
 # -- what a region captures --------------------------------------------------------------------
 
 

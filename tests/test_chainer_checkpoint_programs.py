@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from checkpoint_cases import plain, variable
 
+pytestmark = pytest.mark.thorough
+
 
 class Program:
     """A random network of functions and regions, the same for the same seed."""

@@ -16,6 +16,8 @@ from checkpoint_cases import agree, draw, plain, variable
 from umem.chainer import checkpoint, randomness
 from umem.errors import RecomputeError
 
+pytestmark = pytest.mark.thorough
+
 
 def test_dropout_before_inside_between_and_after_regions_is_equal_bit_for_bit() -> None:
     x = variable(9, 9)

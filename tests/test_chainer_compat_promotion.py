@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,26 @@ def test_pad_sequence():
     with pytest.raises(OverflowError):
         load(name, without="pad-sequence").pad_sequence(xs, padding=-1)
     assert load(name).pad_sequence(xs, padding=-1).array.tolist() == [[1, 2], [3, 255]]
+
+
+@pytest.mark.parametrize("without, handed_over", [("pad-sequence", -1), (None, np.uint8(255))])
+def test_pad_sequence_hands_a_kernel_a_number_that_its_type_holds(without, handed_over):
+    """As CuPy's path has it, which takes -1 for an unsigned T no more either."""
+
+    class OnGpu(np.ndarray):
+        _c_contiguous = True
+
+    def elementwise(*_: Any) -> Any:
+        return lambda *values: found.append(values[2])
+
+    found: list[Any] = []
+    module = load("chainer.functions.array.pad_sequence", without)
+    module.backend = SimpleNamespace(get_array_module=lambda *_: SimpleNamespace(empty=np.empty))
+    cupy = SimpleNamespace(array=lambda values, dtype: np.zeros(len(values), dtype))
+    module.cuda = SimpleNamespace(cupy=cupy, elementwise=elementwise)
+    xs = [np.ones(length, "uint8").view(OnGpu) for length in (2, 1)]
+    module.PadSequence(None, -1).forward(xs)
+    assert found == [handed_over] and type(found[0]) is type(handed_over)
 
 
 @numpy_2

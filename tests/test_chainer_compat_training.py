@@ -43,6 +43,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_multiprocess_iterator(tmp_path, method):
     script = tmp_path / "workers.py"

@@ -16,6 +16,8 @@ import pytest
 from chainer_function_cases import CASES, SINGLE, Case, F
 from test_chainer_compat_shims import chainer
 
+pytestmark = pytest.mark.thorough
+
 TOLERANCE = {"float16": 2e-2, "float32": 1e-4, "mixed16": 2e-2}
 FLAT = ("ceil", "floor", "fix", "sign")  # right, and zero everywhere
 deprecated = pytest.mark.filterwarnings("ignore:.* is deprecated. Use:DeprecationWarning")

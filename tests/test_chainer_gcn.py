@@ -305,6 +305,7 @@ def test_gcn_argument_out_of_range_is_named(arguments, message):
         GCN(4, 4, 4, **arguments)
 
 
+@pytest.mark.thorough
 def test_gcn_learns_the_task_of_a_generated_graph_better_than_chance():
     graph = rmat(2000, 20_000, 32, 4)
     adjacency = Adjacency(normalised_adjacency(graph))

@@ -16,6 +16,8 @@ import pytest
 from test_chainer_compat_shims import chainer
 from test_chainer_functions import TOLERANCE, flatten, weights_for
 
+pytestmark = pytest.mark.thorough
+
 F: Any = chainer.functions
 L: Any = chainer.links
 

@@ -39,6 +39,8 @@ from umem.order import Iteration, Order, Step
 from umem.recording.measuring import active
 from umem.trace import Alloc, Checker, Hint, Op
 
+pytestmark = pytest.mark.thorough
+
 NODES, STEPS = 8_000, 3
 WRAPPED = (
     (function_node.FunctionNode, "apply"),

@@ -38,6 +38,7 @@ def middle(memory: Any) -> int:
     return int(least + largest.keep_all_bytes) // 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 def test_a_planned_run_is_a_plain_run_to_the_bit(name: str) -> None:
     memory = umem.chainer.Recompute("min")
@@ -108,6 +109,7 @@ def several_losses(model: Any, x: Any, t: Any) -> Any:
     return first
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", [accumulate, twice, retaining, lazy, several_losses])
 @pytest.mark.parametrize("name", ["residual", "shared"])
 def test_other_ways_to_go_backward(name: str, step: Any) -> None:
@@ -279,6 +281,7 @@ class Steps(chainer.Chain):
         return F.mean(h * h)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("make", "data"), [(Deep, larger), (Steps, lambda rng: np.repeat(wide(rng), 32, axis=0))]
 )
@@ -310,6 +313,7 @@ def test_what_a_plain_step_takes_is_predicted(make: Any, data: Any) -> None:
     assert outside <= peaks[-1] + learned.forward_bytes <= outside + objects
 
 
+@pytest.mark.thorough
 def test_a_budget_that_is_too_small_names_the_least_and_what_forces_it() -> None:
     memory = umem.chainer.Recompute("30%", strict=True)
     with pytest.raises(BudgetError) as caught:

@@ -32,6 +32,8 @@ import chainer.links as L
 from umem.chainer.recompute import RecomputeWarning
 from umem.errors import BudgetError, RecomputeError, SizeError, StateError, UnsupportedError
 
+pytestmark = pytest.mark.thorough
+
 quiet = pytest.mark.filterwarnings("ignore::umem.chainer.recompute.RecomputeWarning")
 
 

@@ -29,6 +29,8 @@ from umem.chainer.recompute import RecomputeWarning
 from umem.chainer.tape import Call
 from umem.errors import RecomputeError
 
+pytestmark = pytest.mark.thorough
+
 ROOMY = "1GiB"
 
 

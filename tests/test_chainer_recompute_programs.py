@@ -18,7 +18,10 @@ import chainer.links as L
 from umem.errors import RecomputeError
 
 Numbers = dict[str, Any]
-pytestmark = pytest.mark.filterwarnings("ignore::umem.chainer.recompute.RecomputeWarning")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.filterwarnings("ignore::umem.chainer.recompute.RecomputeWarning"),
+]
 
 
 def links(count: int = 4, width: int = 32) -> Any:

@@ -16,6 +16,8 @@ import umem.chainer
 from umem.chainer.recompute import RecomputeWarning
 from umem.errors import BudgetError, RecomputeError
 
+pytestmark = pytest.mark.thorough
+
 BUDGETS: tuple[str, ...] = ("min", "80%", "min", "50%", "100%", "min", "1GiB", "95%", "min")
 METHODS = ("auto", "auto", "lower_sets", "auto", "store_all", "chen")
 ORDINARY, AT_ONCE = 200, 20

@@ -196,6 +196,7 @@ def watchers() -> Iterator[tuple[str, Callable[[], AbstractContextManager[Any]]]
     yield "managed", lambda: gpu(umem.managed, "2MiB")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_watching_changes_no_bit(name: str) -> None:
     plain = Run(name)
@@ -207,6 +208,7 @@ def test_watching_changes_no_bit(name: str) -> None:
         assert run.bits() == plain.bits()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_array_between_operations_and_inside_them_is_accounted_for(name: str) -> None:
     """The trace's peak is tracemalloc's, which knows nothing of operations.
@@ -232,6 +234,7 @@ def test_every_array_between_operations_and_inside_them_is_accounted_for(name: s
     assert measured == pytest.approx(expected, rel=0.03, abs=150_000)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_is_alive_at_the_end_is_what_the_program_holds(name: str) -> None:
     run = Run(name)
@@ -446,6 +449,7 @@ def test_a_function_that_raises_leaves_the_recorder_as_it_was(where: str) -> Non
     assert [op.phase for op in trace.ops][-4:] == ["forward", "forward", "backward", "backward"]
 
 
+@pytest.mark.thorough
 def test_memory_that_runs_out_in_any_operation_leaves_the_recorder_as_it_was() -> None:
     run = Run("residual")
     with umem.record() as whole:

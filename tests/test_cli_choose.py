@@ -75,6 +75,7 @@ def test_all_says_why_the_others_do_not(path: Path) -> None:
     assert "nothing:\n   it needs 168.0 MiB, and 128.0 MiB of VRAM are usable\n" in done.output
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("width", [40, 80])
 @pytest.mark.parametrize("vram", ["48MiB", "128MiB", None])
 def test_no_line_is_wider_than_the_terminal(width: int, vram: str | None) -> None:
@@ -106,6 +107,7 @@ def test_a_step_that_fits_nowhere_has_its_nearest(path: Path) -> None:
     assert "Closest comes 'recompute min': it needs" in said
 
 
+@pytest.mark.thorough
 def test_every_gpu_is_listed_and_those_that_cannot_say_why(tmp_path: Path) -> None:
     path = trace(30 * GIB, 6).save(tmp_path / "large.umem.gz")
     done = run(path, "--all-gpus", width=100)

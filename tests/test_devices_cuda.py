@@ -581,6 +581,7 @@ class TestGrowing:
                 assert cupy.empty(0).size == 0
         assert device.usage().reserved_bytes == 0
 
+    @pytest.mark.thorough
     def test_threads_cannot_pass_a_limit_together(self, device, alone):
         policy = Policy("managed", limit_bytes=8 * MIB)
         kept, refused = [], []
@@ -796,6 +797,7 @@ class TestPressure:
         assert fast.pool.used_bytes() == 10 * MIB
         del keep, spilled
 
+    @pytest.mark.thorough
     @settings(max_examples=100, deadline=None)
     @given(st.lists(st.tuples(st.booleans(), st.integers(1, 6 * MIB)), max_size=60))
     def test_nothing_overlaps_and_every_byte_comes_back(self, steps):

@@ -473,4 +473,4 @@ class PoolAndDevice(RuleBasedStateMachine):
 PoolAndDevice.TestCase.settings = settings(
     max_examples=300, stateful_step_count=40, deadline=None
 )
-TestPoolAndDevice = PoolAndDevice.TestCase
+TestPoolAndDevice = pytest.mark.thorough(PoolAndDevice.TestCase)

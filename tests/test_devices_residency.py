@@ -23,6 +23,8 @@ from umem.devices.virtual.residency import (
     Residency,
 )
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK_COUNT = 14
 COUNTERS = (

@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork"),
+]
 # From Python 3.12 on a fork with threads warns, and NumPy may have some; that is the subject here.
 FORK = """
 import os, sys, threading, traceback, warnings

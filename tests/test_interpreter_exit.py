@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 TESTS = Path(__file__).parent
 CUDA = """
 from cuda_host_driver import HostDriver

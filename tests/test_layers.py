@@ -112,6 +112,11 @@ def test_no_public_function_is_called_as_a_module_beside_it() -> None:
         assert not beside & (public | set(package.__all__) - {"__version__"}), package.__name__
 
 
+@pytest.mark.parametrize("name", umem._LATER)
+def test_what_is_loaded_later_flows_down_too(name: str) -> None:
+    assert refused("umem", umem._LATER[name]) is None
+
+
 def test_every_public_name_exists_and_is_said_once() -> None:
     assert len(set(umem.__all__)) == len(umem.__all__)
     assert all(hasattr(umem, name) for name in umem.__all__)

@@ -26,6 +26,8 @@ from umem.devices.virtual import VirtualGPU
 from umem.errors import LimitError, SizeError, StateError
 from umem.units import GIB, MIB
 
+pytestmark = pytest.mark.thorough
+
 UNMANAGED = Policy("unmanaged")
 VRAM_BYTES = 64 * MIB
 LIMITS = {None: None, 8 * MIB: 8 * MIB, "16MiB": 16 * MIB, "0.5x": 32 * MIB}

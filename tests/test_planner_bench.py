@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 needs_chainer = pytest.mark.skipif(find_spec("chainer") is None, reason="no Chainer")
 ROOT = Path(__file__).resolve().parents[1]
 

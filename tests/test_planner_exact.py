@@ -17,6 +17,8 @@ from umem.planner.paper import PaperModel
 from umem.planner.prefixes import prefix_table
 from umem.planner.saved import SavedModel
 
+pytestmark = pytest.mark.thorough
+
 Lower = frozenset[str]
 
 

@@ -19,6 +19,8 @@ from umem.planner.plans import METHODS, MODELS, OBJECTIVES
 from umem.planner.referee import referee
 from umem.planner.schedule import Action, actions
 
+pytestmark = pytest.mark.thorough
+
 GB = 1 << 30
 
 

@@ -1,13 +1,16 @@
-"""Planning takes less than a second on graphs as large as the published ones."""
+"""Graphs as large as the published ones are planned from a bounded number of lower sets.
+
+`bench/planners.py` measures how long that takes.
+"""
 
 from __future__ import annotations
-
-import time
 
 import pytest
 
 from umem.planner import Graph, Node, plan, simulate
 from umem.planner.lower_sets import MAX_SETS, prefixes
+
+pytestmark = pytest.mark.thorough
 
 
 def residual_network(blocks: int, calls: int = 10) -> Graph:
@@ -23,23 +26,19 @@ def residual_network(blocks: int, calls: int = 10) -> Graph:
 
 @pytest.mark.parametrize("model", ["paper", "saved"])
 @pytest.mark.parametrize("objective", ["time", "memory"])
-def test_570_nodes_are_planned_within_a_second(model, objective):
+def test_570_nodes_are_planned_from_a_set_a_node(model, objective):
     graph = residual_network(57)
-    start = time.process_time()
+    assert len(prefixes(graph)) == len(graph) + 1 <= MAX_SETS
     tight = plan(graph, None, "lower_sets", objective, model)
-    seconds = time.process_time() - start
     loose = plan(graph, 2 * tight.peak_bytes, "lower_sets", objective, model)
     assert simulate(graph, loose, budget_bytes=2 * tight.peak_bytes).overhead == loose.overhead
-    assert seconds < 1.5  # measured: 0.2 to 0.7; a loaded machine is allowed for
 
 
 @pytest.mark.parametrize("model", ["paper", "saved"])
 def test_a_long_recurrent_network_is_planned_with_fewer_sets(model):
     graph = residual_network(120)
     assert len(prefixes(graph)) <= MAX_SETS
-    start = time.process_time()
     found = plan(graph, None, "lower_sets", "time", model)
-    assert time.process_time() - start < 4
     everything = plan(graph, None, "store_all", "time", model)
     assert found.peak_bytes < everything.peak_bytes / 4
     assert simulate(graph, found).overhead == found.overhead

@@ -88,6 +88,7 @@ def measured_peak(step: Any, size: int) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [mlp_step, conv_step])
 def test_the_peak_at_a_size_that_was_not_recorded_is_what_tracemalloc_measures(make: Any) -> None:
     predicted = umem.record_at(make()).at(64).peak_bytes
@@ -148,6 +149,7 @@ def wrapped() -> list[Any]:
     ]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("failing_call", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("error", [ValueError("no more data"), KeyboardInterrupt()])
 def test_nothing_is_left_behind_by_a_step_that_raises(

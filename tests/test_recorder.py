@@ -520,22 +520,26 @@ def test_garbage_is_collected_before_memory_runs_out() -> None:
 # -- measuring ---------------------------------------------------------------------------------
 
 
-def test_time_inside_an_inner_operation_is_not_the_outer_ones() -> None:
-    import time
+def test_time_inside_an_inner_operation_is_not_the_outer_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from umem.recording import measuring
 
+    now = 100.0
+    monkeypatch.setattr(measuring, "perf_counter", lambda: now)
     with umem.record():
         outer = Measured()
-        time.sleep(0.01)
+        now += 1.0
         inner = Measured()
-        time.sleep(0.05)
+        now += 5.0
         inner.stop()
+        now += 2.0  # recording the inner one
         inner.close()
+        now += 0.5
         outer.stop()
         outer.close()
-    assert outer.seconds is not None
-    assert inner.seconds is not None
-    assert 0.05 <= inner.seconds
-    assert 0.01 <= outer.seconds < 0.05
+    assert inner.seconds == 5.0
+    assert outer.seconds == 1.5
     assert not module.inside()
 
 

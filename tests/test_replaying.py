@@ -89,6 +89,7 @@ CASES: list[tuple[Any, Callable[[], AbstractContextManager[Any]], dict[str, Any]
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("hints", [False, True], ids=["plain", "hints"])
 @pytest.mark.parametrize("program", [train, compute])
 @pytest.mark.parametrize(("name", "block", "arguments"), CASES, ids=lambda x: str(x)[:20])

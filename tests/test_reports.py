@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,66 @@ def test_a_picture_is_drawn_of_the_rows_that_have_a_timeline(
     path = tmp_path / "x.png"
     draw_modes(rows_with_timeline(*seconds), 64 * MIB, "a $title_ with [marks]", path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Draw rows; the panels of the picture."""
+    figure = pytest.importorskip("matplotlib.figure")
+    saved: list[Any] = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: saved.append(self))
+
+    def draw(*rows: ModeRow, vram_bytes: int = 64 * MIB, plain: float | None = None) -> list[Any]:
+        draw_modes(rows, vram_bytes, "simulated", tmp_path / "x.png", plain)
+        panels: list[Any] = saved.pop().axes
+        return panels
+
+    return draw
+
+
+def words(panel: Any) -> list[str]:
+    return [text.get_text() for text in panel.texts]
+
+
+SLOW = ModeRow(
+    "managed", "run", True, seconds=0.2, step_seconds=(1.0, 0.2),
+    timeline=tuple(Sample(at, held * MIB, 0) for at, held in
+                   [(0.0, 1), (0.5, 999), (0.9, 20), (1.05, 80), (1.1, 100), (1.15, 30)]),
+)  # fmt: skip
+
+
+def test_bars_have_one_scale_and_say_how_many_times_as_long(drawn: Callable[..., Any]) -> None:
+    full = ModeRow("unmanaged", "run", False, seconds=None)
+    times, _ = drawn(full, SLOW, plain=0.005)
+    assert [bar.get_width() for bar in times.patches] == pytest.approx([5, 0, 200])
+    assert times.get_xlabel() == "ms" and "simulated" in times.get_title(loc="left")
+    names = [label.get_text() for label in times.get_yticklabels()]
+    assert names == ["with all of its VRAM", "unmanaged", "managed"]
+    assert words(times) == ["5.0 ms", "out of memory", "200.0 ms, 40 times as long"]
+
+
+def test_memory_is_that_of_the_last_step_under_and_over_the_line_of_vram(
+    drawn: Callable[..., Any],
+) -> None:
+    _, memory = drawn(ModeRow("unmanaged", "run", False, timeline=(Sample(0, 1, 1),)), SLOW)
+    under, over = (band.get_paths()[0].get_extents() for band in memory.collections)
+    assert (under.x0, under.x1) == (over.x0, over.x1) == (0, 1)
+    assert (under.y1, over.y0, over.y1) == (64, 20, 100)  # 999 was in the step before
+    assert "pace of managed" in memory.get_title(loc="left")
+    assert sorted(words(memory)) == ["VRAM, 64.0 MiB", "peak, 100.0 MiB"]
+
+
+def test_what_has_room_is_not_drawn_flat_under_a_far_line(drawn: Callable[..., Any]) -> None:
+    _, memory = drawn(SLOW, vram_bytes=2 * GIB)
+    assert memory.get_ylim()[1] < 130 and "VRAM, 2.0 GiB, is far above" in words(memory)
+
+
+def test_a_step_that_no_mode_ends_is_drawn_until_memory_ran_out(drawn: Callable[..., Any]) -> None:
+    samples = tuple(Sample(at / 10, at * 10 * MIB, 0) for at in range(6))
+    times, memory = drawn(ModeRow("unmanaged", "run", False, timeline=samples))
+    assert words(times) == ["out of memory"]
+    assert memory.get_title(loc="left") == "Memory in unmanaged, until it ran out"
+    assert [t.get_text() for t in memory.get_xticklabels()] == ["start", "out of memory"]
 
 
 def test_a_picture_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:

@@ -223,6 +223,7 @@ ODD = Trace(
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 @given(traces(max_events=40), st.integers(20, 130), st.booleans())
 @example(ODD, 40, False)
 @example(ODD, 80, True)
@@ -440,6 +441,7 @@ def test_without_times_the_clock_counts_operations_and_says_so() -> None:
 # -- the picture -------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "trace",
     [training(), training(timed=False), ODD, Trace([]), Trace([Mark("step")]),

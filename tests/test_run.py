@@ -12,11 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import umem
 from umem.cli import main
+from umem.cli.advice import advice
 from umem.compat.installation import find_package
 from umem.devices.cuda import cuda_reason
 
@@ -97,6 +99,7 @@ if __name__ == "__main__": sys.exit(None)
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("code", SAME.values(), ids=SAME)
 def test_a_script_does_what_it_does_without_umem(tmp_path: Path, run: Run, code: str) -> None:
     (tmp_path / "script.py").write_bytes(code.encode("latin-1" if "latin" in code else "utf-8"))
@@ -168,6 +171,7 @@ def test_a_mode_is_on_for_the_script_and_its_own_enable_agrees(run: Run) -> None
     assert lines(result) == [f"hybrid {32 << 20} t4", "hybrid True", "False"]
 
 
+@pytest.mark.thorough
 def test_the_environment_is_the_default_of_the_options(run: Run) -> None:
     code = "import umem; s = umem.status(); print(s.mode, s.limit_bytes)"
     variables = {"UMEM_MODE": "hybrid", "UMEM_LIMIT": "8MiB"}
@@ -227,6 +231,7 @@ def test_the_virtual_gpu_follows_a_chainer_script(run: Run) -> None:
     assert lines(result) == ["True"]
 
 
+@pytest.mark.thorough
 @CHAINER
 @pytest.mark.parametrize("use", ["get_device('@cupy:0').use()", "cuda.get_device_from_id(0).use()",
                                  "links.Linear(3, 3).to_gpu()"])  # fmt: skip
@@ -275,12 +280,39 @@ def test_out_of_memory_it_is_told_how_to_find_out_what_is_needed(run: Run, how: 
     assert result.stderr.index("OutOfMemoryError") < result.stderr.index("moved")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "code", ["raise MemoryError", "raise RuntimeError('CUDA')", "raise ValueError('CUDA environ')",
-             "a = ValueError(); a.__cause__ = a; raise a"])  # fmt: skip
+             "a = ValueError(); a.__cause__ = a; raise a",
+             "raise TypeError('0-dimensional')"])  # fmt: skip
 def test_of_other_errors_nothing_is_said(run: Run, code: str) -> None:
     result = run(code, *VIRTUAL)
     assert result.returncode == 1 and "umem: " not in result.stderr
+
+
+@pytest.mark.parametrize("use", ["int(a)", "'%d' % a", "numpy.zeros(3).__setitem__(0, a)"])
+def test_an_array_that_numpy_takes_for_a_number_no_more_is_told_with_both_ways_out(
+    run: Run, use: str
+) -> None:
+    if np.lib.NumpyVersion(np.__version__) < "2.4.0":
+        pytest.skip("this NumPy takes it for one")
+    result = run(f"import numpy\na = numpy.array([1])\n{use}")
+    assert result.returncode == 1 and "Error" in result.stderr.splitlines()[-2]
+    hint = result.stderr.splitlines()[-1]
+    assert hint.startswith("umem: NumPy up to 2.3 took an array of shape (1,) for a number")
+    assert "a.item()" in hint and "pip install 'numpy<2.4'" in hint
+
+
+@pytest.mark.parametrize(
+    "error, known",
+    [(TypeError("only 0-dimensional arrays can be converted to Python scalars"), True),
+     (TypeError("%d format: a real number is required, not numpy.ndarray"), True),
+     (TypeError("%d format: a real number is required, not str"), False),
+     (ValueError("only 0-dimensional arrays can be converted to Python scalars"), False)],
+)  # fmt: skip
+def test_only_numpys_own_words_are_taken_for_that(error: Exception, known: bool) -> None:
+    said = advice(error, ["script.py"], None, None)
+    assert (said is not None and "a.item()" in said) == known
 
 
 def test_of_an_error_that_the_script_takes_care_of_nothing_is_said(run: Run) -> None:
@@ -305,6 +337,7 @@ WORKERS = """
 """
 
 
+@pytest.mark.thorough
 @CHAINER
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_worker_processes_have_a_chainer_that_is_mended(run: Run, method: str) -> None:
@@ -400,6 +433,7 @@ def test_bad_input_is_refused_before_the_script_runs(
     assert not umem.status().on and dict(os.environ) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "value"),
     [("UMEM_MODE", "mangaed"), ("UMEM_LIMIT", "x"), ("UMEM_PREFETCH", "maybe")],

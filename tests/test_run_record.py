@@ -18,6 +18,8 @@ from umem.cli import main
 from umem.events import Alloc
 
 pytest.importorskip("umem.chainer")
+
+pytestmark = pytest.mark.thorough
 ROOT = Path(umem.__file__).parent.parent
 Process = subprocess.CompletedProcess[str]
 Run = Callable[..., Process]

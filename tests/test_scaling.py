@@ -104,6 +104,7 @@ def without_times(trace: Trace) -> Trace:
     return Trace(events, trace.backend, trace.meta)
 
 
+@pytest.mark.thorough
 @given(traces(), traces(), st.integers(1, 10**6))
 @settings(deadline=None, max_examples=60)
 def test_whatever_was_recorded_what_is_predicted_holds_together(

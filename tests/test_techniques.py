@@ -308,6 +308,7 @@ def test_where_the_step_does_not_fit_recomputation_learns_in_hybrid_memory() -> 
     assert tight.line == 'with umem.hybrid(), umem.chainer.Recompute("min"):'
 
 
+@pytest.mark.thorough
 @needs_chainer
 def test_a_step_that_does_not_fit_is_trained_by_the_line_at_the_time_that_is_predicted() -> None:
     optimizer, loss = network(width=256, depth=16, batch=2048, dropout=0)
@@ -355,6 +356,7 @@ def language_model(length: int = 8) -> Any:
     return lambda size: optimizer.update(loss, np.zeros((size, length), np.int32))
 
 
+@pytest.mark.thorough
 @needs_chainer
 @pytest.mark.parametrize(
     ("name", "tight", "learns", "near"),
@@ -413,6 +415,7 @@ def hint_places(trace: Trace) -> list[Any]:
     return found
 
 
+@pytest.mark.thorough
 @needs_chainer
 def test_lookahead_on_a_trace_is_what_lookahead_does_on_the_tape() -> None:
     optimizer, loss = network(width=512, depth=8)
@@ -458,6 +461,7 @@ def prepared_lines() -> dict[str, str | None]:
     return lines
 
 
+@pytest.mark.thorough
 @needs_chainer
 @pytest.mark.parametrize("name", [technique.name for technique in TECHNIQUES])
 def test_the_line_of_every_technique_runs(name: str) -> None:

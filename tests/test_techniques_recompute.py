@@ -16,6 +16,8 @@ from umem.techniques.masks import DRAWS, PACKED
 from umem.techniques.recompute import rewrite
 from umem.trace import Access, Alloc, Checker, Free, Mark, Op, Trace
 
+pytestmark = pytest.mark.thorough
+
 
 def plans(data: Any, graph: Graph) -> Plan:
     """A plan of some method for some budget."""

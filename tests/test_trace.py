@@ -61,6 +61,7 @@ def message(path: Path) -> str:
 # -- saving and loading ------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @given(traces())
 @settings(deadline=None)
 def test_what_is_saved_is_what_is_loaded(trace: Trace) -> None:
@@ -379,6 +380,7 @@ def loads_or_refuses(content: bytes) -> None:
         umem.replay(trace, "t4", "hybrid", "64MiB")
 
 
+@pytest.mark.thorough
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_changed_bytes_load_or_are_refused(data: st.DataObject) -> None:
@@ -424,6 +426,7 @@ def replaced(draw: Any, value: Any) -> Any:
     return [*value[:at], *new, *value[at + 1 :]]
 
 
+@pytest.mark.thorough
 @given(st.data())
 @settings(max_examples=250, deadline=None)
 def test_changed_values_load_or_are_refused(data: st.DataObject) -> None:
@@ -454,6 +457,7 @@ def naive_peak(events: list[Event]) -> int:
     return peak
 
 
+@pytest.mark.thorough
 @given(traces())
 @settings(deadline=None)
 def test_peak_and_lifetimes_are_what_brute_force_finds(trace: Trace) -> None:
@@ -468,6 +472,7 @@ def test_peak_and_lifetimes_are_what_brute_force_finds(trace: Trace) -> None:
     assert len(trace) == len(trace.events)
 
 
+@pytest.mark.thorough
 @given(traces(), st.data())
 @settings(deadline=None)
 def test_workspace_comes_from_the_calibration_pass_and_nothing_else_does(

@@ -11,15 +11,15 @@ from umem.errors import DeviceNotFoundError, OutOfMemoryError, UmemError
 from umem.hints import advise, location, prefetch, preset
 from umem.inspecting import Status, status
 from umem.memory import disable, enable, virtual_gpu
-from umem.recorder import record
-from umem.recording.sizes import record_at
-from umem.replaying import Replay, replay
-from umem.trace import Trace
 from umem.tracking import track
 from umem.views import as_numpy
 
 if TYPE_CHECKING:
     from umem.choosing import choose
+    from umem.recorder import record
+    from umem.recording.sizes import record_at
+    from umem.replaying import Replay, replay
+    from umem.trace import Trace
 
 __all__ = [
     "DeviceNotFoundError",
@@ -51,9 +51,26 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    if name == "choose":  # it brings the planners along, which few programs need
-        from umem.choosing import choose
+_LATER = {
+    "choose": "umem.choosing",
+    "record": "umem.recorder",
+    "record_at": "umem.recording.sizes",
+    "Replay": "umem.replaying",
+    "replay": "umem.replaying",
+    "Trace": "umem.trace",
+}
+"""Names whose modules are loaded when they are first used: traces, planners and the virtual GPU
+take longer to load than everything else together, and a program that trains needs none of them."""
 
-        return choose
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,13 +10,15 @@ import inspect
 import threading
 from contextlib import ContextDecorator
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from umem.devices.base import MODES, Device, Mode, Policy, Restore
 from umem.devices.presets import Preset, check_preset
-from umem.devices.virtual import VirtualGPU
 from umem.errors import DeviceError, StateError, UnsupportedError
 from umem.limits import Limit, Size, parse_limit
+
+if TYPE_CHECKING:  # who wants a virtual GPU imports it; nobody else waits for it
+    from umem.devices.virtual import VirtualGPU
 
 
 class _Entered(NamedTuple):

@@ -16,8 +16,8 @@ from umem.replaying import Replay
 class ModeRow:
     """How one mode did. None is what the device cannot know, or what did not happen.
 
-    ``seconds`` is the median of a step's times. ``how`` is "run" for arithmetic that was done,
-    "replay" for a trace on the model.
+    ``seconds`` is the median of ``step_seconds``, each from one update to the next. ``how`` is
+    "run" for arithmetic that was done, "replay" for a trace on the model.
     """
 
     mode: Mode
@@ -35,6 +35,7 @@ class ModeRow:
     seconds: float | None = None
     loss: tuple[float, ...] | None = None
     timeline: tuple[Sample, ...] = ()
+    step_seconds: tuple[float, ...] = ()
 
     @property
     def title(self) -> str:
@@ -43,7 +44,7 @@ class ModeRow:
         return f"{self.mode}{extra}"
 
     def to_json(self) -> dict[str, Any]:
-        """The row without its timeline, for a JSON file."""
+        """The row without its timeline and single steps, for a JSON file."""
         fields = {name: getattr(self, name) for name in _JSON_FIELDS}
         return {**fields, "loss": None if self.loss is None else list(self.loss)}
 
@@ -77,6 +78,7 @@ def simulated_row(
         seconds=median(figures.step_seconds) if fits and figures.step_seconds else None,
         loss=None if loss is None else tuple(loss),
         timeline=tuple(timeline),
+        step_seconds=figures.step_seconds,
     )
 
 

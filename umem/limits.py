@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import Literal, SupportsIndex
+from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 from umem.devices.base import Device
 from umem.errors import SizeError
 from umem.units import MAX_BYTES, format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 Size = str | SupportsIndex
 
@@ -87,6 +89,8 @@ def parse_limit(limit: Size, name: str = "limit") -> Limit:
 
 
 def _parse_share(share: re.Match[str], name: str) -> Limit:
+    from fractions import Fraction
+
     text = share[0].strip()
     if len(share[1]) > _MAX_DIGITS:
         raise SizeError(f"{name} must have at most {_MAX_DIGITS} digits; got {text!r}")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from umem import environment
 from umem.blocks import Block as Block
@@ -14,13 +14,15 @@ from umem.blocks import Decorator, Request, checked_request, innermost_virtual, 
 from umem.blocks import current_device as current_device
 from umem.blocks import local as _local
 from umem.devices.base import Device, Policy, Restore
-from umem.devices.specs import GpuSpec, gpu_spec
-from umem.devices.virtual import VirtualGPU
 from umem.errors import StateError
 from umem.forking import safe_lock
 from umem.limits import Size
-from umem.recorder import Recorder
 from umem.units import parse_bytes
+
+if TYPE_CHECKING:
+    from umem.devices.specs import GpuSpec
+    from umem.devices.virtual import VirtualGPU
+    from umem.recorder import Recorder
 
 _lock = safe_lock()
 _enabled: Handle | None = None
@@ -166,6 +168,9 @@ class virtual_gpu(Decorator):
     """
 
     def __init__(self, gpu: str | GpuSpec, vram: Size | None = None) -> None:
+        from umem.devices.specs import gpu_spec
+        from umem.devices.virtual import VirtualGPU  # half of what importing umem would cost
+
         self._spec = gpu_spec(gpu)
         self._vram_bytes = None if vram is None else parse_bytes(vram, "vram")
         VirtualGPU(self._spec, vram_bytes=self._vram_bytes)  # refuses what is too small
@@ -175,6 +180,9 @@ class virtual_gpu(Decorator):
         return virtual_gpu(self._spec, self._vram_bytes)
 
     def __enter__(self) -> VirtualGPU:
+        from umem.devices.virtual import VirtualGPU
+        from umem.recorder import Recorder
+
         gpu = VirtualGPU(self._spec, vram_bytes=self._vram_bytes)
         recorder = Recorder(gpu.on_event, keep=False)
         recorder.__enter__()

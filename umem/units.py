@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import operator
 import re
-from fractions import Fraction
 from typing import SupportsIndex
 
 from umem.errors import SizeError
@@ -69,6 +68,8 @@ def _parse_text(text: str, name: str) -> int:
         raise SizeError(f'{name} must be a size such as "256MiB" or "1.5GiB"; got {text!r}')
     if len(match[1]) > 40:  # beyond what any size needs, and beyond what Python reads
         raise SizeError(f"{name} must be a size of at most 40 digits; got {text!r}")
+    from fractions import Fraction  # and decimal with it, which importing umem need not wait for
+
     return round(Fraction(match[1]) * factor)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from umem.errors import OutOfMemoryError
@@ -9,6 +10,11 @@ from umem.shown import command_line
 
 _NO_GPU = "CUDA environment is not correctly set up"
 """How Chainer begins to say that it has no GPU."""
+_NO_NUMBER = re.compile(
+    r"only 0-dimensional arrays can be converted to Python scalars"
+    r"|%\w format: a real number is required, not numpy\.ndarray"
+)
+"""What NumPy says from 2.4 on where an array of one element was taken for a number before."""
 
 
 def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | None) -> str | None:
@@ -28,6 +34,12 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
         return (
             f"umem: Chainer finds no GPU here. Have the script compute with NumPy{follows}: "
             "most of Chainer's own take -g -1, --gpu -1 or --device -1"
+        )
+    if any(isinstance(c, TypeError) and _NO_NUMBER.fullmatch(str(c)) for c in causes):
+        return (
+            "umem: NumPy up to 2.3 took an array of shape (1,) for a number, with a warning; "
+            "newer ones do not. Write a.item() for int(a) and float(a), or run the script as it "
+            "is with the older one: pip install 'numpy<2.4'"
         )
     return None
 

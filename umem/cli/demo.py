@@ -42,6 +42,8 @@ class _Result:
     vram_bytes: int
     needed_bytes: int
     trace: Trace | None
+    plain_seconds: float | None = None
+    """A step where VRAM has room for all of it."""
 
     @property
     def factor(self) -> float:
@@ -152,7 +154,18 @@ def _on_virtual(
         show("making the graph", 0)
         workload = Workload.generate(nodes, steps)
         rows, trace = run_virtual(workload, spec.name, vram_bytes, show)
-    return _Result(rows, spec.name, True, vram_bytes, trace.peak_bytes, trace)
+    plain = _with_all_its_vram(trace, spec.name)
+    return _Result(rows, spec.name, True, vram_bytes, trace.peak_bytes, trace, plain)
+
+
+def _with_all_its_vram(trace: Trace, gpu: str) -> float | None:
+    """Simulated seconds of a step where the table's VRAM has room for it; None where not."""
+    from statistics import median
+
+    from umem.replaying import replay
+
+    whole = replay(trace, gpu, "unmanaged")
+    return median(whole.step_seconds) if whole.fits and whole.step_seconds else None
 
 
 def _on_cuda(console: Console, size: str, factor: float | None, steps: int) -> _Result:
@@ -233,8 +246,7 @@ def _report(console: Console, result: _Result, out: Path) -> None:
                 f"{row.title}: nothing moved; {read} were read and written over the bus in place, "
                 f"on the host ({simulated.strip()}).\n"
             )
-    if result.trace is not None:
-        _say_what_it_costs(console, result)
+    _say_what_it_costs(console, result)
     written = _write(console, result, title, out)
     console.print(f"Wrote {' and '.join(map(shown, written))}.", soft_wrap=True)
     _say_what_next(console, result.simulated)
@@ -263,7 +275,7 @@ def _picture(console: Console, result: _Result, title: str) -> bytes | None:
         return None
     file = BytesIO()
     try:
-        draw_modes(result.rows, result.vram_bytes, title, file)
+        draw_modes(result.rows, result.vram_bytes, title, file, result.plain_seconds)
     except MissingDependencyError as error:
         console.print(f"No picture: {error}.")
         return None
@@ -271,14 +283,10 @@ def _picture(console: Console, result: _Result, title: str) -> bytes | None:
 
 
 def _say_what_it_costs(console: Console, result: _Result) -> None:
-    from umem.replaying import replay
-
-    assert result.trace is not None
+    alone = result.plain_seconds
     fitting = [row.seconds for row in result.rows if row.fits and row.seconds is not None]
-    whole = replay(result.trace, result.device, "unmanaged")
-    if not fitting or not whole.fits:
+    if not fitting or alone is None:
         return
-    alone = sorted(whole.figures.step_seconds)[len(whole.figures.step_seconds) // 2]
     console.print(
         f"With all of its VRAM the same GPU needs {format_seconds(alone)} a step; fitting into "
         f"{format_bytes(result.vram_bytes)} costs {min(fitting) / alone:.0f} times that at best "

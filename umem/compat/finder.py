@@ -17,7 +17,7 @@ from types import CodeType, ModuleType
 from umem import extras
 from umem.compat import installation
 from umem.compat.catalogue import SHIMS
-from umem.compat.requirement import holds
+from umem.compat.requirement import holds, parsed
 from umem.compat.shim import Shim
 from umem.errors import CompatError, MissingDependencyError
 
@@ -138,7 +138,7 @@ def install() -> None:
     Costs a few milliseconds, does not import Chainer, and changes nothing but ``sys.meta_path``.
 
     Raises:
-        MissingDependencyError: Chainer is not installed; nothing was put in place.
+        MissingDependencyError: Chainer or packaging is not installed; nothing was put in place.
         CompatError: Chainer is not a 7.8 release, or was imported before; nothing was put in
             place.
     """
@@ -148,6 +148,7 @@ def install() -> None:
     if package is None:
         raise MissingDependencyError(NOT_INSTALLED)
     installation.require_supported(str(package / "__init__.py"))
+    parsed("chainer")  # or the first module that is mended would say that packaging is missing
     arm()
 
 

@@ -1,36 +1,20 @@
-"""Requirements such as ``numpy>=2.0,<3``, checked against what is installed.
-
-Only what this layer and Chainer's own test decorators need: release numbers and the six
-comparisons. Pre-releases count as the release they lead to.
-"""
+"""Requirements such as ``numpy>=2.0,<3``, checked against what is installed."""
 
 from __future__ import annotations
 
-import operator
-import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
+from typing import TYPE_CHECKING
 
-from umem.errors import CompatError
+from umem import extras
+from umem.errors import CompatError, MissingDependencyError
 
-_COMPARE: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    "<": operator.lt,
-}
-_CLAUSE = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*([0-9][\w.]*)\s*")
-_NAME = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*(?:\[[^]]*\])?\s*")
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+
 CUPY_DISTRIBUTIONS = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")
-
-
-def release(version: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version: ``2.5.0rc1`` is (2, 5, 0)."""
-    match = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
 def installed_version(name: str) -> str | None:
@@ -58,31 +42,45 @@ def _metadata_versions(names: tuple[str, ...]) -> Iterator[str]:
 def holds(requirement: str) -> bool:
     """Tell whether a requirement is met here; "any" always is.
 
+    A pre-release counts as the release that it leads to. A requirement whose marker is not for
+    this environment is met. A version that is none, such as "unknown", meets no comparison.
+
     Raises:
         CompatError: the text is no requirement.
+        MissingDependencyError: packaging is not installed.
     """
     if requirement == "any":
         return True
-    match = _NAME.match(requirement)
-    if match is None:
-        raise CompatError(f"not a requirement: {requirement!r}")
-    clauses = [_clause(text, requirement) for text in requirement[match.end() :].split(",") if text]
-    version = installed_version(match.group(1))
-    return version is not None and all(_meets(version, *clause) for clause in clauses)
+    wanted = parsed(requirement)
+    if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+        return True
+    version = installed_version(wanted.name)
+    return version is not None and (not wanted.specifier or _meets(version, wanted.specifier))
 
 
-def _clause(text: str, requirement: str) -> tuple[str, str]:
-    match = _CLAUSE.fullmatch(text)
-    if match is None:
-        raise CompatError(f"not a requirement: {requirement!r}")
-    return match.group(1), match.group(2)
+def parsed(requirement: str) -> Requirement:
+    """Read a requirement as pip does.
+
+    Raises:
+        CompatError, MissingDependencyError: see `holds`.
+    """
+    try:
+        from packaging.requirements import InvalidRequirement, Requirement
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            "The compatibility layer reads requirements with packaging, which is not installed: "
+            f"{extras.command('chainer', 'packaging')}"
+        ) from error
+    try:
+        return Requirement(requirement)
+    except InvalidRequirement as error:
+        raise CompatError(f"not a requirement: {requirement!r}") from error
 
 
-def _meets(version: str, comparison: str, wanted: str) -> bool:
-    left, right = release(version), release(wanted)
-    width = max(len(left), len(right))
-    return _COMPARE[comparison](_padded(left, width), _padded(right, width))
+def _meets(version: str, specifier: SpecifierSet) -> bool:
+    from packaging.version import InvalidVersion, Version
 
-
-def _padded(numbers: tuple[int, ...], width: int) -> tuple[int, ...]:
-    return numbers + (0,) * (width - len(numbers))
+    try:
+        return specifier.contains(Version(version).base_version)
+    except InvalidVersion:
+        return False

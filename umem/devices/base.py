@@ -14,8 +14,6 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from umem.devices import host_memory
-
 Mode = Literal["unmanaged", "managed", "hybrid"]
 Advice = Literal["read_mostly", "preferred_location", "accessed_by"]
 Place = int | Literal["cpu"]
@@ -172,6 +170,8 @@ class Device(ABC):
 
     def host_available_bytes(self) -> int | None:
         """Host bytes that this process may still take, None where it is unknown."""
+        from umem.devices import host_memory
+
         return host_memory.available_bytes()
 
     @abstractmethod

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 
 from umem import extras
-from umem.compat.requirement import installed_version, release
+from umem.compat.requirement import installed_version
 from umem.devices import machine
 from umem.devices.base import Feature
 from umem.devices.cuda.driver import Driver
@@ -98,7 +99,7 @@ def _hints(driver: Driver) -> Feature:
 def _core_problem(cuda_major: int) -> str | None:
     # By its metadata: importing cuda.core takes longer than anybody wants to wait for a status.
     version = installed_version("cuda-core")
-    if version is not None and release(version) >= OLDEST_CORE:
+    if version is not None and _release(version) >= OLDEST_CORE:
         return None
     found = "it is not installed" if version is None else f"{version} is installed"
     oldest = ".".join(map(str, OLDEST_CORE))
@@ -106,6 +107,12 @@ def _core_problem(cuda_major: int) -> str | None:
     return (
         f"they need cuda-core {oldest} or newer, and {found}: {extras.command(extra, 'cuda-core')}"
     )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The leading numbers; packaging comes with the extra for Chainer, which CUDA needs not."""
+    numbers = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
 
 def _host_check(driver: Driver) -> Feature:
