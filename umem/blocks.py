@@ -17,7 +17,7 @@ from umem.devices.presets import Preset, check_preset
 from umem.devices.virtual import VirtualGPU
 from umem.errors import DeviceError, StateError, UnsupportedError
 from umem.limits import Limit, Size, parse_limit
-from umem.scopes import Scope, Scoped, derived, inside
+from umem.scopes import Scope, Scoped, derived, inside, tidy
 
 
 def current_device() -> Device:
@@ -26,6 +26,7 @@ def current_device() -> Device:
     Raises:
         DeviceNotFoundError: there is neither; the message names both ways out.
     """
+    tidy()
     virtual = innermost_virtual()
     if virtual is not None:
         return virtual

@@ -70,7 +70,7 @@ class Handle(Scoped["Handle"]):
 
     def _disable(self) -> None:
         if _enabled is self:
-            disable()
+            _switch_off()
 
 
 def enable(
@@ -98,35 +98,40 @@ def enable(
         StateError: another mode is on, or the thread is inside a block, and what is on stays on;
             or UMEM_MODE or UMEM_PREFETCH has a value that says nothing.
     """
-    global _enabled
     tidy()
-    with _lock:
-        request = _requested(mode, limit, prefetch)
-        device = innermost_virtual() if request is None else current_device()
-        if _enabled is not None:
-            if _enabled._answers(device, request):
-                return _enabled
-            raise StateError(f"{_enabled} with other arguments; call umem.disable() first")
-        if request is None or device is None:
-            _enabled = Handle(device, None, None)
-            return _enabled
-        _outside_blocks(device, "enable")
-        handle = Handle(device, request, request.on(device))
-        try:
-            _switch_on(handle, device)
-            return handle
-        except BaseException:
+    made: list[Handle] = []
+    try:
+        with _lock:
+            return _enabled_by(mode, limit, prefetch, made)
+    except BaseException:  # a signal may come after everything is done, too
+        for handle in made:
             handle._installed.close()
-            raise
+        raise
 
 
-def _switch_on(handle: Handle, device: Device) -> None:
+def _enabled_by(
+    mode: str | None, limit: Size | None, prefetch: bool | None, made: list[Handle]
+) -> Handle:
+    """The handle of what is on or switched on now, which is ``made`` then."""
     global _enabled
-    assert handle.policy is not None
-    check_served(device, handle.policy.mode)
+    request = _requested(mode, limit, prefetch)
+    device = innermost_virtual() if request is None else current_device()
+    if _enabled is not None:
+        if _enabled._answers(device, request):
+            return _enabled
+        raise StateError(f"{_enabled} with other arguments; call umem.disable() first")
+    policy = None
+    if request is not None and device is not None:
+        _outside_blocks(device, "enable")
+        policy = request.on(device)
+        check_served(device, policy.mode)
+    handle = Handle(device, request if policy else None, policy)
+    made.append(handle)
     handle._installed.at_close(lambda: _forget(handle))
-    device.serve_all(handle._installed, handle.policy)
+    if policy is not None and device is not None:
+        device.serve_all(handle._installed, policy)
     _enabled = handle
+    return handle
 
 
 def _forget(handle: Handle) -> None:
@@ -151,8 +156,12 @@ def disable() -> None:
     Raises:
         StateError: nothing is enabled, or the thread is inside a block.
     """
-    global _enabled
     tidy()
+    _switch_off()
+
+
+def _switch_off() -> None:
+    global _enabled
     with _lock:
         if _enabled is None:
             raise StateError("nothing is enabled; umem.enable() comes first")
@@ -217,7 +226,7 @@ def _end_all_on(gpu: VirtualGPU) -> None:
         if any(getattr(part, "device", None) is gpu for part in scope.payload):
             scope.close()
     if _enabled is not None and _enabled._device is gpu:
-        disable()
+        _switch_off()
 
 
 def active_policy(device: Device) -> Policy | None:

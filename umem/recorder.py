@@ -23,7 +23,7 @@ import numpy as np
 
 from umem.errors import OutOfMemoryError, StateError
 from umem.events import CODES, Alloc, Event, Free, Hint, Mark, Op
-from umem.recording.measuring import Following, Measured, active, begin_following, inside, paused
+from umem.recording.measuring import Following, Measured, active, forget_operation, inside, paused
 from umem.recording.roots import Reach, address_of, part_of, root_of
 from umem.recording.sources import Source, add_source, start_sources, stop_sources
 from umem.recording.storing import Boundary, Raw, Store
@@ -121,13 +121,13 @@ class Recorder(Scoped["Recorder"], Following):
         if self._entered:
             raise StateError("this recorder was used before; make a new one for each recording")
         self._entered = True
+        scope.at_close(forget_operation)
         scope.at_close(self._forget)
         scope.at_close(self.flush)
         scope.at_close(lambda: self._trace_memory(False))
         self._trace_memory(self.measure == "workspace")
         scope.at_close(lambda: stop_sources(scope))
         start_sources(scope)
-        begin_following()
 
     def _forget(self) -> None:
         if self._store is not None:
@@ -296,12 +296,17 @@ class Recorder(Scoped["Recorder"], Following):
                 ref = dead.popleft()
             except IndexError:  # another thread, which asks for figures, was faster
                 return
-            if known.get(ref.key) is ref:
-                del known[ref.key]
+            if known.get(ref.key) is not ref:
+                continue
+            try:
                 if self._listener is not None:
                     self._listener(Free(ref.access[0]))
-                if raw is not None:
-                    raw.append(("free", ref.access[0]))
+            except BaseException:
+                dead.appendleft(ref)  # interrupted
+                raise
+            del known[ref.key]
+            if raw is not None:
+                raw.append(("free", ref.access[0]))
 
     def adopt(self, arrays: Iterable[tuple[Any, str, str]]) -> None:
         """Follow arrays (array, kind, label) that exist already, as if uploaded from the host."""
@@ -317,23 +322,29 @@ class Recorder(Scoped["Recorder"], Following):
         if type(root) is not np.ndarray and type(root).__module__.startswith("cupy"):
             self.backend = "cupy"
         count = self._count
+        self._count = count + 1
         fields: tuple[Any, ...] = ("alloc", count, nbytes, kind, label, uploaded)
+        ref = _Ref(root, self._dead.append)
+        ref.key = id(root)
+        ref.access = access = (count, 0, nbytes)
         if self._listener is not None:
-            self._announce(Alloc(*fields[1:]))
+            self._known[ref.key] = ref  # before the listener: a signal may interrupt it
+            try:
+                self._announce(Alloc(*fields[1:]))
+            except OutOfMemoryError:
+                self._count = count
+                del self._known[ref.key]
+                raise
         if self._stacks:
             stack = user_places(3)  # what called follow, access or adopt
             if stack == self._last_stack:  # often, and one tuple is less for the collector
                 stack = self._last_stack
             self._last_stack = stack
             fields = (*fields, stack)
+        ref.fields = fields
+        self._known[ref.key] = ref
         if self._raw is not None:
             self._raw.append(fields)
-        ref = _Ref(root, self._dead.append)
-        ref.key = id(root)
-        ref.fields = fields
-        ref.access = access = (count, 0, nbytes)
-        self._count = count + 1
-        self._known[ref.key] = ref
         return access
 
     def _announce(self, alloc: Alloc) -> None:

@@ -96,7 +96,7 @@ class Scope:
         """From now on the calling context is inside."""
         self.payload = payload
         self.is_open = True
-        _entered.set(View((*(s for s in _entered.get().scopes if not s.is_over), self)))
+        _entered.set(View((*(s for s in _entered.get().scopes if s.is_open), self)))
 
     def close(self) -> None:
         """It is over, wherever it was opened; once more does what an interrupted close has not.
@@ -108,10 +108,11 @@ class Scope:
         self.is_open = False
         changed()  # for a thread that has looked in between
         error = self._take_back()
-        self.is_over, self.payload = True, ()
+        self.payload = ()
         if self in (view := _entered.get()).scopes:
             _refreshed(view)
         _unfinished.discard(self)
+        self.is_over = True
         self.handle = None
         if error is not None:
             raise error
@@ -178,7 +179,7 @@ def move_last(scopes: tuple[Scope, ...]) -> None:
 
 
 def _refreshed(view: View) -> View:
-    scopes = tuple(scope for scope in view.scopes if not scope.is_over)
+    scopes = tuple(scope for scope in view.scopes if scope.is_open)
     view = View(scopes) if scopes else _nothing
     _entered.set(view)
     return view
@@ -252,8 +253,8 @@ class Scoped(Generic[_Entered]):
             scope = Scope(self.title)
         else:
             scope = handle.args[0]
-            _unfinished.add(scope)
             scope.handle = weakref.ref(handle, scope._abandoned)
+            _unfinished.add(scope)
         scope.is_used = True
         self._mine = (*(mine for mine in self._mine if not mine.is_over), scope)
         return scope

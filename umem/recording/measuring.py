@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from time import perf_counter
 from tracemalloc import get_traced_memory, reset_peak
 from typing import TYPE_CHECKING, Any
@@ -21,17 +22,14 @@ class Following:
 
 
 class _State:
-    """The operation that a thread is inside of."""
+    """The operation that a thread is inside of; a dead one was interrupted."""
 
-    __slots__ = ("depth", "nested_seconds", "peak_bytes")
+    __slots__ = ("nested_seconds", "operation", "peak_bytes")
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
         self.peak_bytes = 0
         self.nested_seconds = 0.0
-        self.depth = 0
+        self.operation: weakref.ref[Measured] | None = None
 
 
 class _Local(threading.local):
@@ -67,15 +65,16 @@ def follow_last(recorder: Recorder) -> None:
     scopes.move_last(tuple(scope for scope in scopes.inside() if recorder in scope.payload))
 
 
-def begin_following() -> None:
-    """Where nobody has followed this thread so far, forget what an interrupted operation left."""
+def forget_operation() -> None:
+    """Where nobody follows this code any more, no operation of it is measured."""
     if not active():
-        _local.state.reset()
+        _local.state.operation = None
 
 
 def inside() -> bool:
     """Whether the calling thread is inside an operation that is being measured."""
-    return _local.state.depth > 0
+    operation = _local.state.operation
+    return operation is not None and operation() is not None
 
 
 class paused(Scoped[None]):
@@ -95,15 +94,16 @@ class Measured:
     """
 
     __slots__ = (
-        "_outer", "_outer_depth", "_outer_peak", "_start", "_state", "seconds", "workspace_bytes",
+        "__weakref__", "_outer", "_outer_operation", "_outer_peak", "_start", "_state", "seconds",
+        "workspace_bytes",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._state = state = _local.state
         self._outer = state.nested_seconds
         state.nested_seconds = 0.0
-        self._outer_depth = state.depth
-        state.depth += 1
+        self._outer_operation = state.operation
+        state.operation = weakref.ref(self)
         self._outer_peak = -1
         self.seconds: float | None = None
         self.workspace_bytes: int | None = None
@@ -125,7 +125,7 @@ class Measured:
     def close(self) -> None:
         """Hand the time of this operation and of its recording to the enclosing one."""
         state = self._state
-        state.depth = self._outer_depth
+        state.operation = self._outer_operation
         state.nested_seconds = self._outer + perf_counter() - self._start
         if self._outer_peak >= 0:
             state.peak_bytes = max(state.peak_bytes, self._outer_peak)

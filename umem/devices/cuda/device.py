@@ -26,16 +26,20 @@ from umem.devices.base import (
     Policy,
     Span,
     Usage,
+    Watched,
+    Watcher,
     byte_ranges,
 )
 from umem.devices.cuda import fork
 from umem.devices.host_view import host_view, unmanaged_text
 from umem.errors import DeviceError, DeviceNotFoundError, HintError, UmemError
+from umem.forking import safe_lock
 from umem.scopes import Scope
 
 if TYPE_CHECKING:
     from umem.devices.cuda.driver import Driver, Malloc, Pool
     from umem.devices.cuda.hints import CoreHints
+    from umem.devices.cuda.watching import Telling
 
 OLDEST_CUPY = 13
 
@@ -142,6 +146,8 @@ class CudaDevice(Device):
         self._installer = Installer(self)
         self._pools = Pools(driver, self._installer.policy)
         self._hints: CoreHints | None = None
+        self._tellings: tuple[Telling, ...] = ()
+        self._watching = safe_lock()
         self.name, self.ordinal = driver.name, driver.ordinal
 
     @property
@@ -222,7 +228,25 @@ class CudaDevice(Device):
             self._clear_default_pool()
         return found
 
+    def _watch(self, watcher: Watcher) -> Telling:
+        from umem.devices.cuda.watching import Telling
+
+        return Telling(watcher)
+
+    def _unwatch(self, how: Telling) -> None:
+        how.settle()
+        with self._watching:
+            self._tellings = tuple(each for each in self._tellings if each is not how)
+
+    def settle(self) -> None:
+        """Tell watchers of everything that was freed so far."""
+        for telling in self._tellings:
+            telling.settle()
+
     def _entered(self, scope: Scope) -> None:
+        tellings = [part.how for part in scope.payload if isinstance(part, Watched)]
+        with self._watching:
+            self._tellings = (*self._tellings, *tellings)
         self._installer.enter(scope)
 
     def _left(self, scope: Scope) -> None:

@@ -83,7 +83,7 @@ class Layer:
         found = self._what_is_below() if malloc is None else malloc
         for watch, mine in watches:
             if mine or malloc is not None:
-                found = watched(found, watch.watcher, policy)
+                found = watched(found, watch.how, policy)
         return found
 
     def _what_is_below(self) -> Malloc:

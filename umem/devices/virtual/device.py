@@ -228,6 +228,9 @@ class VirtualGPU(Device):
 
     def on_event(self, event: Event) -> None:
         """Follow one event; see `Model.on_event`."""
+        if self.recorder is not None and type(event) is Free:
+            if event.tensor not in self.model.tensors:
+                return  # a signal has interrupted its allocation
         self.model.on_event(event)
         for watch in self._watches:
             if type(event) is Free or watch in derived(_watching):
