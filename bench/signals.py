@@ -162,7 +162,7 @@ def start_again(before: tuple[Any, ...]) -> None:
     for scope in scopes.inside():
         scope.close()
     if memory._enabled is not None:
-        memory._enabled = None
+        memory._enabled._installed.close()
     for user in list(sources._users):
         sources.stop_sources(user)
     tracemalloc.stop()
@@ -182,10 +182,13 @@ def at_random(program: Callable[[], None], count: int, rng: random.Random) -> di
         counts["swallowed"] += 1
 
     def run() -> None:
-        signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 3 * seconds))
         swallowed = counts["swallowed"]
-        while counts["swallowed"] == swallowed:
-            program()
+        signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 3 * seconds))
+        try:
+            while counts["swallowed"] == swallowed:
+                program()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     hooks = sys.unraisablehook, signal.signal(signal.SIGALRM, signal.default_int_handler)
     sys.unraisablehook = lost
@@ -248,9 +251,10 @@ def row(where: str, how: str, measured: dict[str, Any]) -> dict[str, Any]:
     counts = measured["counts"]
     names = ("signals", "left on", "said by the next call", "still on after the next call",
              "another exception", "swallowed")  # fmt: skip
+    found = {name.replace(" ", "_"): counts.get(name, 0) for name in names}
     details = {name: count for name, count in counts.items() if ": " in name}
-    return {"where": where, "how": how, **{name.replace(" ", "_"): counts.get(name, 0)
-            for name in names}, "details": details, "program_us": measured["program_us"]}  # fmt: skip
+    return {"where": where, "how": how, **found, "details": details,
+            "program_us": measured["program_us"]}  # fmt: skip
 
 
 def measure(count: int, stride: int, seed: int) -> list[dict[str, Any]]:

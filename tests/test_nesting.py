@@ -305,7 +305,6 @@ class CupyNesting(Nesting):
         after = [worker(self.get_allocator) for worker in self.workers]
         cuda.open_cuda = self._open  # type: ignore[assignment]
         assert all(now is then for now, then in zip(after, self.before, strict=True))
-        assert not self.dispatching._kept
 
     def check(self, thread: int, number: int, policy: Policy | None) -> None:
         super().check(thread, number, policy)

@@ -41,7 +41,8 @@ def innermost_virtual() -> VirtualGPU | None:
 
 
 def _innermost(payload: tuple[Any, ...]) -> VirtualGPU | None:
-    return next((part for part in reversed(payload) if isinstance(part, VirtualGPU)), None)
+    found = [part for part in payload if isinstance(part, VirtualGPU)]
+    return found[-1] if found else None
 
 
 def devices_served() -> list[Device]:

@@ -21,11 +21,12 @@ from umem.blocks import current_device as current_device
 from umem.devices.base import Device, Policy, policy_here
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.devices.virtual import VirtualGPU
-from umem.errors import StateError
+from umem.errors import StateError, UmemError
 from umem.forking import safe_lock
 from umem.limits import Size
 from umem.recorder import Recorder
 from umem.scopes import Scope, Scoped, inside, tidy
+from umem.stacks import end_at_user
 from umem.units import parse_bytes
 
 _lock = safe_lock()
@@ -45,6 +46,8 @@ class Handle(Scoped["Handle"]):
     ) -> None:
         self._device, self._request, self.policy = device, request, policy
         self._installed = Scope(self.title)
+        self._until = self._begin()
+        self._until.at_close(self._disable)
 
     @property
     def device(self) -> Device:
@@ -65,7 +68,8 @@ class Handle(Scoped["Handle"]):
         return f"{self.policy.mode} memory is enabled on {self._device.name}"
 
     def _open(self, scope: Scope) -> Handle:
-        scope.at_close(self._disable)
+        if scope is not self._until:
+            scope.at_close(self._disable)
         return self
 
     def _disable(self) -> None:
@@ -138,6 +142,8 @@ def _forget(handle: Handle) -> None:
     global _enabled
     if _enabled is handle:
         _enabled = None
+    if not handle._until.is_used:  # by a with statement, which ends it
+        handle._until.handle = handle._ready = None
 
 
 def _requested(mode: str | None, limit: Size | None, prefetch: bool | None) -> Request | None:
@@ -168,6 +174,8 @@ def _switch_off() -> None:
         _outside_blocks(_enabled._device, "disable")
         if _enabled._device is not None:
             _enabled._device.leave_all(_enabled._installed)
+        else:
+            _enabled._installed.close()
         _enabled = None
 
 
@@ -191,7 +199,8 @@ class virtual_gpu(Decorator, Scoped[VirtualGPU]):
 
     Entering it gives the `VirtualGPU`, whose ``figures`` stay readable afterwards. What
     `enable` switched on inside is switched off at the end, and blocks left open are over. Arrays
-    that die after the end are still counted off.
+    that die after the end are still counted off. The traceback of an error of umem's that leaves
+    the block ends at the program's own line.
 
     Raises:
         UnknownGpuError: no such GPU; the message offers the nearest names.
@@ -219,11 +228,15 @@ class virtual_gpu(Decorator, Scoped[VirtualGPU]):
         scope.open(gpu, recorder)
         return gpu
 
+    def _seen(self, error: BaseException) -> None:
+        if isinstance(error, UmemError):
+            end_at_user(error)  # its text says all
+
 
 def _end_all_on(gpu: VirtualGPU) -> None:
     """The calling code's blocks on a virtual GPU are over, and what is enabled on it."""
     for scope in inside():
-        if any(getattr(part, "device", None) is gpu for part in scope.payload):
+        if gpu in [getattr(part, "device", None) for part in scope.payload]:
             scope.close()
     if _enabled is not None and _enabled._device is gpu:
         _switch_off()

@@ -331,10 +331,10 @@ class Recorder(Scoped["Recorder"], Following):
             self._known[ref.key] = ref  # before the listener: a signal may interrupt it
             try:
                 self._announce(Alloc(*fields[1:]))
-            except OutOfMemoryError:
+            except OutOfMemoryError as error:
                 self._count = count
                 del self._known[ref.key]
-                raise
+                raise error.with_traceback(None)  # noqa: B904 (the same error, without our frames)
         if self._stacks:
             stack = user_places(3)  # what called follow, access or adopt
             if stack == self._last_stack:  # often, and one tuple is less for the collector

@@ -14,12 +14,14 @@ not closed by then. Every step that changes something outside records first how 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
-from types import TracebackType
+from dis import opname
+from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar
 
 from umem.errors import LeftOnWarning, StateError
@@ -160,11 +162,10 @@ def derived(rule: Callable[[tuple[Any, ...]], _Value]) -> _Value:
     view = _entered.get()
     if view.scopes and (view.epoch is not epoch.now or view.thread is not _here.thread):
         view = _refreshed(view)
-    try:
-        return view.found[rule]  # type: ignore[no-any-return]
-    except KeyError:
+    value = view.found.get(rule, _nothing)  # which no rule gives
+    if value is _nothing:
         view.found[rule] = value = rule(view.payload)
-        return value
+    return value  # type: ignore[no-any-return]
 
 
 def inside() -> tuple[Scope, ...]:
@@ -210,9 +211,25 @@ class _Exit:
     def __get__(self, manager: Scoped[Any] | None, owner: type[Scoped[Any]]) -> Exit:
         if manager is None:  # an ExitStack asks the class, and binds it itself
             return owner._leave  # type: ignore[return-value]
+        ready = manager._ready
+        if ready is not None:
+            manager._ready = None  # what asks is alone in holding it now
+            if _is_with_statement(sys._getframe(1)):
+                _here.pending = weakref.ref(ready)
+                return ready
+            manager._ready = ready
         handle = functools.partial(manager._left_by, Scope(manager.title))
         _here.pending = weakref.ref(handle)
         return handle
+
+
+def _is_with_statement(frame: FrameType) -> bool:
+    """Whether a frame is about to enter a with statement, and not just reading an attribute."""
+    return opname[frame.f_code.co_code[frame.f_lasti]] in _WITH
+
+
+_WITH = ("SETUP_WITH", "BEFORE_WITH", "LOAD_SPECIAL")
+"""What does that in Python 3.10, from 3.11 to 3.13, and from 3.14 on."""
 
 
 class Scoped(Generic[_Entered]):
@@ -225,12 +242,23 @@ class Scoped(Generic[_Entered]):
 
     title = "a block of umem"
     _mine: tuple[Scope, ...] = ()
+    _ready: Any = None
+
+    def _begin(self) -> Scope:
+        """A scope for what is on before the with statement has entered this, and off with it."""
+        scope = Scope(self.title)
+        self._ready = functools.partial(self._left_by, scope)
+        scope.handle = weakref.ref(self._ready, scope._abandoned)
+        return scope
 
     def _open(self, scope: Scope) -> _Entered:
         raise NotImplementedError
 
     def _close(self, scope: Scope, kind: type[BaseException] | None) -> None:
         scope.close()
+
+    def _seen(self, error: BaseException) -> None:
+        """This error leaves the block, which is over."""
 
     def _not_inside(self) -> str:
         return f"{self.title} is left once for each time that it was entered"
@@ -266,7 +294,7 @@ class Scoped(Generic[_Entered]):
         if not scope.is_used:  # looked up by hand, and maybe not when it was entered
             self._leave(kind, error, traceback)
         elif not scope.is_over:
-            self._end(scope, kind)
+            self._end(scope, kind, error)
 
     def _leave(
         self, kind: type[BaseException] | None = None, error: BaseException | None = None,
@@ -275,13 +303,17 @@ class Scoped(Generic[_Entered]):
         mine = [scope for scope in self._mine if not scope.is_over]
         here = [scope for scope in mine if scope in inside()]
         if mine:
-            self._end((here or mine)[-1], kind)
+            self._end((here or mine)[-1], kind, error)
         elif kind is None:
             raise StateError(self._not_inside())
 
-    def _end(self, scope: Scope, kind: type[BaseException] | None) -> None:
+    def _end(
+        self, scope: Scope, kind: type[BaseException] | None, error: BaseException | None
+    ) -> None:
         try:
             self._close(scope, kind)
+            if error is not None:
+                self._seen(error)
         except Exception:
             if kind is None or issubclass(kind, Exception):
                 raise  # but nothing takes the place of a KeyboardInterrupt

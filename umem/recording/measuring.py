@@ -57,7 +57,7 @@ def _followers(payload: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _is_traced(payload: tuple[Any, ...]) -> bool:
-    return any(follower.measure == "workspace" for follower in _followers(payload))
+    return "workspace" in [follower.measure for follower in _followers(payload)]
 
 
 def follow_last(recorder: Recorder) -> None:

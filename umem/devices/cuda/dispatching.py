@@ -3,16 +3,19 @@
 CuPy's allocator is one for each thread, and a thread runs many asyncio tasks, which have blocks of
 their own. So what is given to the thread looks at what the calling code is inside of, and calls
 the pool's own method. bench/allocation.py measures what that costs an allocation.
+
+CuPy's context manager for this (``cupy.cuda.using_allocator``) can be interrupted after it has set
+an allocator and before it knows how to put the old one back; so what it calls is called here. The
+tests look whether those two functions are there and do what they did.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import cupy
+from cupy.cuda import memory
 
 from umem import scopes
 from umem.devices.base import Policy, Served, Watched
@@ -31,20 +34,13 @@ class Layer:
     def __init__(self, process_policy: Callable[[], Policy | None]) -> None:
         self.scopes: tuple[Scope, ...] = ()
         self._process_policy = process_policy
-        self._below: Malloc = cupy.cuda.get_allocator()
-        self._as_of = _process.now
-        self.malloc, self.forget = _dispatcher(self.resolved)
-        self._block: contextlib.AbstractContextManager[None] | None = None
-
-    @property
-    def is_in_force(self) -> bool:
-        """Whether the calling thread allocates by it."""
-        return cupy.cuda.get_allocator() is self.malloc
+        self._before: Malloc | None = memory._get_thread_local_allocator()
+        self._malloc, self.forget = _dispatcher(self)
 
     @property
     def is_needed(self) -> bool:
         """Whether one of its scopes is open."""
-        return any(scope.is_open for scope in self.scopes)
+        return any([scope.is_open for scope in self.scopes])
 
     def serve(self, scope: Scope) -> None:
         """Be for this scope too."""
@@ -52,25 +48,17 @@ class Layer:
 
     def put_in(self) -> None:
         """Have the calling thread allocate by it."""
-        # CuPy's context manager is the only public way to a thread's allocator. Collecting it
-        # would put the old one back in whichever thread that happens.
-        self._block = block = cupy.cuda.using_allocator(self.malloc)
-        _kept.add(self)
-        block.__enter__()
+        memory._set_thread_local_allocator(self._malloc)
 
-    def take_out(self) -> bool:
-        """Put back what was there; False where something of the program's own lies on top."""
-        if self._block is None or not self.is_in_force:
-            return False
-        self._block.__exit__(None, None, None)
-        _kept.discard(self)
-        return True
+    def take_out(self) -> None:
+        """Put back what was there; only where the calling thread allocates by it."""
+        memory._set_thread_local_allocator(self._before)
 
     def resolved(self) -> Malloc:
         """What the calling code allocates by now."""
         if not self.is_needed:
             clear()
-            return self._what_is_below()
+            return self._below()
         policy, malloc = self._process_policy(), None
         watches: list[tuple[Watched, bool]] = []
         for scope in scopes.inside():
@@ -80,22 +68,25 @@ class Layer:
                     watches.append((part, mine))
                 elif isinstance(part, Served) and part.device.kind == "cuda" and mine:
                     policy, malloc = part.policy, part.how
-        found = self._what_is_below() if malloc is None else malloc
+        found = self._below() if malloc is None else malloc
         for watch, mine in watches:
             if mine or malloc is not None:
                 found = watched(found, watch.how, policy)
         return found
 
-    def _what_is_below(self) -> Malloc:
-        now = _process.now
-        if self._as_of is not now and self.take_out():
-            self._below, self._as_of = cupy.cuda.get_allocator(), now
-            if self.is_needed:
-                self.put_in()
-        return self._below
+    def _below(self) -> Malloc:
+        if self._before is not None:
+            return self._before
+        now = memory._get_thread_local_allocator()
+        try:
+            memory._set_thread_local_allocator(None)
+            found: Malloc = cupy.cuda.get_allocator()  # the process's
+        finally:
+            memory._set_thread_local_allocator(now)
+        return found
 
 
-def _dispatcher(resolved: Callable[[], Malloc]) -> tuple[Malloc, Callable[[], None]]:
+def _dispatcher(layer: Layer) -> tuple[Malloc, Callable[[], None]]:
     """CuPy's allocator interface, which asks again whenever the answer may be another; and what
     has it forget the last one."""
     view: Any = None
@@ -107,7 +98,7 @@ def _dispatcher(resolved: Callable[[], Malloc]) -> tuple[Malloc, Callable[[], No
         if view_of_context() is view and epoch.now is then:
             return found(nbytes)
         view, now = None, epoch.now
-        found = resolved()
+        found = layer.resolved()
         then, view = now, view_of_context()
         return found(nbytes)
 
@@ -115,42 +106,19 @@ def _dispatcher(resolved: Callable[[], Malloc]) -> tuple[Malloc, Callable[[], No
         nonlocal view, found
         view = found = None
 
+    malloc.layer = layer  # type: ignore[attr-defined]
     return malloc, forget
-
-
-class _Process:
-    """Another object in ``now`` whenever umem has set the allocator of the process."""
-
-    def __init__(self) -> None:
-        self.now = object()
-
-
-class _Here(threading.local):
-    def __init__(self) -> None:
-        self.layers: list[Layer] = []
-
-
-_process = _Process()
-_here = _Here()
-_kept: set[Layer] = set()
-
-
-def process_changed() -> None:
-    """The allocator of the process is another: every layer looks again what lies below."""
-    _process.now = object()
-    scopes.changed()
 
 
 def enter(scope: Scope, process_policy: Callable[[], Policy | None]) -> None:
     """Have the calling thread allocate by what it is inside of, which ``scope`` is part of."""
     clear()
-    top = _here.layers[-1] if _here.layers else None
-    if top is not None and top.is_in_force:
-        top.serve(scope)
+    layer = _top()
+    if layer is not None:
+        layer.serve(scope)
     else:
         layer = Layer(process_policy)
         layer.serve(scope)
-        _here.layers.append(layer)
         layer.put_in()
     scopes.changed()
 
@@ -160,16 +128,21 @@ def clear() -> None:
 
     What something of the program's own lies on top of goes at a later call.
     """
-    for layer in reversed([*_here.layers]):
+    while (layer := _top()) is not None:
         layer.forget()
-        if not layer.is_needed and layer.take_out():
-            _here.layers.remove(layer)
+        if layer.is_needed:
+            return
+        layer.take_out()
 
 
 def in_force() -> Malloc:
     """What the calling code allocates by: a pool's own method, where nothing watches it."""
+    layer = _top()
     found: Malloc = cupy.cuda.get_allocator()
-    for layer in _here.layers:
-        if layer.malloc is found:
-            return layer.resolved()
-    return found
+    return found if layer is None else layer.resolved()
+
+
+def _top() -> Layer | None:
+    """The layer by which the calling thread allocates; None where it is not one of umem's."""
+    found: Layer | None = getattr(cupy.cuda.get_allocator(), "layer", None)
+    return found if isinstance(found, Layer) else None

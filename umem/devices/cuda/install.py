@@ -16,7 +16,7 @@ from umem.devices.base import Device, Policy, Restore, policy_here
 from umem.devices.cuda import dispatching
 from umem.devices.cuda.driver import Malloc, Pool
 from umem.errors import StateError
-from umem.scopes import Scope
+from umem.scopes import Scope, changed
 
 
 @dataclass(eq=False)
@@ -111,7 +111,7 @@ class Installer:
             installed.may_be_in = False
             raise
         self._everywhere.append(installed)
-        dispatching.process_changed()
+        changed()  # for layers of other threads, which lie on it
         installed.alias.point_at(pool)
 
     def leave_all(self, scope: Scope) -> None:
@@ -137,7 +137,7 @@ class Installer:
         installed.may_be_in = False
         if installed in self._everywhere:
             self._everywhere.remove(installed)
-        dispatching.process_changed()
+        changed()  # for layers of other threads, which lie on it
         installed.alias.restore()
 
     def follow_chainer(self) -> None:
