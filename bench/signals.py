@@ -126,10 +126,16 @@ def left_on(before: tuple[Any, ...]) -> list[str]:
         "watches": any(gpu._watches for gpu in GPUS),
     }
     found += [name for name, on in now.items() if on]
-    gc.collect() if any(gpu.figures and gpu.model.tensors for gpu in GPUS) else None
-    if any(gpu.figures and gpu.model.tensors for gpu in GPUS):
-        found.append("tensors")
+    if any(counted(gpu) for gpu in GPUS):
+        gc.collect()  # the exception's frames may hold an array
+        found += ["dead tensors" for gpu in GPUS if counted(gpu)]
     return found
+
+
+def counted(gpu: Any) -> bool:
+    """Whether a virtual GPU counts an array, though none is alive; one that says that it counts no
+    further, having been interrupted in the middle of an operation, is passed over."""
+    return bool(gpu.usage() and gpu.model.tensors and gpu.model._is_whole)
 
 
 def interrupted(run: Callable[[], None], before: tuple[Any, ...], counts: Counter[str]) -> bool:

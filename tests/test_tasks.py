@@ -264,7 +264,7 @@ def test_arrays_that_die_after_their_virtual_gpu_was_left_are_counted_off() -> N
 def test_a_model_that_outlives_its_virtual_gpu_is_counted_off_when_it_dies() -> None:
     import numpy as np
 
-    import umem.chainer  # noqa: F401
+    import umem.chainer  # isort: split
     from chainer import functions as F
     from chainer import links as L
 

@@ -242,7 +242,7 @@ class Scoped(Generic[_Entered]):
 
     title = "a block of umem"
     _mine: tuple[Scope, ...] = ()
-    _ready: Any = None
+    _ready: functools.partial[None] | None = None
 
     def _begin(self) -> Scope:
         """A scope for what is on before the with statement has entered this, and off with it."""

@@ -179,9 +179,9 @@ class VirtualGPU(Device):
         """Where an array's blocks are in the model."""
         with self.model.lock:
             found = None if self.recorder is None else self.recorder.known(array)
-            if found is None:
+            tensor = None if found is None else self.model.tensors.get(found[0])
+            if found is None or tensor is None:
                 return Location(managed=False)
-            tensor = self.model.tensors[found[0]]
             if not self.model.is_managed(tensor):
                 return Location(managed=False, resident_bytes=array.nbytes)
             parts = [tensor.part(low, high) for _, low, high in _parts(array, found)]
@@ -191,9 +191,8 @@ class VirtualGPU(Device):
         """The array's memory as a plain NumPy array, which is a host array to this GPU."""
         with self.model.lock:
             found = None if self.recorder is None else self.recorder.known(array)
-            if found is None or not (
-                array.nbytes == 0 or self.model.is_managed(self.model.tensors[found[0]])
-            ):
+            tensor = None if found is None else self.model.tensors.get(found[0])
+            if tensor is None or not (array.nbytes == 0 or self.model.is_managed(tensor)):
                 raise HintError(unmanaged_text(array.shape))
         self.synchronize()
         return host_view(address_of(array), array.shape, array.strides, array.dtype, array)

@@ -5,6 +5,7 @@ docs/virtual-gpu.md lists what it models and what it does not. Everything it cou
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import gt
@@ -81,6 +82,7 @@ class Model:
         self._policy = policy
         self._uses_host_times = backend == "cupy"
         self._has_run = False
+        self._is_whole, self._has_said = True, False
         self._pending: list[tuple[int, int, tuple[float, ...]]] = []
 
     @property
@@ -91,21 +93,45 @@ class Model:
     def on_event(self, event: Event) -> None:
         """Follow one event.
 
+        A signal that interrupts it leaves the pages half done: then no event is followed any
+        more, with a warning once.
+
         Raises:
             OutOfMemoryError: an allocation or a workspace does not fit; it was not made.
         """
         with self.lock:
-            if type(event) is Op:
-                self._on_op(event)
-            elif isinstance(event, Alloc):
-                self._on_alloc(event)
-            elif isinstance(event, Free):
-                self._on_free(event)
-            elif isinstance(event, Hint):
-                self._on_hint(event)
-            elif isinstance(event, Mark):
-                self._on_mark(event)
-            self.counters.sample(self.clock.seconds, self.driver.resident_count)
+            if not self._is_whole:
+                self._say_so(event)
+                return
+            self._is_whole = False
+            try:
+                self._follow(event)
+            except Exception:
+                self._is_whole = True
+                raise
+            self._is_whole = True
+
+    def _say_so(self, event: Event) -> None:
+        if not self._has_said and not isinstance(event, Free):
+            self._has_said = True
+            warnings.warn(
+                f"the simulated {self.spec.title} was interrupted in the middle of an operation, "
+                "and counts no further: enter a new umem.virtual_gpu block",
+                stacklevel=2,
+            )
+
+    def _follow(self, event: Event) -> None:
+        if type(event) is Op:
+            self._on_op(event)
+        elif isinstance(event, Alloc):
+            self._on_alloc(event)
+        elif isinstance(event, Free):
+            self._on_free(event)
+        elif isinstance(event, Hint):
+            self._on_hint(event)
+        elif isinstance(event, Mark):
+            self._on_mark(event)
+        self.counters.sample(self.clock.seconds, self.driver.resident_count)
 
     def _on_mark(self, mark: Mark) -> None:
         if mark.label == "step":
