@@ -24,10 +24,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _nothing_stays_on() -> object:
     """A test leaves nothing enabled, no block open and no recorder active behind."""
     yield
-    from umem import memory, recorder
+    from umem import memory, scopes
 
-    leaked = (memory._enabled, memory._local.virtual, memory._local.blocks, recorder.active())
-    assert leaked == (None, [], [], ())
+    assert (memory._enabled, scopes.inside(), scopes._unfinished) == (None, (), set())
 
 
 @pytest.fixture

@@ -21,9 +21,10 @@ cupy = pytest.importorskip("cupy")
 from cuda_host_driver import GIB, PREFER_HOST, PREFETCH, HostDriver, HostPool, installed  # noqa: E402
 
 from umem.devices.base import MODES, Policy  # noqa: E402
-from umem.devices.cuda import CudaDevice, cuda_reason, open_cuda  # noqa: E402
+from umem.devices.cuda import CudaDevice, cuda_reason, dispatching, open_cuda  # noqa: E402
 from umem.devices.cuda import device as cuda  # noqa: E402
 from umem.devices.cuda import driver as cuda_driver  # noqa: E402
+from umem.devices.cuda.dispatching import in_force  # noqa: E402
 from umem.devices.cuda.errors import CudaLimitError, CudaOutOfMemoryError  # noqa: E402
 from umem.devices.cuda.hybrid import LARGE_BYTES, PROBE_EVERY, Hybrid  # noqa: E402
 from umem.devices.presets import PRESETS  # noqa: E402
@@ -63,6 +64,14 @@ def alone():
 def no_gpu():
     if cuda_reason() is None:
         pytest.skip("there is a CUDA device")
+
+
+def in_another_thread(call):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    return found[0]
 
 
 def run(code):
@@ -200,6 +209,8 @@ class TestInstalling:
         assert own == device._pools.pool("managed").malloc
         for policy in (MANAGED, Policy("managed", limit_bytes=GIB)):
             with installed(device, policy):
+                assert in_force() is own
+            with installed(device, policy, everywhere=True):
                 assert cupy.cuda.get_allocator() is own
 
     def test_with_the_real_pool_it_is_a_builtin_method_of_memory_pool(self, alone):
@@ -208,7 +219,7 @@ class TestInstalling:
 
         device = CudaDevice(RealPools())
         device._pools._make = lambda *_: device._driver.make_pool(lambda nbytes: None)
-        with installed(device, MANAGED):
+        with installed(device, MANAGED, everywhere=True):
             assert isinstance(cupy.cuda.get_allocator().__self__, cupy.cuda.MemoryPool)
             assert type(cupy.cuda.get_allocator()).__name__ in (
                 "builtin_function_or_method",
@@ -217,15 +228,15 @@ class TestInstalling:
 
     def test_unmanaged_is_cupys_default_pool(self, device, driver, alone):
         with installed(device, UNMANAGED):
-            assert cupy.cuda.get_allocator() == driver.default_pool.malloc
+            assert in_force() == driver.default_pool.malloc
 
     def test_blocks_nest_and_an_exception_puts_the_outer_one_back(self, device, alone):
         with installed(device, MANAGED):
-            outer = cupy.cuda.get_allocator()
+            outer = in_force()
             with pytest.raises(KeyError), installed(device, UNMANAGED):
-                assert cupy.cuda.get_allocator() is not outer
+                assert in_force() is not outer
                 raise KeyError
-            assert cupy.cuda.get_allocator() is outer
+            assert in_force() is outer
 
     def test_a_block_concerns_its_thread_only(self, device, alone):
         seen = []
@@ -271,28 +282,20 @@ class TestInstalling:
         assert device._installer.policy() is MANAGED
         restore()
 
-    def test_restoring_out_of_order_twice_or_elsewhere_changes_nothing(self, device, alone):
+    def test_what_is_restored_out_of_order_or_elsewhere_ends_alone(self, device, alone):
         outer = device.install(MANAGED, everywhere=False)
         inner = device.install(UNMANAGED, everywhere=False)
-        with pytest.raises(StateError, match="inside this block first"):
+        outer()
+        assert device._installer.policy() is UNMANAGED
+        assert in_force() == device._driver.default_pool.malloc
+        with pytest.raises(StateError, match="restored before"):
             outer()
-        errors = []
-
-        def elsewhere():
-            try:
-                inner()
-            except StateError as error:
-                errors.append(str(error))
-
-        thread = threading.Thread(target=elsewhere)
+        thread = threading.Thread(target=inner)
         thread.start()
         thread.join()
-        assert "another thread" in errors[0]
-        assert device._installer.policy() is UNMANAGED
-        inner()
-        with pytest.raises(StateError, match="restored before"):
-            inner()
-        outer()
+        assert device._installer.policy() is None
+        assert in_force() is in_another_thread(cupy.cuda.get_allocator)
+        dispatching.clear()
 
     def test_the_allocator_of_the_user_comes_back(self, device, alone):
         def own(nbytes):
@@ -355,7 +358,7 @@ class TestInstalling:
 
         def visit(blocks):
             for mode, fails, inner in blocks:
-                before = cupy.cuda.get_allocator(), device._installer.policy()
+                before = in_force(), device._installer.policy()
                 policy = Policy(mode)
                 try:
                     with installed(device, policy):
@@ -365,9 +368,11 @@ class TestInstalling:
                             raise KeyError
                 except KeyError:
                     assert fails
-                assert (cupy.cuda.get_allocator(), device._installer.policy()) == before
+                assert (in_force(), device._installer.policy()) == before
 
+        own = cupy.cuda.get_allocator()
         visit(tree)
+        assert cupy.cuda.get_allocator() is own
 
 
 class TestChainersAlias:
@@ -610,7 +615,7 @@ class TestPresets:
         self, device, driver, alone
     ):
         with installed(device, Policy("managed", preset="streaming")):
-            assert cupy.cuda.get_allocator() is device._pools.malloc("managed", "streaming")
+            assert in_force() is device._pools.malloc("managed", "streaming")
             cupy.empty(MIB, dtype="u1")
             cupy.empty(MIB, dtype="u1")
         advised = [("preferred_location", "cpu", MIB), ("accessed_by", 0, MIB)]

@@ -377,19 +377,12 @@ def test_modes_of_a_virtual_gpu_concern_one_thread() -> None:
         thread.join()
         assert seen == ["unmanaged"] and gpu.policy.mode == "managed"
     restore = gpu.install(Policy("managed"), everywhere=False)
-    failures: list[BaseException] = []
-
-    def restore_elsewhere() -> None:
-        try:
-            restore()
-        except StateError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=restore_elsewhere)
+    thread = threading.Thread(target=restore)
     thread.start()
     thread.join()
-    assert len(failures) == 1 and gpu.policy.mode == "managed"
-    restore()
+    assert gpu.policy.mode == "unmanaged"
+    with pytest.raises(StateError, match="restored before"):
+        restore()
 
 
 def test_synchronize_lets_the_host_wait() -> None:

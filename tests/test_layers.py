@@ -18,7 +18,7 @@ import umem
 ROOT = Path(umem.__file__).parent
 LEVELS = {
     "errors": 0, "units": 0, "stacks": 0, "forking": 0, "shown": 0, "extras": 0, "files": 0,
-    "inflating": 0,
+    "inflating": 0, "scopes": 0,
     "events": 1, "trace": 1, "trace_file": 1, "recorder": 1, "recording": 1,
     "graphs": 1, "compat": 1,
     "aligning": 1, "scaling": 1, "cutting": 1, "explaining": 1, "backends": 1,

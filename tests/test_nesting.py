@@ -1,4 +1,5 @@
-"""Any nesting of modes over several threads: what is in force is what a simple model says.
+"""Any nesting and overlap of modes over several threads and contexts, as asyncio's tasks have
+them: what is in force is what a simple model says.
 
 Each thread does what it is told, one thing at a time, so that a failure can be repeated and
 shrunk. The same machine drives the virtual GPU and the real CuPy, whose GPU is made of host memory.
@@ -10,7 +11,8 @@ import importlib.util
 import queue
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from typing import Any, ClassVar
 
 import pytest
@@ -19,11 +21,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import umem
-from umem import memory
+from umem import scopes
 from umem.devices import cuda
 from umem.devices.base import Device, Policy
 from umem.devices.virtual import VirtualGPU
 from umem.errors import LimitError, SizeError, StateError
+from umem.scopes import Scope
 from umem.units import GIB, MIB
 
 pytestmark = pytest.mark.thorough
@@ -33,7 +36,7 @@ VRAM_BYTES = 64 * MIB
 LIMITS = {None: None, 8 * MIB: 8 * MIB, "16MiB": 16 * MIB, "0.5x": 32 * MIB}
 """As they are written, and what they come to."""
 MODES = st.sampled_from(["unmanaged", "managed", "hybrid"])
-THREADS = st.integers(0, 2)
+THREADS, CONTEXTS = st.integers(0, 2), st.integers(0, 3)
 MANY = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
@@ -65,17 +68,33 @@ class Worker:
                 self._done.put((None, error))
 
 
-class Nesting(RuleBasedStateMachine):
-    """Three threads that enable, disable, enter and leave at random.
+class Entered:
+    """What the model knows of a block: where it was entered, and whether anybody has left it."""
 
-    The model: a stack of policies for each thread, and at most one for the process, which belongs
-    to the device that it was enabled on.
+    def __init__(self, thread: int, policy: Policy, leave: Callable[[Any], Any]) -> None:
+        self.thread, self.policy, self.leave = thread, policy, leave
+        self.is_open = True
+
+
+def inside(block: Any) -> Iterator[None]:
+    """A generator that is suspended inside a block."""
+    with block:
+        yield
+
+
+class Nesting(RuleBasedStateMachine):
+    """Three threads that enable, disable, enter and leave at random, each in several contexts.
+
+    The model: for each context the blocks that were entered in it, or before in the one that it is
+    a copy of, whether anybody has left them, and in which thread they were entered; and at most one
+    policy for the process, which belongs to the device that it was enabled on.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.workers = [Worker() for _ in range(3)]
-        self.entered: list[list[tuple[Any, Policy]]] = [[], [], []]
+        self.contexts = [[worker(copy_context)] for worker in self.workers]
+        self.seen: list[list[list[Entered]]] = [[[]], [[]], [[]]]
         self.enabled: tuple[Device, Policy, Any] | None = None
         self.devices = self.set_up()
 
@@ -86,101 +105,151 @@ class Nesting(RuleBasedStateMachine):
     def tear_down(self) -> None:
         """Undo `set_up`, when every block has been left and nothing is enabled."""
 
+    def run(self, thread: int, number: int, action: Callable[[], Any]) -> Any:
+        """In that thread and the context of that number, counted round."""
+        contexts = self.contexts[thread]
+        return self.workers[thread](lambda: contexts[number % len(contexts)].run(action))
+
+    def where(self, thread: int, number: int) -> list[Entered]:
+        """What was entered there, or before where that is a copy of."""
+        return self.seen[thread][number % len(self.seen[thread])]
+
+    def open_blocks(self) -> list[Entered]:
+        found = [block for thread in self.seen for seen in thread for block in seen]
+        return [block for block in dict.fromkeys(found) if block.is_open]
+
     def teardown(self) -> None:
-        for worker, stack in zip(self.workers, self.entered, strict=True):
-            while stack:
-                worker(lambda stack=stack: stack.pop()[0].__exit__(None, None, None))
+        for block in self.open_blocks():
+            self.run(block.thread, 0, lambda block=block: block.leave(None))
         if self.enabled is not None:
             umem.disable()
         self.tear_down()
-        for worker in self.workers:
+        for worker, contexts in zip(self.workers, self.contexts, strict=True):
+            for context in contexts:
+                assert worker(lambda context=context: context.run(scopes.inside)) == ()
             worker.stop()
 
-    def expected(self, thread: int) -> Policy | None:
-        """What the thread ought to allocate by; None is whatever was there before."""
-        if self.entered[thread]:
-            return self.entered[thread][-1][1]
+    def here(self, thread: int, number: int) -> list[Entered]:
+        """The open blocks that this code of the thread is inside of."""
+        seen = self.where(thread, number)
+        return [block for block in seen if block.is_open and block.thread == thread]
+
+    def expected(self, thread: int, number: int) -> Policy | None:
+        """What the code ought to allocate by; None is whatever was there before."""
+        if self.here(thread, number):
+            return self.here(thread, number)[-1].policy
         if self.enabled is not None and self.enabled[0] is self.devices[thread]:
             return self.enabled[1]
         return None
 
-    @rule(thread=THREADS, mode=MODES, limit=st.sampled_from(list(LIMITS)))
-    def enable(self, thread: int, mode: Any, limit: Any) -> None:
+    def stands_in_the_way(self, thread: int, number: int) -> bool:
+        """Whether nothing can be switched for the process there."""
+        return bool(self.here(thread, number))
+
+    @rule(thread=THREADS, number=CONTEXTS)
+    def make_a_task(self, thread: int, number: int) -> None:
+        if len(self.contexts[thread]) < 4:
+            self.contexts[thread].append(self.run(thread, number, copy_context))
+            self.seen[thread].append([*self.where(thread, number)])
+
+    @rule(thread=THREADS, number=CONTEXTS, mode=MODES, limit=st.sampled_from(list(LIMITS)))
+    def enable(self, thread: int, number: int, mode: Any, limit: Any) -> None:
         device, policy = self.devices[thread], Policy(mode, LIMITS[limit])
 
         def call() -> Any:
             return umem.enable(mode, limit=limit)
 
-        if self.enabled is None and not self.entered[thread]:
-            self.enabled = device, policy, self.workers[thread](call)
+        if self.enabled is None and not self.stands_in_the_way(thread, number):
+            self.enabled = device, policy, self.run(thread, number, call)
         elif self.enabled is not None and self.enabled[:2] == (device, policy):
-            assert self.workers[thread](call) is self.enabled[2]
+            assert self.run(thread, number, call) is self.enabled[2]
         else:
             with pytest.raises(StateError):
-                self.workers[thread](call)
+                self.run(thread, number, call)
 
-    @rule(thread=THREADS)
-    def disable(self, thread: int) -> None:
-        inside = self.enabled and self.entered[thread] and self.enabled[0] is self.devices[thread]
-        if self.enabled is None or inside:
+    @rule(thread=THREADS, number=CONTEXTS)
+    def disable(self, thread: int, number: int) -> None:
+        mine = self.enabled is not None and self.enabled[0] is self.devices[thread]
+        if self.enabled is None or (mine and self.stands_in_the_way(thread, number)):
             with pytest.raises(StateError):
-                self.workers[thread](umem.disable)
+                self.run(thread, number, umem.disable)
         else:
-            self.workers[thread](umem.disable)
+            self.run(thread, number, umem.disable)
             self.enabled = None
 
-    @rule(thread=THREADS, mode=MODES, limit=st.sampled_from(list(LIMITS)))
-    def enter(self, thread: int, mode: Any, limit: Any) -> None:
+    @rule(thread=THREADS, number=CONTEXTS, mode=MODES, limit=st.sampled_from(list(LIMITS)))
+    def enter(self, thread: int, number: int, mode: Any, limit: Any) -> None:
         block = getattr(umem, mode)(limit)
-        self.workers[thread](block.__enter__)
-        self.entered[thread].append((block, Policy(mode, LIMITS[limit])))
+        self.run(thread, number, block.__enter__)
 
-    @rule(thread=THREADS, error=st.sampled_from([None, ZeroDivisionError, KeyboardInterrupt]))
-    def leave(self, thread: int, error: Any) -> None:
-        if self.entered[thread]:
-            block, _ = self.entered[thread].pop()
-            assert not self.workers[thread](lambda: block.__exit__(error, error and error(), None))
+        def leave(error: Any) -> Any:
+            return block.__exit__(error, error and error(), None)
 
-    @precondition(lambda self: any(self.entered))
-    @rule(thread=THREADS, other=THREADS)
-    def leave_what_another_thread_entered(self, thread: int, other: int) -> None:
-        blocks = [block for block, _ in self.entered[other]]
-        mine = self.entered[thread][-1][0] if self.entered[thread] else None
-        if blocks and blocks[-1] is not mine:
-            with pytest.raises(StateError):
-                self.workers[thread](lambda: blocks[-1].__exit__(None, None, None))
+        self.where(thread, number).append(Entered(thread, Policy(mode, LIMITS[limit]), leave))
+
+    @rule(thread=THREADS, number=CONTEXTS, mode=MODES)
+    def enter_in_a_generator(self, thread: int, number: int, mode: Any) -> None:
+        generator = inside(getattr(umem, mode)())
+        self.run(thread, number, generator.__next__)
+        policy = Policy(mode)
+        entered = Entered(thread, policy, lambda error: generator.close())
+        self.where(thread, number).append(entered)
+
+    @precondition(lambda self: self.open_blocks())
+    @rule(
+        thread=THREADS, number=CONTEXTS, which=st.integers(0, 5),
+        error=st.sampled_from([None, ZeroDivisionError, KeyboardInterrupt]),
+    )  # fmt: skip
+    def leave_any_anywhere(self, thread: int, number: int, which: int, error: Any) -> None:
+        blocks = self.open_blocks()
+        block = blocks[which % len(blocks)]
+        assert not self.run(thread, number, lambda: block.leave(error))
+        block.is_open = False
+
+    @precondition(lambda self: any(self.here(thread, 0) for thread in range(3)))
+    @rule(thread=THREADS, number=CONTEXTS)
+    def leave_the_innermost(self, thread: int, number: int) -> None:
+        if self.here(thread, number):
+            block = self.here(thread, number)[-1]
+            self.run(thread, number, lambda: block.leave(None))
+            block.is_open = False
 
     @rule(thread=THREADS, mode=MODES, size=st.sampled_from(["0x", "101%", "", True]))
     def ask_for_what_is_no_limit(self, thread: int, mode: Any, size: Any) -> None:
         for make in (lambda: getattr(umem, mode)(size), lambda: umem.enable(mode, limit=size)):
             with pytest.raises(SizeError):
-                self.workers[thread](make)
+                self.run(thread, 0, make)
 
-    @rule(thread=THREADS, mode=MODES, fails=st.booleans())
-    def call_a_decorated_function(self, thread: int, mode: Any, fails: bool) -> None:
+    @rule(thread=THREADS, number=CONTEXTS, mode=MODES, fails=st.booleans())
+    def call_a_decorated_function(self, thread: int, number: int, mode: Any, fails: bool) -> None:
         @getattr(umem, mode)("0.5x")
         def run() -> Any:
-            self.check(thread, Policy(mode, VRAM_BYTES // 2))
+            self.check(thread, number, Policy(mode, VRAM_BYTES // 2))
             if fails:
                 raise ZeroDivisionError
 
         if fails:
             with pytest.raises(ZeroDivisionError):
-                self.workers[thread](run)
+                self.run(thread, number, run)
         else:
-            self.workers[thread](run)
+            self.run(thread, number, run)
 
-    def check(self, thread: int, policy: Policy | None) -> None:
-        """In that thread: is ``policy`` in force?"""
+    def check(self, thread: int, number: int, policy: Policy | None) -> None:
+        """There: is ``policy`` in force?"""
         status = umem.status()
         assert status.on == (policy is not None)
         known = policy or UNMANAGED
         assert (status.mode, status.limit_bytes) == (known.mode, known.limit_bytes)
 
     @invariant()
-    def every_thread_allocates_by_what_it_asked_for(self) -> None:
-        for thread, worker in enumerate(self.workers):
-            worker(lambda thread=thread: self.check(thread, self.expected(thread)))
+    def all_code_allocates_by_what_it_asked_for(self) -> None:
+        for thread, contexts in enumerate(self.contexts):
+            for number in range(len(contexts)):
+                policy = self.expected(thread, number)
+                self.run(
+                    thread, number,
+                    lambda t=thread, n=number, policy=policy: self.check(t, n, policy),
+                )  # fmt: skip
 
 
 class VirtualNesting(Nesting):
@@ -188,17 +257,23 @@ class VirtualNesting(Nesting):
 
     def set_up(self) -> list[Any]:
         self.blocks = [umem.virtual_gpu("t4", vram=VRAM_BYTES) for _ in range(2)]
-        shared = self.workers[0](self.blocks[0].__enter__)
-        self.workers[1](lambda: memory._local.virtual.append(shared))
-        return [shared, shared, self.workers[2](self.blocks[1].__enter__)]
+        self.shared = Scope()
+        shared = self.run(0, 0, self.blocks[0].__enter__)
+
+        def share() -> None:
+            self.shared.thread = scopes._here.thread
+            self.shared.open(shared)
+
+        self.run(1, 0, share)
+        return [shared, shared, self.run(2, 0, self.blocks[1].__enter__)]
 
     def tear_down(self) -> None:
-        self.workers[1](lambda: memory._local.virtual.pop())
+        self.run(1, 0, self.shared.close)
         for thread, block in ((0, self.blocks[0]), (2, self.blocks[1])):
-            self.workers[thread](lambda block=block: block.__exit__(None, None, None))
+            self.run(thread, 0, lambda block=block: block.__exit__(None, None, None))
 
-    def check(self, thread: int, policy: Policy | None) -> None:
-        super().check(thread, policy)
+    def check(self, thread: int, number: int, policy: Policy | None) -> None:
+        super().check(thread, number, policy)
         gpu: VirtualGPU = self.devices[thread]
         assert gpu.policy == (policy or UNMANAGED)
         if thread != 1:  # whose arrays nobody follows: its GPU was entered elsewhere
@@ -215,20 +290,27 @@ class CupyNesting(Nesting):
         import cupy
         from cuda_host_driver import HostDriver
 
+        from umem.devices.cuda import dispatching
+
         device = cuda.CudaDevice(HostDriver(vram=VRAM_BYTES))
         cuda.open_cuda = lambda ordinal=None: device  # type: ignore[assignment]
-        self.get_allocator = cupy.cuda.get_allocator
+        self.dispatching, self.get_allocator = dispatching, cupy.cuda.get_allocator
         self.before = [worker(self.get_allocator) for worker in self.workers]
         return [device] * 3
 
+    def stands_in_the_way(self, thread: int, number: int) -> bool:
+        return any(block.thread == thread for block in self.open_blocks())
+
     def tear_down(self) -> None:
+        for worker in self.workers:
+            worker(self.dispatching.clear)
         after = [worker(self.get_allocator) for worker in self.workers]
         cuda.open_cuda = self._open  # type: ignore[assignment]
         assert all(now is then for now, then in zip(after, self.before, strict=True))
 
-    def check(self, thread: int, policy: Policy | None) -> None:
-        super().check(thread, policy)
-        device, found = self.devices[thread], self.get_allocator()
+    def check(self, thread: int, number: int, policy: Policy | None) -> None:
+        super().check(thread, number, policy)
+        device, found = self.devices[thread], self.dispatching.in_force()
         assert device._installer.policy() == policy
         if policy is None:
             assert found is self.before[thread]

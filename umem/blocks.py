@@ -1,50 +1,34 @@
 """Modes of allocation for a block: `managed`, `hybrid`, `unmanaged`.
 
-Blocks concern the calling thread, nest in any order, work as decorators, and restore exactly
-what was there when they end, also by an exception. Arrays may outlive them.
+Blocks concern the code that enters them: the calling thread, and there the asyncio task that
+enters, with the tasks which that one makes until the block ends. They nest, may overlap, work as
+decorators, and restore exactly what was there when they end, also by an exception or a signal. One
+that ends out of order (a generator that is given up) ends alone. Arrays may outlive them.
 """
 
 from __future__ import annotations
 
 import inspect
-import threading
 from contextlib import ContextDecorator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from umem.devices.base import MODES, Device, Mode, Policy, Restore
+from umem.devices.base import MODES, Device, Mode, Policy, Served
 from umem.devices.presets import Preset, check_preset
 from umem.errors import DeviceError, StateError, UnsupportedError
 from umem.limits import Limit, Size, parse_limit
+from umem.scopes import Scope, Scoped, derived, inside, tidy
 
 if TYPE_CHECKING:  # who wants a virtual GPU imports it; nobody else waits for it
     from umem.devices.virtual import VirtualGPU
 
 
-class _Entered(NamedTuple):
-    """A block that this thread is inside of."""
-
-    block: Block
-    device: Device
-    policy: Policy
-    restore: Restore
-
-
-class _Local(threading.local):
-    def __init__(self) -> None:
-        self.virtual: list[VirtualGPU] = []
-        self.blocks: list[_Entered] = []
-
-
-local = _Local()
-
-
 def current_device() -> Device:
-    """The innermost virtual GPU of the calling thread, otherwise the current CUDA device.
+    """The innermost virtual GPU that the calling code is inside of, else the current CUDA device.
 
     Raises:
         DeviceNotFoundError: there is neither; the message names both ways out.
     """
+    tidy()
     virtual = innermost_virtual()
     if virtual is not None:
         return virtual
@@ -54,8 +38,22 @@ def current_device() -> Device:
 
 
 def innermost_virtual() -> VirtualGPU | None:
-    """The virtual GPU that the calling thread is inside of, or None."""
-    return local.virtual[-1] if local.virtual else None
+    """The virtual GPU that the calling code is inside of, or None."""
+    return derived(_innermost)
+
+
+def _innermost(payload: tuple[Any, ...]) -> VirtualGPU | None:
+    if not payload:
+        return None
+    from umem.devices.virtual import VirtualGPU
+
+    found = [part for part in payload if isinstance(part, VirtualGPU)]
+    return found[-1] if found else None
+
+
+def devices_served() -> list[Device]:
+    """The devices for which the calling code is inside of a block, once for each block."""
+    return [part.device for scope in inside() for part in scope.payload if isinstance(part, Served)]
 
 
 class Request(NamedTuple):
@@ -92,16 +90,11 @@ def checked_request(
     return Request(mode, checked, bool(prefetch), spill, preset)  # type: ignore[arg-type]
 
 
-def install(device: Device, policy: Policy, *, everywhere: bool) -> Restore:
-    """Serve a device's allocations by a policy; returns what restores the state before.
-
-    Raises:
-        DeviceError: the device cannot serve the mode; otherwise see `Device.install`.
-    """
-    reason = device.why_not(policy.mode)
+def check_served(device: Device, mode: Mode) -> None:
+    """Raise DeviceError where a device cannot serve a mode, with the reason."""
+    reason = device.why_not(mode)
     if reason is not None:
-        raise DeviceError(f"{device.name} cannot serve {policy.mode} memory: {reason}")
-    return device.install(policy, everywhere=everywhere)
+        raise DeviceError(f"{device.name} cannot serve {mode} memory: {reason}")
 
 
 class Memory:
@@ -138,35 +131,22 @@ _RUN_LATER = (
 )  # fmt: skip
 
 
-class Block(Decorator):
-    """A block, or a function, whose allocations in this thread come from one mode."""
+class Block(Decorator, Scoped[Memory]):
+    """A block, or a function, whose allocations come from one mode."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
+        self.title = f"umem.{request.mode}()"
 
     def _recreate_cm(self) -> Block:
         return Block(self._request)
 
-    def __enter__(self) -> Memory:
+    def _open(self, scope: Scope) -> Memory:
         device = current_device()
         policy = self._request.on(device)
-        restore = install(device, policy, everywhere=False)
-        local.blocks.append(_Entered(self, device, policy, restore))
+        check_served(device, policy.mode)
+        device.serve(scope, policy)
         return Memory(device, policy)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not local.blocks or local.blocks[-1].block is not self:
-            raise StateError(
-                "blocks of memory are left in the reverse order of entering them, in the thread "
-                "that entered them"
-            )
-        local.blocks[-1].restore()  # first: where it is refused, the block is still there
-        local.blocks.pop()
 
 
 def managed(

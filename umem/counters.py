@@ -1,23 +1,23 @@
 """Counting allocations: how many, how large, and the most at once.
 
 A block watches what the thread that entered it allocates on the device that is current then: the
-innermost virtual GPU, otherwise the GPU that CuPy uses. Memory may be freed by any thread. Outside
+innermost virtual GPU, otherwise the GPU that CuPy uses; of several asyncio tasks, what the one that
+entered it allocates, and those that it makes. Memory may be freed by any thread. Outside
 nothing is watched, and an allocation costs what it costs without umem; bench/allocation.py
 measures what it costs inside.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, TextIO
 
-from umem.devices.base import Device, Restore, Watcher
+from umem.devices.base import Device, Watcher
 from umem.errors import SizeError, StateError
 from umem.forking import safe_lock
 from umem.memory import current_device
+from umem.scopes import Scope, Scoped
 from umem.units import GIB, KIB, MIB, TIB, format_bytes
 
 _UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
@@ -38,7 +38,7 @@ def statistics() -> Statistics:
     return Statistics()
 
 
-class Statistics:
+class Statistics(Scoped["Statistics"]):
     """Bytes and counts of the allocations that a block made; `umem.statistics` makes one.
 
     Bytes are those asked for, before any rounding. Of a virtual GPU a replayed workspace counts
@@ -55,17 +55,14 @@ class Statistics:
         self._dead: deque[int] = deque()
         self._figures = dict.fromkeys(_FIGURES, 0)
 
-    def __enter__(self) -> Statistics:
-        self._watch.begin(self)
+    title = "umem.statistics()"
+
+    def _open(self, scope: Scope) -> Statistics:
+        self._watch.begin(scope, self, self._count_dead)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._watch.end(self._count_dead)
+    def _not_inside(self) -> str:
+        return "a block is left once"
 
     def allocated(self, nbytes: int, label: str) -> int:
         """What the device calls; see `Watcher`."""
@@ -154,30 +151,24 @@ class Statistics:
 
 
 class Watch:
-    """One watch of one device, begun once and ended once by the same thread."""
+    """One watch of one device, begun once; over when its scope is."""
 
     def __init__(self) -> None:
         self._device: Device | None = None
-        self._restore: Restore | None = None
-        self._thread = 0
+        self._scope = Scope()
 
-    def begin(self, watcher: Watcher) -> None:
+    def begin(self, scope: Scope, watcher: Watcher, settled: Callable[[], None]) -> None:
+        """Tell ``watcher`` while ``scope`` is open; ``settled`` has it count what was freed."""
         if self._device is not None:
             raise StateError("this block was used before; make a new one for each time")
-        device = current_device()
-        self._restore = device.watch(watcher)
-        self._device, self._thread = device, threading.get_ident()
-
-    def end(self, settled: Callable[[], None]) -> None:
-        if self._restore is None or self._thread != threading.get_ident():
-            raise StateError("a block is left once, in the thread that entered it")
-        self._restore()
-        settled()
-        self._restore = None
+        self._device = device = current_device()
+        self._scope = scope
+        scope.at_close(settled)
+        device.tell(scope, watcher)
 
     def settle(self, settled: Callable[[], None]) -> None:
         """Until the end, hear of everything that was freed, and have it counted."""
-        if self._restore is not None and self._device is not None:
+        if self._scope.is_open and self._device is not None:
             self._device.settle()
             settled()
 

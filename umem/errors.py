@@ -28,6 +28,7 @@
     +-- MissingDependencyError  also ImportError: names what to install
 
 Whatever is raised, the state is as before the call: nothing half-installed, nothing leaked.
+One warning belongs here too: LeftOnWarning, a UserWarning.
 """
 
 from __future__ import annotations
@@ -130,3 +131,7 @@ class CompatError(UmemError, ImportError):
 
 class MissingDependencyError(UmemError, ImportError):
     """An optional package is missing; the message names what to install, and the extra."""
+
+
+class LeftOnWarning(UserWarning):
+    """Something was still on that should have been over; it is off now."""

@@ -5,41 +5,50 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from umem import environment
 from umem.blocks import Block as Block
-from umem.blocks import Decorator, Request, checked_request, innermost_virtual, install
+from umem.blocks import (
+    Decorator,
+    Request,
+    check_served,
+    checked_request,
+    devices_served,
+    innermost_virtual,
+)
 from umem.blocks import current_device as current_device
-from umem.blocks import local as _local
-from umem.devices.base import Device, Policy, Restore
-from umem.errors import StateError
+from umem.devices.base import Device, Policy, policy_here
+from umem.errors import StateError, UmemError
 from umem.forking import safe_lock
 from umem.limits import Size
+from umem.scopes import Scope, Scoped, inside, tidy
+from umem.stacks import end_at_user
 from umem.units import parse_bytes
 
 if TYPE_CHECKING:
     from umem.devices.specs import GpuSpec
     from umem.devices.virtual import VirtualGPU
-    from umem.recorder import Recorder
 
 _lock = safe_lock()
 _enabled: Handle | None = None
 
 
-class Handle:
+class Handle(Scoped["Handle"]):
     """What `enable` returns: leave it as a context manager, or call `umem.disable`.
 
     ``policy`` is None where UMEM_MODE keeps everything off.
     """
 
+    title = "umem.enable()"
+
     def __init__(
-        self, device: Device | None, request: Request | None, policy: Policy | None,
-        restore: Restore,
-    ) -> None:  # fmt: skip
+        self, device: Device | None, request: Request | None, policy: Policy | None
+    ) -> None:
         self._device, self._request, self.policy = device, request, policy
-        self._restore = restore
+        self._installed = Scope(self.title)
+        self._until = self._begin()
+        self._until.at_close(self._disable)
 
     @property
     def device(self) -> Device:
@@ -59,17 +68,14 @@ class Handle:
             return f"umem.enable() was called before, {environment.MODE} being off,"
         return f"{self.policy.mode} memory is enabled on {self._device.name}"
 
-    def __enter__(self) -> Handle:
+    def _open(self, scope: Scope) -> Handle:
+        if scope is not self._until:
+            scope.at_close(self._disable)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _disable(self) -> None:
         if _enabled is self:
-            disable()
+            _switch_off()
 
 
 def enable(
@@ -97,21 +103,48 @@ def enable(
         StateError: another mode is on, or the thread is inside a block, and what is on stays on;
             or UMEM_MODE or UMEM_PREFETCH has a value that says nothing.
     """
+    tidy()
+    made: list[Handle] = []
+    try:
+        with _lock:
+            return _enabled_by(mode, limit, prefetch, made)
+    except BaseException:  # a signal may come after everything is done, too
+        for handle in made:
+            handle._installed.close()
+        raise
+
+
+def _enabled_by(
+    mode: str | None, limit: Size | None, prefetch: bool | None, made: list[Handle]
+) -> Handle:
+    """The handle of what is on or switched on now, which is ``made`` then."""
     global _enabled
-    with _lock:
-        request = _requested(mode, limit, prefetch)
-        device = innermost_virtual() if request is None else current_device()
-        if _enabled is not None:
-            if _enabled._answers(device, request):
-                return _enabled
-            raise StateError(f"{_enabled} with other arguments; call umem.disable() first")
-        if request is None or device is None:
-            _enabled = Handle(device, None, None, lambda: None)
+    request = _requested(mode, limit, prefetch)
+    device = innermost_virtual() if request is None else current_device()
+    if _enabled is not None:
+        if _enabled._answers(device, request):
             return _enabled
+        raise StateError(f"{_enabled} with other arguments; call umem.disable() first")
+    policy = None
+    if request is not None and device is not None:
         _outside_blocks(device, "enable")
         policy = request.on(device)
-        _enabled = Handle(device, request, policy, install(device, policy, everywhere=True))
-        return _enabled
+        check_served(device, policy.mode)
+    handle = Handle(device, request if policy else None, policy)
+    made.append(handle)
+    handle._installed.at_close(lambda: _forget(handle))
+    if policy is not None and device is not None:
+        device.serve_all(handle._installed, policy)
+    _enabled = handle
+    return handle
+
+
+def _forget(handle: Handle) -> None:
+    global _enabled
+    if _enabled is handle:
+        _enabled = None
+    if not handle._until.is_used:  # by a with statement, which ends it
+        handle._until.handle = handle._ready = None
 
 
 def _requested(mode: str | None, limit: Size | None, prefetch: bool | None) -> Request | None:
@@ -130,12 +163,20 @@ def disable() -> None:
     Raises:
         StateError: nothing is enabled, or the thread is inside a block.
     """
+    tidy()
+    _switch_off()
+
+
+def _switch_off() -> None:
     global _enabled
     with _lock:
         if _enabled is None:
             raise StateError("nothing is enabled; umem.enable() comes first")
         _outside_blocks(_enabled._device, "disable")
-        _enabled._restore()
+        if _enabled._device is not None:
+            _enabled._device.leave_all(_enabled._installed)
+        else:
+            _enabled._installed.close()
         _enabled = None
 
 
@@ -146,11 +187,11 @@ def follow_chainer() -> None:
 
 
 def _outside_blocks(device: Device | None, what: str) -> None:
-    if any(entered.device is device for entered in _local.blocks):
+    if device in devices_served():
         raise StateError(f"umem.{what}() inside a block of umem memory; leave the block first")
 
 
-class virtual_gpu(Decorator):
+class virtual_gpu(Decorator, Scoped[VirtualGPU]):
     """Run a block against the model of a GPU: the arithmetic is real, pages and time simulated.
 
     Args:
@@ -158,14 +199,19 @@ class virtual_gpu(Decorator):
         vram: usable VRAM instead of the table's figure, as an int or text ("256MiB").
 
     Entering it gives the `VirtualGPU`, whose ``figures`` stay readable afterwards. What
-    `enable` switched on inside is switched off at the end, and blocks left open are over.
+    `enable` switched on inside is switched off at the end, and blocks left open are over. Arrays
+    that die after the end are still counted off. The traceback of an error of umem's that leaves
+    the block ends at the program's own line.
 
     Raises:
         UnknownGpuError: no such GPU; the message offers the nearest names.
         SizeError: ``vram`` is not a size, or less than one block of 2 MiB.
 
-    Thread-safety: follows the calling thread only.
+    Thread-safety: follows the calling thread only, and there the asyncio task that enters it, with
+    those that it makes.
     """
+
+    title = "umem.virtual_gpu()"
 
     def __init__(self, gpu: str | GpuSpec, vram: Size | None = None) -> None:
         from umem.devices.specs import gpu_spec
@@ -174,53 +220,47 @@ class virtual_gpu(Decorator):
         self._spec = gpu_spec(gpu)
         self._vram_bytes = None if vram is None else parse_bytes(vram, "vram")
         VirtualGPU(self._spec, vram_bytes=self._vram_bytes)  # refuses what is too small
-        self._entered: list[tuple[VirtualGPU, Recorder]] = []
 
     def _recreate_cm(self) -> virtual_gpu:
         return virtual_gpu(self._spec, self._vram_bytes)
 
-    def __enter__(self) -> VirtualGPU:
+    def _open(self, scope: Scope) -> VirtualGPU:
         from umem.devices.virtual import VirtualGPU
         from umem.recorder import Recorder
 
         gpu = VirtualGPU(self._spec, vram_bytes=self._vram_bytes)
-        recorder = Recorder(gpu.on_event, keep=False)
-        recorder.__enter__()
-        gpu.recorder = recorder
-        _local.virtual.append(gpu)
-        self._entered.append((gpu, recorder))
+        gpu.recorder = recorder = Recorder(gpu.on_event, keep=False)
+        recorder.join(scope)
+        scope.at_close(lambda: _end_all_on(gpu))
+        scope.open(gpu, recorder)
         return gpu
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        inside = {id(gpu) for gpu in _local.virtual}
-        if not self._entered or id(self._entered[-1][0]) not in inside:
-            raise StateError("a virtual GPU is left once, in the thread that entered it")
-        gpu, recorder = self._entered[-1]
-        _local.blocks = [entered for entered in _local.blocks if entered.device is not gpu]
-        if _enabled is not None and _enabled._device is gpu:
-            disable()
-        self._entered.pop()
-        _local.virtual.remove(gpu)
-        recorder.__exit__(kind, error, traceback)
+    def _seen(self, error: BaseException) -> None:
+        if isinstance(error, UmemError):
+            end_at_user(error)  # its text says all
+
+
+def _end_all_on(gpu: VirtualGPU) -> None:
+    """The calling code's blocks on a virtual GPU are over, and what is enabled on it."""
+    for scope in inside():
+        if gpu in [getattr(part, "device", None) for part in scope.payload]:
+            scope.close()
+    if _enabled is not None and _enabled._device is gpu:
+        _switch_off()
 
 
 def active_policy(device: Device) -> Policy | None:
     """What this thread's allocations on a device follow, or None where umem leaves them alone."""
-    for entered in reversed(_local.blocks):
-        if entered.device is device:
-            return entered.policy
+    policy = policy_here(device)
+    if policy is not None:
+        return policy
     handle = _enabled
     return None if handle is None or handle._device is not device else handle.policy
 
 
 def why_on(device: Device) -> str:
     """Why umem is on or off on this device in this thread, in words."""
-    if any(entered.device is device for entered in _local.blocks):
+    if device in devices_served():
         return "a block of this thread"
     handle = _enabled
     if handle is not None and handle.policy is None:

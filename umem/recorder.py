@@ -4,8 +4,9 @@ A `Recorder` knows arrays by their root (the end of the ``.base`` chain), so tha
 counted twice, and by weak reference, so that lifetimes are real. *Sources* tell it what runs: the
 virtual GPU's array functions, and Chainer's functions once ``umem.chainer`` is imported.
 
-Thread-safety: a recorder sees the thread that entered it. Arrays may die in any thread; their
-deaths are queued and become events before the next event of the recording thread.
+Thread-safety: a recorder sees the thread that entered it, and there the asyncio task that did, with
+those which that task makes. Any thread may leave it. Arrays may die in any thread; their deaths are
+queued and become events before the next event of the recording thread.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ import tracemalloc
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
 
 from umem.errors import OutOfMemoryError, StateError
 from umem.events import CODES, Alloc, Event, Free, Hint, Mark, Op
-from umem.recording.measuring import Measured, active, follow, inside, paused
+from umem.recording.measuring import Following, Measured, active, forget_operation, inside, paused
 from umem.recording.roots import Reach, address_of, part_of, root_of
 from umem.recording.sources import Source, add_source, start_sources, stop_sources
 from umem.recording.storing import Boundary, Raw, Store
+from umem.scopes import Scope, Scoped, changed
 from umem.stacks import user_places
 from umem.trace import Trace
 
@@ -65,7 +66,7 @@ def record(*, measure: Measure = "time", stacks: bool = False) -> Recorder:
     return Recorder(measure=measure, stacks=stacks)
 
 
-class Recorder:
+class Recorder(Scoped["Recorder"], Following):
     """Events of the calling thread's operations, kept as a trace and sent to a listener.
 
     Use it as a context manager; ``umem.record()`` makes one. With ``measure="workspace"`` it is
@@ -73,7 +74,8 @@ class Recorder:
     times are kept, because tracemalloc slows everything down.
 
     ``limit`` is the most events to store, about: what comes later is followed and not stored.
-    ``marked`` is called with each mark, once it is recorded.
+    ``marked`` is called with each mark, once it is recorded. Without ``keep`` the listener hears of
+    arrays that die after the end too, whenever somebody calls `flush`.
 
     Cost: bench/overhead.py measures it; nothing when no recorder is active.
     """
@@ -101,34 +103,35 @@ class Recorder:
         self._count = 0
         self._owns_tracemalloc = False
         self._entered = False
-        self._inside = False
+
+    title = "a recorder"
 
     # -- context ---------------------------------------------------------------------------
 
-    def __enter__(self) -> Recorder:
+    def _open(self, scope: Scope) -> Recorder:
+        self.join(scope)
+        scope.open(self)
+        return self
+
+    def _not_inside(self) -> str:
+        return "not inside this recorder's block"
+
+    def join(self, scope: Scope) -> None:
+        """Be ready to follow whoever opens this scope, which then holds the recorder."""
         if self._entered:
             raise StateError("this recorder was used before; make a new one for each recording")
         self._entered = True
+        scope.at_close(forget_operation)
+        scope.at_close(self._forget)
+        scope.at_close(self.flush)
+        scope.at_close(lambda: self._trace_memory(False))
         self._trace_memory(self.measure == "workspace")
-        start_sources()
-        follow((*active(), self))
-        self._inside = True
-        return self
+        scope.at_close(lambda: stop_sources(scope))
+        start_sources(scope)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not self._inside:
-            raise StateError("not inside this recorder's block")
-        self._inside = False
-        follow(tuple(r for r in active() if r is not self))
-        stop_sources()
-        self._trace_memory(False)
-        self.flush()
-        self._known.clear()
+    def _forget(self) -> None:
+        if self._store is not None:
+            self._known.clear()
 
     @property
     def trace(self) -> Trace:
@@ -147,13 +150,13 @@ class Recorder:
         """Measure something else from now on; between operations only."""
         self.measure = measure
         self._trace_memory(measure == "workspace")
-        follow(active())
+        changed()
 
     def _trace_memory(self, on: bool) -> None:
         """Start tracemalloc unless somebody else has; stop it only if it is ours."""
         if on and not tracemalloc.is_tracing():
-            tracemalloc.start(1)
             self._owns_tracemalloc = True
+            tracemalloc.start(1)
         elif not on and self._owns_tracemalloc:
             tracemalloc.stop()
             self._owns_tracemalloc = False
@@ -293,12 +296,17 @@ class Recorder:
                 ref = dead.popleft()
             except IndexError:  # another thread, which asks for figures, was faster
                 return
-            if known.get(ref.key) is ref:
-                del known[ref.key]
+            if known.get(ref.key) is not ref:
+                continue
+            try:
                 if self._listener is not None:
                     self._listener(Free(ref.access[0]))
-                if raw is not None:
-                    raw.append(("free", ref.access[0]))
+            except BaseException:
+                dead.appendleft(ref)  # interrupted
+                raise
+            del known[ref.key]
+            if raw is not None:
+                raw.append(("free", ref.access[0]))
 
     def adopt(self, arrays: Iterable[tuple[Any, str, str]]) -> None:
         """Follow arrays (array, kind, label) that exist already, as if uploaded from the host."""
@@ -314,23 +322,29 @@ class Recorder:
         if type(root) is not np.ndarray and type(root).__module__.startswith("cupy"):
             self.backend = "cupy"
         count = self._count
+        self._count = count + 1
         fields: tuple[Any, ...] = ("alloc", count, nbytes, kind, label, uploaded)
+        ref = _Ref(root, self._dead.append)
+        ref.key = id(root)
+        ref.access = access = (count, 0, nbytes)
         if self._listener is not None:
-            self._announce(Alloc(*fields[1:]))
+            self._known[ref.key] = ref  # before the listener: a signal may interrupt it
+            try:
+                self._announce(Alloc(*fields[1:]))
+            except OutOfMemoryError as error:
+                self._count = count
+                del self._known[ref.key]
+                raise error.with_traceback(None)  # noqa: B904 (the same error, without our frames)
         if self._stacks:
             stack = user_places(3)  # what called follow, access or adopt
             if stack == self._last_stack:  # often, and one tuple is less for the collector
                 stack = self._last_stack
             self._last_stack = stack
             fields = (*fields, stack)
+        ref.fields = fields
+        self._known[ref.key] = ref
         if self._raw is not None:
             self._raw.append(fields)
-        ref = _Ref(root, self._dead.append)
-        ref.key = id(root)
-        ref.fields = fields
-        ref.access = access = (count, 0, nbytes)
-        self._count = count + 1
-        self._known[ref.key] = ref
         return access
 
     def _announce(self, alloc: Alloc) -> None:

@@ -83,6 +83,21 @@ def user_places(skip: int = 1) -> Places:
     return tuple(found)
 
 
+def end_at_user(error: BaseException) -> None:
+    """Cut the frames of the libraries off the inner end of an error's traceback.
+
+    For errors whose text says all: the user's own line is then the last one above it. Where
+    nobody but the libraries is on the stack, nothing is cut.
+    """
+    last, traceback = None, error.__traceback__
+    while traceback is not None:
+        if not _is_library(traceback.tb_frame.f_code.co_filename):
+            last = traceback
+        traceback = traceback.tb_next
+    if last is not None:
+        last.tb_next = None
+
+
 class Reader:
     """Turns places into frames, and looks each place up once.
 

@@ -9,12 +9,12 @@ import gc
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple, TextIO
 
 from umem.counters import Watch, format_in
 from umem.errors import LeakError
 from umem.forking import safe_lock
+from umem.scopes import Scope, Scoped
 from umem.stacks import Frame, Places, Reader, places
 from umem.units import format_bytes
 
@@ -56,7 +56,7 @@ class _Allocation(NamedTuple):
     places: Places
 
 
-class Tracker:
+class Tracker(Scoped["Tracker"]):
     """Who holds what was allocated in a block; `umem.track` makes one.
 
     A stack leaves out the frames inside umem, Chainer, CuPy and NumPy at its inner end. Arrays
@@ -73,20 +73,20 @@ class Tracker:
         self._live: dict[int, _Allocation] = {}
         self._next = 0
 
-    def __enter__(self) -> Tracker:
-        self._watch.begin(self)
+    title = "umem.track()"
+
+    def _open(self, scope: Scope) -> Tracker:
+        self._watch.begin(scope, self, self._drop_dead)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _not_inside(self) -> str:
+        return "a block is left once"
+
+    def _close(self, scope: Scope, kind: type[BaseException] | None) -> None:
         checked = self._check and kind is None
         if checked and self.outstanding():
             gc.collect()
-        self._watch.end(self._drop_dead)
+        scope.close()
         if checked and self._live:
             raise LeakError(_leak_text(self.outstanding(), self._watch.title))
 

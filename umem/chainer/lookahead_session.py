@@ -21,7 +21,7 @@ from umem.events import Alloc, Event, Free, Mark, Op
 from umem.lookahead_moves import NOTHING, ROOM, Moves, plan_moves
 from umem.order import Iteration, Order, Step
 from umem.recorder import Recorder
-from umem.recording.measuring import active, follow
+from umem.recording.measuring import active, follow_last
 from umem.recording.roots import Reach
 
 ORDERS = 4
@@ -48,7 +48,7 @@ class Follower(Recorder):
         if recorders[-1:] == (self,):
             return True
         if self in recorders:
-            follow((*(other for other in recorders if other is not self), self))
+            follow_last(self)
         return False
 
     def array(self, tensor: int) -> Any:

@@ -55,12 +55,14 @@ class ChainerSource:
     def stop(self) -> None:
         """Put back exactly what was there."""
         while self._restore:
-            self._restore.pop()()
+            self._restore[-1]()
+            self._restore.pop()
+        _backward.depth = 0  # where an interrupted step of this thread has left it
 
     def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
-        setattr(owner, name, make(original))
         self._restore.append(lambda: setattr(owner, name, original))
+        setattr(owner, name, make(original))
 
 
 # -- forward, and the functions that backward applies ------------------------------------------

@@ -24,6 +24,7 @@ from umem.compat.installation import find_package
 from umem.errors import UmemError
 from umem.recording.keeping import Steps
 from umem.shown import shown
+from umem.stacks import end_at_user
 from umem.units import format_bytes, format_seconds
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -56,12 +57,14 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.option("--stop", is_flag=True, help="End the script once the steps are recorded.")
 @click.option("--force", is_flag=True, help="Overwrite the trace if it exists.")
 @click.option("--watch", is_flag=True, help="Show memory and speed while the script runs.")
+@click.option("--traceback", is_flag=True, help="Show umem's own part of its errors' tracebacks.")
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
     mode: str | None, limit: str | None, prefetch: bool, virtual: str | None, vram: str | None,
     report: bool, record: Path | None, steps: str | None, stacks: bool, no_workspace: bool,
-    stop: bool, force: bool, watch: bool, script: Path, arguments: tuple[str, ...],
+    stop: bool, force: bool, watch: bool, traceback: bool, script: Path,
+    arguments: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run SCRIPT unchanged, with Chainer made to work on today's NumPy, Python and CuPy.
 
@@ -91,7 +94,7 @@ def command(
                 watching.follow(stack)
         except UmemError as error:
             raise click.ClickException(str(error)) from error
-        code, hint = _run(script, source, arguments, virtual, vram)
+        code, hint = _run(script, source, arguments, virtual, vram, traceback)
     if hint is not None:
         click.echo(hint, err=True)
     if recording is not None and recording.error is not None and code in (0, None):
@@ -188,7 +191,7 @@ def _set(variables: dict[str, str | None]) -> None:
 
 def _run(
     script: Path, source: bytes, arguments: tuple[str, ...], virtual: str | None,
-    vram: str | None,
+    vram: str | None, whole: bool,
 ) -> tuple[int | str | None, str | None]:  # fmt: skip
     """Run the script as ``__main__``, as Python would: its exit code, and what to do about it.
 
@@ -206,7 +209,7 @@ def _run(
     except SystemExit as stop:
         code = stop.code
     except BaseException as error:
-        _show(error, path)
+        _show(error, path, whole)
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
         hint = advice(error, [str(script), *arguments], virtual, vram)
     _wait_for_threads()
@@ -220,8 +223,13 @@ def _main_module(path: str) -> ModuleType:
     return module
 
 
-def _show(error: BaseException, path: str) -> None:
-    """The traceback as Python shows it for the script alone, by the script's own hook if any."""
+def _show(error: BaseException, path: str, whole: bool) -> None:
+    """The traceback as Python shows it for the script alone, by the script's own hook if any.
+
+    That of an error of umem's ends at the script's own line, unless the ``whole`` is wanted.
+    """
+    if isinstance(error, UmemError) and not whole:
+        end_at_user(error)
     frames: TracebackType | None = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != path:
         frames = frames.tb_next

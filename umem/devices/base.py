@@ -14,6 +14,9 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from umem.errors import StateError
+from umem.scopes import Scope, derived
+
 Mode = Literal["unmanaged", "managed", "hybrid"]
 Advice = Literal["read_mostly", "preferred_location", "accessed_by"]
 Place = int | Literal["cpu"]
@@ -102,11 +105,36 @@ class Watcher(Protocol):
         """
 
 
+class Served(NamedTuple):
+    """What a scope holds whose allocations on a device follow a policy, ``how`` being its own."""
+
+    device: Device
+    policy: Policy
+    how: Any
+
+
+class Watched(NamedTuple):
+    """What a scope holds in which a watcher is told of a device's allocations."""
+
+    device: Device
+    watcher: Watcher
+    how: Any
+
+
+def policy_here(device: Device) -> Policy | None:
+    """The policy of the innermost block that the calling code is inside of on a device."""
+    return derived(_policies).get(id(device))
+
+
+def _policies(payload: tuple[Any, ...]) -> dict[int, Policy]:
+    return {id(part.device): part.policy for part in payload if isinstance(part, Served)}
+
+
 class Device(ABC):
     """A place for arrays, with modes of allocation and hints.
 
-    Thread-safety: ``install(everywhere=False)`` concerns the calling thread only; the rest may
-    be called from any thread.
+    Thread-safety: `serve`, `tell` and ``install(everywhere=False)`` concern who is inside of the
+    scope (`umem.scopes`); the rest may be called from any thread.
     """
 
     kind: ClassVar[Literal["cuda", "virtual"]]
@@ -132,26 +160,77 @@ class Device(ABC):
     def why_not(self, mode: Mode) -> str | None:
         """Why this device cannot serve ``mode``, or None when it can."""
 
-    @abstractmethod
-    def install(self, policy: Policy, *, everywhere: bool) -> Restore:
-        """Serve allocations by ``policy``, in this thread or process-wide.
+    def serve(self, scope: Scope, policy: Policy) -> None:
+        """Open ``scope``: inside of it, allocations follow ``policy``.
 
-        Returns what restores exactly the state before, to be called once, in the reverse order
-        of installing and in the same thread; anything else is a StateError where it can be told.
+        Raises:
+            SizeError: the limit is below what the mode's pool has in use; nothing was opened.
+        """
+        how = self._prepared(policy)
+        scope.at_close(lambda: self._left(scope))
+        scope.open(Served(self, policy, how))
+        self._entered(scope)
+
+    def tell(self, scope: Scope, watcher: Watcher) -> None:
+        """Open ``scope``: inside of it, ``watcher`` is told of every allocation but empty ones.
+
+        Memory that is freed later may still be told of.
+        """
+        how = self._watch(watcher)
+        scope.at_close(lambda: self._left(scope))
+        scope.at_close(lambda: self._unwatch(how))
+        scope.open(Watched(self, watcher, how))
+        self._entered(scope)
+
+    @abstractmethod
+    def serve_all(self, scope: Scope, policy: Policy) -> None:
+        """Serve the allocations of the whole process by ``policy`` until ``scope`` is closed.
+
+        It is not opened: nobody is inside of it. Blocks go before it.
 
         Raises:
             SizeError: the limit is below what the mode's pool has in use.
-            StateError: another allocator of the thread stands in the way.
+            StateError: another allocator of the thread stands in the way. Nothing has changed.
         """
+
+    def leave_all(self, scope: Scope) -> None:
+        """Close the scope that `serve_all` was given.
+
+        Raises:
+            StateError: something of this thread stands in the way; nothing has changed.
+        """
+        scope.close()
+
+    def install(self, policy: Policy, *, everywhere: bool) -> Restore:
+        """As `serve` and `serve_all`; returns what ends it, to be called once.
+
+        Raises:
+            StateError: by what is returned, when it is called a second time.
+        """
+        scope = Scope(f"{policy.mode} memory on {self.name}")
+        serve, leave = (self.serve_all, self.leave_all) if everywhere else (self.serve, Scope.close)
+        return _opened(scope, lambda: serve(scope, policy), leave)
+
+    def watch(self, watcher: Watcher) -> Restore:
+        """As `tell`; returns what ends it, to be called once."""
+        scope = Scope(f"a watch on {self.name}")
+        return _opened(scope, lambda: self.tell(scope, watcher), Scope.close)
 
     @abstractmethod
-    def watch(self, watcher: Watcher) -> Restore:
-        """Tell ``watcher`` of every allocation of this thread from now on, but of no empty one.
+    def _prepared(self, policy: Policy) -> Any:
+        """What serves a policy that can be served; nothing has changed by then."""
 
-        Watchers nest with each other and with `install` in any order. What is returned ends it,
-        in the same thread, in the reverse order of watching and installing; anything else is a
-        StateError where it can be told. Memory that is freed later may still be told of.
-        """
+    def _watch(self, watcher: Watcher) -> Any:  # noqa: B027 (not every device needs something)
+        """What tells a watcher; nothing has changed by then."""
+
+    def _unwatch(self, how: Any) -> None:  # noqa: B027 (most devices have nothing to do)
+        """That is not needed any more."""
+
+    def _entered(self, scope: Scope) -> None:  # noqa: B027
+        """The calling thread is inside ``scope`` now."""
+
+    def _left(self, scope: Scope) -> None:  # noqa: B027
+        """Nobody is inside ``scope`` any more; a second time changes nothing."""
 
     def settle(self) -> None:  # noqa: B027 (most devices tell at once)
         """Tell watchers of everything that was freed so far."""
@@ -200,6 +279,21 @@ class Device(ABC):
 
     def follow_chainer(self) -> None:  # noqa: B027 (most devices have nothing to do)
         """Chainer was imported just now: point its alias of the pool at the one installed."""
+
+
+def _opened(scope: Scope, opening: Callable[[], None], leave: Callable[[Scope], None]) -> Restore:
+    try:
+        opening()
+    except BaseException:
+        scope.close()
+        raise
+    return lambda: _leave_once(scope, leave)
+
+
+def _leave_once(scope: Scope, leave: Callable[[Scope], None]) -> None:
+    if scope.is_over:
+        raise StateError(f"{scope.title}: restored before")
+    leave(scope)
 
 
 def byte_ranges(

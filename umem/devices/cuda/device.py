@@ -24,19 +24,22 @@ from umem.devices.base import (
     Mode,
     Place,
     Policy,
-    Restore,
     Span,
     Usage,
+    Watched,
     Watcher,
     byte_ranges,
 )
 from umem.devices.cuda import fork
 from umem.devices.host_view import host_view, unmanaged_text
 from umem.errors import DeviceError, DeviceNotFoundError, HintError, UmemError
+from umem.forking import safe_lock
+from umem.scopes import Scope
 
 if TYPE_CHECKING:
-    from umem.devices.cuda.driver import Driver
+    from umem.devices.cuda.driver import Driver, Malloc, Pool
     from umem.devices.cuda.hints import CoreHints
+    from umem.devices.cuda.watching import Telling
 
 OLDEST_CUPY = 13
 
@@ -128,8 +131,7 @@ if hasattr(os, "register_at_fork"):
 class CudaDevice(Device):
     """One GPU. Use `open_cuda`, which keeps one object a GPU.
 
-    Thread-safety: `install(everywhere=False)` concerns the calling thread; the rest may be
-    called from any thread. Residency and paging are unknown: CUDA does not tell without its
+    Thread-safety: see `Device`. Residency and paging are unknown: CUDA does not tell without its
     profiler. A child by fork gets a StateError from all of it.
     """
 
@@ -141,9 +143,11 @@ class CudaDevice(Device):
 
         fork.remember_use()
         self._own_driver = driver
-        self._installer = Installer()
+        self._installer = Installer(self)
         self._pools = Pools(driver, self._installer.policy)
         self._hints: CoreHints | None = None
+        self._tellings: tuple[Telling, ...] = ()
+        self._watching = safe_lock()
         self.name, self.ordinal = driver.name, driver.ordinal
 
     @property
@@ -190,46 +194,68 @@ class CudaDevice(Device):
         """Versions of NVIDIA's driver, of the CUDA that it serves, and of CuPy's CUDA."""
         return self._driver.versions()
 
-    def install(self, policy: Policy, *, everywhere: bool) -> Restore:
-        """Serve CuPy's allocations by ``policy``, in this thread or process-wide.
+    def _prepared(self, policy: Policy) -> Malloc:
+        return self._allocator(policy)[0]
 
-        Plain `managed`, with or without a limit, installs the pool's own method. Switching to
-        managed or hybrid gives the free blocks of CuPy's default pool back first: memory from
-        cudaMalloc is never evicted.
+    def serve_all(self, scope: Scope, policy: Policy) -> None:
+        """Serve CuPy's allocations outside of blocks by ``policy``; see `Device.serve_all`.
 
-        Returns:
-            What restores exactly the state before; to be called once, in the same thread
-            unless ``everywhere``, innermost first.
+        Plain `managed`, with or without a limit, sets the pool's own method. A change to managed
+        or hybrid, for the process or a block, gives the free blocks of CuPy's default pool back
+        first: memory from cudaMalloc is never evicted.
 
         Raises:
             DeviceError: the GPU cannot serve the mode.
             SizeError: the limit is below what the mode's arrays use now.
             MissingDependencyError: cuda-core is needed and missing (prefetch or hybrid's
                 spill to the host, on CUDA 13 only).
-            StateError: process-wide, inside a block of this thread.
+            StateError: inside a block of this thread.
             In every case nothing has changed.
         """
+        self._installer.serve_all(scope, policy, *self._allocator(policy))
+
+    def leave_all(self, scope: Scope) -> None:
+        """End `serve_all`; a StateError inside a block of this thread."""
+        self._installer.leave_all(scope)
+
+    def _allocator(self, policy: Policy) -> tuple[Malloc, Pool]:
         reason = self.why_not(policy.mode)
         if reason is not None:
             raise DeviceError(f"{self.name} cannot serve mode {policy.mode!r}: {reason}")
         cuda_modes = importlib.import_module("umem.devices.cuda.modes")
-        malloc, pool = cuda_modes.allocator(policy, self._driver, self._pools)
+        found: tuple[Malloc, Pool] = cuda_modes.allocator(policy, self._driver, self._pools)
         if policy.mode != "unmanaged":
             self._clear_default_pool()
-        return self._installer.install(policy, malloc, pool, everywhere)
+        return found
+
+    def _watch(self, watcher: Watcher) -> Telling:
+        from umem.devices.cuda.watching import Telling
+
+        return Telling(watcher)
+
+    def _unwatch(self, how: Telling) -> None:
+        how.settle()
+        with self._watching:
+            self._tellings = tuple(each for each in self._tellings if each is not how)
+
+    def settle(self) -> None:
+        """Tell watchers of everything that was freed so far."""
+        for telling in self._tellings:
+            telling.settle()
+
+    def _entered(self, scope: Scope) -> None:
+        tellings = [part.how for part in scope.payload if isinstance(part, Watched)]
+        with self._watching:
+            self._tellings = (*self._tellings, *tellings)
+        self._installer.enter(scope)
+
+    def _left(self, scope: Scope) -> None:
+        self._installer.clear()
 
     @property
     def is_installed(self) -> bool:
-        """Whether this thread's allocations are served by a policy of this device."""
+        """Whether the calling code's allocations are served by a policy of this device."""
         return self._installer.policy() is not None
-
-    def watch(self, watcher: Watcher) -> Restore:
-        """Tell ``watcher`` of this thread's allocations; see `Device.watch`.
-
-        Wraps the allocator in force, whoever set it, and those of the blocks inside. With no
-        watcher nothing is wrapped. Inside, CuPy takes no process-wide allocator.
-        """
-        return self._installer.watch(watcher)
 
     def follow_chainer(self) -> None:
         """Point Chainer's alias of the pool at the one installed; for after Chainer's import."""

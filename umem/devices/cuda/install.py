@@ -1,10 +1,9 @@
-"""Swapping CuPy's allocator for a thread or for the process, and putting it back."""
+"""Setting CuPy's allocator for the process, and putting it back; `dispatching` has blocks."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,23 +12,22 @@ from typing import Any
 
 import cupy
 
-from umem.devices.base import Policy, Restore, Watcher
+from umem.devices.base import Device, Policy, Restore, policy_here
+from umem.devices.cuda import dispatching
 from umem.devices.cuda.driver import Malloc, Pool
-from umem.devices.cuda.watching import watched
 from umem.errors import StateError
+from umem.scopes import Scope, changed
 
 
 @dataclass(eq=False)
 class _Installed:
-    """One allocator that was put in: with which policy, and how to undo it.
+    """One allocator of the process: with which policy, and what was there before."""
 
-    One that is there for a watcher belongs to no pool, and has the policy of what it wraps.
-    """
-
-    policy: Policy | None
-    pool: Pool | None
-    undo: Restore
-    watcher: Watcher | None = None
+    scope: Scope
+    policy: Policy
+    pool: Pool
+    before: Malloc
+    may_be_in: bool = True
     alias: ChainerAlias = field(default_factory=lambda: ChainerAlias())
 
 
@@ -74,98 +72,78 @@ class ChainerAlias(MetaPathFinder):
 
 
 class Installer:
-    """The allocators that are in, innermost last, for each thread and for the process.
+    """The allocators that are in: of the process, innermost last, and of blocks on one device.
 
-    Thread-safety: any thread; what is installed for a thread concerns that thread only.
+    Thread-safety: any thread; a block concerns who is inside of it (`umem.scopes`).
     """
 
-    def __init__(self) -> None:
-        self._local = threading.local()
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._everywhere: list[_Installed] = []
 
     def policy(self) -> Policy | None:
-        """The policy that the calling thread allocates by: its own, else the process's."""
-        stack = self._thread_stack() or self._everywhere
-        return stack[-1].policy if stack else None
+        """The policy that the calling code allocates by: that of its block, else the process's."""
+        return policy_here(self._device) or self._process_policy()
 
-    def install(self, policy: Policy, malloc: Malloc, pool: Pool, everywhere: bool) -> Restore:
-        """Make CuPy allocate with ``malloc``, bare unless this thread is watched; returns what
-        undoes it.
+    def _process_policy(self) -> Policy | None:
+        return self._everywhere[-1].policy if self._everywhere else None
+
+    def enter(self, scope: Scope) -> None:
+        """Have the calling thread allocate by what it is inside of, which ``scope`` is part of."""
+        dispatching.enter(scope, self._process_policy)
+
+    def clear(self) -> None:
+        """Take out of the calling thread what no open scope needs any more."""
+        dispatching.clear()
+
+    def serve_all(self, scope: Scope, policy: Policy, malloc: Malloc, pool: Pool) -> None:
+        """Make ``malloc``, bare, the allocator of the process until the scope is closed.
 
         Raises:
-            StateError: process-wide, inside a block of this thread; nothing has changed. The
-                undo raises it when called twice, in another thread, or before what was
-                installed inside it is undone; everything stays installed then.
+            StateError: inside a block of this thread; nothing has changed.
         """
-        swap = _for_process if everywhere else _for_thread
-        stack = self._everywhere if everywhere else self._thread_stack()
-        for watcher in () if everywhere else self._watchers():
-            malloc = watched(malloc, watcher, policy)
-        installed = _Installed(policy, pool, swap(malloc))
-        stack.append(installed)
-        if everywhere:
-            installed.alias.point_at(pool)
-        return lambda: self._restore(installed, everywhere)
+        dispatching.clear()
+        installed = _Installed(scope, policy, pool, cupy.cuda.get_allocator())
+        scope.at_close(lambda: self._restore(installed))
+        try:
+            _set_allocator(malloc, "switched on")
+        except StateError:
+            installed.may_be_in = False
+            raise
+        self._everywhere.append(installed)
+        changed()  # for layers of other threads, which lie on it
+        installed.alias.point_at(pool)
 
-    def watch(self, watcher: Watcher) -> Restore:
-        """Wrap the allocator of this thread so that ``watcher`` is told; returns what undoes it.
+    def leave_all(self, scope: Scope) -> None:
+        """End what `serve_all` began.
 
-        What is installed for the thread until then is wrapped too. The undo raises as that of
-        `install` does.
+        Raises:
+            StateError: inside a block of this thread, or something that was installed for the
+                process after it is still in; nothing has changed.
         """
-        policy = self.policy()
-        malloc = watched(cupy.cuda.get_allocator(), watcher, policy)
-        installed = _Installed(policy, None, _for_thread(malloc), watcher)
-        self._thread_stack().append(installed)
-        return lambda: self._restore(installed, False)
+        dispatching.clear()
+        for installed in self._everywhere:
+            if installed.scope is scope:
+                if installed is not self._everywhere[-1]:
+                    raise StateError("restore what was installed inside this block first")
+                self._restore(installed)
+                break
+        scope.close()
 
-    def _watchers(self) -> list[Watcher]:
-        stack = self._thread_stack()
-        return [entry.watcher for entry in stack if entry.watcher is not None]
+    def _restore(self, installed: _Installed) -> None:
+        if not installed.may_be_in:
+            return
+        _set_allocator(installed.before, "switched off")
+        installed.may_be_in = False
+        if installed in self._everywhere:
+            self._everywhere.remove(installed)
+        changed()  # for layers of other threads, which lie on it
+        installed.alias.restore()
 
     def follow_chainer(self) -> None:
         """Point Chainer's alias at the process-wide pool; for after Chainer's import."""
-        pool = self._everywhere[-1].pool if self._everywhere else None
-        if pool is not None:
-            self._everywhere[-1].alias.point_at(pool)
-
-    def _restore(self, installed: _Installed, everywhere: bool) -> None:
-        stack = self._everywhere if everywhere else self._thread_stack()
-        if installed not in stack:
-            raise StateError(
-                "this allocator is not installed here: it was restored before, or it was "
-                "installed in another thread, where alone it can be restored"
-            )
-        if stack[-1] is not installed:
-            raise StateError("restore what was installed inside this block first")
-        installed.undo()
-        stack.pop()
-        installed.alias.restore()
-
-    def _thread_stack(self) -> list[_Installed]:
-        stack: list[_Installed] | None = getattr(self._local, "stack", None)
-        if stack is None:
-            stack = self._local.stack = []
-        return stack
-
-
-def _for_thread(malloc: Malloc) -> Restore:
-    # CuPy's context manager is the only public way to a thread's allocator. Entered by hand it
-    # must be kept: collecting it would put the old allocator back at any moment.
-    block: contextlib.AbstractContextManager[None] = cupy.cuda.using_allocator(malloc)
-    block.__enter__()
-    return lambda: _leave(block)
-
-
-def _leave(block: contextlib.AbstractContextManager[None]) -> None:
-    block.__exit__(None, None, None)
-
-
-def _for_process(malloc: Malloc) -> Restore:
-    before = cupy.cuda.get_allocator()
-    _set_allocator(malloc, "switched on")
-    return lambda: _set_allocator(before, "switched off")
-
+        if self._everywhere:
+            self._everywhere[-1].alias.point_at(self._everywhere[-1].pool)
 
 def _set_allocator(malloc: Callable[[int], Any], verb: str) -> None:
     try:

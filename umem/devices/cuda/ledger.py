@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -16,15 +17,17 @@ for hybrid and for a limit; without a limit `unmanaged` uses CuPy's default pool
 class Ledger:
     """Bytes that the pools have reserved from the driver, now and at most.
 
-    Thread-safety: any thread. `give_back` takes no lock, because the garbage collector may call
-    it in the middle of anything, also of `claim` in the same thread; for the same reason the
-    lock can be taken again by the thread that holds it.
+    Thread-safety: any thread. `give_back` takes no lock, because a lease may end in the middle of
+    anything, also of `claim` in the same thread; for the same reason the lock can be taken again by
+    the thread that holds it. No code of Python's runs when a lease ends: what a signal's handler
+    raises there would be dropped.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._reserved: dict[Kind, int] = dict.fromkeys(get_args(Kind), 0)
-        self._returned: deque[tuple[Kind, int]] = deque()
+        self._returned: deque[tuple[Kind, int] | _Ended] = deque()
+        self._leases: set[_Ended] = set()
         self._peak = 0
 
     def claim(
@@ -40,6 +43,14 @@ class Ledger:
             if error is not None:
                 raise error
             self._reserved[kind] += nbytes
+
+    def lease(self, kind: Kind, nbytes: int, memory: Any) -> Lease:
+        """What owns memory that was claimed, and gives it back when it dies."""
+        lease = Lease(memory)
+        end = _Ended(lease, self._returned.append)
+        end.what = kind, nbytes
+        self._leases.add(end)
+        return lease
 
     def give_back(self, kind: Kind, nbytes: int) -> None:
         """Count ``nbytes`` as returned to the driver."""
@@ -58,7 +69,11 @@ class Ledger:
 
     def _settled(self) -> dict[Kind, int]:
         while self._returned:
-            kind, nbytes = self._returned.popleft()
+            returned = self._returned.popleft()
+            if isinstance(returned, _Ended):
+                self._leases.discard(returned)
+                returned = returned.what
+            kind, nbytes = returned
             self._reserved[kind] -= nbytes
         return self._reserved
 
@@ -66,10 +81,14 @@ class Ledger:
 class Lease:
     """Owns one reservation; when the pool drops it, the ledger hears of it."""
 
-    __slots__ = ("_kind", "_ledger", "_memory", "_nbytes")
+    __slots__ = ("__weakref__", "_memory")
 
-    def __init__(self, ledger: Ledger, kind: Kind, nbytes: int, memory: Any) -> None:
-        self._ledger, self._kind, self._nbytes, self._memory = ledger, kind, nbytes, memory
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
 
-    def __del__(self) -> None:
-        self._ledger.give_back(self._kind, self._nbytes)
+
+class _Ended(weakref.ref[Lease]):
+    """Comes back when its lease has ended."""
+
+    __slots__ = ("what",)
+    what: tuple[Kind, int]

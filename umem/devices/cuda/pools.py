@@ -18,7 +18,7 @@ from umem.devices.cuda import fork
 from umem.devices.cuda.bounds import Bounds
 from umem.devices.cuda.driver import Driver, Malloc, Pool
 from umem.devices.cuda.errors import CudaOutOfMemoryError
-from umem.devices.cuda.ledger import Kind, Lease, Ledger
+from umem.devices.cuda.ledger import Kind, Ledger
 from umem.errors import DeviceError
 from umem.units import format_bytes
 
@@ -102,7 +102,7 @@ class Growth:
         return pointer
 
     def _leased(self, pointer: Any, nbytes: int) -> Any:
-        lease = Lease(self._ledger, self._kind, nbytes, pointer.mem)
+        lease = self._ledger.lease(self._kind, nbytes, pointer.mem)
         return cuda_driver.borrowed(pointer, nbytes, lease)
 
     def _driver_error(self, nbytes: int) -> Exception:

@@ -1,8 +1,14 @@
-"""An allocator that tells a watcher what it hands out, and when that is free again."""
+"""An allocator that tells a watcher what it hands out, and when that is free again.
+
+CuPy's pooled memory cannot be weakly referenced, so arrays get memory that owns a `_Held`. No code
+of Python's runs when that dies: a signal would be looked for there, and what its handler raises
+would be dropped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections import deque
 from typing import Any
 
 from umem.devices.base import Policy, Watcher
@@ -11,33 +17,58 @@ from umem.devices.cuda.driver import Malloc
 
 
 class _Held:
-    """Keeps an allocation while arrays use it, and tells when the last one lets go.
+    """Keeps an allocation while arrays use it."""
 
-    CuPy's pooled memory cannot be weakly referenced, so arrays get memory that this owns.
-    """
+    __slots__ = ("__weakref__", "_pointer")
 
-    __slots__ = ("_freed", "_pointer", "_ticket")
-
-    def __init__(self, pointer: Any, freed: Callable[[Any], None], ticket: Any) -> None:
-        self._pointer, self._freed, self._ticket = pointer, freed, ticket
-
-    def __del__(self) -> None:
-        self._freed(self._ticket)
+    def __init__(self, pointer: Any) -> None:
+        self._pointer = pointer
 
 
-def watched(malloc: Malloc, watcher: Watcher, policy: Policy | None) -> Malloc:
-    """``malloc``, with ``watcher`` told of every allocation but empty ones.
+class _Ref(weakref.ref[_Held]):
+    __slots__ = ("ticket",)
+    ticket: Any
+
+
+class Telling:
+    """What one watcher was told of; any thread may free, and `settle` may be called from any."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self.watcher = watcher
+        self.live: set[_Ref] = set()
+        self.dead: deque[_Ref] = deque()
+
+    def settle(self) -> None:
+        """Tell of what was freed so far."""
+        while self.dead:
+            try:
+                ref = self.dead.popleft()
+            except IndexError:  # another thread was faster
+                return
+            self.live.discard(ref)
+            self.watcher.freed(ref.ticket)
+
+
+def watched(malloc: Malloc, telling: Telling, policy: Policy | None) -> Malloc:
+    """``malloc``, with a watcher told of every allocation but empty ones.
 
     Costs a few microseconds an allocation (bench/allocation.py). Arrays may outlive the watch:
     what they hold knows nothing of who allocates now.
     """
     label = "memory of CuPy's allocator" if policy is None else f"{policy.mode} memory"
-    allocated, freed, borrowed = watcher.allocated, watcher.freed, cuda_driver.borrowed
+    allocated, borrowed = telling.watcher.allocated, cuda_driver.borrowed
+    live, dead, settle, died = telling.live, telling.dead, telling.settle, telling.dead.append
 
     def malloc_watched(nbytes: int) -> Any:
         pointer = malloc(nbytes)
         if not nbytes:
             return pointer
-        return borrowed(pointer, nbytes, _Held(pointer, freed, allocated(nbytes, label)))
+        if dead:
+            settle()
+        held = _Held(pointer)
+        ref = _Ref(held, died)
+        ref.ticket = allocated(nbytes, label)
+        live.add(ref)
+        return borrowed(pointer, nbytes, held)
 
     return malloc_watched

@@ -127,13 +127,34 @@ class FollowedArray(np.ndarray[Any, Any]):
     def __reduce__(self) -> Any:
         return _plain(self).__reduce__()
 
-    def __getattribute__(self, name: str) -> Any:
-        if name in _REFUSED and active() and not inside():
-            raise _unsupported(f"ndarray.{name}")
-        return super().__getattribute__(name)
+
+class _Refused:
+    """An attribute of NumPy's arrays that nobody follows: refused where somebody should.
+
+    In place of one ``__getattribute__`` for all: NumPy looks attributes up too, and drops whatever
+    is raised then, Ctrl-C's exception included.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name, self._plain = name, getattr(np.ndarray, name)
+
+    def __get__(self, array: Any, owner: type) -> Any:
+        if array is None:
+            return self._plain
+        self._check()
+        return self._plain.__get__(array, owner)
+
+    def __set__(self, array: Any, value: Any) -> None:
+        self._check()
+        self._plain.__set__(array, value)
+
+    def _check(self) -> None:
+        if active() and not inside():
+            raise _unsupported(f"ndarray.{self._name}")
 
 
-_REFUSED = {name for name in dir(np.ndarray) if not name.startswith("_")} - _METHODS
+for _refused in {name for name in dir(np.ndarray) if not name.startswith("_")} - _METHODS:
+    setattr(FollowedArray, _refused, _Refused(_refused))
 
 
 def empty(shape: Any, dtype: Any = float, order: Any = "C") -> Any:

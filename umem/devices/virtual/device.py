@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -23,11 +22,12 @@ from umem.devices.base import (
     Mode,
     Place,
     Policy,
-    Restore,
     Span,
     Usage,
+    Watched,
     Watcher,
     byte_ranges,
+    policy_here,
 )
 from umem.devices.host_view import host_view, unmanaged_text
 from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec
@@ -50,7 +50,8 @@ from umem.devices.virtual.residency import (
 from umem.devices.virtual.watching import Watch
 from umem.errors import DeviceError, HintError, StateError
 from umem.recorder import Reach, Recorder, active, address_of, root_of
-from umem.trace import Access, Event, Hint
+from umem.scopes import Scope, derived
+from umem.trace import Access, Event, Free, Hint
 
 UNMANAGED = Policy("unmanaged")
 _PLACES: dict[int, Place | None] = {0: None, TO_GPU: 0, TO_HOST: "cpu"}
@@ -87,8 +88,7 @@ class VirtualGPU(Device):
         self.model = Model(spec, costs, allocator, backend, lambda: self.policy, clocks)
         self.recorder: Recorder | None = None
         self._watches: tuple[Watch, ...] = ()
-        self._everywhere: list[list[Policy]] = []
-        self._local = threading.local()
+        self._everywhere: tuple[list[Policy], ...] = ()
 
     # -- Device ----------------------------------------------------------------------------
 
@@ -117,47 +117,33 @@ class VirtualGPU(Device):
         """What the model covers of this GPU, and what it leaves out."""
         return features(self.spec, self.why_not("managed"))
 
-    def install(self, policy: Policy, *, everywhere: bool) -> Restore:
-        """Serve allocations by ``policy``; see `Device.install`.
-
-        Raises:
-            SizeError: the limit is below what the mode's pool has in use.
-            StateError: by what is returned, when it is called twice, in another thread, or
-                before what was installed inside it is restored; nothing has changed then.
-        """
+    def _prepared(self, policy: Policy) -> None:
         with self.model.lock:
             self._flush()
             self.model.driver.check_limit(policy)
-        stack = self._installed(everywhere)
+
+    def serve_all(self, scope: Scope, policy: Policy) -> None:
+        """Serve allocations outside of blocks by ``policy``; see `Device.serve_all`."""
+        self._prepared(policy)
         entry = [policy]
-        stack.append(entry)
-        return lambda: _restore(self._installed(everywhere), entry)
+        scope.at_close(lambda: self._serve_no_more(entry))
+        self._everywhere = (*self._everywhere, entry)
 
-    def _installed(self, everywhere: bool) -> list[list[Policy]]:
-        if everywhere:
-            return self._everywhere
-        stack: list[list[Policy]] | None = getattr(self._local, "stack", None)
-        if stack is None:
-            stack = self._local.stack = []
-        return stack
+    def _serve_no_more(self, entry: list[Policy]) -> None:
+        self._everywhere = tuple(each for each in self._everywhere if each is not entry)
 
-    def watch(self, watcher: Watcher) -> Restore:
-        """Tell ``watcher`` of what this GPU's thread allocates; see `Device.watch`.
-
-        Raises:
-            StateError: by what is returned, when it is called twice or before what was begun
-                inside it is over; nothing has changed then.
-        """
+    def _watch(self, watcher: Watcher) -> Watch:
         self.settle()
-        watch = Watch(watcher)
-        self._watches = (*self._watches, watch)
-        return lambda: self._unwatch(watch)
+        return Watch(watcher)
+
+    def _entered(self, scope: Scope) -> None:
+        with self.model.lock:
+            self._watches = (*self._watches, *_watching(scope.payload))
 
     def _unwatch(self, watch: Watch) -> None:
-        if not self._watches or self._watches[-1] is not watch:
-            raise StateError("ended before, or while a watch that began inside goes on")
         self.settle()
-        self._watches = self._watches[:-1]
+        with self.model.lock:
+            self._watches = tuple(each for each in self._watches if each is not watch)
 
     def settle(self) -> None:
         """Tell watchers of every array that died so far."""
@@ -194,9 +180,9 @@ class VirtualGPU(Device):
         """Where an array's blocks are in the model."""
         with self.model.lock:
             found = None if self.recorder is None else self.recorder.known(array)
-            if found is None:
+            tensor = None if found is None else self.model.tensors.get(found[0])
+            if found is None or tensor is None:
                 return Location(managed=False)
-            tensor = self.model.tensors[found[0]]
             if not self.model.is_managed(tensor):
                 return Location(managed=False, resident_bytes=array.nbytes)
             parts = [tensor.part(low, high) for _, low, high in _parts(array, found)]
@@ -206,9 +192,8 @@ class VirtualGPU(Device):
         """The array's memory as a plain NumPy array, which is a host array to this GPU."""
         with self.model.lock:
             found = None if self.recorder is None else self.recorder.known(array)
-            if found is None or not (
-                array.nbytes == 0 or self.model.is_managed(self.model.tensors[found[0]])
-            ):
+            tensor = None if found is None else self.model.tensors.get(found[0])
+            if tensor is None or not (array.nbytes == 0 or self.model.is_managed(tensor)):
                 raise HintError(unmanaged_text(array.shape))
         self.synchronize()
         return host_view(address_of(array), array.shape, array.strides, array.dtype, array)
@@ -221,9 +206,12 @@ class VirtualGPU(Device):
 
     @property
     def policy(self) -> Policy:
-        """How the calling thread's allocations are served."""
-        stack = getattr(self._local, "stack", None) or self._everywhere
-        return stack[-1][0] if stack else UNMANAGED
+        """How the allocations of the calling code are served."""
+        policy = policy_here(self)
+        if policy is not None:
+            return policy
+        everywhere = self._everywhere
+        return everywhere[-1][0] if everywhere else UNMANAGED
 
     @property
     def figures(self) -> Figures:
@@ -239,9 +227,13 @@ class VirtualGPU(Device):
 
     def on_event(self, event: Event) -> None:
         """Follow one event; see `Model.on_event`."""
+        if self.recorder is not None and type(event) is Free:
+            if event.tensor not in self.model.tensors:
+                return  # a signal has interrupted its allocation
         self.model.on_event(event)
         for watch in self._watches:
-            watch.on_event(event)
+            if type(event) is Free or watch in derived(_watching):
+                watch.on_event(event)
 
     @property
     def timeline(self) -> list[Sample]:
@@ -273,12 +265,8 @@ class VirtualGPU(Device):
         return nbytes
 
 
-def _restore(stack: list[list[Policy]], entry: list[Policy]) -> None:
-    if not stack or stack[-1] is not entry:
-        raise StateError(
-            "restored before, in another thread, or while what was installed inside is still in"
-        )
-    stack.pop()
+def _watching(payload: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(part.how for part in payload if isinstance(part, Watched))
 
 
 def _location(residency: Residency, parts: list[Span], nbytes: int) -> Location:

@@ -5,6 +5,7 @@ docs/virtual-gpu.md lists what it models and what it does not. Everything it cou
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import gt
@@ -86,6 +87,7 @@ class Model:
         self._has_run = False
         self._has_managed = False
         self._reserved: dict[Pool, int] = {}
+        self._is_whole, self._has_said = True, False
         self._pending: list[tuple[int, int, tuple[float, ...]]] = []
         self._on: dict[type, Callable[[Any], None]] = {
             Op: self._on_op, Alloc: self._on_alloc, Free: self._on_free,
@@ -100,12 +102,36 @@ class Model:
     def on_event(self, event: Event) -> None:
         """Follow one event.
 
+        A signal that interrupts it leaves the pages half done: then no event is followed any
+        more, with a warning once.
+
         Raises:
             OutOfMemoryError: an allocation or a workspace does not fit; it was not made.
         """
         with self.lock:
-            self._on[type(event)](event)
-            self.counters.sample(self.clock.seconds, self.driver.resident_count)
+            if not self._is_whole:
+                self._say_so(event)
+                return
+            self._is_whole = False
+            try:
+                self._follow(event)
+            except Exception:
+                self._is_whole = True
+                raise
+            self._is_whole = True
+
+    def _say_so(self, event: Event) -> None:
+        if not self._has_said and not isinstance(event, Free):
+            self._has_said = True
+            warnings.warn(
+                f"the simulated {self.spec.title} was interrupted in the middle of an operation, "
+                "and counts no further: enter a new umem.virtual_gpu block",
+                stacklevel=2,
+            )
+
+    def _follow(self, event: Event) -> None:
+        self._on[type(event)](event)
+        self.counters.sample(self.clock.seconds, self.driver.resident_count)
 
     def follow(self, events: Iterable[Event]) -> None:
         """Follow events as `on_event` does, without a timeline."""

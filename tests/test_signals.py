@@ -1,0 +1,265 @@
+"""A signal at any place of entering or leaving a block leaves nothing on, and what its handler
+raises goes through as it is. bench/signals.py does it 10,000 times at random moments.
+
+Python looks for signals where a function begins and where a call of C code has returned: at each
+such place of umem's own code in turn, KeyboardInterrupt is raised.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+import tracemalloc
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import umem
+from umem import memory, scopes
+from umem.devices import cuda
+from umem.errors import LeftOnWarning, StateError
+from umem.memory import current_device
+from umem.recorder import active, inside
+from umem.recording import sources
+
+FOLDER = str(Path(umem.__file__).parent)
+BLOCKS: dict[str, Callable[[], Any]] = {
+    "managed": umem.managed, "hybrid": lambda: umem.hybrid("8MiB"), "unmanaged": umem.unmanaged,
+    "record": umem.record, "calibration": lambda: umem.record(measure="workspace"),
+    "statistics": umem.statistics, "track": lambda: umem.track(stacks=False, check=True),
+    "virtual_gpu": lambda: umem.virtual_gpu("t4"), "enable": umem.enable,
+}  # fmt: skip
+
+
+def interrupt(number: int, program: Callable[[], Any]) -> tuple[bool, BaseException | None, str]:
+    """Run with KeyboardInterrupt at that place; whether it was reached, what came out, where."""
+    left, place = number, ""
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal left, place
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(FOLDER):
+            left -= 1
+            if left == 0:
+                sys.setprofile(None)
+                place = f"{event} {frame.f_code.co_name}"
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        program()
+    except BaseException as error:
+        return left <= 0, error.with_traceback(None), place
+    finally:
+        sys.setprofile(None)
+    return left <= 0, None, place
+
+
+@pytest.fixture(params=["virtual", "cuda"])
+def allocator(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
+    """What allocates, outside of every block; the device is the virtual GPU, or a stand-in."""
+    if request.param == "virtual":
+        with umem.virtual_gpu("v100-16gb", vram="64MiB") as gpu:
+            yield lambda: (gpu.policy, gpu._watches)
+        return
+    cupy = pytest.importorskip("cupy")
+    from cuda_host_driver import HostDriver
+
+    host = cuda.CudaDevice(HostDriver())
+    monkeypatch.setattr(cuda, "open_cuda", lambda ordinal=None: host)
+    yield lambda: (cupy.cuda.get_allocator(), host._tellings)
+
+
+def state(allocator: Callable[[], Any]) -> tuple[Any, ...]:
+    """All that a block of umem changes."""
+    wrapped = [f"{module}.{name}" for module, name in _wrapped()]
+    return (
+        allocator(), scopes.inside(), set(scopes._unfinished), memory._enabled, active(),
+        set(sources._users), sources._state, tracemalloc.is_tracing(), wrapped,
+    )  # fmt: skip
+
+
+def _wrapped() -> Iterator[tuple[str, str]]:
+    chainer = sys.modules.get("chainer")
+    if chainer is not None and chainer.FunctionNode.apply.__module__ != "chainer.function_node":
+        yield "chainer", chainer.FunctionNode.apply.__module__
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_signal_at_any_place_of_a_block_leaves_nothing_on(
+    allocator: Callable[[], Any], name: str
+) -> None:
+    def program() -> None:
+        with BLOCKS[name]():
+            current_device()
+
+    program()
+    before, missed = state(allocator), []
+    for number in itertools.count(1):
+        reached, error, place = interrupt(number, program)
+        if not reached:
+            break
+        assert isinstance(error, KeyboardInterrupt), place
+        if state(allocator) != before:
+            missed.append(place)
+            umem.disable()
+            assert state(allocator) == before
+    assert number > 20
+    # Between the return of enable() and the with statement it is as if it had been called alone.
+    assert missed == (["call __get__"] if name == "enable" else [])
+
+
+def test_a_signal_at_any_place_of_nested_blocks_leaves_nothing_on(
+    allocator: Callable[[], Any],
+) -> None:
+    def suspended() -> Iterator[None]:
+        with umem.unmanaged():
+            yield
+
+    def program() -> None:
+        with umem.record(), umem.managed():
+            generator = suspended()
+            next(generator)
+            with umem.statistics() as s:
+                kept = current_device().xp.empty(100, "u1")
+                assert s.total_count == 1
+                del kept
+            generator.close()
+
+    program()
+    before = state(allocator)
+    for number in itertools.count(1, 3):
+        reached, error, place = interrupt(number, program)
+        if not reached:
+            break
+        assert isinstance(error, KeyboardInterrupt), place
+        del error
+        gc.collect()  # the suspended generator, should a frame still hold it
+        assert state(allocator) == before, place
+    assert number > 300
+
+
+def test_enable_that_is_interrupted_has_not_happened(allocator: Callable[[], Any]) -> None:
+    before = state(allocator)
+    for number in itertools.count(1):
+        reached, _, place = interrupt(number, umem.enable)
+        if not reached:
+            break
+        assert state(allocator) == before, place
+    umem.disable()
+    assert number > 20
+
+
+def test_disable_that_is_interrupted_can_be_called_again(allocator: Callable[[], Any]) -> None:
+    before = state(allocator)
+    for number in itertools.count(1):
+        umem.enable()
+        reached, _, place = interrupt(number, umem.disable)
+        if memory._enabled is not None:
+            umem.disable()
+        assert state(allocator) == before, place
+        if not reached:
+            break
+    assert number > 5
+
+
+def test_operations_are_seen_again_after_one_was_interrupted() -> None:
+    with umem.virtual_gpu("t4") as gpu:
+        for number in itertools.count(1):
+            reached, _, place = interrupt(number, lambda: gpu.xp.ones(10))
+            if not reached:
+                break
+            assert not inside(), place
+    assert number > 60
+
+
+def test_a_gpu_that_is_interrupted_in_an_operation_says_that_it_counts_no_further() -> None:
+    said = 0
+    for number in itertools.count(1):
+        with umem.virtual_gpu("t4", vram="64MiB") as gpu, warnings.catch_warnings(record=True) as w:
+            warnings.simplefilter("always")
+            reached, _, place = interrupt(number, lambda: gpu.xp.ones(10))
+            kept = gpu.xp.ones(10) + 1
+            before = gpu.figures
+            del kept
+            assert gpu.usage() and not umem.location(gpu.xp.ones(5)).managed
+        whole = before.peak_bytes >= 160
+        assert whole or ["counts no further" in str(one.message) for one in w] == [True], place
+        said += bool(w)
+        if not reached:
+            break
+    assert 20 < said < number
+
+
+def test_dead_arrays_are_counted_off_after_a_signal_outside_of_the_model() -> None:
+    for number in itertools.count(1):
+        with umem.virtual_gpu("t4") as gpu:
+            reached, _, place = interrupt(number, lambda: gpu.xp.ones(10))
+        if gpu.model._is_whole:
+            assert gpu.figures and not gpu.model.tensors, place
+        if not reached:
+            break
+    assert number > 60
+
+
+# -- two signals ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["managed", "record", "statistics", "enable"])
+def test_what_two_signals_leave_on_is_taken_off_and_said_by_the_next_call(
+    allocator: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    before, close = state(allocator), scopes.Scope.close
+
+    def interrupted(scope: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # Python says what it drops
+    with pytest.raises(KeyboardInterrupt), BLOCKS[name]():
+        monkeypatch.setattr(scopes.Scope, "close", interrupted)
+    monkeypatch.setattr(scopes.Scope, "close", close)
+    with pytest.warns(LeftOnWarning, match=r"was still on after its with statement.*off now"):
+        umem.status()
+    assert state(allocator) == before
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        umem.status()
+
+
+# -- errors of the end itself --------------------------------------------------------------------
+
+
+def test_nothing_takes_the_place_of_a_keyboard_interrupt() -> None:
+    def refuses(event: Any) -> None:
+        raise StateError("the listener is broken")
+
+    from umem.recorder import Recorder
+
+    recorder = Recorder()
+    with pytest.raises(KeyboardInterrupt), recorder:
+        kept = recorder.access(__import__("numpy").ones(3), "array", "x")
+        recorder._listener = refuses
+        raise KeyboardInterrupt
+    assert active() == () and kept
+
+
+def test_leaving_twice_in_an_interrupt_lets_the_interrupt_through() -> None:
+    with umem.virtual_gpu("t4"):
+        block = umem.managed()
+        with pytest.raises(StateError):
+            block.__exit__(None, None, None)
+        assert not block.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+
+
+def test_reading_the_exit_of_what_is_enabled_switches_nothing_off() -> None:
+    with umem.virtual_gpu("t4") as gpu:
+        handle = umem.enable()
+        assert hasattr(handle, "__exit__") and callable(handle.__exit__)
+        assert gpu.policy.mode == "managed"
+        with handle:
+            assert gpu.policy.mode == "managed"
+        assert gpu.policy.mode == "unmanaged"
