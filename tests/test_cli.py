@@ -74,7 +74,7 @@ STANDARD = (
 OWN = (
     "umem umem.blocks umem.counters umem.devices umem.devices.base umem.devices.presets "
     "umem.environment umem.errors umem.forking umem.hints umem.inspecting umem.limits umem.memory "
-    "umem.stacks umem.tracking umem.units umem.views"
+    "umem.scopes umem.stacks umem.tracking umem.units umem.views"
 )
 
 

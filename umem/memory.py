@@ -191,7 +191,7 @@ def _outside_blocks(device: Device | None, what: str) -> None:
         raise StateError(f"umem.{what}() inside a block of umem memory; leave the block first")
 
 
-class virtual_gpu(Decorator, Scoped[VirtualGPU]):
+class virtual_gpu(Decorator, Scoped["VirtualGPU"]):
     """Run a block against the model of a GPU: the arithmetic is real, pages and time simulated.
 
     Args:
@@ -231,6 +231,7 @@ class virtual_gpu(Decorator, Scoped[VirtualGPU]):
         gpu = VirtualGPU(self._spec, vram_bytes=self._vram_bytes)
         gpu.recorder = recorder = Recorder(gpu.on_event, keep=False)
         recorder.join(scope)
+        scope.at_close(gpu.end_timeline)
         scope.at_close(lambda: _end_all_on(gpu))
         scope.open(gpu, recorder)
         return gpu
