@@ -14,9 +14,9 @@ from umem.chainer.recording import _OWN, _find_arrays
 from umem.chainer.tape import DRAWS, Call
 from umem.chainer.wiring import owner_of, root_of
 
-NOT_MT19937_BYTES = 624 * 4 + 4
+_MT19937_BYTES = 624 * 4 + 4
 """Its key and its position: mt19937_state in NumPy's random/src/mt19937/mt19937.h."""
-_AGAIN = frozenset((
+NOT_AGAIN = frozenset((
     "Zoneout", "ZoneoutLSTM", "NegativeSampling", "NegativeSamplingFunction", "DropoutRNN",
     "Checkpoint", "Forget", "BatchRenormalizationFunction",
     "DecorrelatedBatchNormalization", "MultiNodeBatchNormalizationFunction",
@@ -125,7 +125,8 @@ def _random() -> bytes:
     The second of two normal numbers, which are drawn together, is not seen; `DRAWS` names the
     functions of Chainer that draw such. ``get_state`` takes 150 times as long as this copy.
     """
-    generator: Any = np.random.get_bit_generator()
-    if type(generator) is np.random.MT19937:
+    random: Any = np.random
+    generator = random.get_bit_generator()
+    if type(generator) is random.MT19937:
         return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
     return repr(generator.state).encode()
