@@ -41,6 +41,8 @@ def test_it_times_a_choice_for_one_gpu_and_for_all(tmp_path: Path) -> None:
     assert 0 < one["fit"] < one["techniques"], "with too little VRAM some do not fit"
     assert 0 < one["cpu_seconds"] < every["cpu_seconds"]
     assert one["vram_bytes"] < one["peak_bytes"]
+    for row in (one, every):
+        assert 0 < row["first_cpu_seconds"] < row["cpu_seconds"]
 
 
 def test_live_runs_take_the_time_that_was_predicted(tmp_path: Path) -> None:
