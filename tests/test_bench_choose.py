@@ -44,6 +44,8 @@ def test_it_times_a_choice_for_one_gpu_and_for_all(tmp_path: Path) -> None:
     assert 0 < one["fit"] < one["techniques"], "with too little VRAM some do not fit"
     assert one["cpu_seconds"] > 0 and every["cpu_seconds"] > 0
     assert one["vram_bytes"] < one["peak_bytes"]
+    for row in (one, every):
+        assert 0 < row["first_cpu_seconds"] < row["cpu_seconds"]
 
 
 def test_live_runs_take_the_time_that_was_predicted(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 from test_techniques import chain_of, step
 
 import umem
-from umem.choosing import Choice, choose_each
+from umem.choosing import Choice, Search, choose_each
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import ScalingError, SizeError, TraceError, UnknownGpuError
 from umem.reports.choice_text import choice_text, gpus_text
 from umem.techniques.registry import TECHNIQUES
-from umem.trace import Mark, Op, Trace
+from umem.trace import Access, Alloc, Free, Mark, Op, Trace
 from umem.units import MIB
 
 FLOPS = 10**11
@@ -188,6 +188,127 @@ def test_a_step_is_taken_to_a_size_that_was_not_recorded() -> None:
     assert ours.options == theirs.options
     assert umem.choose(trace, "t4").size == 8 and choose_each(trace, ["t4"])[0].size == 8
     assert umem.choose(trace, "t4").options == umem.choose(large, "t4").options
+
+
+def test_a_choice_among_gpus_is_the_choice_for_each() -> None:
+    gpus = [gpu_spec(name).with_vram(size * MIB) for name in ("t4", "h200", "jetson-orin-64gb")
+            for size in (48, 96, 128, 1024)]  # fmt: skip
+    together = choose_each(heavy(40), gpus)
+    assert len(together) == len(gpus)
+    alone = {(c.gpu, c.vram_bytes): c for c in (umem.choose(heavy(40), gpu) for gpu in gpus)}
+    for choice in together:
+        assert choice == alone[choice.gpu, choice.vram_bytes]
+
+
+def test_plans_are_made_once_and_a_replay_serves_all_gpus_with_as_much_vram(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from umem.techniques import replays, subject
+
+    planned: list[Any] = []
+    replayed: list[Any] = []
+    plan, replay = subject._planned, replays.settled_steps
+
+    def counted_plan(tape: Any, budget: Any) -> Any:
+        planned.append(budget)
+        return plan(tape, budget)
+
+    def counted_replay(trace: Any, gpus: Any, mode: Any, **more: Any) -> Any:
+        replayed.append((id(trace), mode, more.get("prefetch"), gpus[0].usable_bytes))
+        return replay(trace, gpus, mode, **more)
+
+    monkeypatch.setattr(subject, "_planned", counted_plan)
+    monkeypatch.setattr(replays, "settled_steps", counted_replay)
+    names = ("t4", "h200", "b200", "l4")
+    choose_each(heavy(40), [gpu_spec(name).with_vram(128 * MIB) for name in names])
+    assert len(planned) == len(set(planned)), "of a budget there is one plan"
+    assert len(replayed) == len(set(replayed)), "a step is replayed once at a size of VRAM"
+    of_four = len(replayed)
+    replayed.clear()
+    choose_each(heavy(40), [gpu_spec("t4").with_vram(128 * MIB)])
+    assert len(replayed) == of_four, "three GPUs more with as much VRAM take no replay more"
+    replayed.clear()
+    choose_each(heavy(40))
+    assert len(replayed) <= of_four, "nor do all of the table, which have room for the step"
+
+
+def test_that_there_is_nothing_to_plan_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from umem.techniques import subject
+
+    asked: list[Any] = []
+    tapes_of = subject.tapes_of
+    monkeypatch.setattr(subject, "tapes_of", lambda trace: asked.append(trace) or tapes_of(trace))
+    choices = choose_each(Trace(step(backward=False)), ["t4", "h200"])
+    assert len(asked) == 1
+    assert all("no backward" in named(each, "recompute min").reason for each in choices)
+
+
+def test_whether_the_step_fits_as_it_is_comes_first_of_every_gpu() -> None:
+    gpus = [gpu_spec("t4").with_vram(128 * MIB), gpu_spec("h200"), gpu_spec("l4")]
+    search = Search(heavy(40), gpus)
+    found = search.found()
+    first = [next(found) for _ in gpus]
+    assert {gpu.name for gpu, _ in first} == {"t4", "h200", "l4"}
+    assert all(option.name == "nothing" for _, option in first)
+    assert not any(map(search.is_done, gpus)) and search.choices() == ()
+    rest = list(found)
+    assert len(rest) == len(gpus) * (len(TECHNIQUES) - 1) and all(map(search.is_done, gpus))
+    assert set(search.choices()) == set(choose_each(heavy(40), gpus))
+
+
+def fragmented() -> Trace:
+    """Arrays that come and go, each larger than the one before: no free piece serves the next."""
+    events: list[Any] = [Alloc(0, 64, "input", "x", True)]
+    for number in range(1, 9):
+        whole = Access(number, 0, (8 + 2 * number) * MIB)
+        events += [Alloc(number, whole.stop, "activation", "f"),
+                   Op("f", "forward", (Access(0, 0, 64),), (whole,), FLOPS),
+                   Free(number)]  # fmt: skip
+    return Trace([*events, Mark("step")])
+
+
+def test_managed_memory_that_moves_where_plain_memory_fits_says_why_and_is_not_listed() -> None:
+    choice = umem.choose(fragmented(), "t4", vram="48MiB")
+    nothing, managed = named(choice, "nothing"), named(choice, "managed")
+    assert nothing.fits and nothing.moved_bytes == 0
+    assert managed.fits and managed.moved_bytes and managed in choice.dropped
+    assert "'nothing' fits and moves nothing, and this moves" in managed.reason
+    # 10 + 12 + ... + 24 MiB are reserved, for the pool never gives anything back.
+    assert "136.0 MiB in all for 48.0 MiB of VRAM" in managed.reason
+    assert [option.name for option in choice.options] == ["nothing"]
+
+
+def test_why_more_moves_than_has_no_room_is_said() -> None:
+    text = " ".join(line.plain for line in choice_text(umem.choose(heavy(40), "t4", vram="128MiB"),
+                                                       80))  # fmt: skip
+    assert "have no room: what gives way is what came first" in text
+    roomy = " ".join(line.plain for line in choice_text(umem.choose(heavy(10), "t4"), 80))
+    assert "gives way" not in roomy
+
+
+def test_what_gpus_are_compared_by_is_said() -> None:
+    text = " ".join(line.plain for line in gpus_text(choose_each(heavy(4), ["t4", "h200"]), 80))
+    assert "rests on datasheets: fp32 peak and memory bandwidth" in text and "TF32" in text
+
+
+def test_steps_whose_shapes_vary_are_told_from_those_that_do_not() -> None:
+    def steps(*sizes: int, updated: tuple[int, ...] = (900,)) -> Trace:
+        events: list[Any] = [Alloc(n, 64, "parameter", "W", True) for n in set(updated)]
+        for index, size in enumerate(sizes):
+            number, mine = index + 1, Access(updated[index % len(updated)], 0, 64)
+            whole = Access(number, 0, size)
+            events += [Alloc(number, size, "activation", "f"),
+                       Op("f", "forward", (mine,), (whole,), size, size), Free(number),
+                       Op("u", "update", (mine,), (mine,)), Mark("step")]  # fmt: skip
+        return Trace(events)
+
+    said = "Its steps differ in shapes or operations"
+    assert said in str(umem.choose(steps(4096, 8192, 4096), "t4").caveat)
+    turns = steps(4096, 8192, 4096, 8192, updated=(900, 901))
+    for alike in (steps(4096), steps(4096, 4096), turns):
+        assert said not in str(umem.choose(alike, "t4").caveat)
+    assert "pad what varies to the longest" in str(umem.choose(steps(64, 128), "t4").caveat)
+    assert "umem.record_at" in str(umem.choose(steps(64, 128), "t4").caveat)
 
 
 def test_bad_input_is_refused_before_anything_is_tried() -> None:

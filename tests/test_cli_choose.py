@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,8 +23,9 @@ from umem.cli import main
 from umem.devices.specs import GPUS, gpu_spec
 from umem.reports.choice_text import choice_text, gpus_text
 from umem.scaling import join
+from umem.techniques.registry import TECHNIQUES
 from umem.trace import Mark, Op, Trace
-from umem.units import GIB, MIB
+from umem.units import GIB, MIB, format_seconds
 
 needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="no matplotlib")
 
@@ -61,7 +66,7 @@ def test_it_prints_what_fits_and_the_code(path: Path) -> None:
     assert "All figures are simulated" in " ".join(done.output.split())
     lines = done.output.splitlines()
     wanted = choose(trace(), "t4", vram="128MiB")
-    start = next(n for n, line in enumerate(lines) if "technique" in line)
+    start = next(n for n, line in enumerate(lines) if "# technique" in line)
     for number, option in enumerate(wanted.options, 1):
         assert lines[start + number].split()[0] == str(number)
         assert option.name.split(",")[0] in lines[start + number]
@@ -112,7 +117,8 @@ def test_every_gpu_is_listed_and_those_that_cannot_say_why(tmp_path: Path) -> No
     path = trace(30 * GIB, 6).save(tmp_path / "large.umem.gz")
     done = run(path, "--all-gpus", width=100)
     assert done.exit_code == 0
-    head, _, cannot = done.output.partition("Cannot run it")
+    table = done.output[done.output.index("Which GPU runs the step") :]
+    head, _, cannot = table.partition("Cannot run it")
     assert "All figures are simulated" in head
     assert "jetson-orin-64gb" in cannot and "jetson" not in head
     assert all(name in head for name in GPUS if not name.startswith("jetson"))
@@ -184,6 +190,90 @@ def test_the_host_is_named_where_it_limits(tmp_path: Path) -> None:
     events = [e._replace(flops=10**11) if isinstance(e, Op) else e for e in trace(4096, 6).events]
     slow = Trace(events).save(tmp_path / "slow.umem.gz")
     assert "limited by the host" not in run(slow, "--all-gpus").output
+
+
+# -- as it is found ----------------------------------------------------------------------------
+
+
+def test_each_result_is_printed_as_it_is_found(path: Path) -> None:
+    lines = run(path, "--vram", "128MiB").output.splitlines()
+    assert "as it is found; all figures are simulated" in " ".join(lines[:2])
+    found = [line for line in lines[: lines.index("")] if line.startswith("   ")]
+    assert [line[3:29].strip() for line in found] == [each.name for each in TECHNIQUES]
+    choice = choose(trace(), "t4", vram="128MiB")
+    times = {option.name: format_seconds(option.seconds) for option in choice.options}
+    for technique, line in zip(TECHNIQUES, found, strict=True):
+        said = line[29:].strip()
+        assert said == times.get(technique.name, said)
+        if technique.name not in times:
+            assert said in ("does not fit", "has nothing to offer", "no better than another")
+
+
+def test_each_gpu_is_printed_as_soon_as_something_is_sure(tmp_path: Path) -> None:
+    path = trace(30 * GIB, 6).save(tmp_path / "large.umem.gz")
+    output = run(path, "--all-gpus").output
+    lines = output[: output.index("\n\n")].splitlines()
+    found = {line.split()[0]: line for line in lines if line.startswith("   ")}
+    assert found.keys() == GPUS.keys()
+    assert "nothing makes it fit" in found["jetson-orin-64gb"]
+    for choice in choose_each(trace(30 * GIB, 6)):
+        if choice.best is not None:
+            name = choice.best.name
+            assert f"{format_seconds(choice.best.seconds)} with {name}" in found[choice.gpu]
+
+
+def stopping(count: int) -> list[Any]:
+    """The techniques, of which one is interrupted after so many were tried."""
+    left = iter(range(count))
+
+    def prepare(technique: Any, *args: Any) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return technique.prepare(*args)
+
+    return [replace(each, prepare=partial(prepare, each)) for each in TECHNIQUES]
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_ctrl_c_keeps_what_was_printed_and_says_what_is_left(
+    form: tuple[str, ...], path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("umem.choosing.TECHNIQUES", stopping(3))
+    done = run(path, "--vram", "128MiB", *form)
+    assert done.exit_code == 130 and "Traceback" not in done.output
+    assert "Interrupted: 11 of 14 techniques were not tried: managed, prefetch;" in done.stderr
+    rows = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("   ")]
+    assert rows == ([] if form else ["nothing", "hybrid", "managed"])
+    monkeypatch.setattr("umem.choosing.TECHNIQUES", stopping(len(GPUS) + 5))
+    done = run(path, "--all-gpus", *form)
+    assert done.exit_code == 130 and "Interrupted: not everything was tried on 19" in done.stderr
+    assert done.stdout.count("as it is\n") == (0 if form else len(GPUS))
+    assert not form or done.stdout == ""
+
+
+def test_ctrl_c_of_a_running_command_ends_it_with_what_it_found(tmp_path: Path) -> None:
+    path = trace(4 * MIB, 600).save(tmp_path / "long.umem.gz")
+    code = "import umem.cli; umem.cli.main(prog_name='umem')"
+    command = [sys.executable, "-c", code, "choose", str(path), "--all-gpus"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "COLUMNS": "80"},
+    ) as started:  # fmt: skip
+        assert started.stdout is not None and started.stderr is not None
+        seen = [started.stdout.readline() for _ in range(3)]
+        started.send_signal(signal.SIGINT)
+        rest, said = started.stdout.read(), started.stderr.read()
+    assert "as it is" in seen[2]
+    assert "Traceback" not in said and "Interrupted" in said
+    assert started.returncode == 130, (rest, said)
+
+
+def test_lines_as_they_come_fit_the_terminal(path: Path) -> None:
+    for width in (30, 40, 80):
+        for form in ((), ("--all-gpus",)):
+            output = run(path, *form, width=width).output
+            lines = output[: output.index("\n\n")].splitlines()
+            assert max(map(cell_len, lines)) <= width
 
 
 # -- what it writes ----------------------------------------------------------------------------
@@ -263,7 +353,7 @@ def test_a_step_that_needs_nothing_is_labelled_so(tmp_path: Path, monkeypatch) -
 def test_where_nothing_fits_there_is_no_picture_and_another_status(
     which: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("umem.choosing.GPUS", ["jetson-orin-64gb"])
+    monkeypatch.setattr("umem.cli.choose.GPUS", ["jetson-orin-64gb"])
     path = trace(30 * GIB, 6).save(tmp_path / "large.umem.gz")
     picture = tmp_path / "a.png"
     args = which or ("--gpu", "jetson-orin-64gb")
@@ -307,7 +397,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_the_work(
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("work was done")
 
-    monkeypatch.setattr("umem.cli.choose.choose", never)
+    monkeypatch.setattr("umem.cli.choose.Search", never)
     assert "name it a.png, not a.foo" in refused(path, "--png", tmp_path / "a.foo")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "need matplotlib" in refused(path, "--png", tmp_path / "a.png")

@@ -1,4 +1,4 @@
-"""bench/planners.py runs, and says what it promises."""
+"""bench/planners.py and bench/planner_speed.py run, and say what they promise."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ needs_chainer = pytest.mark.skipif(find_spec("chainer") is None, reason="no Chai
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(*args: str) -> subprocess.CompletedProcess[str]:
+def run(*args: str, script: str = "planners.py") -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "planners.py"), *args],
+        [sys.executable, str(ROOT / "bench" / script), *args],
         capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
         env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
@@ -53,3 +53,15 @@ def test_the_bench_plans_a_network_and_is_never_better_than_the_optimum(tmp_path
 def test_nonsense_gets_a_clear_error():
     done = run("--network", "AlexNet")
     assert done.returncode != 0 and "Error" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_time_of_plans_is_measured_under_both_models(tmp_path):
+    path = tmp_path / "report.json"
+    done = run("--quick", "--json", str(path), script="planner_speed.py")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(path.read_text())
+    assert report["bench"] == "planner_speed" and report["simulated"] is False
+    assert [row["model"] for row in report["rows"]] == ["paper", "saved"]
+    for row in report["rows"]:
+        assert row["points"] > 1 and 0 < row["least_share_percent"] < 50
+        assert min(row[f"{name}_cpu_seconds"] for name in ("first", "half", "pareto")) > 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_planner_referee import graphs
 
-from umem.errors import GraphError
-from umem.planner import Graph, Node
+from umem.errors import BudgetError, GraphError
+from umem.planner import Graph, Node, pareto, plan, simulate
 
 A, B, C = Node("a", 4, 1), Node("b", 4, 1), Node("c", 4, 1)
 
@@ -54,6 +55,70 @@ def test_a_broken_graph_is_refused_and_the_node_named(nodes, edges, named):
 def test_a_broken_node_is_refused_by_its_name(fields):
     with pytest.raises(GraphError, match="node 'b'"):
         Node(**{"name": "b", "nbytes": 4, "cost": 1, **fields})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cost": 10**400}, {"cost": -(10**5000)}, {"cost": True}, {"cost": 1j}, {"cost": None},
+        {"cost": np.float64("inf")}, {"cost": np.bool_(True)}, {"nbytes": np.bool_(True)},
+        {"nbytes": np.int64(-1)}, {"nbytes": np.float64(4)}, {"nbytes": -(10**5000)},
+        {"needs": 5}, {"alias_of": ["a"]}, {"alias_of": 5},
+    ],
+    ids=range(14),
+)  # fmt: skip
+def test_what_is_no_size_cost_or_name_is_refused_in_words(fields):
+    with pytest.raises(GraphError, match="node 'b'") as refused:
+        Node(**{"name": "b", "nbytes": 4, "cost": 1, **fields})
+    assert len(str(refused.value)) < 200, "a long value is shortened"
+
+
+@pytest.mark.parametrize("wrong", [5, None, 2.5, object()], ids=repr)
+def test_nodes_and_edges_that_are_no_lists_are_refused(wrong):
+    with pytest.raises(GraphError, match="edges is a list of pairs of names; got"):
+        Graph([A], wrong)
+    with pytest.raises(GraphError, match="nodes is a list of Node objects; got"):
+        Graph(wrong, [])
+
+
+def test_costs_and_workspace_that_no_plan_can_count_are_refused():
+    with pytest.raises(GraphError, match="costs add up"):
+        Graph([Node("a", 4, 1.7e308), Node("b", 4, 1.7e308)], [])
+    for key in ("workspace_bytes", "backward_workspace_bytes"):
+        with pytest.raises(GraphError, match="8 PiB"):
+            Graph([Node("a", 4, 1, **{key: 10**400})], [])
+    for cost in (5e-324, 1e-310, 1e300, 10**300):  # the ends of what can be counted
+        chain = Graph([Node(str(n), 4, cost) for n in range(9)],
+                      [(str(n), str(n + 1)) for n in range(8)])  # fmt: skip
+        for model in ("paper", "saved"):
+            found = plan(chain, None, model=model)
+            assert simulate(chain, found).overhead == pytest.approx(found.overhead)
+
+
+def test_whole_numbers_of_numpy_are_taken_as_ints():
+    sizes = [np.int64(4), np.uint32(4), np.int8(4), 4]
+    one = np.float32(1)
+    nodes = [Node(str(n), size, one, workspace_bytes=size) for n, size in enumerate(sizes)]
+    graph = Graph(nodes, [(str(n), str(n + 1)) for n in range(3)], np.int64(8))
+    plain = Graph([Node(str(n), 4, 1.0, workspace_bytes=4) for n in range(4)], graph.edges, 8)
+    assert graph == plain and Graph.from_json(graph.to_json()) == plain
+    assert type(graph.nodes[0].nbytes) is int and type(graph.forward_bytes) is int
+    least = plan(plain, None, model="saved")
+    for budget in (np.int64(least.peak_bytes), np.uint16(least.peak_bytes)):
+        assert plan(graph, budget, model="saved") == plan(plain, int(budget), model="saved")
+        assert simulate(graph, least, budget_bytes=budget).peak_bytes == least.peak_bytes
+    assert pareto(graph, points=np.int64(4)) == pareto(plain, points=4)
+
+
+@pytest.mark.parametrize("wrong", [30.0, "30", True, -1, np.int64(-1), -(10**5000)], ids=range(6))
+def test_what_is_no_budget_is_refused_in_words(wrong):
+    graph = Graph([A, B, C], [("a", "b"), ("b", "c")])
+    with pytest.raises(BudgetError, match="budget_bytes is bytes as an int"):
+        plan(graph, wrong)
+    with pytest.raises(BudgetError, match="budget_bytes is bytes as an int"):
+        simulate(graph, plan(graph), budget_bytes=wrong)
+    with pytest.raises(GraphError, match="simulate takes"):
+        simulate(graph, wrong)
 
 
 def test_a_node_has_a_name():

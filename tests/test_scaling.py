@@ -385,7 +385,7 @@ def test_one_recording_at_two_sizes_is_refused_whatever_its_times_and_workspace(
 
 
 def test_what_was_measured_with_and_without_workspace_is_not_joined() -> None:
-    said = r"the workspace of 'f' forward was measured at size {} and not at size {}. `umem run --record` meas"
+    said = r"the workspace of 'f' forward was measured at size {} and not at size {}\. `umem run"
     with pytest.raises(ScalingError, match=said.format(8, 4)):
         join([step(4), step(8, workspace=0)], (4, 8))
     with pytest.raises(ScalingError, match=said.format(4, 16)):

@@ -25,6 +25,10 @@ Ints = npt.NDArray[np.int64]
 INFINITE = 1 << 61
 LEVELS = 4000
 """Costs are counted in at most so many levels, wherever that is not exact anyway."""
+FINE = LEVELS // 4
+"""Up to so many costs, each is rounded to its own nearest level."""
+GOLDEN = (5**0.5 - 1) / 2
+"""Its multiples modulo one are spread evenly, also over every n-th of them."""
 COARSE = 128
 """With more lower sets than that, some of them alone give a first chain to beat."""
 _CHUNK = 1 << 22
@@ -41,7 +45,7 @@ def units(costs: tuple[float, ...], *, exact: bool) -> Units:
     """Costs in units of their greatest common divisor.
 
     Where they are not whole numbers, or too many units: rounded to one of ``LEVELS`` levels of
-    their sum, unless they have to be ``exact``.
+    their sum, unless they have to be ``exact``. More than ``FINE`` are rounded up or down in turn.
     """
     if all(float(cost).is_integer() for cost in costs):
         whole = [int(cost) for cost in costs]
@@ -54,7 +58,12 @@ def units(costs: tuple[float, ...], *, exact: bool) -> Units:
     if exact:
         return Units(np.array(costs, np.float64), None)
     level = max(sum(costs) / LEVELS, sys.float_info.min * sys.float_info.epsilon)  # not zero
-    found = np.array([round(cost / level) for cost in costs], np.int64)
+    if len(costs) <= FINE:
+        found = np.array([round(cost / level) for cost in costs], np.int64)
+    else:
+        # Of so many, each may be less than half a level: up or down in turn, so that sums hold.
+        turns = np.arange(len(costs)) * GOLDEN % 1
+        found = np.floor(np.array([cost / level for cost in costs]) + turns).astype(np.int64)
     return Units(found, int(found.sum()))
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from typing import TypeVar
 
 from umem.backends import on_gpu
 from umem.devices.specs import GpuSpec
 from umem.events import check_figures
+from umem.errors import UmemError
 from umem.explaining import missing_when_repeated
 from umem.planner import Plan
 from umem.techniques.recompute import rewrite
@@ -16,6 +18,7 @@ from umem.techniques.settled import settled
 from umem.techniques.tape import Tape, tapes_of
 from umem.trace import Trace
 
+_T = TypeVar("_T")
 STEPS = 3
 """The first makes what the next ones find; where blocks move, those take turns."""
 Budget = int | float | None
@@ -42,7 +45,7 @@ class Subject:
         check_figures(corrected.events)
         self.trace = settled(corrected, STEPS)
         self.replays = Replays(gpus)
-        self._plans: dict[Budget, list[Plan]] = {}
+        self._plans: dict[Budget, list[Plan] | UmemError] = {}
         self._made: dict[tuple[object, ...], Trace] = {}
         self._shared: set[tuple[object, ...]] = set()
 
@@ -50,10 +53,14 @@ class Subject:
         """Whether the step, or what was made of it, fits a GPU's plain memory."""
         return self.replays.step(self.trace if trace is None else trace, gpu, "unmanaged").fits
 
-    @cached_property
+    @property
     def tapes(self) -> list[Tape]:
         """What there is to plan: one for each kind of pass. Raises GraphError without any."""
-        return tapes_of(self.trace)
+        return _given(self._tapes)
+
+    @cached_property
+    def _tapes(self) -> list[Tape] | UmemError:
+        return _or_error(lambda: tapes_of(self.trace))
 
     @property
     def least_bytes(self) -> int:
@@ -73,8 +80,9 @@ class Subject:
             BudgetError: there is no plan; names the least that there is one for.
         """
         if budget not in self._plans:
-            self._plans[budget] = [_planned(tape, budget) for tape in self.tapes]
-        plans = self._plans[budget]
+            tapes = self.tapes
+            self._plans[budget] = _or_error(lambda: [_planned(tape, budget) for tape in tapes])
+        plans = _given(self._plans[budget])
         # One trace for all budgets that give the same.
         same = tuple((plan.blocks, plan.kept, plan.recomputed, plan.stashed) for plan in plans)
         if budget is None or isinstance(budget, float):
@@ -97,6 +105,20 @@ class Subject:
         """Let go of the traces that were made for one size of VRAM."""
         self._made = {key: trace for key, trace in self._made.items() if key in self._shared}
         self.replays.forget([self.trace, *self._made.values()])
+
+
+def _or_error(make: Callable[[], _T]) -> _T | UmemError:
+    """What is made, or why it cannot be, which is as dear to find out."""
+    try:
+        return make()
+    except UmemError as error:
+        return error
+
+
+def _given(found: _T | UmemError) -> _T:
+    if isinstance(found, UmemError):
+        raise found.with_traceback(None)
+    return found
 
 
 def _planned(tape: Tape, budget: Budget) -> Plan:
