@@ -82,7 +82,7 @@ class Model:
         self._policy = policy
         self._uses_host_times = backend == "cupy"
         self._has_run = False
-        self._is_whole, self._has_said = True, False
+        self._is_whole, self._has_said, self._is_over = True, False, False
         self._pending: list[tuple[int, int, tuple[float, ...]]] = []
 
     @property
@@ -111,6 +111,10 @@ class Model:
                 raise
             self._is_whole = True
 
+    def end(self) -> None:
+        """The run is over: what is freed from now on is no part of its timeline."""
+        self._is_over = True
+
     def _say_so(self, event: Event) -> None:
         if not self._has_said and not isinstance(event, Free):
             self._has_said = True
@@ -131,7 +135,8 @@ class Model:
             self._on_hint(event)
         elif isinstance(event, Mark):
             self._on_mark(event)
-        self.counters.sample(self.clock.seconds, self.driver.resident_count)
+        if not self._is_over:
+            self.counters.sample(self.clock.seconds, self.driver.resident_count)
 
     def _on_mark(self, mark: Mark) -> None:
         if mark.label == "step":
