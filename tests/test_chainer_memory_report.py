@@ -103,7 +103,7 @@ def test_memory_is_reported_by_kind_and_adds_up_to_the_peak(tmp_path: Path) -> N
 
 def test_print_report_prints_it(tmp_path: Path) -> None:
     out = io.StringIO()
-    names = ["iteration", "memory/peak_MiB", "memory/state_MiB", "time/step_s", "time/whole_run_min"]
+    names = ["iteration", "memory/peak_MiB", "time/step_s", "time/whole_run_min"]
     trainer = make_trainer(tmp_path, (2, "epoch"), MemoryReport(), log=(1, "epoch"))
     trainer.extend(extensions.PrintReport(names, out=out))
     trainer.run()
