@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from umem.errors import (
     OutOfMemoryError,
     SizeError,
     StateError,
+    UmemError,
     UnknownGpuError,
     UnsupportedError,
 )
@@ -70,6 +72,31 @@ def test_unmanaged_memory_ends_where_vram_ends(gpu: VirtualGPU) -> None:
     assert "umem.managed()" in text
     held.pop()
     mib(30)
+
+
+def frames_of(error: BaseException) -> list[str]:
+    """The functions of an error's traceback, the innermost last."""
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def test_the_traceback_of_an_error_that_leaves_a_virtual_gpu_ends_at_the_programs_line() -> None:
+    def makes_too_much(xp: Any) -> None:
+        xp.ones(60 * MIB, "u1") + 1
+
+    def refused(xp: Any) -> None:
+        xp.ones(3).nonzero()
+
+    me = "test_the_traceback_of_an_error_that_leaves_a_virtual_gpu_ends_at_the_programs_line"
+    for work in (makes_too_much, refused):
+        with pytest.raises(UmemError) as caught, umem.virtual_gpu("t4", vram="64MiB") as device:
+            work(device.xp)
+        assert frames_of(caught.value) == [me, work.__name__]
+
+
+def test_the_traceback_of_any_other_error_is_whole() -> None:
+    with pytest.raises(ValueError, match="negative") as caught, umem.virtual_gpu("t4") as device:
+        device.xp.ones(-1)
+    assert "_record" in frames_of(caught.value)
 
 
 def test_hybrid_memory_spills_what_vram_cannot_hold(gpu: VirtualGPU) -> None:

@@ -139,6 +139,29 @@ def test_the_traceback_has_no_line_of_umem_but_where_umem_is_called(run: Run) ->
     assert text.splitlines()[-1].startswith("umem.errors.StateError: nothing is enabled")
 
 
+TOO_MUCH = """
+import umem
+def step(xp):
+    return xp.ones(80 << 20, "u1")
+gpu = umem.memory.current_device()
+step(gpu.xp)
+"""
+
+
+def test_the_traceback_of_an_error_of_umems_ends_at_the_scripts_own_line(run: Run) -> None:
+    result = run(TOO_MUCH, "--virtual", "t4", "--vram", "64MiB")
+    text = result.stderr.splitlines()
+    last = max(number for number, line in enumerate(text) if line.startswith("  File "))
+    assert text[last].endswith("line 4, in step") and "script.py" in text[last]
+    assert any(line.startswith("umem.errors.OutOfMemoryError: needs 80.0 MiB") for line in text)
+    assert "arrays.py" not in result.stderr
+
+
+def test_the_whole_traceback_is_shown_where_it_is_asked_for(run: Run) -> None:
+    result = run(TOO_MUCH, "--traceback", "--virtual", "t4", "--vram", "64MiB")
+    assert "arrays.py" in result.stderr and "OutOfMemoryError" in result.stderr
+
+
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_is_the_scripts_own(tmp_path: Path, run: Run) -> None:
     (tmp_path / "script.py").write_text("import time; print('on', flush=True); time.sleep(60)")

@@ -251,13 +251,14 @@ def test_a_recorder_left_in_another_thread_is_over_where_it_was_entered() -> Non
 def test_arrays_that_die_after_their_virtual_gpu_was_left_are_counted_off() -> None:
     with umem.virtual_gpu("t4", vram="64MiB") as gpu, umem.managed():
         kept = [gpu.xp.ones(1 << 20, "u1") for _ in range(8)]
-    peak = gpu.figures.peak_bytes
+    peak, timeline = gpu.figures.peak_bytes, gpu.timeline
     assert len(gpu.model.tensors) == 8
     del kept[:5]
     assert gpu.usage() and len(gpu.model.tensors) == 3
     kept.clear()
     assert gpu.figures.peak_bytes == peak == 8 << 20
     assert not gpu.model.tensors and gpu.model.driver.managed.used_bytes == 0
+    assert gpu.timeline == timeline  # what the run was does not change
 
 
 @pytest.mark.skipif(importlib.util.find_spec("chainer") is None, reason="Chainer is missing")

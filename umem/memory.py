@@ -230,7 +230,7 @@ class virtual_gpu(Decorator, Scoped["VirtualGPU"]):
 
         gpu = VirtualGPU(self._spec, vram_bytes=self._vram_bytes)
         gpu.recorder = recorder = Recorder(gpu.on_event, keep=False)
-        scope.at_close(gpu.end_timeline)  # done last, when what has died is counted off
+        scope.at_close(gpu.model.end)
         recorder.join(scope)
         scope.at_close(lambda: _end_all_on(gpu))
         scope.open(gpu, recorder)

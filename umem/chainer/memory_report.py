@@ -29,7 +29,7 @@ class MemoryReport(training.Extension):
       ``activations``, ``inputs``: what that peak was made of. These five add up to it;
     - ``memory/reserved_MiB``: what CuPy's pool holds, on a GPU only (never run on one yet);
     - ``time/step_s``: from report to report, evaluation and data loading included, per update;
-    - ``time/whole_run_min``: the minutes of the whole run, to a hundredth, what is done of it
+    - ``time/whole_run_min``: the minutes of the whole run, in three figures, what is done of it
       included, by its rate so far (its first update left out), where the trainer stops after so
       many epochs or updates. An EarlyStoppingTrigger's is the longest it may take; others report
       nothing.
@@ -125,7 +125,7 @@ class MemoryReport(training.Extension):
         found = {"time/step_s": (self._now.seconds - before.seconds) / count}
         whole = self._whole_seconds(trainer)
         if whole is not None:
-            found["time/whole_run_min"] = round(whole / 60, 2)
+            found["time/whole_run_min"] = float(f"{whole / 60:.3g}")
         if not self._is_warm:
             self._first, self._is_warm = self._now, True
         return found

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from umem.backends import on_gpu
 from umem.devices.specs import GpuSpec
-from umem.events import check_figures
 from umem.errors import UmemError
+from umem.events import check_figures
 from umem.explaining import missing_when_repeated
 from umem.planner import Plan
 from umem.techniques.recompute import rewrite

@@ -235,10 +235,6 @@ class VirtualGPU(Device):
             if type(event) is Free or watch in derived(_watching):
                 watch.on_event(event)
 
-    def end_timeline(self) -> None:
-        """Add nothing to the timeline any more, whatever is still to be counted off."""
-        self.model.counters.is_over = True
-
     @property
     def timeline(self) -> list[Sample]:
         """Allocated and resident bytes over simulated time, thinned out to 20,000 points."""

@@ -59,8 +59,6 @@ class Counters:
     resident_peak_count: int = 0
     step_ends: list[float] = field(default_factory=list)
     timeline: list[Sample] = field(default_factory=list)
-    is_over: bool = False
-    """Whether the timeline is complete; what dies afterwards is counted off all the same."""
     _stride: int = 1
     _skipped: int = 0
 
@@ -84,8 +82,6 @@ class Counters:
     def sample(self, seconds: float, resident_count: int) -> None:
         """Add a point to the timeline, thinning it out when it grows too long."""
         self.hold_vram(resident_count)
-        if self.is_over:
-            return
         self._skipped += 1
         if self._skipped < self._stride:
             return

@@ -87,7 +87,7 @@ class Model:
         self._has_run = False
         self._has_managed = False
         self._reserved: dict[Pool, int] = {}
-        self._is_whole, self._has_said = True, False
+        self._is_whole, self._has_said, self._is_over = True, False, False
         self._pending: list[tuple[int, int, tuple[float, ...]]] = []
         self._on: dict[type, Callable[[Any], None]] = {
             Op: self._on_op, Alloc: self._on_alloc, Free: self._on_free,
@@ -120,6 +120,10 @@ class Model:
                 raise
             self._is_whole = True
 
+    def end(self) -> None:
+        """The run is over: what is freed from now on is no part of its timeline."""
+        self._is_over = True
+
     def _say_so(self, event: Event) -> None:
         if not self._has_said and not isinstance(event, Free):
             self._has_said = True
@@ -131,7 +135,8 @@ class Model:
 
     def _follow(self, event: Event) -> None:
         self._on[type(event)](event)
-        self.counters.sample(self.clock.seconds, self.driver.resident_count)
+        if not self._is_over:
+            self.counters.sample(self.clock.seconds, self.driver.resident_count)
 
     def follow(self, events: Iterable[Event]) -> None:
         """Follow events as `on_event` does, without a timeline."""
