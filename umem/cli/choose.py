@@ -17,6 +17,7 @@ from umem import scaling
 from umem.choosing import Choice, choose, choose_each
 from umem.cli.input_file import Caps, caps
 from umem.cli.output_file import refuse, refuse_picture, write
+from umem.cli.saying import say
 from umem.errors import UmemError
 from umem.shown import command_line, quoted, shown
 from umem.trace import Trace
@@ -95,12 +96,12 @@ def command(
         raise click.ClickException(str(error)) from error
     if not as_json:
         if size is None and trace.sizes:
-            click.echo(f"\nThis is size {trace.sizes[-1]}, the largest recorded; --size N takes "
+            say(f"\nThis is size {trace.sizes[-1]}, the largest recorded; --size N takes "
                        "the step to another.")  # fmt: skip
         _say_what_next(traces, sizes, size, all_gpus)
     if best is None:
         if png is not None:
-            click.echo(f"Nothing fits, so there is nothing to draw: {shown(png)} was not "
+            say(f"Nothing fits, so there is nothing to draw: {shown(png)} was not "
                        "written.", err=True)  # fmt: skip
         click.get_current_context().exit(NOTHING_FITS)
 
@@ -142,7 +143,7 @@ def _for_one(
         from umem.reports.choice_picture import draw_choice
 
         write(png, lambda file: draw_choice(choice, file), force=force)
-        click.echo(f"Wrote {shown(png)}.", err=as_json)
+        say(f"Wrote {shown(png)}.", err=as_json)
 
 
 def _among_all(
@@ -158,11 +159,11 @@ def _among_all(
         from umem.reports.choice_picture import draw_gpus
 
         write(png, lambda file: draw_gpus(choices, file), force=force)
-        click.echo(f"Wrote {shown(png)}.", err=as_json)
+        say(f"Wrote {shown(png)}.", err=as_json)
 
 
 def _print_json(content: object) -> None:
-    click.echo(json.dumps(content, indent=2, allow_nan=False))
+    say(json.dumps(content, indent=2, allow_nan=False))
 
 
 def _print(lines: Iterable[Text]) -> None:
@@ -179,4 +180,4 @@ def _say_what_next(
     words += [] if size is None else ["--size", str(size)]
     words += ["--gpu", "NAME"] if all_gpus else ["--all-gpus"]
     more = "all techniques on one of them" if all_gpus else "which GPU runs it, and how fast"
-    click.echo(f"\nNext: {more}:\n  {command_line(*words)}")
+    say(f"\nNext: {more}:\n  {command_line(*words)}")
