@@ -97,12 +97,12 @@ def command(
     if not as_json:
         if size is None and trace.sizes:
             say(f"\nThis is size {trace.sizes[-1]}, the largest recorded; --size N takes "
-                       "the step to another.")  # fmt: skip
+                "the step to another.")  # fmt: skip
         _say_what_next(traces, sizes, size, all_gpus)
     if best is None:
         if png is not None:
-            say(f"Nothing fits, so there is nothing to draw: {shown(png)} was not "
-                       "written.", err=True)  # fmt: skip
+            say(f"Nothing fits, so there is nothing to draw: {shown(png)} was not written.",
+                err=True)  # fmt: skip
         click.get_current_context().exit(NOTHING_FITS)
 
 
