@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import os
@@ -176,3 +177,18 @@ def test_a_reader_that_has_gone_is_no_traceback(args: list[str], trace: Path) ->
     finally:
         os.close(write)
     assert done.returncode == 1 and done.stderr == ""
+
+
+@pytest.mark.parametrize("args", [["report", "{}"], ["report", "{}", "--json"], ["choose", "{}"]])
+def test_commands_in_one_process_keep_nothing_of_what_they_printed(
+    args: list[str], trace: Path
+) -> None:
+    given = [arg.format(trace) for arg in args]
+    for _ in range(2):
+        assert run(*given).exit_code == 0
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(5):
+        run(*given)
+    gc.collect()
+    assert len(gc.get_objects()) - before < 5

@@ -16,6 +16,7 @@ from umem import scaling
 from umem.choosing import Choice, Option, Search, gpu_asked_for
 from umem.cli.input_file import Caps, caps
 from umem.cli.output_file import refuse, refuse_picture, write
+from umem.cli.saying import say
 from umem.cli.searching import INTERRUPTED, carry_out
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import UmemError
@@ -89,12 +90,12 @@ def command(
     except UmemError as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
-        click.echo("\nInterrupted.", err=True)
+        say("\nInterrupted.", err=True)
         raise SystemExit(INTERRUPTED) from None
     if best is None:
         if png is not None:
-            click.echo(f"Nothing fits, so there is nothing to draw: {shown(png)} was not "
-                       "written.", err=True)  # fmt: skip
+            say(f"Nothing fits, so there is nothing to draw: {shown(png)} was not written.",
+                err=True)  # fmt: skip
         click.get_current_context().exit(NOTHING_FITS)
 
 
@@ -118,7 +119,7 @@ def _answer(
         _for_one(choice, every, as_json, None if best is None else png, force)
     if not as_json:
         if size is None and trace.sizes:
-            click.echo(f"\nThis is size {trace.sizes[-1]}, the largest recorded; --size N takes "
+            say(f"\nThis is size {trace.sizes[-1]}, the largest recorded; --size N takes "
                        "the step to another.")  # fmt: skip
         _say_what_next(traces, sizes, size, all_gpus)
     return best
@@ -129,11 +130,11 @@ def _carry_out(search: Search, as_json: bool) -> None:
     console = Console(highlight=False, markup=False)
     if not as_json:
         _print(heading(search.choice(search.gpus[0]), len(search.gpus), console.width))
-    say = None if as_json else lambda line: _print([line])
-    if not carry_out(search, say, console.width):
+    show = None if as_json else lambda line: _print([line])
+    if not carry_out(search, show, console.width):
         raise SystemExit(INTERRUPTED)
     if not as_json:
-        click.echo()
+        say("")
 
 
 def _load(paths: tuple[Path, ...], sizes: tuple[int, ...] | None, caps: Caps) -> Trace:
@@ -168,7 +169,7 @@ def _for_one(
         from umem.reports.choice_picture import draw_choice
 
         write(png, lambda file: draw_choice(choice, file), force=force)
-        click.echo(f"Wrote {shown(png)}.", err=as_json)
+        say(f"Wrote {shown(png)}.", err=as_json)
 
 
 def _among_all(
@@ -184,11 +185,11 @@ def _among_all(
         from umem.reports.choice_picture import draw_gpus
 
         write(png, lambda file: draw_gpus(choices, file), force=force)
-        click.echo(f"Wrote {shown(png)}.", err=as_json)
+        say(f"Wrote {shown(png)}.", err=as_json)
 
 
 def _print_json(content: object) -> None:
-    click.echo(json.dumps(content, indent=2, allow_nan=False))
+    say(json.dumps(content, indent=2, allow_nan=False))
 
 
 def _print(lines: Iterable[Text]) -> None:
@@ -206,4 +207,4 @@ def _say_what_next(
     words += [] if size is None else ["--size", str(size)]
     words += ["--gpu", "NAME"] if all_gpus else ["--all-gpus"]
     more = "all techniques on one of them" if all_gpus else "which GPU runs it, and how fast"
-    click.echo(f"\nNext: {more}:\n  {command_line(*words)}")
+    say(f"\nNext: {more}:\n  {command_line(*words)}")

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from umem.cli.saying import say
 from umem.compat import Row, check, install_pth, remove_pth
 from umem.compat.installation import find_package, package_version
 from umem.compat.pth import installed_pth
@@ -46,7 +47,7 @@ def _check(as_json: bool) -> None:
     failed = {} if misfit else import_mended(rows)
     rows = check()
     if as_json:
-        click.echo(json.dumps(_report(rows, failed), indent=2))
+        say(json.dumps(_report(rows, failed), indent=2))
     else:
         _print(rows, failed, Console())
     if misfit:
@@ -55,13 +56,13 @@ def _check(as_json: bool) -> None:
 
 def _install(_: bool) -> None:
     path = install_pth()
-    click.echo(f"Wrote {shown(path)}\nEvery `import chainer` of this Python is mended from now on.")
-    click.echo("Undo it with: umem compat --remove")
+    say(f"Wrote {shown(path)}\nEvery `import chainer` of this Python is mended from now on.")
+    say("Undo it with: umem compat --remove")
 
 
 def _remove(_: bool) -> None:
     path = remove_pth()
-    click.echo("Nothing to remove." if path is None else f"Removed {shown(path)}")
+    say("Nothing to remove." if path is None else f"Removed {shown(path)}")
 
 
 _ACTIONS = {"check": _check, "install": _install, "remove": _remove}

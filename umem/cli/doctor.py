@@ -13,6 +13,7 @@ import click
 
 import umem
 from umem import environment, extras
+from umem.cli.saying import say
 from umem.devices.cuda import cuda_reason
 from umem.devices.selftest import Check, run_selftest
 from umem.errors import DeviceNotFoundError, UmemError
@@ -70,7 +71,7 @@ def command(device: str | None, vram: str | None, as_json: bool) -> None:
             raise click.ClickException(str(error)) from error
         report = _examine()
     if as_json:
-        click.echo(json.dumps(report.to_json(), indent=2))
+        say(json.dumps(report.to_json(), indent=2))
     else:
         _print(report)
     raise SystemExit(0 if report.reason is None else 1)
@@ -113,18 +114,18 @@ def _environment_check() -> Check:
 
 
 def _print(report: _Report) -> None:
-    click.echo(f"{'umem':<14}{umem.__version__} on {platform.system()} {platform.machine()}")
+    say(f"{'umem':<14}{umem.__version__} on {platform.system()} {platform.machine()}")
     versions = {name: text for name, text in report.status.versions.items() if name != "umem"}
-    click.echo(columns((name, text or "not installed") for name, text in versions.items()))
+    say(columns((name, text or "not installed") for name, text in versions.items()))
     if report.status.device is not None:
-        click.echo(f"\n{report.status}")
-    click.echo("\nTests")
+        say(f"\n{report.status}")
+    say("\nTests")
     for check in report.checks:
-        click.echo(columns([(check.name, f"{_WORDS[check.ok]}: {check.detail}")], _WIDTH))
+        say(columns([(check.name, f"{_WORDS[check.ok]}: {check.detail}")], _WIDTH))
     simulated = " (simulated)" if report.status.simulated else ""
     if report.reason is None:
-        click.echo(f"\nEverything works on {report.status.device}{simulated}.")
+        say(f"\nEverything works on {report.status.device}{simulated}.")
     elif report.status.device is None:
-        click.echo(_WAYS_OUT)
+        say(_WAYS_OUT)
     else:
-        click.echo(f"\nNot everything works on {report.status.device}{simulated}: see above.")
+        say(f"\nNot everything works on {report.status.device}{simulated}: see above.")

@@ -6,8 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import click
-
+from umem.cli.saying import say
 from umem.errors import TraceError
 from umem.recording.claiming import claimed
 from umem.recording.keeping import Keeper, Kept, Steps
@@ -78,15 +77,15 @@ class Recording:
 
     def _tell(self, kept: Kept) -> None:
         if self.error is not None:
-            click.echo(f"umem: {self.error}", err=True)
+            say(f"umem: {self.error}", err=True)
             return
         path, count = self._options.path, sum(1 for _ in kept.trace.ops)
         what = f"steps {kept.steps}" if "-" in kept.steps else f"step {kept.steps}"
         what = what if kept.steps else "no whole step"
         peak = format_bytes(kept.trace.peak_bytes)
         done = f"{what}, {count:,} operations, peak {peak}"
-        click.echo(f"umem: wrote {shown(path)}: {done}", err=True)
+        say(f"umem: wrote {shown(path)}: {done}", err=True)
         for note in kept.notes:
-            click.echo(f"umem: {note}", err=True)
+            say(f"umem: {note}", err=True)
         name = command_line(path)
-        click.echo(f"  umem report {name}\n  umem choose {name} --gpu t4", err=True)
+        say(f"  umem report {name}\n  umem choose {name} --gpu t4", err=True)

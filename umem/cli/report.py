@@ -20,6 +20,7 @@ from umem import __version__
 from umem.analysis.analysing import Analysis, Vram, analyse
 from umem.cli.input_file import Caps, caps
 from umem.cli.output_file import refuse, refuse_picture, write
+from umem.cli.saying import say
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import UmemError
 from umem.shown import command_line, shown
@@ -133,11 +134,11 @@ def _report(
     elif not outputs.paths:
         _print_text(analysis, path.name, vram)
     for output in _write(analysis, path, outputs, vram):
-        click.echo(output, err=as_json)
+        say(output, err=as_json)
 
 
 def _print_json(content: object) -> None:
-    click.echo(json.dumps(content, indent=2, allow_nan=False))
+    say(json.dumps(content, indent=2, allow_nan=False))
 
 
 def _print_text(analysis: Analysis, name: str, vram: Vram | None) -> None:

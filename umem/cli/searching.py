@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import click
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
 from umem.choosing import Search
+from umem.cli import saying
 from umem.devices.specs import GpuSpec
 from umem.reports.choice_found import found_of_gpu, found_of_technique
 from umem.techniques.options import Option
@@ -31,7 +31,7 @@ def carry_out(search: Search, say: Say | None, width: int) -> bool:
             for gpu, option in search.found():
                 status.on(gpu, option)
     except KeyboardInterrupt:
-        click.echo(f"\nInterrupted: {_left(search)}", err=True)
+        saying.say(f"\nInterrupted: {_left(search)}", err=True)
         return False
     return True
 
