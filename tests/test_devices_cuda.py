@@ -324,6 +324,7 @@ class TestInstalling:
             )
             found = outside(512)
             assert (found.ptr in driver.managed_blocks) == (policy is MANAGED)
+        while restores:
             in_another_thread(restores.pop())
         beside()
 
