@@ -188,11 +188,13 @@ def at_random(program: Callable[[], None], count: int, rng: random.Random) -> di
         counts["swallowed"] += 1
 
     def run() -> None:
-        swallowed = counts["swallowed"]
+        swallowed, latest = counts["swallowed"], time.perf_counter() + 1 + 3 * seconds
         signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 3 * seconds))
         try:
             while counts["swallowed"] == swallowed:
                 program()
+                if time.perf_counter() > latest and not signal.getitimer(signal.ITIMER_REAL)[0]:
+                    counts["swallowed"] += 1  # without a word
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import types
 import warnings
+from contextvars import copy_context
 from pathlib import Path
 
 import pytest
@@ -296,6 +297,36 @@ class TestInstalling:
         assert device._installer.policy() is None
         assert in_force() is in_another_thread(cupy.cuda.get_allocator)
         dispatching.clear()
+
+    def test_an_allocation_follows_what_other_threads_do_meanwhile(self, device, driver, alone):
+        def is_managed():
+            return cupy.empty(1000, dtype="u1").data.ptr in driver.managed_blocks
+
+        leave = device.install(MANAGED, everywhere=False)
+        assert is_managed()
+        with cupy.cuda.using_allocator(driver.default_pool.malloc):  # CuPy's own needs a GPU
+            own = copy_context().run(device.install, HYBRID, everywhere=False)
+            inner = device.install(MANAGED, everywhere=False)
+            assert is_managed()
+            in_another_thread(inner)
+            assert not is_managed()
+            own()
+        in_another_thread(leave)
+        dispatching.clear()
+
+    def test_code_outside_of_blocks_follows_the_process(self, device, driver, alone):
+        restores = []
+        beside = copy_context().run(device.install, HYBRID, everywhere=False)
+        outside = cupy.cuda.get_allocator()  # the thread's, of which this code needs the process's
+        for policy in (MANAGED, Policy("unmanaged", limit_bytes=GIB), MANAGED):
+            in_another_thread(
+                lambda policy=policy: restores.append(device.install(policy, everywhere=True))
+            )
+            found = outside(512)
+            assert (found.ptr in driver.managed_blocks) == (policy is MANAGED)
+        while restores:
+            in_another_thread(restores.pop())
+        beside()
 
     def test_the_allocator_of_the_user_comes_back(self, device, alone):
         def own(nbytes):

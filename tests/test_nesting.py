@@ -312,6 +312,10 @@ class CupyNesting(Nesting):
         super().check(thread, number, policy)
         device, found = self.devices[thread], self.dispatching.in_force()
         assert device._installer.policy() == policy
+        if policy is not None:
+            array = device.xp.empty(1000, "u1")
+            is_managed = array.data.ptr in device._driver.managed_blocks
+            assert is_managed == (policy.mode == "managed")
         if policy is None:
             assert found is self.before[thread]
         elif policy.mode == "hybrid":

@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -204,6 +205,27 @@ def test_a_generator_may_outlive_the_block_around_it(device: Device) -> None:
     assert is_managed(device)
     generator.close()
     assert not is_managed(device) and not umem.status().on
+
+
+@pytest.mark.parametrize("kind", ["virtual", "cuda"])
+def test_enable_that_is_left_around_a_suspended_generator_is_off(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "cuda":
+        cupy = pytest.importorskip("cupy")
+        from cuda_host_driver import HostDriver
+
+        host = cuda.CudaDevice(HostDriver())
+        monkeypatch.setattr(cuda, "open_cuda", lambda ordinal=None: host)
+        before = cupy.cuda.get_allocator()
+    with umem.virtual_gpu("t4") if kind == "virtual" else nullcontext():
+        with umem.enable("hybrid"):
+            generator = suspended(umem.managed())
+            next(generator)
+        assert umem.status().mode == "managed"
+        generator.close()
+        assert not umem.status().on
+    assert kind == "virtual" or cupy.cuda.get_allocator() is before
 
 
 def test_an_asynchronous_generator_is_closed_by_another_task(device: Device) -> None:

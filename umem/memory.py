@@ -75,7 +75,7 @@ class Handle(Scoped["Handle"]):
 
     def _disable(self) -> None:
         if _enabled is self:
-            _switch_off()
+            self._installed.close()
 
 
 def enable(
@@ -164,20 +164,14 @@ def disable() -> None:
         StateError: nothing is enabled, or the thread is inside a block.
     """
     tidy()
-    _switch_off()
-
-
-def _switch_off() -> None:
-    global _enabled
     with _lock:
-        if _enabled is None:
+        handle = _enabled
+        if handle is None:
             raise StateError("nothing is enabled; umem.enable() comes first")
-        _outside_blocks(_enabled._device, "disable")
-        if _enabled._device is not None:
-            _enabled._device.leave_all(_enabled._installed)
-        else:
-            _enabled._installed.close()
-        _enabled = None
+        if handle._device is not None:
+            _outside_blocks(handle._device, "disable")
+            handle._device.leave_all(handle._installed)
+        handle._installed.close()
 
 
 def follow_chainer() -> None:
@@ -247,7 +241,7 @@ def _end_all_on(gpu: VirtualGPU) -> None:
         if gpu in [getattr(part, "device", None) for part in scope.payload]:
             scope.close()
     if _enabled is not None and _enabled._device is gpu:
-        _switch_off()
+        _enabled._installed.close()
 
 
 def active_policy(device: Device) -> Policy | None:

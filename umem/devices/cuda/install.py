@@ -11,6 +11,7 @@ from importlib.abc import MetaPathFinder
 from typing import Any
 
 import cupy
+from cupy.cuda import memory
 
 from umem.devices.base import Device, Policy, Restore, policy_here
 from umem.devices.cuda import dispatching
@@ -106,7 +107,7 @@ class Installer:
         installed = _Installed(scope, policy, pool, cupy.cuda.get_allocator())
         scope.at_close(lambda: self._restore(installed))
         try:
-            _set_allocator(malloc, "switched on")
+            _set_allocator(malloc)
         except StateError:
             installed.may_be_in = False
             raise
@@ -122,18 +123,22 @@ class Installer:
                 process after it is still in; nothing has changed.
         """
         dispatching.clear()
-        for installed in self._everywhere:
+        if memory._get_thread_local_allocator() is not None:
+            raise StateError(_IN_A_BLOCK.format(verb="switched off"))
+        for installed in self._everywhere[:-1]:
             if installed.scope is scope:
-                if installed is not self._everywhere[-1]:
-                    raise StateError("restore what was installed inside this block first")
-                self._restore(installed)
-                break
+                raise StateError("restore what was installed inside this block first")
         scope.close()
 
     def _restore(self, installed: _Installed) -> None:
         if not installed.may_be_in:
             return
-        _set_allocator(installed.before, "switched off")
+        here = memory._get_thread_local_allocator()
+        try:  # also where this thread is inside of a block that somebody has suspended
+            memory._set_thread_local_allocator(None)
+            _set_allocator(installed.before)
+        finally:
+            memory._set_thread_local_allocator(here)
         installed.may_be_in = False
         if installed in self._everywhere:
             self._everywhere.remove(installed)
@@ -145,16 +150,18 @@ class Installer:
         if self._everywhere:
             self._everywhere[-1].alias.point_at(self._everywhere[-1].pool)
 
-def _set_allocator(malloc: Callable[[int], Any], verb: str) -> None:
+def _set_allocator(malloc: Callable[[int], Any]) -> None:
     try:
         with _quietly(malloc):
             cupy.cuda.set_allocator(malloc)
     except ValueError as error:
-        raise StateError(
-            f"a mode for the whole process cannot be {verb} inside a block that sets this "
-            f"thread's allocator (a umem block, or cupy.cuda.using_allocator): {error}. "
-            "Leave the block first."
-        ) from error
+        raise StateError(_IN_A_BLOCK.format(verb="switched on")) from error
+
+
+_IN_A_BLOCK = (
+    "a mode for the whole process cannot be {verb} inside a block that sets this thread's "
+    "allocator (a umem block, or cupy.cuda.using_allocator). Leave the block first."
+)
 
 
 @contextlib.contextmanager
