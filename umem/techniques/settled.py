@@ -87,10 +87,7 @@ def _as_first(events: list[Event]) -> list[Event]:
     if start is None:
         return events
     found = {event.tensor: event for event in events[:start] if isinstance(event, Alloc)}
-    used = {
-        access.tensor for event in events[start:] if isinstance(event, Op)
-        for access in (*event.reads, *event.writes)
-    }  # fmt: skip
+    used = {access.tensor for event in events for access in _accesses(event)}
     gone = {n for n, alloc in found.items() if n not in used and alloc.kind != "parameter"}
     late = {n: alloc._replace(uploaded=False) for n, alloc in found.items()
             if n in used and alloc.kind == "state"}  # fmt: skip
@@ -101,12 +98,17 @@ def _as_first(events: list[Event]) -> list[Event]:
         if isinstance(event, Alloc) and event is found.get(event.tensor):
             if event.tensor in late:
                 continue
-        if isinstance(event, Op):
-            for tensor, _, _ in (*event.reads, *event.writes):
-                if tensor in late:
-                    first.append(late.pop(tensor))
+        for tensor, _, _ in _accesses(event) if late else ():
+            if tensor in late:
+                first.append(late.pop(tensor))
         first.append(event)
     return first
+
+
+def _accesses(event: Event) -> tuple[Access, ...]:
+    if isinstance(event, Op):
+        return (*event.reads, *event.writes)
+    return event.accesses if isinstance(event, Hint) else ()
 
 
 class _Again:
