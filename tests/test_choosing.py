@@ -16,7 +16,7 @@ from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import ScalingError, SizeError, TraceError, UnknownGpuError
 from umem.reports.choice_text import choice_text, gpus_text
 from umem.techniques.registry import TECHNIQUES
-from umem.trace import Access, Alloc, Free, Mark, Op, Trace
+from umem.trace import Access, Alloc, Free, Hint, Mark, Op, Trace
 from umem.units import MIB
 
 FLOPS = 10**11
@@ -325,6 +325,37 @@ def test_bad_input_is_refused_before_anything_is_tried() -> None:
         umem.choose(Trace([]), "t4")
     with pytest.raises(UnknownGpuError):
         choose_each(trace, ["t4", "t5"])
+
+
+def test_a_trace_that_does_not_hold_together_is_refused_in_words() -> None:
+    op = Op("f", "forward", (Access(0, 0, 64),), ())
+    for events in ([op], [Free(3), op], [Alloc(0, 64, "array", "a"), Free(0), op]):
+        with pytest.raises(TraceError, match="tensor"):
+            umem.choose(Trace(events), "t4")
+    with pytest.raises(SizeError, match="at least one block"):
+        choose_each(heavy(40), [gpu_spec("h200"), gpu_spec("t4").with_vram(MIB)])
+
+
+def test_what_ran_before_the_start_finds_what_it_needs() -> None:
+    whole = Access(0, 0, 64)
+    for kind in ("array", "state", "gradient", "parameter"):
+        for early in (Op("f", "array", (whole,), ()), Hint("prefetch", (whole,), 0)):
+            events = [Alloc(0, 64, kind, "a", True), early, Mark("start"),
+                      Alloc(1, 64, "array", "b"),
+                      Op("g", "forward", (), (Access(1, 0, 64),))]  # fmt: skip
+            assert umem.choose(Trace([*events, Mark("step")]), "t4").best is not None
+
+
+def test_figures_as_large_as_events_hold_are_no_more_than_does_not_fit() -> None:
+    most = (1 << 63) - 1
+    for fields in ({"workspace_bytes": most}, {"flops": most}, {"traffic_bytes": most}):
+        events = [
+            e._replace(**fields) if isinstance(e, Op) else e for e in heavy(6).events
+        ]
+        choice = umem.choose(Trace(events), "t4")
+        assert choice.options or choice.dropped
+        if "workspace_bytes" in fields:
+            assert choice.best is None and "8 PiB" in named(choice, "recompute min").reason
 
 
 def test_a_trace_without_backward_has_nothing_to_run_again() -> None:

@@ -11,12 +11,13 @@ from math import inf
 from typing import Any, Literal
 
 from umem.devices.specs import GPUS, GpuSpec, gpu_spec
+from umem.devices.virtual import VirtualGPU
 from umem.limits import Size
 from umem.techniques.options import Option, Plain, tried
 from umem.techniques.registry import TECHNIQUES
 from umem.techniques.subject import Subject
 from umem.techniques.technique import Technique
-from umem.trace import Trace, check_trace
+from umem.trace import Checker, Trace, check_trace
 from umem.units import parse_bytes
 
 __all__ = ["Choice", "Option", "Search", "choose", "choose_each"]
@@ -87,6 +88,11 @@ class Search:
     def __init__(self, trace: Trace, gpus: Sequence[GpuSpec], size: int | None = None) -> None:
         check_trace(trace)
         self.gpus = tuple(dict.fromkeys(gpus))
+        for gpu in self.gpus:
+            VirtualGPU(gpu)  # refuses VRAM of less than a block
+        checker = Checker()
+        for event in trace.events:
+            checker.check(event)
         self.size = trace.sizes[-1] if size is None and trace.sizes else size
         self._subject = Subject(trace if self.size is None else trace.at(self.size), self.gpus)
         self._found: dict[GpuSpec, dict[str, Option]] = {gpu: {} for gpu in self.gpus}
