@@ -136,6 +136,7 @@ def run(apply: Apply, step: Any, memory: Any = None, **options: Any) -> dict[str
     return found | {name: np.array(count) for name, count in Runs.counts.items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_function_that_does_more_than_compute_is_exact(kind: str, step: str) -> None:
