@@ -298,3 +298,80 @@ def test_a_function_that_goes_backward_inside_under_a_flag_is_found_while_it_is_
     memory = umem.chainer.Recompute("min")
     same(run(apply, once, memory), run(apply, once))
     assert memory.planned_count
+
+
+@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.RecomputeWarning")
+@pytest.mark.parametrize("cut_at", [0, 1, 2, 3])
+def test_a_value_that_was_cut_in_one_pass_is_exact_in_the_next(cut_at: int) -> None:
+    class Several(Normal):
+        def loss(self, x: Any, t: Any) -> Any:
+            a = self.norm(x)
+            with chainer.using_config("train", False):
+                b = self.norm(F.tanh(x))
+            y = a + b + self.norm(b)
+            steps.append(None)
+            if len(steps) - 1 == cut_at:
+                a.unchain()
+            return F.softmax_cross_entropy(F.tanh(self.shared(y)), t)
+
+    for budget in ("min", "80%", "100%"):
+        steps: list[None] = []
+        expected = train(Several)
+        steps.clear()
+        same(train(Several, umem.chainer.Recompute(budget)), expected)
+
+
+@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.RecomputeWarning")
+def test_parameters_that_are_frozen_for_a_while_are_exact() -> None:
+    class Frozen(Net):
+        def __init__(self) -> None:
+            super().__init__(lambda link, h: F.tanh(link(h)))
+
+        def loss(self, x: Any, t: Any) -> Any:
+            steps.append(None)
+            for p in self.first.params():
+                p._requires_grad = p.node._requires_grad = len(steps) not in (2, 3, 6)
+            return super().loss(x, t)
+
+    for budget in ("min", "80%"):
+        steps: list[None] = []
+        expected = train(Frozen, steps=9)
+        steps.clear()
+        same(train(Frozen, umem.chainer.Recompute(budget), steps=9), expected)
+
+
+@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.RecomputeWarning")
+@pytest.mark.parametrize("cut", ["unchain", "unchain_backward"])
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_graph_that_is_cut_at_a_variable_goes_backward(
+    cut: str, first: int, again: bool
+) -> None:
+    class Chained(Net):
+        def __init__(self) -> None:
+            super().__init__(lambda link, h: F.tanh(link(h)))
+
+        def values(self, x: Any) -> list[Any]:
+            made = [chainer.as_variable(x)]
+            for layer in (*self.layers, self.first):
+                made.append(F.tanh(F.sigmoid(layer(made[-1])) * 2))
+            return made
+
+    def step(model: Any, x: Any, t: Any) -> Any:
+        steps.append(None)
+        values = model.values(x)
+        held, loss = values[2], F.softmax_cross_entropy(values[-1], t)
+        del values
+        model.cleargrads()
+        if again:
+            loss.backward()
+        if len(steps) > first:
+            getattr(held, cut)()
+        loss.backward()
+        return loss
+
+    for budget in ("min", "80%", "100%"):
+        steps: list[None] = []
+        expected = train(Chained, step=step)
+        steps.clear()
+        same(train(Chained, umem.chainer.Recompute(budget), step=step), expected)

@@ -73,7 +73,7 @@ def test_what_is_no_size_cost_or_name_is_refused_in_words(fields):
     assert len(str(refused.value)) < 200, "a long value is shortened"
 
 
-@pytest.mark.parametrize("wrong", [5, None, 2.5, object()], ids=repr)
+@pytest.mark.parametrize("wrong", [5, None, 2.5, object], ids=repr)
 def test_nodes_and_edges_that_are_no_lists_are_refused(wrong):
     with pytest.raises(GraphError, match="edges is a list of pairs of names; got"):
         Graph([A], wrong)

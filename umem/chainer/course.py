@@ -18,6 +18,7 @@ from umem.chainer.plain_pass import ENDED_EARLY, PlainPass, other_call
 from umem.chainer.planning import Budget, prepare
 from umem.chainer.tape import Call
 from umem.chainer.tracing import Tracing, What
+from umem.chainer.whole_graph import bring_one, functions
 from umem.errors import BudgetError
 from umem.planner.plans import Method
 from umem.units import format_bytes
@@ -253,7 +254,9 @@ class Course:
             if not learned.measured and learned.signatures[: len(so_far)] == so_far:
                 self.tracing.start("workspace", blind=not _on_host(now.calls[-1].values or ()))
 
-    def settle(self, now: Pass, refuse: str | None, roots: Roots = ()) -> None:
+    def settle(
+        self, now: Pass, refuse: str | None, roots: Roots = (), nodes: Iterable[Any] = ()
+    ) -> None:
         """Backward begins at some roots; ``refuse`` says why a graph must keep everything."""
         follows, whole = now.follows, False
         if not now.settled:
@@ -265,7 +268,8 @@ class Course:
         if refuse is not None:
             self.keeps(refuse)
         elif not now.settled and follows is not None and whole and now.never is None:
-            if not follows.goes_back_alike([call.plain_rank for call in now.calls]):
+            alike = follows.goes_back_alike([call.plain_rank for call in now.calls])
+            if not alike or _reaches_more(now, follows, nodes):
                 refuse = OTHER_ORDER
                 self.say(refuse)
         follows, settled = now.follows, now.settled
@@ -277,13 +281,23 @@ class Course:
             if now.follows is None and len(now.observed) == len(now.calls) > 0:
                 self._learn(now)
 
-    def cut(self, now: Pass) -> None:
-        """The user cuts the graph before backward: what is left of it has to have its arrays."""
-        if now.never is None:
-            self.settle(now, "it is cut between forward and backward")
-            for call in now.calls:
-                if call.has_graph:
-                    call.ensure()
+    def before_cut(self, call: Call, func: Any, *, gone: bool) -> None:
+        """The graph is about to be cut behind a call: what is left of it has to have its arrays.
+
+        ``gone``: the function goes from the graph, too.
+        """
+        now = self.now
+        if now is not None and call.number == now.number and not now.went_back:
+            if now.never is None:
+                self.settle(now, "it is cut between forward and backward")
+            if not now.is_whole:
+                now.is_whole = True
+                _make_whole(now.calls)
+        elif gone:
+            call.keep(func)
+        else:
+            earlier = (reference() for reference in self.last)
+            _make_whole(one for one in earlier if one is not None and one.number == call.number)
 
     def _tried(self) -> None:
         """A pass that was measured for the sake of some graphs is over."""
@@ -399,6 +413,25 @@ class Course:
         alive = [reference for reference in self.last if reference() is not None]
         self._earlier = len(alive)
         self.last = alive + [weakref.ref(call) for call in now.calls]
+
+
+def _make_whole(calls: Iterable[Call]) -> None:
+    for call in calls:
+        if call.has_graph and call.func.inputs is not None:
+            bring_one(call.func)
+
+
+def _reaches_more(now: Pass, learned: Learned, nodes: Iterable[Any]) -> bool:
+    """Whether a backward from these nodes comes to calls that it did not come to when learned.
+
+    Then their place is not known. A variable may have been cut, or its gradient not asked for.
+    """
+    more = [
+        call for call in now.calls
+        if call.index not in learned.plain and call.has_graph
+        and any(x.requires_grad for x in call.func.inputs or ())
+    ]  # fmt: skip
+    return bool(more) and not {call.func for call in more}.isdisjoint(functions(nodes))
 
 
 def _on_host(arrays: Iterable[Any]) -> bool:

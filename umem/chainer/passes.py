@@ -52,7 +52,7 @@ class Pass:
         self.differs = False
         self.never: str | None = None
         self.went_back = self.is_stale = False
-        self.settled = False
+        self.settled = self.is_whole = False
         self.popped: dict[int, int] = {}
         self.backward_workspace: dict[int, int] = {}
         self.roots: Roots = ()

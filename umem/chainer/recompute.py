@@ -105,6 +105,8 @@ class Recompute:
         self._wrap(function_node, "_backprop", self._grad)
         self._wrap(optimizer.UpdateRule, "update", self._update)
         self._wrap(function_node.FunctionNode, "unchain", self._unchain)
+        self._wrap(variable.Variable, "unchain", self._unchain_variable)
+        self._wrap(variable.VariableNode, "unchain", self._unchain_variable)
         self._wrap(link.Link, "serialize", self._serialize)
         self._wrap(variable.Variable, "copydata", self._copydata)
         _on.append(self)
@@ -262,7 +264,7 @@ class Recompute:
             if now.went_back or now.never or now.outside.is_changed:
                 check(functions(nodes))
             double = configuration.config.enable_backprop
-            self._course.settle(now, TWICE if double else None, _roots(nodes))
+            self._course.settle(now, TWICE if double else None, _roots(nodes), nodes)
             whole, self._depth = False, 1
             try:
                 original(*args, **kwargs)
@@ -344,20 +346,28 @@ class Recompute:
 
     def _unchain(self, original: Any) -> Any:
         def unchain(func: Any) -> None:
-            now = self._course.now
-            call = getattr(func, "_umem_call", None)
-            if now is not None and call is not None and threading.get_ident() == self._thread:
-                self._inside = True
-                try:
-                    if call.number == now.number and not now.went_back:
-                        self._course.cut(now)
-                    else:
-                        call.keep(func)
-                finally:
-                    self._inside = False
+            self._before_cut(func, gone=True)
             original(func)
 
         return unchain
+
+    def _unchain_variable(self, original: Any) -> Any:
+        def unchain(y: Any) -> None:  # a variable, or its node
+            self._before_cut(y.creator_node, gone=False)
+            original(y)
+
+        return unchain
+
+    def _before_cut(self, func: Any, *, gone: bool) -> None:
+        """The graph is about to be cut behind a function; ``gone``: the function goes from it."""
+        call = getattr(func, "_umem_call", None)
+        if call is None or self._inside or threading.get_ident() != self._thread:
+            return
+        self._inside = True
+        try:
+            self._course.before_cut(call, func, gone=gone)
+        finally:
+            self._inside = False
 
     def _grad(self, original: Any) -> Any:
         def grad(*args: Any, **kwargs: Any) -> Any:
