@@ -19,8 +19,8 @@ def inflated(content: bytes, most: int = 1 << 30, buffer: int = 1 << 16) -> byte
 
 @given(st.binary(max_size=5000), st.sampled_from((1, 9)), st.sampled_from((1, 7, 100, 1 << 16)))
 def test_what_was_compressed_comes_out(content: bytes, level: int, buffer: int) -> None:
-    assert inflated(gzip.compress(content, level), buffer=buffer) == content
-    assert inflated(gzip.compress(content * 50, level), buffer=buffer) == content * 50
+    assert inflated(gzip.compress(content, level, mtime=0), buffer=buffer) == content
+    assert inflated(gzip.compress(content * 50, level, mtime=0), buffer=buffer) == content * 50
 
 
 def test_a_header_with_a_name_is_passed_over() -> None:
@@ -28,7 +28,7 @@ def test_a_header_with_a_name_is_passed_over() -> None:
     with gzip.GzipFile("a name", "wb", 6, file) as packed:
         packed.write(b"text")
     assert inflated(file.getvalue()) == b"text"
-    plain = bytearray(gzip.compress(b"text"))
+    plain = bytearray(gzip.compress(b"text", mtime=0))
     plain[3] = 8
     plain[10:10] = b"n" * (8 << 20) + b"\0"
     assert inflated(bytes(plain)) == b"text"
@@ -39,20 +39,22 @@ def test_nothing_is_in_an_empty_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "rest", [b"\0", bytes(1 << 20), b"x", gzip.compress(b"more"), gzip.compress(b"")]
+    "rest",
+    [b"\0", bytes(1 << 20), b"x", gzip.compress(b"more", mtime=0), gzip.compress(b"", mtime=0)],
 )
 def test_what_follows_the_end_is_refused(rest: bytes) -> None:
     with pytest.raises(NotGzipError, match="goes on after its end"):
-        inflated(gzip.compress(b"text") + rest)
+        inflated(gzip.compress(b"text", mtime=0) + rest)
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [(b"text", "not compressed with gzip"), (b"\x1f", "end too early"),
      (zlib.compress(b"text"), "not compressed with gzip"), (b"\x1f\x8b\x07aaaaaaaa", "damaged"),
-     (gzip.compress(b"text")[:-1], "end too early"), (gzip.compress(b"text")[:12], "end too early"),
-     (gzip.compress(b"text")[:-4] + b"aaaa", "damaged"),
-     (gzip.compress(b"text")[:-8] + b"a" * 8, "damaged")],
+     (gzip.compress(b"text", mtime=0)[:-1], "end too early"),
+     (gzip.compress(b"text", mtime=0)[:12], "end too early"),
+     (gzip.compress(b"text", mtime=0)[:-4] + b"aaaa", "damaged"),
+     (gzip.compress(b"text", mtime=0)[:-8] + b"a" * 8, "damaged")],
 )  # fmt: skip
 def test_what_is_no_whole_gzip_file_is_refused(content: bytes, said: str) -> None:
     with pytest.raises((NotGzipError, EOFError), match=said):
@@ -60,7 +62,7 @@ def test_what_is_no_whole_gzip_file_is_refused(content: bytes, said: str) -> Non
 
 
 def test_no_more_is_inflated_than_was_allowed() -> None:
-    content = gzip.compress(b"x" * 1000)
+    content = gzip.compress(b"x" * 1000, mtime=0)
     assert len(inflated(content, 1000)) == 1000
     with pytest.raises(TooLargeError):
         inflated(content, 999)

@@ -229,7 +229,7 @@ def test_what_is_no_gzip_file_is_refused(tmp_path: Path, content: bytes) -> None
 )  # fmt: skip
 def test_what_is_no_trace_inside_is_refused_in_line_1(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.trace"
-    path.write_bytes(gzip.compress(content))
+    path.write_bytes(gzip.compress(content, mtime=0))
     assert "line 1" in message(path)
 
 
@@ -337,7 +337,7 @@ def test_what_follows_the_end_is_refused(tmp_path: Path) -> None:
 def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
     bomb = json.dumps(HEADER).encode() + b'\n["mark", "' + b"a" * (20 << 20)
     path = tmp_path / "x"
-    path.write_bytes(gzip.compress(bomb))
+    path.write_bytes(gzip.compress(bomb, mtime=0))
     assert "line 2" in message(path)
 
 
@@ -559,7 +559,9 @@ def test_what_umem_records_is_within_the_limits() -> None:
     assert trace_file.MAX_BYTES >= 200 * EVENT_LIMIT
 
 
-@pytest.mark.parametrize("rest", [b"\0", bytes(100_000), b"x", gzip.compress(b'["end",0]\n')])
+@pytest.mark.parametrize(
+    "rest", [b"\0", bytes(100_000), b"x", gzip.compress(b'["end",0]\n', mtime=0)]
+)
 def test_what_is_appended_to_the_file_is_refused(tmp_path: Path, rest: bytes) -> None:
     path = EXAMPLE.save(tmp_path / "x")
     path.write_bytes(path.read_bytes() + rest)
