@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from strategies import traces
 
 import umem
-from umem import trace_file
+from umem import choosing, scaling, trace_file
 from umem.analysis import analyse
 from umem.errors import TraceError
 from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
@@ -97,9 +97,9 @@ def test_a_trace_prints_as_one_line() -> None:
         lambda wrong: umem.replay(wrong, "t4"),
         lambda wrong: umem.choose(wrong, "t4"),
         lambda wrong: umem.choose(wrong, "t4", 64),
-        lambda wrong: umem.choosing.choose_each(wrong, ["t4"]),
+        lambda wrong: choosing.choose_each(wrong, ["t4"]),
         analyse,
-        lambda wrong: umem.scaling.join([EXAMPLE, wrong], (4, 8)),
+        lambda wrong: scaling.join([EXAMPLE, wrong], (4, 8)),
     ],
 )
 def test_a_path_in_the_place_of_a_trace_is_told_how_to_load_it(act: Any) -> None:
