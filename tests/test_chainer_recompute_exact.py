@@ -341,10 +341,10 @@ def test_parameters_that_are_frozen_for_a_while_are_exact() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::umem.chainer.recompute.RecomputeWarning")
-@pytest.mark.parametrize("cut", ["unchain", "unchain_backward"])
+@pytest.mark.parametrize("cut", ["unchain", "unchain_backward", "in a thread", "another array"])
 @pytest.mark.parametrize("first", [0, 3])
 @pytest.mark.parametrize("again", [False, True])
-def test_a_graph_that_is_cut_at_a_variable_goes_backward(
+def test_a_graph_that_is_changed_at_a_variable_goes_backward(
     cut: str, first: int, again: bool
 ) -> None:
     class Chained(Net):
@@ -357,6 +357,16 @@ def test_a_graph_that_is_cut_at_a_variable_goes_backward(
                 made.append(F.tanh(F.sigmoid(layer(made[-1])) * 2))
             return made
 
+    def change(held: Any) -> None:
+        if cut == "another array":
+            held.array = held.array * np.float32(0.5)
+        elif cut == "in a thread":
+            thread = threading.Thread(target=held.unchain)
+            thread.start()
+            thread.join()
+        else:
+            getattr(held, cut)()
+
     def step(model: Any, x: Any, t: Any) -> Any:
         steps.append(None)
         values = model.values(x)
@@ -366,7 +376,7 @@ def test_a_graph_that_is_cut_at_a_variable_goes_backward(
         if again:
             loss.backward()
         if len(steps) > first:
-            getattr(held, cut)()
+            change(held)
         loss.backward()
         return loss
 

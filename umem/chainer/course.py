@@ -29,6 +29,9 @@ OBJECTS = 1 << 20
 """Bytes over a budget that Python's own objects, which are measured as well, may take."""
 INTO_EARLIER = "its backward goes on into an earlier graph"
 AGAIN = "it goes backward again after an update"
+ELSEWHERE = "it goes backward, or is cut, in another thread or inside a backward"
+IT_IS_CUT = "it is cut between forward and backward"
+ANOTHER_ARRAY = "a variable of it is given another array between forward and backward"
 OTHER_ORDER = (
     "a pass goes backward in another order than when its graph was learned: it does so without a "
     "plan, and the plan is made anew"
@@ -181,8 +184,10 @@ class Course:
 
     def elsewhere(self, numbers: set[int]) -> None:
         """A graph goes backward outside of its pass: in another thread, or inside a backward."""
-        if self.now is not None and self.now.number in numbers and not self.now.went_back:
-            self.now.is_stale = True
+        now = self.now
+        if now is not None and now.number in numbers and not now.went_back:
+            now.is_stale = True
+            now.never = now.never or ELSEWHERE
 
     def has_earlier(self) -> bool:
         """Whether graphs of earlier passes are alive."""
@@ -281,7 +286,7 @@ class Course:
             if now.follows is None and len(now.observed) == len(now.calls) > 0:
                 self._learn(now)
 
-    def before_cut(self, call: Call, func: Any, *, gone: bool) -> None:
+    def before_cut(self, call: Call, func: Any, *, gone: bool, why: str) -> None:
         """The graph is about to be cut behind a call: what is left of it has to have its arrays.
 
         ``gone``: the function goes from the graph, too.
@@ -289,15 +294,26 @@ class Course:
         now = self.now
         if now is not None and call.number == now.number and not now.went_back:
             if now.never is None:
-                self.settle(now, "it is cut between forward and backward")
+                self.settle(now, why)
             if not now.is_whole:
                 now.is_whole = True
                 _make_whole(now.calls)
         elif gone:
             call.keep(func)
         else:
-            earlier = (reference() for reference in self.last)
-            _make_whole(one for one in earlier if one is not None and one.number == call.number)
+            self.make_whole(call.number)
+
+    def make_whole(self, number: int) -> set[int]:
+        """Have all arrays of a pass's graph there, which goes backward in plain order then."""
+        calls = [call for reference in self.last if (call := reference()) is not None]
+        if self.now is not None:
+            self.now.catch_up()  # nothing is dropped any more
+            calls += self.now.calls
+        calls = [call for call in calls if call.number == number]
+        for call in calls:
+            call.set_rank(call.plain_rank)
+        _make_whole(calls)
+        return {number}
 
     def _tried(self) -> None:
         """A pass that was measured for the sake of some graphs is over."""

@@ -80,6 +80,14 @@ class Pass:
         """Whether nothing of it can still be used."""
         return bool(self.calls) and not any(call.has_graph for call in self.calls)
 
+    @property
+    def is_unusual(self) -> bool:
+        """Whether backward may read what is neither there nor planned to be made again."""
+        if self.follows is None or self.never is not None or self.outside.is_changed:
+            return True
+        plain = self.follows.plain
+        return any(call.index in plain and not call.has_func for call in self.calls)
+
     # -- forward ---------------------------------------------------------------------------
 
     def add(

@@ -30,7 +30,13 @@ from chainer import (
 from chainer.serializer import Deserializer
 
 from umem.chainer.afterwards import watch_over
-from umem.chainer.course import INTO_EARLIER, Course, RecomputeWarning
+from umem.chainer.course import (
+    ANOTHER_ARRAY,
+    INTO_EARLIER,
+    IT_IS_CUT,
+    Course,
+    RecomputeWarning,
+)
 from umem.chainer.learning import Learned, Roots
 from umem.chainer.observing import Before, look
 from umem.chainer.plain_pass import PlainPass
@@ -107,6 +113,7 @@ class Recompute:
         self._wrap(function_node.FunctionNode, "unchain", self._unchain)
         self._wrap(variable.Variable, "unchain", self._unchain_variable)
         self._wrap(variable.VariableNode, "unchain", self._unchain_variable)
+        self._wrap(variable.Variable, "_set_array", self._set_array)
         self._wrap(link.Link, "serialize", self._serialize)
         self._wrap(variable.Variable, "copydata", self._copydata)
         _on.append(self)
@@ -261,7 +268,7 @@ class Recompute:
                     self._course.keeps(INTO_EARLIER)
                 original(*args, **kwargs)
                 return
-            if now.went_back or now.never or now.outside.is_changed:
+            if now.went_back or now.is_unusual:
                 check(functions(nodes))
             double = configuration.config.enable_backprop
             self._course.settle(now, TWICE if double else None, _roots(nodes), nodes)
@@ -358,14 +365,26 @@ class Recompute:
 
         return unchain
 
-    def _before_cut(self, func: Any, *, gone: bool) -> None:
+    def _set_array(self, original: Any) -> Any:
+        def set_array(y: Any, *args: Any, **kwargs: Any) -> None:
+            self._before_cut(y.creator_node, gone=False, why=ANOTHER_ARRAY)
+            original(y, *args, **kwargs)
+
+        return set_array
+
+    def _before_cut(self, func: Any, *, gone: bool, why: str = IT_IS_CUT) -> None:
         """The graph is about to be cut behind a function; ``gone``: the function goes from it."""
         call = getattr(func, "_umem_call", None)
-        if call is None or self._inside or threading.get_ident() != self._thread:
+        if call is None:
+            return
+        if threading.get_ident() != self._thread:
+            self._course.elsewhere(self._course.make_whole(call.number))
+            return
+        if self._inside:
             return
         self._inside = True
         try:
-            self._course.before_cut(call, func, gone=gone)
+            self._course.before_cut(call, func, gone=gone, why=why)
         finally:
             self._inside = False
 
