@@ -127,10 +127,10 @@ def test_numbers_that_are_used_again_change_nothing() -> None:
 def test_bytes_that_no_machine_has_are_a_sentence(figure: int) -> None:
     step = chain()
     large = [e._replace(nbytes=figure) if isinstance(e, Alloc) else e for e in step]
-    with pytest.raises(TraceError, match=r"the tensor 'W' is \d+ bytes; no trace has more"):
+    with pytest.raises(TraceError, match=r"nbytes is \d+ bytes; no trace has more"):
         umem.choose(Trace(large))
     large = [e._replace(workspace_bytes=figure) if isinstance(e, Op) else e for e in step]
-    with pytest.raises(TraceError, match=r"the workspace of 'Linear' is \d+ bytes"):
+    with pytest.raises(TraceError, match=r"workspace_bytes is \d+ bytes; no trace has more"):
         umem.choose(Trace(large))
 
 

@@ -46,7 +46,7 @@ def test_the_trainer_prints_its_log(tmp_path: Path) -> None:
 
 
 def test_the_options_and_figures_of_the_page_are_the_programs() -> None:
-    text = CliRunner().invoke(main, ["run", "--help"]).output
+    text = "".join(CliRunner().invoke(main, [of, "--help"]).output for of in ("run", "report"))
     named = set(re.findall(r"`(--[a-z-]+)", PAGE))
     assert named >= {"--steps", "--stacks", "--no-workspace", "--stop", "--force"}
     assert all(option in text for option in named)

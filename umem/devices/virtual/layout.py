@@ -76,9 +76,11 @@ def lay_out(events: Iterable[Event]) -> Layout | None:
     layer = _Layer()
     try:
         laid = list(map(layer.lay, events))
+        reserved, count = layer.driver.managed_bytes, len(layer.driver.residency.resident) - 1
     except (OutOfMemoryError, _NoPrefetchError):
         return None
-    reserved, count = layer.driver.managed_bytes, len(layer.driver.residency.resident) - 1
+    finally:
+        layer.driver.residency.forget()
     return None if layer.gave_back else Layout(laid, layer.peak, reserved, count)
 
 
