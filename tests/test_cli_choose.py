@@ -253,7 +253,10 @@ def test_ctrl_c_keeps_what_was_printed_and_says_what_is_left(
 
 def test_ctrl_c_of_a_running_command_ends_it_with_what_it_found(tmp_path: Path) -> None:
     path = trace(4 * MIB, 6000).save(tmp_path / "long.umem.gz")  # much longer than a signal takes
-    code = "import umem.cli; umem.cli.main(prog_name='umem')"
+    code = (  # what a shell starts in the background is born with Ctrl-C ignored, tests too
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import umem.cli; umem.cli.main(prog_name='umem')"
+    )
     command = [sys.executable, "-c", code, "choose", str(path), "--all-gpus"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
