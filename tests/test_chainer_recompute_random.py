@@ -18,7 +18,7 @@ from umem.errors import BudgetError, RecomputeError
 
 pytestmark = pytest.mark.thorough
 
-BUDGETS: tuple[str, ...] = ("min", "80%", "min", "50%", "100%", "min", "1GiB", "95%", "min")
+BUDGETS: tuple[str, ...] = ("min", "80%", "min", "50%", "100%", "min", "60%", "95%", "min")
 METHODS = ("auto", "auto", "lower_sets", "auto", "store_all", "chen")
 ORDINARY, AT_ONCE = 200, 20
 SLOW = 5000
