@@ -176,7 +176,7 @@ def test_what_is_wrong_with_a_file_is_said_in_plain_words(tmp_path: Path) -> Non
     assert message(tmp_path / "no" / "x.trace").endswith(said)
     assert message(tmp_path).endswith("cannot be read as a trace: it is a folder")
     assert message(tmp_path / ("n" * 300)).endswith("cannot be read as a trace: file name too long")
-    with pytest.raises(TraceError, match="cannot be read as a trace: .*embedded null"):
+    with pytest.raises(TraceError, match=r"cannot be read as a trace: .*embedded null"):
         Trace.load("a\0b")
 
 
