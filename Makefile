@@ -41,6 +41,7 @@ test-all: setup-test
 check: setup-test
 	@failed=0
 	.venv/bin/python -m ruff check . || failed=1
+	.venv/bin/python -m ruff format --check . || failed=1
 	.venv/bin/python -m mypy --strict umem || failed=1
 	exit $$failed
 

@@ -273,8 +273,11 @@ def measure(found: list[Case], repeats: int, count: int) -> list[list[float]]:
 
 def rows(found: list[Case], seconds: list[list[float]]) -> list[dict[str, Any]]:
     """A row a case; what is added is over ``pool alone`` of the same pool, repeat by repeat."""
-    alone = {case.pool: taken for case, taken in zip(found, seconds, strict=True)
-             if case.name == "pool alone"}  # fmt: skip
+    alone = {
+        case.pool: taken
+        for case, taken in zip(found, seconds, strict=True)
+        if case.name == "pool alone"
+    }
     made = []
     for case, taken in zip(found, seconds, strict=True):
         s = common.summary(taken)
@@ -283,16 +286,27 @@ def rows(found: list[Case], seconds: list[list[float]]) -> list[dict[str, Any]]:
         if base is not None and case.name != "pool alone":
             added = 1e6 * common.summary(a - b for a, b in zip(taken, base, strict=True)).median
         made.append(
-            {"pool": case.pool, "allocation": case.name, "median_us": 1e6 * s.median,
-             "lowest_us": 1e6 * s.low, "highest_us": 1e6 * s.high, "added_us": added,
-             "seconds": taken}
-        )  # fmt: skip
+            {
+                "pool": case.pool,
+                "allocation": case.name,
+                "median_us": 1e6 * s.median,
+                "lowest_us": 1e6 * s.low,
+                "highest_us": 1e6 * s.high,
+                "added_us": added,
+                "seconds": taken,
+            }
+        )
     return made
 
 
 @click.command(help=QUESTION)
-@click.option("--device", type=click.Choice(["auto", "stub", "cuda"]), default="auto",
-              show_default=True, help="auto: the GPU where there is one.")  # fmt: skip
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "stub", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="auto: the GPU where there is one.",
+)
 @click.option("--repeats", type=click.IntRange(1), default=31, show_default=True)
 @click.option("--quick", is_flag=True, help="Five short repeats.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every repeat.")
@@ -307,21 +321,40 @@ def main(device: str, repeats: int, quick: bool, json_path: Path | None) -> None
     common.show(
         "Microseconds of one allocation and its free",
         ["pool", "allocation", "median", "lowest", "highest", "added"],
-        [[row["pool"], row["allocation"], *(f"{row[f'{key}_us']:.2f}" for key in
-          ("median", "lowest", "highest")), _signed(row["added_us"])] for row in made],
-    )  # fmt: skip
+        [
+            [
+                row["pool"],
+                row["allocation"],
+                *(f"{row[f'{key}_us']:.2f}" for key in ("median", "lowest", "highest")),
+                _signed(row["added_us"]),
+            ]
+            for row in made
+        ],
+    )
     click.echo(
         f"Wanted: a block adds at most {WANTED_BLOCK_US:g} us, and hybrid less than "
         f"{WANTED_HYBRID_US:g} us before pressure."
     )
     if json_path is not None:
-        options = {"device": device, "repeats": repeats, "quick": quick, "count": count,
-                   "nbytes": NBYTES, "frames": FRAMES}  # fmt: skip
+        options = {
+            "device": device,
+            "repeats": repeats,
+            "quick": quick,
+            "count": count,
+            "nbytes": NBYTES,
+            "frames": FRAMES,
+        }
         gpu = {"name": open_cuda().name} if device == "cuda" else None
         report = common.report(
-            "allocation", QUESTION, made, simulated=False, options=options, gpu=gpu,
-            wanted_hybrid_added_us=WANTED_HYBRID_US, wanted_block_added_us=WANTED_BLOCK_US,
-        )  # fmt: skip
+            "allocation",
+            QUESTION,
+            made,
+            simulated=False,
+            options=options,
+            gpu=gpu,
+            wanted_hybrid_added_us=WANTED_HYBRID_US,
+            wanted_block_added_us=WANTED_BLOCK_US,
+        )
         common.write_json(json_path, report)
 
 

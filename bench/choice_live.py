@@ -72,8 +72,14 @@ def measure(model: Model, batch: int) -> list[dict[str, Any]]:
     vram = max(4 * BLOCK_BYTES, round(ROOM * peak) // BLOCK_BYTES * BLOCK_BYTES)
     rows = []
     for option in choose(trace, GPU, vram=vram).options:
-        row = {"model": model.name, "batch": batch, "peak_bytes": peak, "vram_bytes": vram,
-               "technique": option.name, "simulated_predicted_seconds": option.seconds}  # fmt: skip
+        row = {
+            "model": model.name,
+            "batch": batch,
+            "peak_bytes": peak,
+            "vram_bytes": vram,
+            "technique": option.name,
+            "simulated_predicted_seconds": option.seconds,
+        }
         try:
             steps = live(model, batch, option, vram)
         except umem.UmemError as error:
@@ -81,10 +87,15 @@ def measure(model: Model, batch: int) -> list[dict[str, Any]]:
             continue
         mean = sum(steps) / len(steps)
         assert option.seconds is not None
-        rows.append({
-            **row, "error": None, "simulated_live_seconds": mean, "simulated_live_steps": steps,
-            "off_percent": round(100 * (option.seconds / mean - 1), 3),
-        })  # fmt: skip
+        rows.append(
+            {
+                **row,
+                "error": None,
+                "simulated_live_seconds": mean,
+                "simulated_live_steps": steps,
+                "off_percent": round(100 * (option.seconds / mean - 1), 3),
+            }
+        )
     return rows
 
 
@@ -94,14 +105,17 @@ def show(rows: list[dict[str, Any]]) -> None:
         ("model", "batch", "VRAM", "technique", "predicted", "live", "off"),
         [
             (
-                row["model"], row["batch"], format_bytes(row["vram_bytes"]), row["technique"],
+                row["model"],
+                row["batch"],
+                format_bytes(row["vram_bytes"]),
+                row["technique"],
                 format_seconds(row["simulated_predicted_seconds"]),
                 "did not run" if row["error"] else format_seconds(row["simulated_live_seconds"]),
                 None if row["error"] else f"{row['off_percent']:+.1f} %",
             )
             for row in rows
         ],
-    )  # fmt: skip
+    )
     for row in rows:
         if row["error"]:
             print(f"{row['model']}, {row['technique']}: {row['error']}")

@@ -115,22 +115,42 @@ def row(
 def show(rows: list[dict[str, Any]]) -> None:
     common.show(
         f"choosing, with {ROOM:.0%} of the VRAM that the step needs, or its own (simulated)",
-        ("model", "size", "GPU", "operations", "peak", "VRAM", "tried", "fit", "first CPU s",
-         "CPU s", "spread", "best", "step", ""),
+        (
+            "model",
+            "size",
+            "GPU",
+            "operations",
+            "peak",
+            "VRAM",
+            "tried",
+            "fit",
+            "first CPU s",
+            "CPU s",
+            "spread",
+            "best",
+            "step",
+            "",
+        ),
         [
             (
-                row["model"], row["size"], row["gpus"], row["op_count"],
+                row["model"],
+                row["size"],
+                row["gpus"],
+                row["op_count"],
                 format_bytes(row["peak_bytes"]),
                 "its own" if row["vram_bytes"] is None else format_bytes(row["vram_bytes"]),
-                row["techniques"], row["fit"], f"{row['first_cpu_seconds']:.2f}",
+                row["techniques"],
+                row["fit"],
+                f"{row['first_cpu_seconds']:.2f}",
                 f"{row['cpu_seconds']:.2f}",
                 f"{min(row['cpu_repeats']):.2f}-{max(row['cpu_repeats']):.2f}",
-                row["simulated_best"], format_seconds(row["simulated_best_seconds"]),
+                row["simulated_best"],
+                format_seconds(row["simulated_best_seconds"]),
                 {True: "ok", False: "too slow", None: ""}[row["passed"]],
             )
             for row in rows
         ],
-    )  # fmt: skip
+    )
 
 
 @click.command(help=__doc__)
@@ -149,8 +169,12 @@ def main(quick: bool, names: tuple[str, ...], repeats: int, path: Path | None) -
             click.echo(f"{model.name}, {row['gpus']}: {row['cpu_seconds']:.2f} s", err=True)
     show(rows)
     if path is not None:
-        options = {"quick": quick, "models": [model.name for model in models], "room": ROOM,
-                   "repeats": 1 if quick else repeats}  # fmt: skip
+        options = {
+            "quick": quick,
+            "models": [model.name for model in models],
+            "room": ROOM,
+            "repeats": 1 if quick else repeats,
+        }
         common.write_json(
             path, common.report("choose", QUESTION, rows, simulated=True, options=options)
         )

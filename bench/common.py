@@ -87,8 +87,11 @@ def _git(*args: str) -> subprocess.CompletedProcess[str] | None:
     try:
         return subprocess.run(
             ["git", "--no-optional-locks", *args],
-            cwd=HERE.parent, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            cwd=HERE.parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     except OSError:
         return None
 
@@ -97,9 +100,15 @@ def _git(*args: str) -> subprocess.CompletedProcess[str] | None:
 
 
 def report(
-    name: str, question: str, rows: Sequence[Mapping[str, Any]], *, simulated: bool,
-    options: Mapping[str, Any], gpu: Any = None, **more: Any,
-) -> dict[str, Any]:  # fmt: skip
+    name: str,
+    question: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    simulated: bool,
+    options: Mapping[str, Any],
+    gpu: Any = None,
+    **more: Any,
+) -> dict[str, Any]:
     """The envelope that every benchmark writes.
 
     Args:

@@ -132,9 +132,13 @@ def main() -> None:
     if arguments.json:
         options = {"repeats": repeats, "quick": arguments.quick}
         content = common.report(
-            "compat_import", question, table,
-            simulated=False, options=options, limit_seconds=LIMIT_SECONDS,
-        )  # fmt: skip
+            "compat_import",
+            question,
+            table,
+            simulated=False,
+            options=options,
+            limit_seconds=LIMIT_SECONDS,
+        )
         common.write_json(arguments.json, content)
 
 

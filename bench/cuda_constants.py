@@ -203,9 +203,14 @@ def main(nbytes: int, repeats: int, quick: bool, path: str | None) -> None:
     if path:
         options = {"nbytes": nbytes, "repeats": repeats}
         content = common.report(
-            "cuda_constants", QUESTION, rows, simulated=False, options=options, gpu=gpu,
+            "cuda_constants",
+            QUESTION,
+            rows,
+            simulated=False,
+            options=options,
+            gpu=gpu,
             budget_bytes=gpu_guard.guard(device).budget_bytes,
-        )  # fmt: skip
+        )
         common.write_json(path, content)
 
 

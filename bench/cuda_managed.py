@@ -166,10 +166,16 @@ def transfers(bench: Any) -> list[Pair]:
         ("to the host", cuda_constants.prefetch_out, cuda_constants.copy_out),
     )
     pairs = [
-        Pair("prefetch", f"{way}, against pinned memory", "copy", "prefetch",
-             {"copy": of(copy), "prefetch": of(prefetch)}, at_least=LEAST_OF_COPY)
+        Pair(
+            "prefetch",
+            f"{way}, against pinned memory",
+            "copy",
+            "prefetch",
+            {"copy": of(copy), "prefetch": of(prefetch)},
+            at_least=LEAST_OF_COPY,
+        )
         for way, prefetch, copy in both
-    ]  # fmt: skip
+    ]
     step = {"faults": of(cuda_constants.fault_in), "prefetch": of(prefetch_then_touch)}
     case = "before a pass over an array on the host, against faults"
     pairs.append(Pair("prefetch", case, "faults", "prefetch", step, at_least=LEAST_OF_FAULTING))
@@ -253,10 +259,14 @@ def main(repeats: int | None, quick: bool, path: str | None) -> None:
     show(rows, device.name)
     if path:
         content = common.report(
-            "cuda_managed", QUESTION, rows, simulated=False, options=size._asdict(),
+            "cuda_managed",
+            QUESTION,
+            rows,
+            simulated=False,
+            options=size._asdict(),
             gpu={"name": device.name, "vram_bytes": device.vram_bytes},
             budget_bytes=gpu_guard.guard(device).budget_bytes,
-        )  # fmt: skip
+        )
         common.write_json(path, content)
 
 

@@ -192,18 +192,32 @@ def show(rows: list[dict[str, Any]], batch: int) -> None:
 
     common.show(
         f"RoBERTa, batch {batch}, on {GPU}: published, and simulated",
-        ("technique", "published MiB", "tensors MiB (simulated)", "reserved MiB (simulated)",
-         "published", "tensors", "reserved", "points", ""),
+        (
+            "technique",
+            "published MiB",
+            "tensors MiB (simulated)",
+            "reserved MiB (simulated)",
+            "published",
+            "tensors",
+            "reserved",
+            "points",
+            "",
+        ),
         [
             (
-                row["technique"], row["published_mib"], f"{row['simulated_tensors_mib']:,.0f}",
-                f"{row['simulated_reserved_mib']:,.0f}", percent(row, "published"),
-                percent(row, "simulated_tensors"), percent(row, "simulated_reserved"),
-                None if row["points"] is None else f"{row['points']:+.0f}", row["verdict"],
+                row["technique"],
+                row["published_mib"],
+                f"{row['simulated_tensors_mib']:,.0f}",
+                f"{row['simulated_reserved_mib']:,.0f}",
+                percent(row, "published"),
+                percent(row, "simulated_tensors"),
+                percent(row, "simulated_reserved"),
+                None if row["points"] is None else f"{row['points']:+.0f}",
+                row["verdict"],
             )
             for row in rows
         ],
-    )  # fmt: skip
+    )
     print("Same order: " + ("yes" if in_order(rows) else "no"))
     for row in rows:
         print(f"{row['technique']}: {row['because']}")
@@ -225,9 +239,14 @@ def main(quick: bool, path: Path | None) -> None:
     if path is not None:
         common.write_json(
             path,
-            common.report("founding_table", QUESTION, rows, simulated=True,
-                          options={"quick": quick, "gpu": GPU, "batch": batch}),
-        )  # fmt: skip
+            common.report(
+                "founding_table",
+                QUESTION,
+                rows,
+                simulated=True,
+                options={"quick": quick, "gpu": GPU, "batch": batch},
+            ),
+        )
 
 
 def in_order(rows: list[dict[str, Any]]) -> bool:
@@ -235,8 +254,9 @@ def in_order(rows: list[dict[str, Any]]) -> bool:
     pairs = itertools.permutations([row for row in rows if row["published_mib"]], 2)
     return all(
         one["simulated_tensors_mib"] < other["simulated_tensors_mib"]
-        for one, other in pairs if one["published_mib"] < 0.99 * other["published_mib"]
-    )  # fmt: skip
+        for one, other in pairs
+        if one["published_mib"] < 0.99 * other["published_mib"]
+    )
 
 
 if __name__ == "__main__":

@@ -129,8 +129,13 @@ def array_code() -> Iterator[ArrayCode]:
     """Time what functions and update rules do with arrays."""
     code = ArrayCode()
     names = {FunctionNode: ("forward",), UpdateRule: ("update_core_cpu",)}
-    found = {(cls, name) for base, wanted in names.items() for cls in classes(base)
-             for name in wanted if name in vars(cls)}  # fmt: skip
+    found = {
+        (cls, name)
+        for base, wanted in names.items()
+        for cls in classes(base)
+        for name in wanted
+        if name in vars(cls)
+    }
     originals = [(cls, name, vars(cls)[name]) for cls, name in found]
     for cls, name, original in originals:
         setattr(cls, name, code.wrap(original))
@@ -203,16 +208,18 @@ def measure(chain: Chain, optimizer: str, repeats: int) -> list[dict[str, Any]]:
         arrays = common.summary(b[phase] for b in inside).median
         per = [1e6 * (a[phase] - arrays) / count for a in whole]
         found = common.summary(per)
-        rows.append({
-            "function": chain.name if phase != "update" else f"{optimizer} ({chain.name})",
-            "phase": phase,
-            "op_count": count,
-            "median_us": found.median,
-            "low_us": found.low,
-            "high_us": found.high,
-            "array_us": 1e6 * arrays / count,
-            "repeats_us": per,
-        })  # fmt: skip
+        rows.append(
+            {
+                "function": chain.name if phase != "update" else f"{optimizer} ({chain.name})",
+                "phase": phase,
+                "op_count": count,
+                "median_us": found.median,
+                "low_us": found.low,
+                "high_us": found.high,
+                "array_us": 1e6 * arrays / count,
+                "repeats_us": per,
+            }
+        )
     return rows
 
 
@@ -222,10 +229,17 @@ def phase_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for phase in PHASES:
         medians = [row["median_us"] for row in rows if row["phase"] == phase]
         middle = common.summary(medians)
-        found.append({
-            "function": "all", "phase": phase, "op_count": None, "median_us": middle.median,
-            "low_us": middle.low, "high_us": middle.high, "array_us": None,
-        })  # fmt: skip
+        found.append(
+            {
+                "function": "all",
+                "phase": phase,
+                "op_count": None,
+                "median_us": middle.median,
+                "low_us": middle.low,
+                "high_us": middle.high,
+                "array_us": None,
+            }
+        )
     return found
 
 

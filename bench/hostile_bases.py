@@ -131,8 +131,11 @@ def _conv(rng: Any) -> Step:
         x = F.max_pooling_2d(F.relu(m.norm(m.a(x))), 2)
         return m.b(F.dropout(F.average_pooling_2d(x, 2)))
 
-    links = {"a": L.Convolution2D(3, 4, 3, pad=1), "norm": L.BatchNormalization(4),
-             "b": L.Linear(16, 5)}  # fmt: skip
+    links = {
+        "a": L.Convolution2D(3, 4, 3, pad=1),
+        "norm": L.BatchNormalization(4),
+        "b": L.Linear(16, 5),
+    }
     return _trainer(_Net(run, **links), chainer.optimizers.SGD(), _rows(rng, 3, 8, 8))
 
 

@@ -50,8 +50,23 @@ def _packed(lines: list[bytes]) -> bytes:
 
 def in_bytes(base: Base, other: Base, rng: Random) -> tuple[str, bytes]:
     """Of the file as it is on the disk."""
-    name = rng.choice(("flip", "cut", "drop", "insert", "append", "zeros", "members", "flags",
-                       "name", "plain", "bomb", "wide", "stored"))  # fmt: skip
+    name = rng.choice(
+        (
+            "flip",
+            "cut",
+            "drop",
+            "insert",
+            "append",
+            "zeros",
+            "members",
+            "flags",
+            "name",
+            "plain",
+            "bomb",
+            "wide",
+            "stored",
+        )
+    )
     return f"bytes, {name}", _in_bytes(name, _packed(list(base.lines)), base, rng)
 
 
@@ -230,6 +245,7 @@ def _larger(lines: Lines, rng: Random) -> Lines:
 def _renumbered(lines: Lines, rng: Random) -> Lines:
     """Tensors with few numbers, that come again, or with large ones."""
     shift, most = rng.choice(((0, 7), (0, 40), (1 << 62, 1 << 63), ((1 << 63) - 999, 1 << 63)))
+
     def new(number: int) -> int:
         return (number + shift) % most
 

@@ -147,8 +147,10 @@ def case(number: int, seed: int, found: list[Base], folder: Path, before: int) -
     path = folder / rng.choice(("x.umem.gz", "x.umem.gz", "x\x1b[31m.gz", "\u202ex", "a b $'\n.gz"))
     path.write_bytes(content)
     try:
-        runs = [run(each, before) for each in
-                commands(path, folder / f"base{found.index(base)}", base.sized, rng)]  # fmt: skip
+        runs = [
+            run(each, before)
+            for each in commands(path, folder / f"base{found.index(base)}", base.sized, rng)
+        ]
     finally:
         path.unlink()
     return {"case": number, "base": base.name, "change": how, "runs": runs}
@@ -179,8 +181,13 @@ def measure(count: int, seed: int, only: int | None) -> dict[str, Any]:
             kept += _failed(one, totals)
             if only is not None:
                 _tell(one)
-    return {"changes": dict(changes), "totals": dict(totals), "slowest_seconds": slowest,
-            "largest_growth_bytes": largest, "failed": kept}  # fmt: skip
+    return {
+        "changes": dict(changes),
+        "totals": dict(totals),
+        "slowest_seconds": slowest,
+        "largest_growth_bytes": largest,
+        "failed": kept,
+    }
 
 
 def _gzip(base: Base) -> bytes:
@@ -204,17 +211,23 @@ def _failed(one: dict[str, Any], totals: Counter[str]) -> Iterator[dict[str, Any
             totals[name] += is_bad
         if any(verdicts.values()):
             yield {
-                "case": one["case"], "base": one["base"], "change": one["change"],
-                "command": ran.command, "failure": ran.failure, "seconds": ran.seconds,
+                "case": one["case"],
+                "base": one["base"],
+                "change": one["change"],
+                "command": ran.command,
+                "failure": ran.failure,
+                "seconds": ran.seconds,
                 "grown_bytes": ran.grown_bytes,
-            }  # fmt: skip
+            }
 
 
 def _tell(one: dict[str, Any]) -> None:
     print(f"case {one['case']}: {one['base']}: {one['change']}")
     for ran in one["runs"]:
-        print(f"-- {ran.command}: status {ran.status}, {ran.failure}, "
-              f"{format_seconds(ran.seconds)}, {format_bytes(ran.grown_bytes)}\n{ran.output}")
+        print(
+            f"-- {ran.command}: status {ran.status}, {ran.failure}, "
+            f"{format_seconds(ran.seconds)}, {format_bytes(ran.grown_bytes)}\n{ran.output}"
+        )
 
 
 def row(count: int, seed: int, found: dict[str, Any]) -> dict[str, Any]:
@@ -222,12 +235,17 @@ def row(count: int, seed: int, found: dict[str, Any]) -> dict[str, Any]:
     totals = found["totals"]
     bad = {name: totals.get(name, 0) for name in ("tracebacks", "too_slow", "too_large", "other")}
     return {
-        "traces": count, "seed": seed, "commands": totals["runs"],
-        "accepted": totals.get("accepted", 0), **bad,
+        "traces": count,
+        "seed": seed,
+        "commands": totals["runs"],
+        "accepted": totals.get("accepted", 0),
+        **bad,
         "slowest_seconds": found["slowest_seconds"],
         "largest_growth_mib": found["largest_growth_bytes"] / MIB,
-        "passed": not any(bad.values()), "failed": found["failed"], "changes": found["changes"],
-    }  # fmt: skip
+        "passed": not any(bad.values()),
+        "failed": found["failed"],
+        "changes": found["changes"],
+    }
 
 
 @click.command(help=__doc__)
@@ -253,8 +271,9 @@ def main(count: int, seed: int, only: int | None, quick: bool, path: str | None)
             print(bad)
     if path:
         options = {"count": count, "seed": seed}
-        report = common.report("hostile_traces", QUESTION, [result], simulated=False,
-                               options=options)  # fmt: skip
+        report = common.report(
+            "hostile_traces", QUESTION, [result], simulated=False, options=options
+        )
         common.write_json(path, report)
     if not result["passed"]:
         sys.exit(1)

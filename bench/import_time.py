@@ -26,9 +26,12 @@ CONDITIONS = ("numpy", "umem")
 def import_seconds(module: str) -> float:
     """Seconds that a fresh process takes to import a module."""
     done = subprocess.run(
-        [sys.executable, "-c", _TIMED.format(module)], check=True, stdout=subprocess.PIPE,
-        text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        [sys.executable, "-c", _TIMED.format(module)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     return float(done.stdout)
 
 
@@ -80,9 +83,13 @@ def main() -> None:
     print(f"limit: {LIMIT_SECONDS * 1e3:.0f} ms added")
     if arguments.json:
         content = common.report(
-            "import_time", question, table, simulated=False,
-            options={"repeats": repeats, "quick": arguments.quick}, limit_seconds=LIMIT_SECONDS,
-        )  # fmt: skip
+            "import_time",
+            question,
+            table,
+            simulated=False,
+            options={"repeats": repeats, "quick": arguments.quick},
+            limit_seconds=LIMIT_SECONDS,
+        )
         common.write_json(arguments.json, content)
 
 

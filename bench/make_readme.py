@@ -41,8 +41,9 @@ def question(path: Path) -> str:
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A Markdown table; None is a dash."""
     lines = [columns, ["---"] * len(columns), *rows]
-    cells = (["-" if cell is None else str(cell).replace("|", "/") for cell in row]
-             for row in lines)  # fmt: skip
+    cells = (
+        ["-" if cell is None else str(cell).replace("|", "/") for cell in row] for row in lines
+    )
     return "\n".join("| " + " | ".join(row) + " |" for row in cells) + "\n"
 
 
@@ -70,8 +71,9 @@ def validate_um(result: dict[str, Any]) -> str:
     def cells(row: dict[str, Any]) -> list[Any]:
         verdict = {None: "shown", True: "pass", False: "**miss**"}[row["passed"]]
         unit = row["unit"]
-        figures = [None if row[key] is None else f"{row[key]:.4g} {unit}"
-                   for key in ("model", "published")]  # fmt: skip
+        figures = [
+            None if row[key] is None else f"{row[key]:.4g} {unit}" for key in ("model", "published")
+        ]
         if row.get("fits") is False:
             figures[0] = "out of memory"
         if row.get("published_fits") is False:

@@ -194,8 +194,7 @@ def main() -> None:
         question = (__doc__ or "").splitlines()[0]
         options = {"repeats": repeats}
         common.write_json(
-            args.json,
-            common.report("overhead", question, rows, simulated=False, options=options),
+            args.json, common.report("overhead", question, rows, simulated=False, options=options)
         )
 
 

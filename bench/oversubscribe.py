@@ -222,9 +222,14 @@ class CudaBench:
         return train(self._nodes, self.steps, umem.chainer.device(), self._now)
 
     def _run(
-        self, workload: str, mode: str, factor: float, nbytes: int, limit: int,
+        self,
+        workload: str,
+        mode: str,
+        factor: float,
+        nbytes: int,
+        limit: int,
         work: Callable[[Any, int], list[float]],
-    ) -> Outcome:  # fmt: skip
+    ) -> Outcome:
         known = (workload, mode, factor, nbytes, limit)
         try:
             with block(mode, limit) as memory:
@@ -259,9 +264,11 @@ def open_bench(
 
 
 def sweep(
-    bench: VirtualBench | CudaBench, workloads: tuple[str, ...], factors: tuple[float, ...],
+    bench: VirtualBench | CudaBench,
+    workloads: tuple[str, ...],
+    factors: tuple[float, ...],
     repeats: int,
-) -> Iterator[Outcome]:  # fmt: skip
+) -> Iterator[Outcome]:
     """Every mode at every factor, the largest first; repeats are interleaved."""
     for workload in workloads:
         run = getattr(bench, workload)
@@ -286,9 +293,14 @@ def rows(outcomes: list[Outcome], simulated: bool) -> list[dict[str, Any]]:
         first = base.get((outcome.workload, outcome.mode))
         relative = per_byte / first if per_byte is not None and first else None
         found.append(
-            {**asdict(outcome), "seconds": seconds, "seconds_per_byte": per_byte,
-             "relative": relative, "simulated": simulated}
-        )  # fmt: skip
+            {
+                **asdict(outcome),
+                "seconds": seconds,
+                "seconds_per_byte": per_byte,
+                "relative": relative,
+                "simulated": simulated,
+            }
+        )
     return found
 
 
@@ -303,18 +315,28 @@ def _writable(path: str | None) -> None:
 @click.option("--vram", type=common.SIZE, help="Default: 64MiB; 256MiB, by a limit, on cuda.")
 @click.option("--workload", type=click.Choice(WORKLOADS), multiple=True, help="Default: both.")
 @click.option(
-    "--factor", "factors", type=click.FloatRange(0.1, 8), multiple=True,
+    "--factor",
+    "factors",
+    type=click.FloatRange(0.1, 8),
+    multiple=True,
     help="Default: 0.5 to 3 in eight steps. May be given more than once.",
-)  # fmt: skip
+)
 @click.option("--steps", type=click.IntRange(2), default=6, show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=3, help="On cuda; simulated is exact.")
 @click.option("--quick", is_flag=True, help="Factors 0.5 and 3, 16 MiB, three steps.")
 @click.option("--json", "path", type=click.Path(dir_okay=False), help="Write every repeat there.")
 @click.option("--plot", "picture", type=click.Path(dir_okay=False), help="Write a PNG there.")
 def main(
-    device: str, vram: int | None, workload: tuple[str, ...], factors: tuple[float, ...],
-    steps: int, repeats: int, quick: bool, path: str | None, picture: str | None,
-) -> None:  # fmt: skip
+    device: str,
+    vram: int | None,
+    workload: tuple[str, ...],
+    factors: tuple[float, ...],
+    steps: int,
+    repeats: int,
+    quick: bool,
+    path: str | None,
+    picture: str | None,
+) -> None:
     if quick:
         vram, steps = vram or 16 * MIB, 3
         factors = factors or (0.5, 3.0)
@@ -333,9 +355,13 @@ def main(
         views.plot(found, bench.name, bench.simulated, picture)
     if path:
         options = {
-            "device": device, "vram_bytes": bench.vram_bytes, "factors": sorted(factors),
-            "steps": steps, "repeats": repeats, "quick": quick,
-        }  # fmt: skip
+            "device": device,
+            "vram_bytes": bench.vram_bytes,
+            "factors": sorted(factors),
+            "steps": steps,
+            "repeats": repeats,
+            "quick": quick,
+        }
         gpu = None if bench.simulated else {"name": bench.name}
         report = common.report(
             "oversubscribe", QUESTION, found, simulated=bench.simulated, options=options, gpu=gpu

@@ -65,9 +65,15 @@ def _panel(panel: Any, workload: str, found: list[dict[str, Any]]) -> None:
         if any(row["mode"] == mode and not row["fits"] for row in found):
             label += " (then out of memory)"
         panel.plot(
-            [row["factor"] for row in own], [row["relative"] for row in own], label=label,
-            marker=marker, markersize=size, linestyle=line, linewidth=1.6, markerfacecolor="none",
-        )  # fmt: skip
+            [row["factor"] for row in own],
+            [row["relative"] for row in own],
+            label=label,
+            marker=marker,
+            markersize=size,
+            linestyle=line,
+            linewidth=1.6,
+            markerfacecolor="none",
+        )
     panel.axvline(1, color="0.6", linewidth=1, zorder=0)
     panel.set_yscale("log")
     panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")

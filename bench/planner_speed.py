@@ -33,10 +33,15 @@ def chain(count: int) -> Graph:
     """Calls one after another; the same each time."""
     source = random.Random(0)
     nodes = [
-        Node(f"call{v}", source.randrange(1 << 16, 1 << 24), source.random(),
-             saved=source.random() < 0.7, workspace_bytes=source.randrange(1 << 20))
+        Node(
+            f"call{v}",
+            source.randrange(1 << 16, 1 << 24),
+            source.random(),
+            saved=source.random() < 0.7,
+            workspace_bytes=source.randrange(1 << 20),
+        )
         for v in range(count)
-    ]  # fmt: skip
+    ]
     return Graph(nodes, [(f"call{v - 1}", f"call{v}") for v in range(1, count)])
 
 
@@ -79,14 +84,17 @@ def main(quick: bool, path: Path | None) -> None:
         ("calls", "model", "first plan s", "another s", "pareto s", "points", "least"),
         [
             (
-                row["calls"], row["model"], f"{row['first_cpu_seconds']:.2f}",
+                row["calls"],
+                row["model"],
+                f"{row['first_cpu_seconds']:.2f}",
                 f"{row['half_cpu_seconds']:.2f}",
                 None if row["points"] is None else f"{row['pareto_cpu_seconds']:.2f}",
-                row["points"], f"{row['least_share_percent']:.1f} %",
+                row["points"],
+                f"{row['least_share_percent']:.1f} %",
             )
             for row in rows
         ],
-    )  # fmt: skip
+    )
     if path is not None:
         content = common.report(
             "planner_speed", QUESTION, rows, simulated=False, options={"quick": quick}

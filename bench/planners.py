@@ -35,9 +35,12 @@ def network_row(network: Network, *, exact_tape: bool) -> dict[str, Any]:
     """One network: peaks in GB as text for a reader, and all figures."""
     graph, parameter_bytes = graph_of(network)
     figures: dict[str, Any] = {
-        "batch": network.batch, "pixels": network.pixels, "nodes_published": network.node_count,
-        "parameter_bytes": parameter_bytes, "forward_cost": sum(n.cost for n in graph.nodes),
-    }  # fmt: skip
+        "batch": network.batch,
+        "pixels": network.pixels,
+        "nodes_published": network.node_count,
+        "parameter_bytes": parameter_bytes,
+        "forward_cost": sum(n.cost for n in graph.nodes),
+    }
     row: dict[str, Any] = {"network": network.name, "#V": len(graph), "figures": figures}
     for model in MODELS:
         keep = simulate(graph, plan(graph, None, "store_all", model=model)).peak_bytes
@@ -82,24 +85,43 @@ def least(graph: Graph, method: str, model: str) -> dict[str, float] | None:
         done = simulate(graph, candidate)
         found.append((done.peak_bytes, done.overhead))
     peak, overhead = min(found)
-    return {"peak_bytes": peak, "overhead": overhead, "budget_bytes": plans[0].peak_bytes,
-            "cpu_seconds": seconds}  # fmt: skip
+    return {
+        "peak_bytes": peak,
+        "overhead": overhead,
+        "budget_bytes": plans[0].peak_bytes,
+        "cpu_seconds": seconds,
+    }
 
 
 def show_networks(rows: list[dict[str, Any]]) -> None:
     for name in METHODS:
         common.show(
             f"{name}: least peak in GB (below keeping all); cost of what runs again, of forward's",
-            ("network", "#V", "published", "paper's model", "again", "tape's model", "again",
-             "CPU s, paper's", "CPU s, tape's"),
+            (
+                "network",
+                "#V",
+                "published",
+                "paper's model",
+                "again",
+                "tape's model",
+                "again",
+                "CPU s, paper's",
+                "CPU s, tape's",
+            ),
             [
-                (row["network"], row["#V"], row[f"{name}, published"],
-                 row[f"{name}, paper's model"], share(row["figures"], f"paper_{name}"),
-                 row[f"{name}, tape's model"], share(row["figures"], f"saved_{name}"),
-                 *(short(row["figures"].get(f"{model}_{name}_cpu_seconds")) for model in MODELS))
+                (
+                    row["network"],
+                    row["#V"],
+                    row[f"{name}, published"],
+                    row[f"{name}, paper's model"],
+                    share(row["figures"], f"paper_{name}"),
+                    row[f"{name}, tape's model"],
+                    share(row["figures"], f"saved_{name}"),
+                    *(short(row["figures"].get(f"{model}_{name}_cpu_seconds")) for model in MODELS),
+                )
                 for row in rows
             ],
-        )  # fmt: skip
+        )
 
 
 def share(figures: dict[str, Any], key: str) -> str | None:
@@ -119,10 +141,15 @@ def small_graphs(quick: bool) -> dict[str, Graph]:
     found = {"chain of 8": chain(8), "random of 8": scattered(8)}
     if not quick:
         found |= {
-            "chain of 16": chain(16), "random of 12": scattered(12), "residual of 18": residual(6),
-            "U of 15": u_shape(3), "random of 24": scattered(24), "chain of 40": chain(40),
-            "residual of 39": residual(13), "random of 40": scattered(40),
-        }  # fmt: skip
+            "chain of 16": chain(16),
+            "random of 12": scattered(12),
+            "residual of 18": residual(6),
+            "U of 15": u_shape(3),
+            "random of 24": scattered(24),
+            "chain of 40": chain(40),
+            "residual of 39": residual(13),
+            "random of 40": scattered(40),
+        }
     return found
 
 
@@ -136,8 +163,9 @@ def scattered(count: int) -> Graph:
     source = random.Random(count)
     edges = {(v - 1, v) for v in range(1, count)}
     edges |= {(source.randrange(max(0, v - 5), v), v) for v in range(1, count)}
-    nodes = [Node(f"n{v}", source.randrange(1, 10), source.choice((1, 1, 10)))
-             for v in range(count)]  # fmt: skip
+    nodes = [
+        Node(f"n{v}", source.randrange(1, 10), source.choice((1, 1, 10))) for v in range(count)
+    ]
     return Graph(nodes, [(f"n{x}", f"n{v}") for x, v in sorted(edges)])
 
 
@@ -176,12 +204,21 @@ def optimum_rows(name: str, graph: Graph, seconds: float) -> list[dict[str, Any]
         best = optimum(graph, ours, budget, seconds)
         if best.bound > done.overhead + 1e-6:
             raise RuntimeError(f"{name}: {done.overhead} is below the optimum, {best.bound}")
-        rows.append({
-            "graph": name, "nodes": len(graph), "budget": budget, "keep_all": high,
-            "method": ours.method, "overhead": done.overhead, "optimum": best.overhead,
-            "bound": best.bound, "status": best.status, "forward": sum(n.cost for n in graph.nodes),
-            "seconds": time.perf_counter() - start,
-        })  # fmt: skip
+        rows.append(
+            {
+                "graph": name,
+                "nodes": len(graph),
+                "budget": budget,
+                "keep_all": high,
+                "method": ours.method,
+                "overhead": done.overhead,
+                "optimum": best.overhead,
+                "bound": best.bound,
+                "status": best.status,
+                "forward": sum(n.cost for n in graph.nodes),
+                "seconds": time.perf_counter() - start,
+            }
+        )
     return rows
 
 
@@ -190,11 +227,20 @@ def show_optimum(rows: list[dict[str, Any]]) -> None:
         "overhead against the optimum (same budget, same rules; the step's forward is 'forward')",
         ("graph", "budget", "keep all", "forward", "ours", "found", "bound", "", "s"),
         [
-            (row["graph"], row["budget"], row["keep_all"], row["forward"], f"{row['overhead']:g}",
-             short(row["optimum"]), short(row["bound"]), row["status"], short(row["seconds"]))
+            (
+                row["graph"],
+                row["budget"],
+                row["keep_all"],
+                row["forward"],
+                f"{row['overhead']:g}",
+                short(row["optimum"]),
+                short(row["bound"]),
+                row["status"],
+                short(row["seconds"]),
+            )
             for row in rows
         ],
-    )  # fmt: skip
+    )
 
 
 @click.command(help=__doc__)
@@ -223,12 +269,15 @@ def main(
     options = {"quick": quick, "networks": list(chosen), "seconds": seconds}
     if rows:
         question = (__doc__ or "").split("\n\n")[0]
-        common.write_json(path, common.report(
-            "planners", question, rows, simulated=True, options=options))  # fmt: skip
+        common.write_json(
+            path, common.report("planners", question, rows, simulated=True, options=options)
+        )
     if compared:
         question = "How far are the tape's plans from the optimum of an integer programme?"
-        common.write_json(path.with_name(f"{path.stem}-optimum.json"), common.report(
-            "planners", question, compared, simulated=True, options=options))  # fmt: skip
+        common.write_json(
+            path.with_name(f"{path.stem}-optimum.json"),
+            common.report("planners", question, compared, simulated=True, options=options),
+        )
 
 
 if __name__ == "__main__":

@@ -160,13 +160,16 @@ def show(rows: list[dict[str, Any]]) -> None:
     )
     lines = [
         [
-            row["model"], row["optimizer"], row["op_count"],
+            row["model"],
+            row["optimizer"],
+            row["op_count"],
             *(format_bytes(row[f"{name}_bytes"]) for name in ("recorded", "predicted", "measured")),
-            f"{row['error_percent']:+.2f} %", format_seconds(row["replay_seconds"]),
+            f"{row['error_percent']:+.2f} %",
+            format_seconds(row["replay_seconds"]),
             "ok" if row["passed"] else "off",
         ]
         for row in rows
-    ]  # fmt: skip
+    ]
     common.show(f"peak at {SIZE} from {SIZES}, replay on {GPU} (simulated)", columns, lines)
 
 

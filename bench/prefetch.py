@@ -253,9 +253,13 @@ def cells(found: Row) -> list[str]:
 @click.option("--quick", is_flag=True, help="8,000 nodes, factor 1.5, depth 2, three steps.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write every figure.")
 def main(
-    nodes: int, steps: int, factors: tuple[float, ...], depths: tuple[int, ...], quick: bool,
+    nodes: int,
+    steps: int,
+    factors: tuple[float, ...],
+    depths: tuple[int, ...],
+    quick: bool,
     path: Path | None,
-) -> None:  # fmt: skip
+) -> None:
     factors, depths = factors or FACTORS, depths or DEPTHS
     if quick:
         nodes, steps, factors, depths = 8000, 3, (1.5,), (2,)

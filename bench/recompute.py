@@ -159,8 +159,9 @@ def pace(mode: Mode, plain: Mode) -> dict[str, Any]:
     return {
         "median_s": statistics.median(mode.seconds),
         "time_ratio": statistics.median(mode.seconds) / statistics.median(plain.seconds),
-        "ratio_low": min(ratios), "ratio_high": max(ratios),
-    }  # fmt: skip
+        "ratio_low": min(ratios),
+        "ratio_high": max(ratios),
+    }
 
 
 def verdict(network: Network, mode: Mode, row: dict[str, Any]) -> str | None:
@@ -198,8 +199,9 @@ def torch_rows(
 ) -> Iterator[dict[str, Any]]:
     """The same network in PyTorch, relative to its own plain step."""
     for what, name in (
-        ("checkpoint", "PyTorch checkpoint_sequential"), ("compile", "PyTorch compiled, budget 0")
-    )[: 1 + compiles]:  # fmt: skip
+        ("checkpoint", "PyTorch checkpoint_sequential"),
+        ("compile", "PyTorch compiled, budget 0"),
+    )[: 1 + compiles]:
         row: dict[str, Any] = {"network": network.name, "mode": name}
         if network.torch is None:
             yield row | {"verdict": network.no_torch}
@@ -237,20 +239,38 @@ def show(rows: list[dict[str, Any]]) -> None:
 
     common.show(
         "peak above parameters, state and inputs; times of a plain step",
-        ("network", "mode", "peak MB", "floor", "of raw", "reducible", "time", "spread", "bits",
-         "predicted", "budget", ""),
+        (
+            "network",
+            "mode",
+            "peak MB",
+            "floor",
+            "of raw",
+            "reducible",
+            "time",
+            "spread",
+            "bits",
+            "predicted",
+            "budget",
+            "",
+        ),
         [
             (
-                row["network"], row["mode"], number(row, "peak_mb", ".1f"),
-                number(row, "floor_mb", ".1f"), number(row, "of_raw"), number(row, "reducible"),
+                row["network"],
+                row["mode"],
+                number(row, "peak_mb", ".1f"),
+                number(row, "floor_mb", ".1f"),
+                number(row, "of_raw"),
+                number(row, "reducible"),
                 number(row, "time_ratio"),
                 row.get("ratio_low") and f"{row['ratio_low']:.2f}-{row['ratio_high']:.2f}",
-                row.get("identical"), number(row, "predicted_over_measured", ".3f"),
-                number(row, "measured_over_budget", ".3f"), row["verdict"],
+                row.get("identical"),
+                number(row, "predicted_over_measured", ".3f"),
+                number(row, "measured_over_budget", ".3f"),
+                row["verdict"],
             )
             for row in rows
         ],
-    )  # fmt: skip
+    )
     for row in rows:
         if "error" in row:
             print(f"{row['network']}, {row['mode']}: {row['error']}")
@@ -261,8 +281,13 @@ def show(rows: list[dict[str, Any]]) -> None:
 @click.option("--only", "names", multiple=True, type=click.Choice([n.name for n in NETWORKS]))
 @click.option("--mode", "kinds", multiple=True, help='Only this kind of step, such as "min".')
 @click.option("--repeats", type=click.IntRange(1), help="Timed steps of each kind.")
-@click.option("--torch", "python", default=sys.executable, metavar="PYTHON",
-              help="An interpreter that has PyTorch; default: this one.")  # fmt: skip
+@click.option(
+    "--torch",
+    "python",
+    default=sys.executable,
+    metavar="PYTHON",
+    help="An interpreter that has PyTorch; default: this one.",
+)
 @click.option(
     "--compile",
     "compiles",
@@ -271,9 +296,14 @@ def show(rows: list[dict[str, Any]]) -> None:
 )
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the result here.")
 def main(
-    quick: bool, names: tuple[str, ...], kinds: tuple[str, ...], repeats: int | None,
-    python: str, compiles: bool, path: Path | None,
-) -> None:  # fmt: skip
+    quick: bool,
+    names: tuple[str, ...],
+    kinds: tuple[str, ...],
+    repeats: int | None,
+    python: str,
+    compiles: bool,
+    path: Path | None,
+) -> None:
     chosen = QUICK if quick else [n for n in NETWORKS if not names or n.name in names]
     torch = not quick and has_torch(python)
     if not torch:

@@ -56,9 +56,13 @@ def record(count: int, *, stacks: bool) -> umem.Trace:
 def command(view: str, trace: Path, output: Path) -> list[str]:
     """The command of a view that writes a file; the others write to standard output."""
     options = {
-        "text": [], "json": ["--json"], "page": ["--html", output], "picture": ["--png", output],
-        "perfetto": ["--export", "perfetto", output], "comparison": [trace],
-    }  # fmt: skip
+        "text": [],
+        "json": ["--json"],
+        "page": ["--html", output],
+        "picture": ["--png", output],
+        "perfetto": ["--export", "perfetto", output],
+        "comparison": [trace],
+    }
     return [sys.executable, "-m", "umem", "report", str(trace), *map(str, options[view])]
 
 
@@ -129,14 +133,18 @@ def show(rows: list[dict[str, Any]]) -> None:
         ("trace", "view", "processor", "from", "to", "elapsed", "output", ""),
         [
             (
-                found["trace"], found["view"], format_seconds(found["processor_seconds"]),
-                format_seconds(found["lowest_seconds"]), format_seconds(found["highest_seconds"]),
+                found["trace"],
+                found["view"],
+                format_seconds(found["processor_seconds"]),
+                format_seconds(found["lowest_seconds"]),
+                format_seconds(found["highest_seconds"]),
                 format_seconds(found["elapsed_seconds"]),
-                format_bytes(found["output_bytes"]), words[found["passed"]],
+                format_bytes(found["output_bytes"]),
+                words[found["passed"]],
             )
             for found in rows
         ],
-    )  # fmt: skip
+    )
 
 
 @click.command(help=__doc__)

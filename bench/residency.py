@@ -146,11 +146,17 @@ def main(repeats: int, quick: bool, json_path: Path | None) -> None:
         "Million block touches a second, one core",
         ["through", "tensors", "work", "advice", "median", "lowest", "highest", "wanted"],
         [
-            [c.through, c.tensors, c.work, "half" if c.advised else "none",
-             *(f"{value / 1e6:.2f}" for value in s), f"{WANTED / 1e6:.0f}"]
+            [
+                c.through,
+                c.tensors,
+                c.work,
+                "half" if c.advised else "none",
+                *(f"{value / 1e6:.2f}" for value in s),
+                f"{WANTED / 1e6:.0f}",
+            ]
             for c, s in zip(CASES, summaries, strict=True)
         ],
-    )  # fmt: skip
+    )
     if json_path is not None:
         rows: list[dict[str, Any]] = [
             {**asdict(case), "median_touches_per_second": s.median, "touches_per_second": found}

@@ -257,12 +257,23 @@ def raising_at(number: int, program: Callable[[], None]) -> None:
 
 def row(where: str, how: str, measured: dict[str, Any]) -> dict[str, Any]:
     counts = measured["counts"]
-    names = ("signals", "left on", "said by the next call", "still on after the next call",
-             "another exception", "swallowed")  # fmt: skip
+    names = (
+        "signals",
+        "left on",
+        "said by the next call",
+        "still on after the next call",
+        "another exception",
+        "swallowed",
+    )
     found = {name.replace(" ", "_"): counts.get(name, 0) for name in names}
     details = {name: count for name, count in counts.items() if ": " in name}
-    return {"where": where, "how": how, **found, "details": details,
-            "program_us": measured["program_us"]}  # fmt: skip
+    return {
+        "where": where,
+        "how": how,
+        **found,
+        "details": details,
+        "program_us": measured["program_us"],
+    }
 
 
 def measure(count: int, stride: int, seed: int) -> list[dict[str, Any]]:
@@ -280,8 +291,13 @@ def measure(count: int, stride: int, seed: int) -> list[dict[str, Any]]:
 
 @click.command(help=QUESTION)
 @click.option("--count", type=click.IntRange(1), default=10_000, show_default=True)
-@click.option("--stride", type=click.IntRange(1), default=1, show_default=True,
-              help="Raise at every so many places.")  # fmt: skip
+@click.option(
+    "--stride",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Raise at every so many places.",
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--quick", is_flag=True, help="200 signals, and every 37th place.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every count.")
@@ -290,12 +306,35 @@ def main(count: int, stride: int, seed: int, quick: bool, json_path: Path | None
     rows = measure(count, stride, seed)
     common.show(
         "Signals, and what each left behind",
-        ["where", "when", "signals", "left on", "said", "still on", "another exception",
-         "swallowed"],
-        [[row["where"], row["how"], *(f"{row[key]:,}" for key in
-          ("signals", "left_on", "said_by_the_next_call", "still_on_after_the_next_call",
-           "another_exception", "swallowed"))] for row in rows],
-    )  # fmt: skip
+        [
+            "where",
+            "when",
+            "signals",
+            "left on",
+            "said",
+            "still on",
+            "another exception",
+            "swallowed",
+        ],
+        [
+            [
+                row["where"],
+                row["how"],
+                *(
+                    f"{row[key]:,}"
+                    for key in (
+                        "signals",
+                        "left_on",
+                        "said_by_the_next_call",
+                        "still_on_after_the_next_call",
+                        "another_exception",
+                        "swallowed",
+                    )
+                ),
+            ]
+            for row in rows
+        ],
+    )
     for found in rows:
         for name, number in sorted(found["details"].items()):
             click.echo(f"{found['where']}, {found['how']}: {name}: {number}")
@@ -303,9 +342,13 @@ def main(count: int, stride: int, seed: int, quick: bool, json_path: Path | None
     if json_path is not None:
         options = {"count": count, "stride": stride, "seed": seed, "quick": quick}
         report = common.report(
-            "signals", QUESTION, rows, simulated=False, options=options,
+            "signals",
+            QUESTION,
+            rows,
+            simulated=False,
+            options=options,
             wanted_left_of_10000=WANTED_LEFT_OF_10000,
-        )  # fmt: skip
+        )
         common.write_json(json_path, report)
 
 

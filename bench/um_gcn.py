@@ -79,8 +79,9 @@ class GcnProgram:
         shapes = (s.features * s.hidden, s.hidden, s.hidden * s.classes, s.classes)
         names = ("w1", "b1", "w2", "b2")
         self.parameters = [self._upload(n, name) for n, name in zip(shapes, names, strict=True)]
-        self.state = [self._upload(2 * n, f"adam.{name}") for n, name in
-                      zip(shapes, names, strict=True)]  # fmt: skip
+        self.state = [
+            self._upload(2 * n, f"adam.{name}") for n, name in zip(shapes, names, strict=True)
+        ]
         self.shapes = shapes
 
     def _upload(self, count: int, name: str) -> int:
@@ -149,15 +150,29 @@ class GcnProgram:
             edges = stop - start
             size = edges * columns * FLOAT
             gathered = p.new(size, "gather")
-            p.op("gather", (h, _part(source, start, stop, INDEX)), (gathered,),
-                 traffic=2 * size + edges * INDEX, pattern="random")  # fmt: skip
-            scaled = p.made("mul", size, (gathered, _part(self.edge_weight, start, stop, FLOAT)),
-                            flops=edges * columns)  # fmt: skip
+            p.op(
+                "gather",
+                (h, _part(source, start, stop, INDEX)),
+                (gathered,),
+                traffic=2 * size + edges * INDEX,
+                pattern="random",
+            )
+            scaled = p.made(
+                "mul",
+                size,
+                (gathered, _part(self.edge_weight, start, stop, FLOAT)),
+                flops=edges * columns,
+            )
             p.free(gathered, *([] if message is None else [message]))
             message = scaled
-            p.op("index_add", (message, _part(target, start, stop, INDEX)), (out,),
-                 flops=edges * columns, traffic=3 * size + edges * INDEX,
-                 pattern="random")  # fmt: skip
+            p.op(
+                "index_add",
+                (message, _part(target, start, stop, INDEX)),
+                (out,),
+                flops=edges * columns,
+                traffic=3 * size + edges * INDEX,
+                pattern="random",
+            )
         assert message is not None
         p.free(message)
         return out

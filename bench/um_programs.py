@@ -53,9 +53,15 @@ class Program:
             self._events.append(Free(tensor))
 
     def op(
-        self, name: str, reads: Iterable[int | Access], writes: Iterable[int | Access], *,
-        flops: int = 0, traffic: int | None = None, pattern: str = "stream",
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        reads: Iterable[int | Access],
+        writes: Iterable[int | Access],
+        *,
+        flops: int = 0,
+        traffic: int | None = None,
+        pattern: str = "stream",
+    ) -> None:
         """Run an operation; if nothing else is said it moves every byte it touches once.
 
         What it changes in place is listed under ``writes`` alone: the model walks the lists one
@@ -137,9 +143,13 @@ def page_stride(nbytes: int, passes: int = 3) -> Program:
     for _ in range(passes):
         program.step()
         program.op(
-            "add_one", (), (array,), flops=nbytes // PAGE_BYTES,
-            traffic=2 * SECTOR_BYTES * (nbytes // PAGE_BYTES), pattern="strided",
-        )  # fmt: skip
+            "add_one",
+            (),
+            (array,),
+            flops=nbytes // PAGE_BYTES,
+            traffic=2 * SECTOR_BYTES * (nbytes // PAGE_BYTES),
+            pattern="strided",
+        )
     program.step()
     return program
 

@@ -79,12 +79,21 @@ class Case:
     def row(self) -> dict[str, Any]:
         """As the object that goes into the JSON."""
         return {
-            "name": self.name, "case": self.case, "gpu": self.gpu, "unit": self.unit,
-            "model": self.model, "published": self.published,
-            "error_percent": _percent(self.error), "tolerance_percent": _percent(self.tolerance),
-            "judged": self.tolerance is not None, "passed": self.passed, "simulated": True,
-            "source": self.source, "note": self.note, **self.more,
-        }  # fmt: skip
+            "name": self.name,
+            "case": self.case,
+            "gpu": self.gpu,
+            "unit": self.unit,
+            "model": self.model,
+            "published": self.published,
+            "error_percent": _percent(self.error),
+            "tolerance_percent": _percent(self.tolerance),
+            "judged": self.tolerance is not None,
+            "passed": self.passed,
+            "simulated": True,
+            "source": self.source,
+            "note": self.note,
+            **self.more,
+        }
 
     def cells(self) -> list[Any]:
         """As the cells of the table."""
@@ -94,9 +103,14 @@ class Case:
         error = None if self.error is None else f"{100 * self.error:+.1f} %"
         limit = None if self.tolerance is None else f"{100 * self.tolerance:.0f} %"
         return [
-            f"{self.name}: {self.case}", self.gpu, _figure(self.model, self.unit) or missing,
-            _figure(self.published, self.unit) or wanted, error, limit, verdict,
-        ]  # fmt: skip
+            f"{self.name}: {self.case}",
+            self.gpu,
+            _figure(self.model, self.unit) or missing,
+            _figure(self.published, self.unit) or wanted,
+            error,
+            limit,
+            verdict,
+        ]
 
 
 def _percent(share: float | None) -> float | None:
@@ -159,9 +173,16 @@ def strides() -> Iterator[Case]:
         judged = factor > 1
         note = "" if judged else "in VRAM it depends on the access width and on what exactly fits"
         yield Case(
-            "page stride", f"{factor} of VRAM", GCN_GPU, "ms", model, published, STRIDE_SOURCE,
-            0.25 if judged else None, note,
-        )  # fmt: skip
+            "page stride",
+            f"{factor} of VRAM",
+            GCN_GPU,
+            "ms",
+            model,
+            published,
+            STRIDE_SOURCE,
+            0.25 if judged else None,
+            note,
+        )
 
 
 def geometric_means() -> Iterator[Case]:
@@ -225,9 +246,14 @@ def _replay(trace: umem.Trace, how: How, **more: Any) -> Replay:
 
 
 def _network_case(
-    gcn: GcnProgram, nodes: int, how: How, found: Replay, published: float | None,
-    tolerance: float | None, band: bool,
-) -> Case:  # fmt: skip
+    gcn: GcnProgram,
+    nodes: int,
+    how: How,
+    found: Replay,
+    published: float | None,
+    tolerance: float | None,
+    band: bool,
+) -> Case:
     seconds = found.figures.step_seconds[-1] if found.fits else None
     measured = None if published in (None, NO_ROOM) else published
     peak = gcn.program.trace.peak_bytes
@@ -250,9 +276,16 @@ def _network_case(
         "migrated_out_bytes": found.figures.migrated_out_bytes,
     }
     return Case(
-        "gcn", f"{nodes / 1e6:g}M nodes, {how}", GCN_GPU, "s", seconds, measured,
-        GCN_SOURCE if published else "", tolerance, more=more,
-    )  # fmt: skip
+        "gcn",
+        f"{nodes / 1e6:g}M nodes, {how}",
+        GCN_GPU,
+        "s",
+        seconds,
+        measured,
+        GCN_SOURCE if published else "",
+        tolerance,
+        more=more,
+    )
 
 
 def _band(trace: umem.Trace, how: How, seconds: float) -> list[float]:
@@ -276,9 +309,14 @@ def network_sizes(nodes: int) -> Iterator[Case]:
     for case, published, nbytes in figures:
         if nodes in published:
             yield Case(
-                "gcn bytes", f"{nodes / 1e6:g}M nodes, {case}", GCN_GPU, "GB", nbytes / 1e9,
-                published[nodes], GCN_SOURCE,
-            )  # fmt: skip
+                "gcn bytes",
+                f"{nodes / 1e6:g}M nodes, {case}",
+                GCN_GPU,
+                "GB",
+                nbytes / 1e9,
+                published[nodes],
+                GCN_SOURCE,
+            )
 
 
 # -- all of it ---------------------------------------------------------------------------------
@@ -302,8 +340,10 @@ def show(cases: list[Case]) -> None:
     for case in cases:
         if case.more.get("band_seconds"):
             low, high = case.more["band_seconds"]
-            click.echo(f"{case.case}: {low:.4g} to {high:.4g} s (simulated) with 5 % more or less "
-                       "VRAM and faults of 200 to 300 us")  # fmt: skip
+            click.echo(
+                f"{case.case}: {low:.4g} to {high:.4g} s (simulated) with 5 % more or less "
+                "VRAM and faults of 200 to 300 us"
+            )
     for note in dict.fromkeys(f"{case.name}: {case.note}" for case in cases if case.note):
         click.echo(note)
     judged = [case for case in cases if case.passed is not None]
@@ -314,18 +354,24 @@ def show(cases: list[Case]) -> None:
 
 @click.command(help=__doc__)
 @click.option(
-    "--nodes", type=click.IntRange(10_000, 100_000_000), multiple=True,
+    "--nodes",
+    type=click.IntRange(10_000, 100_000_000),
+    multiple=True,
     help="The graph network with so many nodes; may be given more than once.",
-)  # fmt: skip
+)
 @click.option("--mode", type=click.Choice(["managed", "unmanaged"]), help="Default: managed.")
 @click.option("--allocator", type=click.Choice(["caching", "plain"]), help="Default: plain.")
 @click.option("--prefetch", is_flag=True, help="Prefetch memory as it is allocated.")
 @click.option("--quick", is_flag=True, help="Fewer sizes, and no bands.")
 @click.option("--json", "path", type=click.Path(dir_okay=False), help="Write the rows there.")
 def main(
-    nodes: tuple[int, ...], mode: str | None, allocator: str | None, prefetch: bool, quick: bool,
+    nodes: tuple[int, ...],
+    mode: str | None,
+    allocator: str | None,
+    prefetch: bool,
+    quick: bool,
     path: str | None,
-) -> None:  # fmt: skip
+) -> None:
     if prefetch and mode == "unmanaged":
         raise click.UsageError("--prefetch is for managed memory; unmanaged memory never moves")
     if nodes or mode or allocator or prefetch:
@@ -337,9 +383,12 @@ def main(
     show(cases)
     if path:
         options = {
-            "nodes": list(nodes), "mode": mode, "allocator": allocator, "prefetch": prefetch,
+            "nodes": list(nodes),
+            "mode": mode,
+            "allocator": allocator,
+            "prefetch": prefetch,
             "quick": quick,
-        }  # fmt: skip
+        }
         rows = [case.row() for case in cases]
         common.write_json(
             path, common.report("validate_um", QUESTION, rows, simulated=True, options=options)

@@ -38,8 +38,10 @@ def run(device, hint):
     if gpu is not None:
         figures = gpu.figures
         moved = figures.migrated_in_bytes + figures.migrated_out_bytes
-        print(f"  {format_bytes(moved)} moved, {format_bytes(figures.remote_bytes)} used in place, "
-              f"{format_seconds(figures.seconds)} (simulated)")  # fmt: skip
+        print(
+            f"  {format_bytes(moved)} moved, {format_bytes(figures.remote_bytes)} used in place, "
+            f"{format_seconds(figures.seconds)} (simulated)"
+        )
 
 
 if __name__ == "__main__":

@@ -161,8 +161,13 @@ class Browser:
         self.settle()
 
     def resize(self, width: int, height: int) -> None:
-        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                  deviceScaleFactor=1, mobile=False)  # fmt: skip
+        self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
 
     def prefer(self, scheme: str) -> None:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
@@ -174,8 +179,9 @@ class Browser:
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page."""
-        found = self.send("Runtime.evaluate", expression=script, awaitPromise=True,
-                          returnByValue=True)  # fmt: skip
+        found = self.send(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
         if "exceptionDetails" in found:
             raise BrowserError(json.dumps(found["exceptionDetails"])[:600])
         return found["result"].get("value")
@@ -204,8 +210,12 @@ class Browser:
 
     def picture(self, path: Path, *, whole: bool = False) -> None:
         """Write a PNG of the window, or of the whole page."""
-        taken = self.send("Page.captureScreenshot", captureBeyondViewport=whole, format="png",
-                          **({"clip": self._whole()} if whole else {}))  # fmt: skip
+        taken = self.send(
+            "Page.captureScreenshot",
+            captureBeyondViewport=whole,
+            format="png",
+            **({"clip": self._whole()} if whole else {}),
+        )
         path.write_bytes(base64.b64decode(taken["data"]))
 
     def _whole(self) -> dict[str, float]:

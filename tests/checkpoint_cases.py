@@ -184,9 +184,10 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     """Assert that every number is equal, bit for bit."""
     assert found.keys() == expected.keys()
     different = [
-        key for key, value in expected.items()
+        key
+        for key, value in expected.items()
         if value.dtype != found[key].dtype or value.tobytes() != found[key].tobytes()
-    ]  # fmt: skip
+    ]
     assert not different
 
 

@@ -184,9 +184,15 @@ class DeviceContract:
         ],
     )
     def test_advice_is_read_back_and_taken_back(
-        self, hints: Device, memory_block: Any, advice: Any, place: Any, field: str,
-        expected: Any, nothing: Any,
-    ) -> None:  # fmt: skip
+        self,
+        hints: Device,
+        memory_block: Any,
+        advice: Any,
+        place: Any,
+        field: str,
+        expected: Any,
+        nothing: Any,
+    ) -> None:
         if expected == "gpu":
             expected = hints.ordinal
         elif expected == ("gpu",):
@@ -254,8 +260,10 @@ class DeviceContract:
             assert umem.advise(array, "read_mostly") == umem.preset(array, "streaming") == 0
             location = umem.location(array)
             assert (location.managed, location.preferred, location.read_mostly) == (
-                False, None, False,
-            )  # fmt: skip
+                False,
+                None,
+                False,
+            )
             with pytest.raises(HintError, match="managed"):
                 umem.prefetch(array, strict=True)
             with pytest.raises(HintError, match="managed"):

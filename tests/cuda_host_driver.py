@@ -106,8 +106,12 @@ class HostDriver(Driver):
         self.vram_bytes, self.host, self.integrated = vram, host, False
         self._core = None
         self.problem: str | None = None
-        self.attributes = {"ManagedMemory": 1, "ConcurrentManagedAccess": 1,
-                           "CanMapHostMemory": 1, "UnifiedAddressing": 1}  # fmt: skip
+        self.attributes = {
+            "ManagedMemory": 1,
+            "ConcurrentManagedAccess": 1,
+            "CanMapHostMemory": 1,
+            "UnifiedAddressing": 1,
+        }
         self.pinned_left = 2 * GIB
         self.pinned_blocks: set[int] = set()
         self.is_capturing = False

@@ -54,6 +54,10 @@ class OnGpu:
 def run(code, **environment):
     """A program in a process of its own; give it no more than a few MiB, nothing guards it."""
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
-        env={**os.environ, **environment}, timeout=120,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+        timeout=120,
+    )

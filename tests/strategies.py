@@ -6,19 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from umem.events import (
-    ACTIONS,
-    KINDS,
-    PATTERNS,
-    PHASES,
-    Access,
-    Alloc,
-    Event,
-    Free,
-    Hint,
-    Mark,
-    Op,
-)
+from umem.events import ACTIONS, KINDS, PATTERNS, PHASES, Access, Alloc, Event, Free, Hint, Mark, Op
 from umem.trace import Trace
 
 LABELS = st.text(st.characters(exclude_categories=()), max_size=6)
@@ -56,9 +44,7 @@ def traces(draw: Any, max_events: int = 25, max_bytes: int = 5000) -> Trace:
         elif what == "hint":
             place = draw(st.none() | st.just("cpu") | st.integers(0, 3))
             action = draw(st.sampled_from(ACTIONS))
-            events.append(
-                Hint(action, accesses(), place, draw(st.booleans()), draw(st.booleans()))
-            )
+            events.append(Hint(action, accesses(), place, draw(st.booleans()), draw(st.booleans())))
         else:
             events.append(Mark(draw(st.just("step") | LABELS)))
     return Trace(events, draw(st.sampled_from(("numpy", "cupy", "model"))), {"made": "here"})
@@ -66,7 +52,13 @@ def traces(draw: Any, max_events: int = 25, max_bytes: int = 5000) -> Trace:
 
 def _op(draw: Any, accesses: Any) -> Op:
     return Op(
-        draw(LABELS), draw(st.sampled_from(PHASES)), accesses(), accesses(), draw(COUNTS),
-        draw(COUNTS), draw(st.sampled_from(PATTERNS)),
-        draw(st.none() | st.floats(0, 1e6)), draw(st.none() | st.integers(0, 5000)),
-    )  # fmt: skip
+        draw(LABELS),
+        draw(st.sampled_from(PHASES)),
+        accesses(),
+        accesses(),
+        draw(COUNTS),
+        draw(COUNTS),
+        draw(st.sampled_from(PATTERNS)),
+        draw(st.none() | st.floats(0, 1e6)),
+        draw(st.none() | st.integers(0, 5000)),
+    )

@@ -21,9 +21,12 @@ from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
 def op(name: str, phase: str, reads: Any = (), writes: Any = (), **more: Any) -> Op:
     """An operation on the first byte of tensors."""
     return Op(
-        name, phase, tuple(Access(t, 0, 1) for t in reads), tuple(Access(t, 0, 1) for t in writes),
+        name,
+        phase,
+        tuple(Access(t, 0, 1) for t in reads),
+        tuple(Access(t, 0, 1) for t in writes),
         **more,
-    )  # fmt: skip
+    )
 
 
 def test_an_analysis_prints_as_one_line() -> None:
@@ -72,9 +75,12 @@ def test_what_is_alive_at_the_peak_is_told_by_what_it_is_for() -> None:
         kind.kind: (kind.total_bytes, kind.tensor_count) for kind in analyse(TRACE).peak.by_kind
     }
     assert found == {
-        "parameters": (1000, 1), "optimizer state": (2000, 1), "input": (100, 1),
-        "saved for backward": (34, 2), "gradients": (1500, 2),
-    }  # fmt: skip
+        "parameters": (1000, 1),
+        "optimizer state": (2000, 1),
+        "input": (100, 1),
+        "saved for backward": (34, 2),
+        "gradients": (1500, 2),
+    }
 
 
 def test_the_largest_tensor_comes_first_and_what_is_not_used_again_is_counted() -> None:
@@ -91,8 +97,12 @@ def test_workspace_can_make_the_peak() -> None:
 
 
 def test_state_that_no_optimizer_touches_is_other_state_and_arrays_are_arrays() -> None:
-    events = [Alloc(0, 8, "state", "running_mean", True), Alloc(1, 4, "array", "a"),
-              op("Norm", "forward", (0,), (0,)), op("add", "array", (1,), (1,))]  # fmt: skip
+    events = [
+        Alloc(0, 8, "state", "running_mean", True),
+        Alloc(1, 4, "array", "a"),
+        op("Norm", "forward", (0,), (0,)),
+        op("add", "array", (1,), (1,)),
+    ]
     kinds = {kind.kind for kind in analyse(Trace(events)).peak.by_kind}
     assert kinds == {"other state", "arrays"}
 

@@ -69,10 +69,14 @@ def elementwise(ins: str, outs: str, operation: str, name: str, **options: Any) 
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], Any]], int]]:
     """Measures the workspace of a call of GPU code."""
     cupy = SimpleNamespace(
-        empty=empty, empty_like=np.empty_like, tensordot=np.tensordot, rollaxis=np.rollaxis,
-        maximum=np.maximum, ndarray=GpuArray,
+        empty=empty,
+        empty_like=np.empty_like,
+        tensordot=np.tensordot,
+        rollaxis=np.rollaxis,
+        maximum=np.maximum,
+        ndarray=GpuArray,
         random=SimpleNamespace(rand=lambda *shape, dtype: empty(shape, dtype)),
-    )  # fmt: skip
+    )
     monkeypatch.setattr(cuda, "cupy", cupy)
     monkeypatch.setattr(cuda, "elementwise", elementwise)
     kernel = elementwise("T y, T gy", "T gx", "", "")
@@ -150,9 +154,14 @@ def test_the_gradient_of_relu_needs_nothing(gpu: Any) -> None:
 
 @pytest.mark.parametrize(
     ("function", "name"),
-    [(F.sigmoid, "SigmoidGrad"), (F.tanh, "TanhGrad"), (F.elu, "ELUGrad"),
-     (F.softplus, "SoftplusGrad"), (F.clipped_relu, "ClippedReLUGrad2")],
-)  # fmt: skip
+    [
+        (F.sigmoid, "SigmoidGrad"),
+        (F.tanh, "TanhGrad"),
+        (F.elu, "ELUGrad"),
+        (F.softplus, "SoftplusGrad"),
+        (F.clipped_relu, "ClippedReLUGrad2"),
+    ],
+)
 def test_gradients_of_activations_need_nothing(gpu: Any, function: Any, name: str) -> None:
     gradients = {cls.__name__: cls for cls in _classes(chainer.FunctionNode)}
     y, gy = array(*X), array(*X)
@@ -179,9 +188,11 @@ def test_batch_normalisation_needs_x_hat_on_the_way_back(gpu: Any) -> None:
     gy, x, gamma = array(*X), array(*X), array(16)
     expander, axis = (None, slice(None), None, None), (0, 2, 3)
     other = SimpleNamespace()  # any module but NumPy: the code for CuPy
-    oracle = gpu(lambda: impl.backward(
-        axis, gamma, gy, x, None, other, expander, array(16), array(16), 1e-5, array(16), None
-    ))  # fmt: skip
+    oracle = gpu(
+        lambda: impl.backward(
+            axis, gamma, gy, x, None, other, expander, array(16), array(16), 1e-5, array(16), None
+        )
+    )
     assert oracle == near(N)
     link = L.BatchNormalization(16)
     assert corrected(backward(link), "BatchNormalizationGrad") == near(oracle)
@@ -288,8 +299,9 @@ def test_an_update_that_keeps_a_float32_copy_stays_as_it_was_measured() -> None:
 
 
 def test_every_correction_names_operations_and_places_that_chainer_has() -> None:
-    known = {cls.__name__ for base in (chainer.FunctionNode, chainer.Function)
-             for cls in _classes(base)}  # fmt: skip
+    known = {
+        cls.__name__ for base in (chainer.FunctionNode, chainer.Function) for cls in _classes(base)
+    }
     rules = {cls.__name__.removesuffix("Rule") for cls in _classes(chainer.optimizer.UpdateRule)}
     root = Path(chainer.__file__).parent
     names: list[str] = []
@@ -318,8 +330,10 @@ def test_the_page_on_the_virtual_gpu_lists_every_correction() -> None:
 @given(traces())
 @settings(deadline=None)
 def test_a_corrected_trace_holds_together_and_others_are_left_alone(trace: Trace) -> None:
-    renamed = [e._replace(label="MaxPoolingND.indexes") if isinstance(e, Alloc) else e
-               for e in trace.events]  # fmt: skip
+    renamed = [
+        e._replace(label="MaxPoolingND.indexes") if isinstance(e, Alloc) else e
+        for e in trace.events
+    ]
     found = on_gpu(Trace(renamed, "numpy"))
     checker = Checker()
     for event in found.events:
@@ -340,8 +354,9 @@ def test_halved_tensors_are_halved_wherever_they_are_used() -> None:
     whole = Op("f", "array", (Access(0, 0, 800),), (), 0, 800)
     found = on_gpu(Trace([indexes, op, hint, Free(0), again, whole])).events
     assert found[0] == indexes._replace(nbytes=400)
-    assert found[1] == Op("MaxPoolingND", "forward", (), (Access(0, 40, 400),), 1, 640,
-                          workspace_bytes=0)  # fmt: skip
+    assert found[1] == Op(
+        "MaxPoolingND", "forward", (), (Access(0, 40, 400),), 1, 640, workspace_bytes=0
+    )
     assert found[2] == Hint("prefetch", (Access(0, 0, 400),), 0)
     assert found[4:] == [again, whole]
 
@@ -353,8 +368,10 @@ def test_with_cudnn_convolutions_stay_within_its_limit() -> None:
     trace = Trace([conv(100), conv(1 << 30)])
     assert [op.workspace_bytes for op in on_gpu(trace, "cudnn").ops] == [100, CUDNN_LIMIT_BYTES]
     assert [umem.replay(trace, "t4", correct=c).peak_bytes for c in ("auto", "off", "cudnn")] == [
-        1 << 30, 1 << 30, 8 << 20,
-    ]  # fmt: skip
+        1 << 30,
+        1 << 30,
+        8 << 20,
+    ]
 
 
 def test_what_was_not_measured_is_not_invented() -> None:

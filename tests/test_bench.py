@@ -23,9 +23,13 @@ def run(script: str, *args: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
         [sys.executable, str(ROOT / "bench" / script), *args],
-        capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=ROOT,
         env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    )
 
 
 def written(folder: Path, script: str, *args: str) -> tuple[dict[str, Any], str]:
@@ -129,8 +133,9 @@ def test_the_gcn_with_prefetch_is_within_10_percent(validation, nodes, published
 def test_the_gcn_runs_out_of_memory_where_it_did(validation):
     for nodes, fits in ((5_000_000, True), (8_000_000, False)):
         for allocator in ("caching", "plain"):
-            found = row(validation[0], name="gcn", nodes=nodes, mode="unmanaged",
-                        allocator=allocator)  # fmt: skip
+            found = row(
+                validation[0], name="gcn", nodes=nodes, mode="unmanaged", allocator=allocator
+            )
             assert found["fits"] is found["published_fits"] is fits
 
 
@@ -142,8 +147,18 @@ def test_the_gcn_as_written_down_needs_the_bytes_that_were_counted(validation):
 
 
 def test_any_number_of_nodes_can_be_asked_for(tmp_path):
-    report, _ = written(tmp_path, "validate_um.py", "--nodes", "1000000", "--nodes", "1234567",
-                        "--allocator", "caching", "--prefetch", "--quick")  # fmt: skip
+    report, _ = written(
+        tmp_path,
+        "validate_um.py",
+        "--nodes",
+        "1000000",
+        "--nodes",
+        "1234567",
+        "--allocator",
+        "caching",
+        "--prefetch",
+        "--quick",
+    )
     assert [r["nodes"] for r in report["rows"]] == [1_000_000, 1_234_567]
     for found in report["rows"]:
         assert found["name"] == "gcn" and found["model_seconds"] > 0
@@ -219,9 +234,7 @@ def test_what_does_not_fit_is_slower_than_what_does(sweep, workload, mode):
 
 @pytest.mark.parametrize("workload", ["tensors", "gcn"])
 def test_in_vram_every_mode_takes_the_same_time(sweep, workload):
-    seconds = {
-        row(sweep[0], workload=workload, mode=mode, factor=0.5)["seconds"] for mode in MODES
-    }
+    seconds = {row(sweep[0], workload=workload, mode=mode, factor=0.5)["seconds"] for mode in MODES}
     assert max(seconds) == pytest.approx(min(seconds))
 
 

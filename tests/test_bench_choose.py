@@ -27,9 +27,13 @@ def written(script: str, path: Path) -> tuple[dict[str, Any], str]:
     places = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, str(ROOT / "bench" / script), "--quick", "--json", str(path)],
-        capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=ROOT,
         env={**os.environ, "PYTHONPATH": places},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(path.read_text()), done.stdout
 

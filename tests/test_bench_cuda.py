@@ -57,9 +57,13 @@ def test_without_a_gpu_it_says_why_and_exits_with_1(bench: Any) -> None:
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "bench/cuda_managed.py", "--quick", "--json", "never.json"],
-        capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )  # fmt: skip
+    )
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("Error: no CUDA device: ")
     assert not (ROOT / "never.json").exists()
@@ -76,9 +80,10 @@ def test_training_steps_are_timed_in_turn_in_both_modes(bench: Any) -> None:
     with umem.virtual_gpu("v100-16gb") as gpu:
         rows = bench.networks(gpu, bench.QUICK._replace(nodes=300))
     assert [(row["name"], row["ratio_of"]) for row in rows] == [
-        ("graph network", "managed"), ("residual network", "managed"),
+        ("graph network", "managed"),
+        ("residual network", "managed"),
         ("graph network", "faults"),
-    ]  # fmt: skip
+    ]
     for row in rows[:2]:
         assert row["same_losses"] is True and row["at_most"] == 1.02
         assert {len(found) for found in row["repeat_seconds"].values()} == {bench.QUICK.repeats}
@@ -122,10 +127,13 @@ def test_transfers_are_paired_with_what_they_are_held_against(bench: Any, monkey
 @pytest.mark.parametrize(
     ("ratio", "bounds", "passed"),
     [
-        (1.02, {"at_most": 1.02}, True), (1.03, {"at_most": 1.02}, False),
-        (3.0, {"at_least": 3.0}, True), (2.9, {"at_least": 3.0}, False), (7.0, {}, None),
+        (1.02, {"at_most": 1.02}, True),
+        (1.03, {"at_most": 1.02}, False),
+        (3.0, {"at_least": 3.0}, True),
+        (2.9, {"at_least": 3.0}, False),
+        (7.0, {}, None),
     ],
-)  # fmt: skip
+)
 def test_the_ratio_of_the_medians_is_judged_and_the_first_round_is_not(
     bench: Any, ratio: float, bounds: Any, passed: Any
 ) -> None:

@@ -90,12 +90,17 @@ def test_linear_that_is_left_out_has_its_gradients_shapes() -> None:
 def test_small_states_are_a_byte_a_value_and_a_scale_a_block() -> None:
     values = 10_000
     embedded = [Alloc(0, 4 * values, "parameter", "W"), Alloc(1, 4 * values, "state", "Adam.m")]
-    other = [Alloc(2, 4 * values, "parameter", "W"), Alloc(3, 4 * values, "state", "Adam.m"),
-             Alloc(4, 400, "parameter", "b"), Alloc(5, 400, "state", "Adam.v")]  # fmt: skip
+    other = [
+        Alloc(2, 4 * values, "parameter", "W"),
+        Alloc(3, 4 * values, "state", "Adam.m"),
+        Alloc(4, 400, "parameter", "b"),
+        Alloc(5, 400, "state", "Adam.v"),
+    ]
     whole = [Access(n, 0, size) for n, size in enumerate([4 * values] * 4 + [400] * 2)]
     ops = [Op("EmbedIDFunction", "forward", (whole[0],), ())]
-    ops += [Op("Adam", "update", (whole[n], whole[n + 1]), (whole[n], whole[n + 1]))
-            for n in (0, 2, 4)]  # fmt: skip
+    ops += [
+        Op("Adam", "update", (whole[n], whole[n + 1]), (whole[n], whole[n + 1])) for n in (0, 2, 4)
+    ]
     trace = states.with_small_states(Trace([*embedded, *other, *ops, Mark("step")]))
     sizes = {e.tensor: e.nbytes for e in trace.events if isinstance(e, Alloc)}
     blocks = -(-values // states.BLOCK)
@@ -111,8 +116,10 @@ def test_the_states_of_an_embedding_stay_as_they_are() -> None:
         )
         for each in (False, True)
     )
-    found = [[e.nbytes for e in t.events if isinstance(e, Alloc) and e.kind == "state"]
-             for t in (big, small)]  # fmt: skip
+    found = [
+        [e.nbytes for e in t.events if isinstance(e, Alloc) and e.kind == "state"]
+        for t in (big, small)
+    ]
     pairs = list(zip(*found, strict=True))
     assert pairs.count((4 * 500 * 64, 4 * 500 * 64)) == 2  # Adam's two of the words
     changed = [(a, b) for a, b in pairs if a != b]
@@ -121,9 +128,8 @@ def test_the_states_of_an_embedding_stay_as_they_are() -> None:
 
 def test_a_small_table(tmp_path: Path) -> None:
     done = CliRunner().invoke(
-        founding_table.main, ["--quick", "--json", str(tmp_path / "x.json")],
-        catch_exceptions=False,
-    )  # fmt: skip
+        founding_table.main, ["--quick", "--json", str(tmp_path / "x.json")], catch_exceptions=False
+    )
     assert done.exit_code == 0 and "simulated" in done.output
     content = json.loads((tmp_path / "x.json").read_text())
     rows = {row["technique"]: row for row in content["rows"]}

@@ -24,9 +24,13 @@ def test_a_quick_run_times_every_phase(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     done = subprocess.run(
         [sys.executable, str(ROOT / "bench" / "host_cost.py"), "--quick", "--json", str(path)],
-        capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=ROOT,
         env={**os.environ, "PYTHONPATH": places},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads(path.read_text())["rows"]
     assert [row["phase"] for row in rows if row["function"] == "all"] == list(PHASES)

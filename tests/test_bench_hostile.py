@@ -31,9 +31,14 @@ hostile_traces.main(["--count", "12"])
 def run(*args: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
-        [sys.executable, *args], capture_output=True, text=True, timeout=300, check=False,
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+        [sys.executable, *args],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+    )
 
 
 def test_some_hostile_traces_break_nothing(tmp_path: Path) -> None:

@@ -19,8 +19,11 @@ def test_import_time_quick(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     done = subprocess.run(
         [sys.executable, str(ROOT / "bench/import_time.py"), "--quick", "--json", str(path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(path.read_text())
     numpy, umem = result["rows"]

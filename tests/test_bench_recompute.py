@@ -23,9 +23,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     places = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, str(ROOT / "bench" / "recompute.py"), "--quick", "--json", str(path)],
-        capture_output=True, text=True, timeout=600, check=False, cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=ROOT,
         env={**os.environ, "PYTHONPATH": places},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "PyTorch is left out" in done.stdout
     return json.loads(path.read_text())

@@ -25,9 +25,13 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
         [sys.executable, str(ROOT / "bench" / "report.py"), *args],
-        capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=ROOT,
         env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    )
 
 
 def test_the_bench_runs_every_view(tmp_path: Path) -> None:

@@ -144,9 +144,16 @@ def test_arguments_may_be_mixed_nested_and_no_arrays() -> None:
 
     def loss(call: Any) -> Any:
         return F.sum(
-            call(region, a, None, Pair(b, array), {"on": [1, "two"]}, scale=2.5,
-                 deep=[("key", [{"c": c}]), OrderedDict(x=a)])
-        )  # fmt: skip
+            call(
+                region,
+                a,
+                None,
+                Pair(b, array),
+                {"on": [1, "two"]},
+                scale=2.5,
+                deep=[("key", [{"c": c}]), OrderedDict(x=a)],
+            )
+        )
 
     agree(loss, a, b, c)
 

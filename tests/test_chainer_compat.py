@@ -235,9 +235,19 @@ def test_a_bad_requirement_is_refused(text):
 
 @pytest.mark.parametrize(
     "visible, hidden",
-    [(None, False), ("", True), ("-1", True), ("0", False), ("0,1", False), ("-1,0", True),
-     ("GPU-8932f937", False), ("1,7", False), ("2", True), ("2,0", True)],
-)  # fmt: skip
+    [
+        (None, False),
+        ("", True),
+        ("-1", True),
+        ("0", False),
+        ("0,1", False),
+        ("-1,0", True),
+        ("GPU-8932f937", False),
+        ("1,7", False),
+        ("2", True),
+        ("2,0", True),
+    ],
+)
 def test_devices_hidden_by_the_environment(visible, hidden):
     assert cuda_devices.hidden(visible, installed=2) is hidden
 

@@ -19,8 +19,16 @@ def fake_cupy(monkeypatch):
     """Put a CuPy of the given version in place, with or without cuDNN; return the maker."""
 
     def make(version: str = "14.0.0", cudnn: bool = False, devices: int = 1) -> None:
-        for name in ("cupy", "cupy.cuda", "cupy.cuda.cublas", "cupy._util", "cupyx",
-                     "cupyx.scipy", "cupyx.scipy.linalg", "cupyx.scipy.special"):  # fmt: skip
+        for name in (
+            "cupy",
+            "cupy.cuda",
+            "cupy.cuda.cublas",
+            "cupy._util",
+            "cupyx",
+            "cupyx.scipy",
+            "cupyx.scipy.linalg",
+            "cupyx.scipy.special",
+        ):
             monkeypatch.setitem(sys.modules, name, ModuleType(name))
         for name in ("cupy.cuda.cudnn", "cupy.cudnn"):
             monkeypatch.setitem(sys.modules, name, ModuleType(name) if cudnn else None)
@@ -28,8 +36,11 @@ def fake_cupy(monkeypatch):
         cupy.__version__, cupy.cuda = version, sys.modules["cupy.cuda"]
         cupy.cuda.cublas = sys.modules["cupy.cuda.cublas"]
         for holder, name in (
-            (cupy, "ndarray"), (cupy.cuda, "Device"), (cupy.cuda, "Event"), (cupy.cuda, "Stream"),
-        ):  # fmt: skip
+            (cupy, "ndarray"),
+            (cupy.cuda, "Device"),
+            (cupy.cuda, "Event"),
+            (cupy.cuda, "Stream"),
+        ):
             setattr(holder, name, type(name, (), {}))
         sys.modules["cupy._util"].PerformanceWarning = Warning  # type: ignore[attr-defined]
         cupy.get_default_memory_pool = cupy.get_default_pinned_memory_pool = object

@@ -48,8 +48,12 @@ def sampling(module: ModuleType) -> None:
     a = np.zeros((1, 1), "float16")
     state = SimpleNamespace(
         retain_inputs=lambda indexes: None,
-        reduce="sum", samples=a, sample_size=1, wx=a, ignore_mask=a,
-    )  # fmt: skip
+        reduce="sum",
+        samples=a,
+        sample_size=1,
+        wx=a,
+        ignore_mask=a,
+    )
     module.NegativeSamplingFunctionGrad.forward_gpu(state, (a, a, a))
 
 
@@ -62,11 +66,7 @@ CASES = {
     "resize-float16": ("chainer.functions.array.resize_images", resize, HALF),
     "hierarchical-float16": ("chainer.links.loss.hierarchical_softmax", hierarchical, HALF),
     "sampling-float16": ("chainer.functions.loss.negative_sampling", sampling, HALF),
-    "gather-scatter": (
-        "chainer.training.updaters.multiprocess_parallel_updater",
-        gather,
-        POINTERS,
-    ),
+    "gather-scatter": ("chainer.training.updaters.multiprocess_parallel_updater", gather, POINTERS),
 }
 
 

@@ -76,9 +76,14 @@ def test_set_daemon(monkeypatch):
         pools = SimpleNamespace(Pool=lambda **kwargs: None)
         monkeypatch.setattr(module, "multiprocessing", pools)
         loop = SimpleNamespace(
-            n_processes=1, dataset=[], mem_size=0, mem_bulk=None, maxtasksperchild=None,
-            _interruption_testing=False, _run=lambda: None,
-        )  # fmt: skip
+            n_processes=1,
+            dataset=[],
+            mem_size=0,
+            mem_bulk=None,
+            maxtasksperchild=None,
+            _interruption_testing=False,
+            _run=lambda: None,
+        )
         thread = module._PrefetchLoop.launch_thread(loop)
         thread.join()
         return thread
@@ -102,10 +107,7 @@ def test_onnx_advice(monkeypatch):
 
 @pytest.mark.parametrize(
     "module, name",
-    [
-        ("onnx_chainer.functions.array", "onnx-arrays"),
-        ("onnx_chainer.functions.math", "onnx-math"),
-    ],
+    [("onnx_chainer.functions.array", "onnx-arrays"), ("onnx_chainer.functions.math", "onnx-math")],
 )
 def test_onnx_arrays_and_onnx_math(module, name):
     pytest.importorskip("onnx")

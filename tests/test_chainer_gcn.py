@@ -251,8 +251,7 @@ def test_layer_gradients_are_those_of_the_layer(in_size, out_size):
 
 
 @pytest.mark.parametrize(
-    ("layers", "widths"),
-    [(1, [(2, 9)]), (2, [(4, 9), (2, 4)]), (3, [(4, 9), (4, 4), (2, 4)])],
+    ("layers", "widths"), [(1, [(2, 9)]), (2, [(4, 9), (2, 4)]), (3, [(4, 9), (4, 4), (2, 4)])]
 )
 def test_gcn_has_the_layers_asked_for(layers, widths):
     model = GCN(9, hidden=4, classes=2, layers=layers)

@@ -689,8 +689,10 @@ def test_the_benchmark_runs_and_no_way_beats_the_bound(bench, tmp_path):
     report = json.loads(path.read_text())
     assert report["simulated"] is True
     assert [row["way"] for row in report["rows"]] == [
-        "managed", "managed + prefetch", "lookahead 2",
-    ]  # fmt: skip
+        "managed",
+        "managed + prefetch",
+        "lookahead 2",
+    ]
     for row in report["rows"]:
         assert row["over_bound"] >= 1 and row["in_bytes"] >= row["bound_in_bytes"] > 0
         assert row["step_seconds"] >= row["compute_seconds"]

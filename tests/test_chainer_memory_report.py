@@ -45,9 +45,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def make_trainer(
-    folder: Path, stop: Any, report: Any, *, log: Any = STEP, seconds: Callable[[int], None] | None
-    = None,
-) -> Any:  # fmt: skip
+    folder: Path,
+    stop: Any,
+    report: Any,
+    *,
+    log: Any = STEP,
+    seconds: Callable[[int], None] | None = None,
+) -> Any:
     """A trainer of 4 updates an epoch that logs what is reported."""
     model = L.Classifier(L.Linear(8, 4))
     optimizer = chainer.optimizers.Adam().setup(model)

@@ -209,8 +209,10 @@ def test_recomputed_operations_are_seen_as_backward() -> None:
         return loss
 
     convolutions: list[list[str]] = []
-    same(train("residual", umem.chainer.Recompute("min"), step=step, steps=4),
-         train("residual", step=step, steps=4))  # fmt: skip
+    same(
+        train("residual", umem.chainer.Recompute("min"), step=step, steps=4),
+        train("residual", step=step, steps=4),
+    )
     assert convolutions[3].count("forward") == convolutions[7].count("forward")
     assert convolutions[3].count("backward") > convolutions[7].count("backward")
 

@@ -111,9 +111,11 @@ def test_a_larger_batch_is_planned_for() -> None:
 
 @pytest.mark.parametrize(
     ("times", "said"),
-    [([2, 2, 2, 3, 3, 3, 3, 2, 3], "call 32 .* is not what was planned"),
-     ([2, 2, 2, 1, 1, 1, 1, 2, 1], "call 16 .* is not what was planned")],
-)  # fmt: skip
+    [
+        ([2, 2, 2, 3, 3, 3, 3, 2, 3], "call 32 .* is not what was planned"),
+        ([2, 2, 2, 1, 1, 1, 1, 2, 1], "call 16 .* is not what was planned"),
+    ],
+)
 def test_another_graph_is_exact_said_once_and_planned_when_it_comes_back(
     times: list[int], said: str
 ) -> None:

@@ -129,8 +129,11 @@ def test_what_is_alive_beside_the_loss_and_does_not_go_backward(other: str) -> N
         found: Numbers = {}
         for step, x in batches(6, 20, 32):
             y = F.tanh(model[1](F.tanh(model[0](x))))
-            beside = {"head": lambda: model[2](y), "metric": lambda: F.mean(F.absolute(y)),  # noqa: B023
-                      "softmax": lambda: F.softmax(y)}[other]()  # noqa: B023  # fmt: skip
+            beside = {
+                "head": lambda: model[2](y),  # noqa: B023
+                "metric": lambda: F.mean(F.absolute(y)),  # noqa: B023
+                "softmax": lambda: F.softmax(y),  # noqa: B023
+            }[other]()
             update(model, rule, F.mean(model[3](y) ** 2))
             note(found, step, model)
             found[f"beside {step}"] = beside.array.copy()
@@ -246,8 +249,11 @@ def test_functions_of_the_users_own_are_kept(kind: str) -> None:
         model = links(5, 64)
         model.add_persistent("average", np.zeros(64, np.float32))
         rule = chainer.optimizers.SGD(1e-3).setup(model)
-        apply = {"mask": lambda h: OldMask()(h), "list": lambda h: Appends().apply((h,))[0],
-                 "link": lambda h: Mean(model).apply((h,))[0]}[kind]  # fmt: skip
+        apply = {
+            "mask": lambda h: OldMask()(h),
+            "list": lambda h: Appends().apply((h,))[0],
+            "link": lambda h: Mean(model).apply((h,))[0],
+        }[kind]
         found: Numbers = {}
         for step, h in batches(6, 50, 64):
             for link in model:
@@ -435,8 +441,10 @@ def test_a_cut_after_backward_and_another_backward_through_what_is_left(budget: 
                 cut.unchain_backward()
                 model.cleargrads()
                 again.backward()
-                found += [None if p.grad is None else p.grad.tobytes()
-                          for _, p in sorted(model.namedparams())]  # fmt: skip
+                found += [
+                    None if p.grad is None else p.grad.tobytes()
+                    for _, p in sorted(model.namedparams())
+                ]
                 del h, cut, z, again
         gradients.append(found)
     assert gradients[0] == gradients[1]

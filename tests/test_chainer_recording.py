@@ -243,8 +243,12 @@ def test_what_is_alive_at_the_end_is_what_the_program_holds(name: str) -> None:
             run.step()
         gc.collect()
         held = [a for p in run.model.params() for a in (p.array, p.grad)]
-        held += [a for p in run.model.params() for a in p.update_rule.state.values()
-                 if isinstance(a, np.ndarray)]  # fmt: skip
+        held += [
+            a
+            for p in run.model.params()
+            for a in p.update_rule.state.values()
+            if isinstance(a, np.ndarray)
+        ]
         tensors = {recorder.access(array, "array", "unseen")[0] for array in held}
         recorder.flush()
         trace = check(recorder.trace)
@@ -509,8 +513,16 @@ def test_odd_functions_are_recorded_too() -> None:
 
 def test_functions_that_only_share_a_name_with_chainers_are_recorded() -> None:
     x = np.ones((3, 4), "f")
-    names = ("MatMul", "LinearFunction", "Convolution2DFunction", "Convolution2DGradW", "LSTM",
-             "LinearGradWeight", "SparseMatMul", "Deconvolution2DFunction")  # fmt: skip
+    names = (
+        "MatMul",
+        "LinearFunction",
+        "Convolution2DFunction",
+        "Convolution2DGradW",
+        "LSTM",
+        "LinearGradWeight",
+        "SparseMatMul",
+        "Deconvolution2DFunction",
+    )
     with umem.record() as recorder:
         for name in names:
             type(name, (Scalars,), {"__module__": "mine"})().apply((x,))

@@ -47,7 +47,11 @@ def test_the_order_of_the_manual_repeats_plainly_and_under_recompute(tmp_path: P
     script = tmp_path / "train.py"
     script.write_text(TRAIN.replace("{code}", code.replace("\n", "\n    ")))
     done = subprocess.run(
-        [sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.stdout == "[True, True]\n", done.stderr

@@ -110,8 +110,9 @@ def test_a_step_beyond_any_host_says_so_of_all_that_moves() -> None:
 
 def test_the_host_is_what_limits_a_step_of_small_operations() -> None:
     # 17 + 10 us forward, 21 + 10 us backward, 10 of each; nothing for the GPU to do.
-    small = [e._replace(flops=0, traffic_bytes=0) if isinstance(e, Op) else e
-             for e in chain_of(10, 4096)]  # fmt: skip
+    small = [
+        e._replace(flops=0, traffic_bytes=0) if isinstance(e, Op) else e for e in chain_of(10, 4096)
+    ]
     best = umem.choose(Trace(small), "t4").best
     assert best is not None and best.is_host_bound and best.op_count == 20
     assert best.host_seconds == pytest.approx(10 * 27e-6 + 10 * 31e-6)
@@ -130,8 +131,9 @@ def test_managed_memory_moves_what_has_no_room() -> None:
 def test_a_step_does_not_begin_before_the_one_before_is_over() -> None:
     # Without arithmetic a step is the host's time. Managed memory's first step takes longer,
     # because its blocks are new; that time is not there for the second to hide in.
-    events = [e._replace(flops=0, traffic_bytes=0) if isinstance(e, Op) else e
-              for e in chain_of(10)]  # fmt: skip
+    events = [
+        e._replace(flops=0, traffic_bytes=0) if isinstance(e, Op) else e for e in chain_of(10)
+    ]
     choice = umem.choose(Trace([*events, Mark("step")]), "t4")
     nothing, managed = named(choice, "nothing"), named(choice, "managed")
     assert managed.seconds == pytest.approx(nothing.seconds, rel=0.01)
@@ -191,8 +193,11 @@ def test_a_step_is_taken_to_a_size_that_was_not_recorded() -> None:
 
 
 def test_a_choice_among_gpus_is_the_choice_for_each() -> None:
-    gpus = [gpu_spec(name).with_vram(size * MIB) for name in ("t4", "h200", "jetson-orin-64gb")
-            for size in (48, 96, 128, 1024)]  # fmt: skip
+    gpus = [
+        gpu_spec(name).with_vram(size * MIB)
+        for name in ("t4", "h200", "jetson-orin-64gb")
+        for size in (48, 96, 128, 1024)
+    ]
     together = choose_each(heavy(40), gpus)
     assert len(together) == len(gpus)
     alone = {(c.gpu, c.vram_bytes): c for c in (umem.choose(heavy(40), gpu) for gpu in gpus)}
@@ -261,9 +266,11 @@ def fragmented() -> Trace:
     events: list[Any] = [Alloc(0, 64, "input", "x", True)]
     for number in range(1, 9):
         whole = Access(number, 0, (8 + 2 * number) * MIB)
-        events += [Alloc(number, whole.stop, "activation", "f"),
-                   Op("f", "forward", (Access(0, 0, 64),), (whole,), FLOPS),
-                   Free(number)]  # fmt: skip
+        events += [
+            Alloc(number, whole.stop, "activation", "f"),
+            Op("f", "forward", (Access(0, 0, 64),), (whole,), FLOPS),
+            Free(number),
+        ]
     return Trace([*events, Mark("step")])
 
 
@@ -279,8 +286,9 @@ def test_managed_memory_that_moves_where_plain_memory_fits_says_why_and_is_not_l
 
 
 def test_why_more_moves_than_has_no_room_is_said() -> None:
-    text = " ".join(line.plain for line in choice_text(umem.choose(heavy(40), "t4", vram="128MiB"),
-                                                       80))  # fmt: skip
+    text = " ".join(
+        line.plain for line in choice_text(umem.choose(heavy(40), "t4", vram="128MiB"), 80)
+    )
     assert "have no room: what gives way is what came first" in text
     roomy = " ".join(line.plain for line in choice_text(umem.choose(heavy(10), "t4"), 80))
     assert "gives way" not in roomy
@@ -297,9 +305,13 @@ def test_steps_whose_shapes_vary_are_told_from_those_that_do_not() -> None:
         for index, size in enumerate(sizes):
             number, mine = index + 1, Access(updated[index % len(updated)], 0, 64)
             whole = Access(number, 0, size)
-            events += [Alloc(number, size, "activation", "f"),
-                       Op("f", "forward", (mine,), (whole,), size, size), Free(number),
-                       Op("u", "update", (mine,), (mine,)), Mark("step")]  # fmt: skip
+            events += [
+                Alloc(number, size, "activation", "f"),
+                Op("f", "forward", (mine,), (whole,), size, size),
+                Free(number),
+                Op("u", "update", (mine,), (mine,)),
+                Mark("step"),
+            ]
         return Trace(events)
 
     said = "Its steps differ in shapes or operations"
@@ -340,9 +352,13 @@ def test_what_ran_before_the_start_finds_what_it_needs() -> None:
     whole = Access(0, 0, 64)
     for kind in ("array", "state", "gradient", "parameter"):
         for early in (Op("f", "array", (whole,), ()), Hint("prefetch", (whole,), 0)):
-            events = [Alloc(0, 64, kind, "a", True), early, Mark("start"),
-                      Alloc(1, 64, "array", "b"),
-                      Op("g", "forward", (), (Access(1, 0, 64),))]  # fmt: skip
+            events = [
+                Alloc(0, 64, kind, "a", True),
+                early,
+                Mark("start"),
+                Alloc(1, 64, "array", "b"),
+                Op("g", "forward", (), (Access(1, 0, 64),)),
+            ]
             assert umem.choose(Trace([*events, Mark("step")]), "t4").best is not None
 
 

@@ -58,8 +58,12 @@ def tried(trace: Trace) -> umem.choosing.Choice:
 def test_a_tensor_from_before_the_start_may_be_used_anywhere(kind: str, after: bool) -> None:
     """By an operation before the mark, by hints before and after it, and freed in the step."""
     hint = Hint("prefetch", (whole(9), whole(0)), 0)
-    begin: list[Event] = [Alloc(9, SIZE, kind, "z", True), hint,
-                          Op("f", "array", (whole(9),), ()), Mark("start")]  # fmt: skip
+    begin: list[Event] = [
+        Alloc(9, SIZE, kind, "z", True),
+        hint,
+        Op("f", "array", (whole(9),), ()),
+        Mark("start"),
+    ]
     step = chain()
     for place in (2, 8, len(step)):
         use = [Op("g", "forward", (whole(9),), ())] if after else []
@@ -99,9 +103,16 @@ def test_numbers_that_are_used_again_change_nothing() -> None:
     free: list[int] = []
     now: dict[int, int] = {}
     again: list[Event] = []
-    for event in [*fresh[:-1], Alloc(8, SIZE, "array", "a"), Op("h", "array", (), (whole(8),)),
-                  Free(8), Alloc(9, SIZE, "array", "b"), Op("h", "array", (), (whole(9),)), Free(9),
-                  Mark("step")]:  # fmt: skip
+    for event in [
+        *fresh[:-1],
+        Alloc(8, SIZE, "array", "a"),
+        Op("h", "array", (), (whole(8),)),
+        Free(8),
+        Alloc(9, SIZE, "array", "b"),
+        Op("h", "array", (), (whole(9),)),
+        Free(9),
+        Mark("step"),
+    ]:
         if isinstance(event, Alloc):
             now[event.tensor] = free.pop() if free else len(now)
             event = event._replace(tensor=now[event.tensor])
@@ -109,8 +120,10 @@ def test_numbers_that_are_used_again_change_nothing() -> None:
             free.append(now[event.tensor])
             event = Free(now[event.tensor])
         elif isinstance(event, Op):
-            reads, writes = (tuple(a._replace(tensor=now[a.tensor]) for a in each)
-                             for each in (event.reads, event.writes))  # fmt: skip
+            reads, writes = (
+                tuple(a._replace(tensor=now[a.tensor]) for a in each)
+                for each in (event.reads, event.writes)
+            )
             event = event._replace(reads=reads, writes=writes)
         again.append(event)
     trace = Trace(again)

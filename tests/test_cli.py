@@ -18,9 +18,13 @@ ROOT = Path(umem.__file__).parent.parent
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=ROOT,
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
         env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
-    )  # fmt: skip
+    )
 
 
 # -- help --------------------------------------------------------------------------------------

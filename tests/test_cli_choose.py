@@ -259,9 +259,12 @@ def test_ctrl_c_of_a_running_command_ends_it_with_what_it_found(tmp_path: Path) 
     )
     command = [sys.executable, "-c", code, "choose", str(path), "--all-gpus"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "COLUMNS": "80"},
-    ) as started:  # fmt: skip
+    ) as started:
         assert started.stdout is not None and started.stderr is not None
         seen = [started.stdout.readline() for _ in range(3)]
         started.send_signal(signal.SIGINT)
@@ -331,8 +334,10 @@ def drawn(choices: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
 @needs_matplotlib
 def test_a_logarithmic_scale_says_so_and_has_points(tmp_path: Path, monkeypatch) -> None:
     near = choose(trace(), "t4", vram="48MiB")
-    slow = [replace(o, seconds=100 * o.seconds, seconds_high=100 * o.seconds_high)
-            for o in near.options[1:]]  # fmt: skip
+    slow = [
+        replace(o, seconds=100 * o.seconds, seconds_high=100 * o.seconds_high)
+        for o in near.options[1:]
+    ]
     far = replace(near, options=(near.options[0], *slow))
     linear, log = drawn([near, far], tmp_path, monkeypatch)
     assert linear.get_xscale() == "linear" and "logarithmic" not in linear.get_xlabel()

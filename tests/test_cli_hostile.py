@@ -49,9 +49,14 @@ def failure(*args: object, code: int = 1) -> str:
 
 def process(*args: object, stdout: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "umem", *map(str, args)], stdout=stdout, stderr=subprocess.PIPE,
-        text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-m", "umem", *map(str, args)],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+    )
 
 
 # -- what is read ------------------------------------------------------------------------------
@@ -119,9 +124,7 @@ def test_names_of_files_are_printed_without_control_characters(trace: Path) -> N
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_was_written_and_what_to_do_next_are_printed_so_too(
-    command: str, trace: Path
-) -> None:
+def test_what_was_written_and_what_to_do_next_are_printed_so_too(command: str, trace: Path) -> None:
     pytest.importorskip("matplotlib")
     strange = trace.rename(trace.with_name(f"t{ESCAPE}.gz"))
     result = run(command, strange, "--png", trace.with_name(f"x{ESCAPE}.png"))
@@ -143,8 +146,10 @@ def test_the_command_that_comes_next_runs_with_any_name(trace: Path, tmp_path: P
 
 def test_texts_of_a_trace_are_short_in_every_view(tmp_path: Path) -> None:
     name = "x\x1b[2J" + "y" * 9000
-    events = [Alloc(0, 4096, "activation", name, False, (name,)),
-              Op(name, "forward", (), (Access(0, 0, 4096),), host_seconds=1.0)]  # fmt: skip
+    events = [
+        Alloc(0, 4096, "activation", name, False, (name,)),
+        Op(name, "forward", (), (Access(0, 0, 4096),), host_seconds=1.0),
+    ]
     path = Trace(events, name, {name: name}).save(tmp_path / "x")
     options = [[], [path]] + ([["--png", tmp_path / "x.png"]] if find_spec("matplotlib") else [])
     for more in options:
@@ -158,9 +163,16 @@ def test_texts_of_a_trace_are_short_in_every_view(tmp_path: Path) -> None:
 
 @needs_full
 @pytest.mark.parametrize(
-    "args", [["report", "{}"], ["report", "{}", "--json"], ["choose", "{}"],
-             ["--help"], ["report", "--help"], ["compat", "--json"]]
-)  # fmt: skip
+    "args",
+    [
+        ["report", "{}"],
+        ["report", "{}", "--json"],
+        ["choose", "{}"],
+        ["--help"],
+        ["report", "--help"],
+        ["compat", "--json"],
+    ],
+)
 def test_a_full_disk_while_printing_is_one_sentence(args: list[str], trace: Path) -> None:
     with open("/dev/full", "w") as full:
         done = process(*(arg.format(trace) for arg in args), stdout=full)

@@ -97,8 +97,11 @@ def test_files_are_written_and_named_with_what_to_do_next(trace: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert json.loads(events.read_text())["traceEvents"]
     assert sorted(p.name for p in trace.parent.iterdir()) == [
-        "p.html", "p.json", "p.png", "run.umem.gz"
-    ]  # fmt: skip
+        "p.html",
+        "p.json",
+        "p.png",
+        "run.umem.gz",
+    ]
 
 
 def test_the_next_command_runs(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,9 +120,13 @@ def test_with_json_the_names_of_files_go_to_standard_error(trace: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [([], ""), (["--vram", "10MiB"], f" --vram {10 * MIB}"), (["--gpu", "T4"], " --gpu t4"),
-     (["--gpu", "t4", "--vram", "10MiB"], f" --gpu t4 --vram {10 * MIB}")],
-)  # fmt: skip
+    [
+        ([], ""),
+        (["--vram", "10MiB"], f" --vram {10 * MIB}"),
+        (["--gpu", "T4"], " --gpu t4"),
+        (["--gpu", "t4", "--vram", "10MiB"], f" --gpu t4 --vram {10 * MIB}"),
+    ],
+)
 def test_the_page_says_where_it_comes_from(trace: Path, options: list[str], said: str) -> None:
     page = trace.with_name("p.html")
     report(trace, "--html", page, *options)
@@ -154,13 +161,19 @@ def test_two_traces_are_compared_with_a_gpu(trace: Path) -> None:
 )
 def test_on_any_terminal(trace: Path, columns: str, encoding: str) -> None:
     environment = {
-        **os.environ, "COLUMNS": columns, "PYTHONIOENCODING": encoding, "NO_COLOR": "1",
-        "PYTHONPATH": str(ROOT), "TERM": "dumb",
-    }  # fmt: skip
+        **os.environ,
+        "COLUMNS": columns,
+        "PYTHONIOENCODING": encoding,
+        "NO_COLOR": "1",
+        "PYTHONPATH": str(ROOT),
+        "TERM": "dumb",
+    }
     done = subprocess.run(
-        [sys.executable, "-m", "umem", "report", str(trace)], capture_output=True, check=True,
+        [sys.executable, "-m", "umem", "report", str(trace)],
+        capture_output=True,
+        check=True,
         env=environment,
-    )  # fmt: skip
+    )
     text = done.stdout.decode(encoding)
     assert "\x1b" not in text and done.stderr == b""
     assert max(map(len, text.splitlines())) <= int(columns)

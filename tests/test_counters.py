@@ -104,9 +104,14 @@ def run(folder, *args):
     """Python in a process of its own, as a user starts it."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
-        [sys.executable, *args], cwd=folder, env={**os.environ, "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [sys.executable, *args],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def here():
@@ -152,9 +157,13 @@ def test_any_order_of_allocations_and_frees_is_counted(steps, kind):
                 history.append((sum(sizes), sum(size > 0 for size in sizes)))
             found = s.summary()
         expected = (
-            history[-1][0], max(b for b, _ in history), sum(made),
-            history[-1][1], max(n for _, n in history), len(made),
-        )  # fmt: skip
+            history[-1][0],
+            max(b for b, _ in history),
+            sum(made),
+            history[-1][1],
+            max(n for _, n in history),
+            len(made),
+        )
         assert tuple(found.values()) == expected
 
 

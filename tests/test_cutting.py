@@ -24,8 +24,9 @@ def test_what_is_alive_comes_first_as_uploaded_and_the_rest_follows() -> None:
     found = tail(Trace(events, "numpy", {"a": "b"}), 6)
     assert found == Trace(
         [W, MADE._replace(uploaded=True), Mark("start"), USE, Free(1), Mark("step")],
-        "numpy", {"a": "b"},
-    )  # fmt: skip
+        "numpy",
+        {"a": "b"},
+    )
     assert tail(Trace(events), 0).events == [Mark("start"), *events]
     assert tail(Trace(events), len(events)).events == [W, Mark("start")]
 

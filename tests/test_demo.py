@@ -69,9 +69,12 @@ def test_the_json_file_has_every_documented_field_in_its_type(report: Any) -> No
 def test_the_rows_are_the_modes_in_their_order(report: Any) -> None:
     found = [(row["mode"], row["prefetch"], row["how"]) for row in report["rows"]]
     assert found == [
-        ("unmanaged", False, "run"), ("managed", False, "run"), ("managed", True, "replay"),
-        ("managed", False, "replay"), ("hybrid", False, "replay"),
-    ]  # fmt: skip
+        ("unmanaged", False, "run"),
+        ("managed", False, "run"),
+        ("managed", True, "replay"),
+        ("managed", False, "replay"),
+        ("hybrid", False, "replay"),
+    ]
 
 
 def test_unmanaged_memory_does_not_fit_and_every_other_mode_does(report: Any) -> None:

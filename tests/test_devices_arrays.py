@@ -162,10 +162,12 @@ def test_operators_work_in_place_and_with_numbers(xp: Any) -> None:
     assert followed is same_object
     same(followed, plain)
     same(2 - followed, 2 - plain)
-    same(-abs(followed) ** 2, -abs(plain) ** 2)
+    same(-(abs(followed) ** 2), -(abs(plain) ** 2))
     same(followed > 1, plain > 1)
-    same(xp.add(followed, 1, where=followed > 0, out=xp.zeros((4, 5))),
-         np.add(plain, 1, where=plain > 0, out=np.zeros((4, 5))))  # fmt: skip
+    same(
+        xp.add(followed, 1, where=followed > 0, out=xp.zeros((4, 5))),
+        np.add(plain, 1, where=plain > 0, out=np.zeros((4, 5))),
+    )
     same(followed.sum(where=followed > 0), plain.sum(where=plain > 0))
 
 

@@ -16,9 +16,7 @@ US = 1e-6
 BLOCK = 2 * 1024 * 1024
 BLOCK_IN = BLOCK / 20e9
 BLOCK_OUT = BLOCK / 10e9
-SPEC = GpuSpec(
-    "toy", "Toy", 1 << 30, 1 << 30, 1e12, 10e12, None, 20e9, 10e9, "made up", "made up"
-)
+SPEC = GpuSpec("toy", "Toy", 1 << 30, 1 << 30, 1e12, 10e12, None, 20e9, 10e9, "made up", "made up")
 NOTHING = Moves()
 
 
@@ -32,9 +30,15 @@ def seconds(value: float) -> object:
 
 
 def run(
-    clock: Clock, *, flops: int = 0, traffic: int = 0, remote: float = 0.0,
-    moves: Moves = NOTHING, pattern: str = "stream", ready: float = 0.0,
-) -> None:  # fmt: skip
+    clock: Clock,
+    *,
+    flops: int = 0,
+    traffic: int = 0,
+    remote: float = 0.0,
+    moves: Moves = NOTHING,
+    pattern: str = "stream",
+    ready: float = 0.0,
+) -> None:
     clock.run(flops, traffic, remote, moves, pattern, ready)
 
 
@@ -88,9 +92,7 @@ def test_misses_come_on_top_of_the_arithmetic(clock: Clock) -> None:
 
 def test_prefetches_cost_the_copy_and_a_little_more(clock: Clock) -> None:
     done = clock.move(Moves(migrated_in=4, populated=3, migrated_out=2, prefetched_out=1))
-    expected = (
-        4 * (BLOCK_IN + 10 * US) + 3 * 15 * US + 2 * BLOCK_OUT + 1 * (BLOCK_OUT + 10 * US)
-    )
+    expected = 4 * (BLOCK_IN + 10 * US) + 3 * 15 * US + 2 * BLOCK_OUT + 1 * (BLOCK_OUT + 10 * US)
     assert done == clock.seconds == seconds(expected)
 
 

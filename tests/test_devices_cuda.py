@@ -455,8 +455,10 @@ class TestGrowing:
             also = cupy.empty(MIB, dtype="u1")
         usage = device.usage()
         assert (usage.reserved_bytes, usage.managed_bytes, usage.peak_bytes) == (
-            2 * MIB, MIB, 2 * MIB,
-        )  # fmt: skip
+            2 * MIB,
+            MIB,
+            2 * MIB,
+        )
         del keep, also
 
     def test_arrays_outlive_their_block(self, device, alone):
@@ -533,9 +535,7 @@ class TestGrowing:
             also = cupy.empty(90 * MIB, dtype="u1")
         del keep, also
 
-    def test_pages_of_ours_that_land_on_the_host_are_not_counted_twice(
-        self, device, driver, alone
-    ):
+    def test_pages_of_ours_that_land_on_the_host_are_not_counted_twice(self, device, driver, alone):
         driver.host, driver.vram_bytes = 100 * MIB, 0
         with installed(device, MANAGED):
             keep = cupy.empty(60 * MIB, dtype="u1")
@@ -745,9 +745,7 @@ class TestHybrid:
         assert driver.calls == [(PREFETCH, MIB)]
         assert device._pools.ledger.reserved()["managed"] == MIB
 
-    def test_a_spill_that_the_host_cannot_take_raises_without_a_chain(
-        self, device, driver, alone
-    ):
+    def test_a_spill_that_the_host_cannot_take_raises_without_a_chain(self, device, driver, alone):
         driver.host = MIB
         with installed(device, Policy("hybrid", limit_bytes=512)):
             with pytest.raises(CudaOutOfMemoryError, match="process killed") as caught:

@@ -63,8 +63,10 @@ class TestSpillingWithoutOversubscription:
             fits, spilled = cupy.empty(4 * MIB, dtype="u1"), cupy.empty(2 * MIB, dtype="u1")
         usage = device.usage()
         assert (usage.reserved_bytes, usage.managed_bytes, usage.peak_bytes) == (
-            6 * MIB, 0, 6 * MIB,
-        )  # fmt: skip
+            6 * MIB,
+            0,
+            6 * MIB,
+        )
         assert device.location(fits).resident_bytes == 4 * MIB
         assert device.location(spilled).resident_bytes == 0
         assert device.prefetch(spilled, 0, None) == 0
@@ -131,9 +133,11 @@ class TestSpillingWithoutOversubscription:
 
     @pytest.mark.parametrize(
         ("change", "reason"),
-        [({"CanMapHostMemory": 0}, "cannot map host memory"),
-         ({"UnifiedAddressing": 0}, "cannot map host memory")],
-    )  # fmt: skip
+        [
+            ({"CanMapHostMemory": 0}, "cannot map host memory"),
+            ({"UnifiedAddressing": 0}, "cannot map host memory"),
+        ],
+    )
     def test_where_host_memory_cannot_be_mapped_hybrid_is_refused(
         self, device, driver, change, reason
     ):
@@ -241,9 +245,11 @@ class TestChainersAlias:
         def run(code):
             code = textwrap.dedent(start) + textwrap.dedent(code)
             return subprocess.run(
-                [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True,
+                [sys.executable, "-W", "error", "-c", code],
+                capture_output=True,
+                text=True,
                 check=True,
-            ).stdout.split()  # fmt: skip
+            ).stdout.split()
 
         return run
 

@@ -42,8 +42,9 @@ def steps(draw: Any) -> list[Any]:
             elif what == "hint":
                 tensor = draw(st.sampled_from(list(alive)))
                 place, overlap = draw(st.sampled_from((0, "cpu"))), draw(st.booleans())
-                events.append(Hint("prefetch", (Access(tensor, 0, alive[tensor]),), place,
-                                   overlap=overlap))  # fmt: skip
+                events.append(
+                    Hint("prefetch", (Access(tensor, 0, alive[tensor]),), place, overlap=overlap)
+                )
             else:
                 events.append(operation(draw, alive))
         events += [operation(draw, alive), *(Free(tensor) for tensor in alive if tensor)]
@@ -68,8 +69,12 @@ def clocks() -> list[Clock]:
     return [Clock(gpu, costs) for gpu in GPUS for costs in (COSTS, *extremes(COSTS))]
 
 
-@given(steps(), st.sampled_from(("managed", "prefetch", "plain")),
-       st.sampled_from((1, 7, 20, 10_000)), st.sampled_from(("numpy", "cupy")))  # fmt: skip
+@given(
+    steps(),
+    st.sampled_from(("managed", "prefetch", "plain")),
+    st.sampled_from((1, 7, 20, 10_000)),
+    st.sampled_from(("numpy", "cupy")),
+)
 @settings(deadline=None, max_examples=300)
 def test_a_layout_is_replayed_as_the_model_follows_it(
     events: list[Any], how: str, blocks: int, backend: str
@@ -83,9 +88,12 @@ def test_a_layout_is_replayed_as_the_model_follows_it(
     policy = Policy("managed" if managed else "unmanaged", None, how == "prefetch")
     model = Model(GPUS[0].with_vram(vram), COSTS, "caching", backend, lambda: policy, clocks())
     replayer = Replayer(
-        vram, clocks(), uses_host_times=backend == "cupy", managed=managed,
+        vram,
+        clocks(),
+        uses_host_times=backend == "cupy",
+        managed=managed,
         prefetch=how == "prefetch",
-    )  # fmt: skip
+    )
     half = events.index(Mark("step")) + 1
     for part in (slice(0, half), slice(half, None)):
         model.follow(events[part])

@@ -7,12 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from umem.devices.base import Policy, Span
 from umem.devices.specs import COSTS, gpu_spec
@@ -360,10 +355,11 @@ class PoolAndDevice(RuleBasedStateMachine):
             assert snapshot(placed.pool) == before
 
     @rule(
-        reads=st.lists(ACCESSES, max_size=3), writes=st.lists(ACCESSES, max_size=3),
+        reads=st.lists(ACCESSES, max_size=3),
+        writes=st.lists(ACCESSES, max_size=3),
         pattern=st.sampled_from(["stream", "random", "strided"]),
         workspace=st.sampled_from([None, 0, 700, 3 * MIB]),
-    )  # fmt: skip
+    )
     def run_operation(
         self, reads: list[Part], writes: list[Part], pattern: str, workspace: int | None
     ) -> None:
@@ -372,20 +368,19 @@ class PoolAndDevice(RuleBasedStateMachine):
         accesses = tuple(self.access(part) for part in reads), tuple(map(self.access, writes))
         before = self.model.clock.seconds
         try:
-            self.model.on_event(
-                Op("f", "forward", *accesses, 10, 1000, pattern, None, workspace)
-            )
+            self.model.on_event(Op("f", "forward", *accesses, 10, 1000, pattern, None, workspace))
         except OutOfMemoryError:
             assert workspace
         assert self.model.clock.seconds >= before
 
     @rule(
-        part=ACCESSES, action=st.sampled_from(ACTIONS), place=st.sampled_from([0, "cpu"]),
-        unset=st.booleans(), overlap=st.booleans(),
-    )  # fmt: skip
-    def hint(
-        self, part: Part, action: str, place: int | str, unset: bool, overlap: bool
-    ) -> None:
+        part=ACCESSES,
+        action=st.sampled_from(ACTIONS),
+        place=st.sampled_from([0, "cpu"]),
+        unset=st.booleans(),
+        overlap=st.booleans(),
+    )
+    def hint(self, part: Part, action: str, place: int | str, unset: bool, overlap: bool) -> None:
         if self.live:
             self.model.on_event(Hint(action, (self.access(part),), place, unset, overlap))
 
@@ -470,7 +465,5 @@ class PoolAndDevice(RuleBasedStateMachine):
         assert not any(driver.residency.host) and not any(driver.residency.advice)
 
 
-PoolAndDevice.TestCase.settings = settings(
-    max_examples=300, stateful_step_count=40, deadline=None
-)
+PoolAndDevice.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 TestPoolAndDevice = pytest.mark.thorough(PoolAndDevice.TestCase)

@@ -149,7 +149,7 @@ def test_with_advice_every_block_is_where_the_oracle_has_it(
 @settings(max_examples=15, deadline=None)
 @given(st.lists(orders(advised=True), min_size=1, max_size=12))
 def test_a_long_run_keeps_the_queue_short_and_stays_right(
-    cycle: list[tuple[str, range, object]]
+    cycle: list[tuple[str, range, object]],
 ) -> None:
     pair = Pair(6)
     for _ in range(400):
@@ -367,9 +367,12 @@ def test_the_benchmark_of_it_runs(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     done = subprocess.run(
         [sys.executable, str(ROOT / "bench" / "residency.py"), "--quick", "--json", str(path)],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     report = json.loads(path.read_text())
     assert report["bench"] == "residency" and len(report["rows"]) == 16

@@ -39,9 +39,13 @@ class Machine:
     """A model with a few blocks of VRAM, and short ways to feed it."""
 
     def __init__(
-        self, blocks: int, policy: Policy = MANAGED, *, allocator: str = "caching",
+        self,
+        blocks: int,
+        policy: Policy = MANAGED,
+        *,
+        allocator: str = "caching",
         backend: str = "numpy",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.policy = policy
         spec = SPEC.with_vram(blocks * BLOCK)
         self.model = Model(spec, COSTS, allocator, backend, lambda: self.policy)
@@ -53,10 +57,15 @@ class Machine:
         self.model.on_event(Free(tensor))
 
     def op(
-        self, reads: tuple[int, ...] = (), writes: tuple[int, ...] = (), flops: int = 0,
-        traffic: int = 0, pattern: str = "stream", host: float | None = None,
+        self,
+        reads: tuple[int, ...] = (),
+        writes: tuple[int, ...] = (),
+        flops: int = 0,
+        traffic: int = 0,
+        pattern: str = "stream",
+        host: float | None = None,
         workspace: int | None = None,
-    ) -> float:  # fmt: skip
+    ) -> float:
         """Run one; returns how long it took from launch to end, on an idle GPU."""
         accesses = tuple(self.whole(t) for t in reads), tuple(self.whole(t) for t in writes)
         before = self.seconds
@@ -323,8 +332,15 @@ def test_the_error_of_plain_memory_has_the_facts_and_the_way_out() -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         machine.alloc(1, 4 * BLOCK)
     text = str(caught.value)
-    for fact in ("8.0 MiB", "'t1' activation", "6.0 MiB of 8.0 MiB of VRAM", "Toy GPU",
-                 "simulated", "umem.managed()", "umem.hybrid()"):  # fmt: skip
+    for fact in (
+        "8.0 MiB",
+        "'t1' activation",
+        "6.0 MiB of 8.0 MiB of VRAM",
+        "Toy GPU",
+        "simulated",
+        "umem.managed()",
+        "umem.hybrid()",
+    ):
         assert fact in text
     assert not isinstance(caught.value, LimitError)
     assert 1 not in machine.model.tensors

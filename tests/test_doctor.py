@@ -117,8 +117,12 @@ def growing() -> Callable[[Any], Usage]:
     [
         ("prefetch", returning(0), "prefetch to the host", "should be 8388608, and is 0"),
         ("prefetch", returning(8 * MIB), "prefetch to the host", "should be 'cpu', and is None"),
-        ("prefetch", raising(DeviceError, "the driver refused the hint"), "prefetch to the GPU",
-         "the driver refused the hint"),
+        (
+            "prefetch",
+            raising(DeviceError, "the driver refused the hint"),
+            "prefetch to the GPU",
+            "the driver refused the hint",
+        ),
         ("prefetch", raising(OSError, "no library"), "prefetch to the GPU", "OSError: no library"),
         ("location", located(last_prefetch="cpu"), "prefetch to the GPU", "should be 0, and is"),
         ("location", located(read_mostly=False), "advise read_mostly", "should be True, and is F"),
@@ -131,9 +135,13 @@ def growing() -> Callable[[Any], Usage]:
     ],
 )
 def test_what_is_broken_is_named(
-    gpu: VirtualGPU, monkeypatch: pytest.MonkeyPatch, method: str, broken: Any, fails: str,
+    gpu: VirtualGPU,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    broken: Any,
+    fails: str,
     text: str,
-) -> None:  # fmt: skip
+) -> None:
     before = gpu.policy
     monkeypatch.setattr(VirtualGPU, method, broken)
     check = by_name(run_selftest(gpu))[fails]
@@ -198,8 +206,15 @@ def test_json_has_it_all() -> None:
     found = json.loads(result.output)
     assert result.exit_code == 0
     assert list(found) == [
-        "ok", "reason", "platform", "versions", "features", "environment", "status", "checks",
-    ]  # fmt: skip
+        "ok",
+        "reason",
+        "platform",
+        "versions",
+        "features",
+        "environment",
+        "status",
+        "checks",
+    ]
     assert (found["ok"], found["reason"]) == (True, None)
     assert found["status"]["vram_bytes"] == 32 * MIB
     assert [check["name"] for check in found["checks"]] == ["environment", *STEPS]

@@ -136,22 +136,36 @@ def test_a_mode_that_is_off_ends_with_its_virtual_gpu(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("name", "value", "error", "text"),
     [
-        ("UMEM_MODE", "mangaed", StateError, "UMEM_MODE must be unmanaged, managed, hybrid, or off "
-         r"\(0, false, off, no, nothing\); got 'mangaed'"),
+        (
+            "UMEM_MODE",
+            "mangaed",
+            StateError,
+            "UMEM_MODE must be unmanaged, managed, hybrid, or off "
+            r"\(0, false, off, no, nothing\); got 'mangaed'",
+        ),
         ("UMEM_MODE", "1", StateError, "UMEM_MODE must be"),
-        ("UMEM_PREFETCH", "maybe", StateError, r"UMEM_PREFETCH must be on \(1, true, on, yes\) or "
-         r"off \(0, false, off, no, nothing\); got 'maybe'"),
+        (
+            "UMEM_PREFETCH",
+            "maybe",
+            StateError,
+            r"UMEM_PREFETCH must be on \(1, true, on, yes\) or "
+            r"off \(0, false, off, no, nothing\); got 'maybe'",
+        ),
         ("UMEM_LIMIT", "lots", SizeError, "UMEM_LIMIT must be a size.*got 'lots'.*of VRAM"),
         ("UMEM_LIMIT", "0x", SizeError, "UMEM_LIMIT must be above zero"),
         ("UMEM_LIMIT", "120%", SizeError, "UMEM_LIMIT must be at most 100%"),
         ("UMEM_LIMIT", "-1", SizeError, "UMEM_LIMIT must be a size"),
         ("UMEM_LIMIT", "1" * 39 + "x", SizeError, "UMEM_LIMIT of 1+x.*is no size"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_value_is_an_error_that_names_its_variable(
-    gpu: VirtualGPU, monkeypatch: pytest.MonkeyPatch, name: str, value: str,
-    error: type[Exception], text: str,
-) -> None:  # fmt: skip
+    gpu: VirtualGPU,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+    error: type[Exception],
+    text: str,
+) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(error, match=f"^{text}"):
         umem.enable()
@@ -177,10 +191,13 @@ def test_the_variables_are_read_when_they_are_needed_and_not_at_import() -> None
         "    print(umem.status().on, umem.enable().policy.mode)\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
         cwd=Path(umem.__file__).parent.parent,
         env={**os.environ, "UMEM_MODE": "nonsense", "UMEM_LIMIT": "0", "UMEM_PREFETCH": "0"},
-    )  # fmt: skip
+    )
     assert result.stdout == "False hybrid\n"
 
 

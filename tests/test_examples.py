@@ -17,9 +17,13 @@ ON_NUMPY = ("04_before_renting", "05_budget")
 
 def run(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(path), *arguments], capture_output=True, text=True, check=False,
-        timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        [sys.executable, str(path), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
 
 
 def test_before_renting_a_gpu_a_batch_that_does_not_fit_is_said_to_need_help() -> None:

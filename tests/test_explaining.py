@@ -46,9 +46,13 @@ def test_gradient_and_state_belong_to_the_function_that_uses_the_parameter() -> 
     w, y = Alloc(0, 100, "parameter", "W", True), Alloc(1, 60, "activation", "EmbedIDFunction")
     g, m = Alloc(2, 100, "gradient", "_ + _"), Alloc(3, 140, "state", "Adam.m")
     events: list[Event] = [
-        w, y, Op("EmbedIDFunction", "forward", (whole(w),), (whole(y),)),
-        g, m, Op("Adam", "update", (whole(w), whole(m), whole(g)), (whole(w), whole(m))),
-    ]  # fmt: skip
+        w,
+        y,
+        Op("EmbedIDFunction", "forward", (whole(w),), (whole(y),)),
+        g,
+        m,
+        Op("Adam", "update", (whole(w), whole(m), whole(g)), (whole(w), whole(m))),
+    ]
     shares = {share.owner: dict(share.parts) for share in peak_shares(Trace(events))}
     assert shares == {
         "EmbedID": {"parameters": 100, "gradients": 100, "Adam state": 140, "outputs": 60}
@@ -61,9 +65,11 @@ def test_gradient_and_state_belong_to_the_function_that_uses_the_parameter() -> 
 
 def test_where_the_first_holds_less_than_half_the_second_is_named_too() -> None:
     events: list[Event] = [
-        Alloc(0, 40, "activation", "Convolution2DFunction"), Alloc(1, 35, "stash", "Dropout.mask"),
-        Alloc(2, 20, "input", "Convolution2DFunction", True), Alloc(3, 5, "state", "Norm.mean"),
-    ]  # fmt: skip
+        Alloc(0, 40, "activation", "Convolution2DFunction"),
+        Alloc(1, 35, "stash", "Dropout.mask"),
+        Alloc(2, 20, "input", "Convolution2DFunction", True),
+        Alloc(3, 5, "state", "Norm.mean"),
+    ]
     assert why_peak(Trace(events)) == ("'Convolution2D' outputs and input are 60% of the peak")
     del events[2]
     assert why_peak(Trace(events)) == "'Convolution2D' outputs are 50% of the peak"
@@ -75,9 +81,12 @@ def test_where_the_first_holds_less_than_half_the_second_is_named_too() -> None:
 
 def test_workspace_counts_where_it_makes_the_peak_and_what_is_freed_does_not() -> None:
     events: list[Event] = [
-        Alloc(0, 30, "array", "a"), Free(0), Alloc(1, 20, "array", "b"),
-        Op("sort", "array", (), (), workspace_bytes=80), Alloc(2, 70, "array", "c"),
-    ]  # fmt: skip
+        Alloc(0, 30, "array", "a"),
+        Free(0),
+        Alloc(1, 20, "array", "b"),
+        Op("sort", "array", (), (), workspace_bytes=80),
+        Alloc(2, 70, "array", "c"),
+    ]
     assert why_peak(Trace(events)) == "'sort' workspace is 80% of the peak"
 
 
@@ -107,9 +116,11 @@ def test_a_single_step_does_not_know_what_the_one_before_it_left() -> None:
     said = "What a step before this one leaves, such as gradients, is not in its forward."
     w, g = Access(0, 0, 8), Access(1, 0, 8)
     step: list[Event] = [
-        Alloc(1, 8, "gradient", "W.grad"), Op("b", "backward", (w,), (g,), 1, workspace_bytes=0),
-        Op("SGD", "update", (g,), (w,), 1, workspace_bytes=0), Mark("step"),
-    ]  # fmt: skip
+        Alloc(1, 8, "gradient", "W.grad"),
+        Op("b", "backward", (w,), (g,), 1, workspace_bytes=0),
+        Op("SGD", "update", (g,), (w,), 1, workspace_bytes=0),
+        Mark("step"),
+    ]
     weights = Alloc(0, 8, "parameter", "W", True)
     assert umem.replay(Trace([weights, *step]), "t4").caveat == said
     assert umem.replay(Trace([weights, Mark("start"), *step]), "t4").caveat is None

@@ -17,8 +17,11 @@ ROOT = Path(extras.__file__).parent.parent
 def required() -> dict[str, Any]:
     """The extras of setup.py."""
     tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
-    (found,) = (node.value for node in ast.walk(tree)
-                if isinstance(node, ast.keyword) and node.arg == "extras_require")  # fmt: skip
+    (found,) = (
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg == "extras_require"
+    )
     value: dict[str, Any] = ast.literal_eval(found)
     return value
 
@@ -40,5 +43,9 @@ def test_nobody_is_sent_to_a_package_that_is_not_published() -> None:
     """Until umem is on PyPI; in a clone it is `pip install ".[plot]"`."""
     files = [*ROOT.glob("umem/**/*.py"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]
     assert len(files) > 100
-    assert [path for path in files if "install \"umem" in path.read_text(encoding="utf-8")
-            or "umem[" in path.read_text(encoding="utf-8")] == []  # fmt: skip
+    assert [
+        path
+        for path in files
+        if 'install "umem' in path.read_text(encoding="utf-8")
+        or "umem[" in path.read_text(encoding="utf-8")
+    ] == []

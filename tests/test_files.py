@@ -162,9 +162,7 @@ def test_an_error_on_the_way_leaves_all_as_it_was(tmp_path: Path, error: Any, ex
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")
-def test_a_disk_that_is_full_is_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.fdopen
 
     def full(handle: int, mode: str) -> IO[bytes]:
@@ -202,9 +200,7 @@ def test_a_file_that_is_replaced_keeps_its_permissions(
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_a_new_file_has_the_permissions_that_any_has(
-    tmp_path: Path, umask: int, mode: int
-) -> None:
+def test_a_new_file_has_the_permissions_that_any_has(tmp_path: Path, umask: int, mode: int) -> None:
     before = os.umask(umask)
     try:
         put(tmp_path / "out", b"new")

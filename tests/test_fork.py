@@ -65,9 +65,13 @@ def run(code: str, *, cuda: bool = False) -> str:
     program = FORK + (CUDA if cuda else "") + textwrap.dedent(code)
     paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True,
-        timeout=20, check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )  # fmt: skip
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -227,9 +231,13 @@ def test_worker_processes_of_every_kind_use_virtual_gpus(method: str, tmp_path: 
     )
     paths = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(program)], capture_output=True, text=True,
-        timeout=20, check=False, env={**os.environ, "PYTHONPATH": paths},
-    )  # fmt: skip
+        [sys.executable, "-W", "error", str(program)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -347,7 +355,8 @@ def test_a_spawned_child_is_free_of_its_parents_past(tmp_path: Path) -> None:
     program.write_text(
         "import sys\n"
         f"sys.path[:0] = [{str(TESTS)!r}]\n"
-        + FORK + CUDA
+        + FORK
+        + CUDA
         + textwrap.dedent("""
         import multiprocessing
 
@@ -360,10 +369,14 @@ def test_a_spawned_child_is_free_of_its_parents_past(tmp_path: Path) -> None:
                 with multiprocessing.get_context("spawn").Pool(1) as pool:
                     assert pool.map(work, [512, 1024]) == [512, 1024]
         """)
-    )  # fmt: skip
+    )
     paths = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=20, check=False,
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
         env={**os.environ, "PYTHONPATH": paths},
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stderr) == (0, "")

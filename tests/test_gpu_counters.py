@@ -191,8 +191,11 @@ def test_the_benchmark_runs_on_the_gpu(device, tmp_path):
     path = tmp_path / "report.json"
     done = subprocess.run(
         [sys.executable, str(script), "--device", "cuda", "--quick", "--json", str(path)],
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     rows = [row for row in json.loads(path.read_text())["rows"] if row["pool"] == "CuPy's pool"]
     added = {row["allocation"]: row["added_us"] for row in rows}

@@ -39,10 +39,11 @@ class Token:
 def slow_add(cupy):
     """A kernel that takes about 50 ms and then adds one: something to be too early for."""
     kernel = cupy.ElementwiseKernel(
-        "int64 cycles", "int32 x",
+        "int64 cycles",
+        "int32 x",
         "long long start = clock64(); while (clock64() - start < cycles) {} x += 1;",
         "umem_slow_add",
-    )  # fmt: skip
+    )
     return lambda array: kernel(80_000_000, array)
 
 

@@ -36,9 +36,13 @@ def device():
 
 def run(code, **environment):
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
         env={**os.environ, **environment},
-    ).stdout.split()  # fmt: skip
+    ).stdout.split()
 
 
 def test_every_feature_has_a_reason(device):
@@ -63,9 +67,11 @@ def test_the_self_test_passes_where_managed_memory_can_be_oversubscribed(device)
 
 def test_the_doctor_says_the_same_in_a_process_of_its_own(device):
     result = subprocess.run(
-        [sys.executable, "-m", "umem", "doctor", "--json"], capture_output=True, text=True,
+        [sys.executable, "-m", "umem", "doctor", "--json"],
+        capture_output=True,
+        text=True,
         timeout=300,
-    )  # fmt: skip
+    )
     found = json.loads(result.stdout)
     assert found["status"]["device"] == device.name
     assert result.returncode == (0 if found["ok"] else 1), found["reason"]
@@ -93,9 +99,7 @@ def test_pinned_memory_is_read_and_written_by_kernels_and_copies(device):
     assert bool((array == copy).all())
 
 
-def test_hybrid_without_oversubscription_spills_to_pinned_memory_and_computes(
-    device, monkeypatch
-):
+def test_hybrid_without_oversubscription_spills_to_pinned_memory_and_computes(device, monkeypatch):
     """Unseen: as under Windows and WSL2, whose answer is put in the driver's mouth."""
     monkeypatch.setattr(device._driver, "managed_problem", lambda: "as if it could not")
     if device.why_not("hybrid"):

@@ -79,8 +79,14 @@ def test_rmat_graph_is_one_that_a_file_may_hold(arguments):
     assert graph.class_count <= arguments["classes"]
     assert (graph.train_mask ^ graph.val_mask ^ graph.test_mask).all()
     assert [a.dtype.str for a in arrays_of(graph).values()] == [
-        "<i4", "<i4", "<f4", "<i4", "|b1", "|b1", "|b1",
-    ]  # fmt: skip
+        "<i4",
+        "<i4",
+        "<f4",
+        "<i4",
+        "|b1",
+        "|b1",
+        "|b1",
+    ]
 
 
 @given(rmat_arguments())
@@ -184,9 +190,41 @@ def test_karate_club_has_the_members_ties_and_factions_that_zachary_published():
     degrees = np.diff(club.indptr)
     assert (club.node_count, len(club.indices)) == (34, 2 * 78)
     assert degrees.tolist() == [
-        16, 9, 10, 6, 3, 4, 4, 4, 5, 2, 3, 1, 2, 5, 2, 2, 2,
-        2, 2, 3, 2, 2, 2, 5, 3, 3, 2, 4, 3, 4, 4, 6, 12, 17,
-    ]  # fmt: skip
+        16,
+        9,
+        10,
+        6,
+        3,
+        4,
+        4,
+        4,
+        5,
+        2,
+        3,
+        1,
+        2,
+        5,
+        2,
+        2,
+        2,
+        2,
+        2,
+        3,
+        2,
+        2,
+        2,
+        5,
+        3,
+        3,
+        2,
+        4,
+        3,
+        4,
+        4,
+        6,
+        12,
+        17,
+    ]
     assert (dense(club) == dense(club).T).all()
     assert np.bincount(club.labels).tolist() == [17, 17]
     assert (club.labels[0], club.labels[33]) == (0, 1)

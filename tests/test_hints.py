@@ -323,10 +323,7 @@ def test_unknown_advice_is_refused(managed: Any, advice: Any) -> None:
 @pytest.mark.parametrize("place", ["gpu", "", -1, True, 1.5, (), b"cpu"])
 def test_what_is_no_place_is_refused(managed: Any, place: Any) -> None:
     a = managed.ones(3)
-    for hint in (
-        lambda: umem.prefetch(a, place),
-        lambda: umem.advise(a, "accessed_by", place),
-    ):
+    for hint in (lambda: umem.prefetch(a, place), lambda: umem.advise(a, "accessed_by", place)):
         with pytest.raises(HintError, match="a GPU's ordinal or 'cpu'; got"):
             hint()
 

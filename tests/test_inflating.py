@@ -49,13 +49,17 @@ def test_what_follows_the_end_is_refused(rest: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"text", "not compressed with gzip"), (b"\x1f", "end too early"),
-     (zlib.compress(b"text"), "not compressed with gzip"), (b"\x1f\x8b\x07aaaaaaaa", "damaged"),
-     (gzip.compress(b"text", mtime=0)[:-1], "end too early"),
-     (gzip.compress(b"text", mtime=0)[:12], "end too early"),
-     (gzip.compress(b"text", mtime=0)[:-4] + b"aaaa", "damaged"),
-     (gzip.compress(b"text", mtime=0)[:-8] + b"a" * 8, "damaged")],
-)  # fmt: skip
+    [
+        (b"text", "not compressed with gzip"),
+        (b"\x1f", "end too early"),
+        (zlib.compress(b"text"), "not compressed with gzip"),
+        (b"\x1f\x8b\x07aaaaaaaa", "damaged"),
+        (gzip.compress(b"text", mtime=0)[:-1], "end too early"),
+        (gzip.compress(b"text", mtime=0)[:12], "end too early"),
+        (gzip.compress(b"text", mtime=0)[:-4] + b"aaaa", "damaged"),
+        (gzip.compress(b"text", mtime=0)[:-8] + b"a" * 8, "damaged"),
+    ],
+)
 def test_what_is_no_whole_gzip_file_is_refused(content: bytes, said: str) -> None:
     with pytest.raises((NotGzipError, EOFError), match=said):
         inflated(content)

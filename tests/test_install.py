@@ -36,7 +36,11 @@ def beside(tmp_path: Path) -> Path:
 def test_a_script_beside_the_clone_imports_umem(beside: Path, arguments: tuple[str, ...]) -> None:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=beside, env=inherited, capture_output=True, text=True,
+        [sys.executable, *arguments],
+        cwd=beside,
+        env=inherited,
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert (done.stdout, done.stderr) == (f"{umem.__version__}\n", "")

@@ -80,9 +80,12 @@ def run(device: str, code: str) -> subprocess.CompletedProcess[str]:
     paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", "import umem\n" + setup + textwrap.dedent(code)],
-        capture_output=True, text=True, timeout=30, check=False,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("device", ["virtual", "cuda"])

@@ -389,9 +389,7 @@ def workspaces(kept: Kept, name: str) -> list[int | None]:
     return [op.workspace_bytes for op in kept.trace.ops if op.name == name]
 
 
-def test_the_kept_steps_have_times_and_the_workspace_of_the_step_after(
-    training: Training,
-) -> None:
+def test_the_kept_steps_have_times_and_the_workspace_of_the_step_after(training: Training) -> None:
     def step() -> None:
         Roomy().apply((np.ones(4, "f"),))
         training.step()
@@ -434,9 +432,7 @@ def test_steps_of_other_shapes_have_no_workspace_and_that_is_said(training: Trai
     assert all(op.workspace_bytes is None for op in kept.trace.ops)
 
 
-def test_a_run_that_ends_with_the_steps_says_why_there_is_no_workspace(
-    training: Training,
-) -> None:
+def test_a_run_that_ends_with_the_steps_says_why_there_is_no_workspace(training: Training) -> None:
     kept = run(Keeper(), [training.step] * 3)
     assert kept.steps == "2-3"
     assert "the run ended before a step to measure it in" in kept.notes[0]

@@ -355,8 +355,12 @@ def test_enable_twice_is_once_with_the_same_arguments_and_an_error_with_others(
 ) -> None:
     handle = umem.enable(limit="48MiB")
     assert umem.enable(limit=48 * MIB) is handle
-    for arguments in ({}, {"limit": "47MiB"}, {"limit": "48MiB", "prefetch": True},
-                      {"mode": "hybrid", "limit": "48MiB"}):  # fmt: skip
+    for arguments in (
+        {},
+        {"limit": "47MiB"},
+        {"limit": "48MiB", "prefetch": True},
+        {"mode": "hybrid", "limit": "48MiB"},
+    ):
         with pytest.raises(StateError, match=r"managed memory is enabled.*umem\.disable\(\) first"):
             umem.enable(**arguments)  # type: ignore[arg-type]
     assert gpu.policy == Policy("managed", 48 * MIB)
@@ -477,9 +481,14 @@ def test_what_another_thread_leaves_is_over_for_the_one_that_entered_it() -> Non
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("v100", "v100-16gb or v100-32gb"), ("a100", "a100-40gb or a100-80gb"),
-     ("rtx4090", "rtx-4090"), ("V100 16 GB", "v100-16gb"), ("h100", "h100-pcie or h100-sxm")],
-)  # fmt: skip
+    [
+        ("v100", "v100-16gb or v100-32gb"),
+        ("a100", "a100-40gb or a100-80gb"),
+        ("rtx4090", "rtx-4090"),
+        ("V100 16 GB", "v100-16gb"),
+        ("h100", "h100-pcie or h100-sxm"),
+    ],
+)
 def test_an_unknown_gpu_is_told_the_nearest_names(name: str, near: str) -> None:
     with pytest.raises(UnknownGpuError, match=f"no GPU named '{name}'; did you mean.*") as caught:
         umem.virtual_gpu(name)
@@ -531,10 +540,17 @@ def test_a_jetson_refuses_what_it_cannot_oversubscribe() -> None:
 @NO_GPU
 @pytest.mark.parametrize(
     "call",
-    [umem.enable, umem.managed().__enter__, umem.hybrid().__enter__, umem.unmanaged().__enter__,
-     lambda: umem.prefetch(np.ones(3)), lambda: umem.advise(np.ones(3), "read_mostly"),
-     lambda: umem.preset(np.ones(3), "streaming"), lambda: umem.location(np.ones(3))],
-)  # fmt: skip
+    [
+        umem.enable,
+        umem.managed().__enter__,
+        umem.hybrid().__enter__,
+        umem.unmanaged().__enter__,
+        lambda: umem.prefetch(np.ones(3)),
+        lambda: umem.advise(np.ones(3), "read_mostly"),
+        lambda: umem.preset(np.ones(3), "streaming"),
+        lambda: umem.location(np.ones(3)),
+    ],
+)
 def test_without_a_device_both_ways_out_are_named(call: Callable[[], Any]) -> None:
     with pytest.raises(DeviceNotFoundError, match="no CUDA device") as caught:
         call()
@@ -576,8 +592,13 @@ def test_status_says_what_is_on_and_how_much_it_holds(gpu: VirtualGPU) -> None:
     assert (status.vram_bytes, status.factor) == (64 * MIB, 1.5)
     assert status.resident_bytes == 64 * MIB
     text = str(status)
-    for part in ("managed, limit 128.0 MiB", "v100-16gb (simulated)", "1.50", "64.0 MiB (simul",
-                 "faults (simulated)"):  # fmt: skip
+    for part in (
+        "managed, limit 128.0 MiB",
+        "v100-16gb (simulated)",
+        "1.50",
+        "64.0 MiB (simul",
+        "faults (simulated)",
+    ):
         assert part in text
     assert max(map(len, text.splitlines())) <= 80
     del a

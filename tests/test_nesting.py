@@ -197,9 +197,11 @@ class Nesting(RuleBasedStateMachine):
 
     @precondition(lambda self: self.open_blocks())
     @rule(
-        thread=THREADS, number=CONTEXTS, which=st.integers(0, 5),
+        thread=THREADS,
+        number=CONTEXTS,
+        which=st.integers(0, 5),
         error=st.sampled_from([None, ZeroDivisionError, KeyboardInterrupt]),
-    )  # fmt: skip
+    )
     def leave_any_anywhere(self, thread: int, number: int, which: int, error: Any) -> None:
         blocks = self.open_blocks()
         block = blocks[which % len(blocks)]
@@ -247,9 +249,10 @@ class Nesting(RuleBasedStateMachine):
             for number in range(len(contexts)):
                 policy = self.expected(thread, number)
                 self.run(
-                    thread, number,
+                    thread,
+                    number,
                     lambda t=thread, n=number, policy=policy: self.check(t, n, policy),
-                )  # fmt: skip
+                )
 
 
 class VirtualNesting(Nesting):

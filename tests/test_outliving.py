@@ -23,9 +23,12 @@ def leaks_of(events: list[Event]) -> list[Leak]:
 
 
 def step(
-    loss: int, *frees: int, params: tuple[int, ...] = (0,), stack: tuple[str, ...] = (),
+    loss: int,
+    *frees: int,
+    params: tuple[int, ...] = (0,),
+    stack: tuple[str, ...] = (),
     uses: tuple[int, ...] = (),
-) -> list[Event]:  # fmt: skip
+) -> list[Event]:
     """A step that makes one tensor, frees others when its forward is done, and updates."""
     W = tuple(Access(p, 0, 8) for p in params)
     read = tuple(Access(t, 0, 4) for t in uses)

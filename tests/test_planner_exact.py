@@ -30,8 +30,10 @@ class Brute:
         self.order = [node.name for node in graph.nodes]
         self.pred = {name: {s for s, t in graph.edges if t == name} for name in self.nodes}
         self.succ = {name: {t for s, t in graph.edges if s == name} for name in self.nodes}
-        every = [frozenset(n for n, take in zip(self.nodes, taken, strict=True) if take)
-                 for taken in product((0, 1), repeat=len(self.nodes))]  # fmt: skip
+        every = [
+            frozenset(n for n, take in zip(self.nodes, taken, strict=True) if take)
+            for taken in product((0, 1), repeat=len(self.nodes))
+        ]
         self.lower = [s for s in every if all(self.pred[name] <= s for name in s)]
 
     def chains(self, start: Lower = frozenset()) -> Iterator[list[Lower]]:
@@ -68,16 +70,27 @@ def random_graph(seed: int, nodes: int, most_sets: int, **fields: object) -> Gra
     """A graph of random sizes, costs and edges that has not too many lower sets."""
     source = random.Random(seed)
     while True:
-        edges = [(f"n{s}", f"n{t}") for t in range(nodes) for s in range(t)
-                 if source.random() < 0.35 or (s == t - 1 and source.random() < 0.6)]  # fmt: skip
+        edges = [
+            (f"n{s}", f"n{t}")
+            for t in range(nodes)
+            for s in range(t)
+            if source.random() < 0.35 or (s == t - 1 and source.random() < 0.6)
+        ]
         graph = Graph(
-            [Node(f"n{v}", source.randrange(1, 30), source.randrange(4),
-                  saved=not fields or source.random() < 0.6,
-                  stash_bytes=source.choice((0, 0, 9)) if fields else 0,
-                  stays_bytes=source.choice((0, 0, 25)) if fields else 0) for v in range(nodes)],
+            [
+                Node(
+                    f"n{v}",
+                    source.randrange(1, 30),
+                    source.randrange(4),
+                    saved=not fields or source.random() < 0.6,
+                    stash_bytes=source.choice((0, 0, 9)) if fields else 0,
+                    stays_bytes=source.choice((0, 0, 25)) if fields else 0,
+                )
+                for v in range(nodes)
+            ],
             edges,
             source.choice((0, 15)) if fields else 0,
-        )  # fmt: skip
+        )
         if lower_sets(graph, most_sets) is not None:
             return graph
 
@@ -94,8 +107,11 @@ def check(graph: Graph, points: set[tuple[float, int]], model: str) -> None:
             assert found.overhead == wanted
             assert found.peak_bytes <= budget
             assert (found.overhead, found.peak_bytes) in points
-    front = {(t, m) for t, m in points
-             if not any(u <= t and n <= m and (u, n) != (t, m) for u, n in points)}  # fmt: skip
+    front = {
+        (t, m)
+        for t, m in points
+        if not any(u <= t and n <= m and (u, n) != (t, m) for u, n in points)
+    }
     assert set(pareto(graph, "lower_sets_exact", model)) == front
 
 
@@ -144,8 +160,18 @@ class Tape(Brute):
             stashed += block if kind == 2 else keep
             again.append(tuple(rebuilt))
             before = lower
-        guess = Plan(tuple(blocks), tuple(kept), tuple(again), tuple(stashed), 0, 0,
-                     "store_all", "time", "saved", 0)  # fmt: skip
+        guess = Plan(
+            tuple(blocks),
+            tuple(kept),
+            tuple(again),
+            tuple(stashed),
+            0,
+            0,
+            "store_all",
+            "time",
+            "saved",
+            0,
+        )
         done = simulate(self.graph, guess)
         return done.overhead, done.peak_bytes
 
@@ -163,8 +189,11 @@ class Tape(Brute):
 def test_a_tape_is_optimised_exactly(seed):
     graph = random_graph(seed, 2 + seed % 5, 14, tape=True)
     tape = Tape(graph)
-    points = {tape.measured(chain, kinds) for chain in tape.chains()
-              for kinds in product(range(3), repeat=len(chain) - 1)}  # fmt: skip
+    points = {
+        tape.measured(chain, kinds)
+        for chain in tape.chains()
+        for kinds in product(range(3), repeat=len(chain) - 1)
+    }
     check(graph, points, "saved")
 
 
@@ -173,8 +202,10 @@ def test_the_approximate_family_is_searched_exactly(seed):
     """All chains of {v and what leads to v}, the empty set and all."""
     graph = random_graph(seed, 9, 60)
     brute = Brute(graph)
-    family = {frozenset(graph.nodes[v].name for v in range(9) if mask >> v & 1)
-              for mask in ancestors(graph)}  # fmt: skip
+    family = {
+        frozenset(graph.nodes[v].name for v in range(9) if mask >> v & 1)
+        for mask in ancestors(graph)
+    }
     assert family <= set(brute.lower) and len(family) <= 11
     brute.lower = sorted(family, key=len)
     points = {brute.paper(chain) for chain in brute.chains()}
@@ -189,8 +220,9 @@ def test_all_lower_sets_are_found_and_sorted_by_size(seed):
     graph = random_graph(seed, 1 + seed % 9, 600)
     found = lower_sets(graph, 10_000)
     brute = Brute(graph)
-    named = [frozenset(graph.nodes[v].name for v in range(len(graph)) if mask >> v & 1)
-             for mask in found]  # fmt: skip
+    named = [
+        frozenset(graph.nodes[v].name for v in range(len(graph)) if mask >> v & 1) for mask in found
+    ]
     assert set(named) == set(brute.lower) and len(named) == len(brute.lower)
     assert [len(s) for s in named] == sorted(len(s) for s in named)
 
@@ -211,11 +243,20 @@ def test_the_closed_formulas_are_what_one_step_after_the_other_gives(seed):
         preds = [x for x in range(max(0, v - 4), v) if source.random() < 0.4]
         edges += [(f"n{x}", f"n{v}") for x in preds]
         view = f"n{preds[0]}" if preds and source.random() < 0.3 else None
-        nodes.append(Node(
-            f"n{v}", source.randrange(20), source.randrange(4), source.random() < 0.6, view,
-            source.random() < 0.9, 0 if view else source.choice((0, 0, 5)),
-            source.choice((None, 3)), source.choice((0, 25)), source.choice((0, 25)),
-        ))  # fmt: skip
+        nodes.append(
+            Node(
+                f"n{v}",
+                source.randrange(20),
+                source.randrange(4),
+                source.random() < 0.6,
+                view,
+                source.random() < 0.9,
+                0 if view else source.choice((0, 0, 5)),
+                source.choice((None, 3)),
+                source.choice((0, 25)),
+                source.choice((0, 25)),
+            )
+        )
     graph = Graph(nodes, edges)
     sets = prefixes(graph) if seed % 3 else prefixes(graph)[::2]
     closed = prefix_table(graph.numbered, sets)

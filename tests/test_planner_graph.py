@@ -45,13 +45,24 @@ def test_a_broken_graph_is_refused_and_the_node_named(nodes, edges, named):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"nbytes": -1}, {"nbytes": 1.5}, {"nbytes": True}, {"nbytes": "4"}, {"cost": -1},
-        {"cost": float("nan")}, {"cost": float("inf")}, {"cost": "1"}, {"stash_bytes": -1},
-        {"grad_bytes": -4}, {"workspace_bytes": 0.5}, {"backward_workspace_bytes": -1},
+        {"nbytes": -1},
+        {"nbytes": 1.5},
+        {"nbytes": True},
+        {"nbytes": "4"},
+        {"cost": -1},
+        {"cost": float("nan")},
+        {"cost": float("inf")},
+        {"cost": "1"},
+        {"stash_bytes": -1},
+        {"grad_bytes": -4},
+        {"workspace_bytes": 0.5},
+        {"backward_workspace_bytes": -1},
         {"stays_bytes": True},
-        {"needs": "b"}, {"needs": (1,)}, {"alias_of": "a", "stash_bytes": 4},
+        {"needs": "b"},
+        {"needs": (1,)},
+        {"alias_of": "a", "stash_bytes": 4},
     ],
-)  # fmt: skip
+)
 def test_a_broken_node_is_refused_by_its_name(fields):
     with pytest.raises(GraphError, match="node 'b'"):
         Node(**{"name": "b", "nbytes": 4, "cost": 1, **fields})
@@ -60,13 +71,23 @@ def test_a_broken_node_is_refused_by_its_name(fields):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"cost": 10**400}, {"cost": -(10**5000)}, {"cost": True}, {"cost": 1j}, {"cost": None},
-        {"cost": np.float64("inf")}, {"cost": np.bool_(True)}, {"nbytes": np.bool_(True)},
-        {"nbytes": np.int64(-1)}, {"nbytes": np.float64(4)}, {"nbytes": -(10**5000)},
-        {"needs": 5}, {"alias_of": ["a"]}, {"alias_of": 5},
+        {"cost": 10**400},
+        {"cost": -(10**5000)},
+        {"cost": True},
+        {"cost": 1j},
+        {"cost": None},
+        {"cost": np.float64("inf")},
+        {"cost": np.bool_(True)},
+        {"nbytes": np.bool_(True)},
+        {"nbytes": np.int64(-1)},
+        {"nbytes": np.float64(4)},
+        {"nbytes": -(10**5000)},
+        {"needs": 5},
+        {"alias_of": ["a"]},
+        {"alias_of": 5},
     ],
     ids=range(14),
-)  # fmt: skip
+)
 def test_what_is_no_size_cost_or_name_is_refused_in_words(fields):
     with pytest.raises(GraphError, match="node 'b'") as refused:
         Node(**{"name": "b", "nbytes": 4, "cost": 1, **fields})
@@ -88,8 +109,9 @@ def test_costs_and_workspace_that_no_plan_can_count_are_refused():
         with pytest.raises(GraphError, match="8 PiB"):
             Graph([Node("a", 4, 1, **{key: 10**400})], [])
     for cost in (5e-324, 1e-310, 1e300, 10**300):  # the ends of what can be counted
-        chain = Graph([Node(str(n), 4, cost) for n in range(9)],
-                      [(str(n), str(n + 1)) for n in range(8)])  # fmt: skip
+        chain = Graph(
+            [Node(str(n), 4, cost) for n in range(9)], [(str(n), str(n + 1)) for n in range(8)]
+        )
         for model in ("paper", "saved"):
             found = plan(chain, None, model=model)
             assert simulate(chain, found).overhead == pytest.approx(found.overhead)
@@ -167,11 +189,17 @@ def test_text_that_is_no_graph_is_refused(text):
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": "other"}, {"version": 2}, {"version": None}, {"nodes": None}, {"nodes": [3]},
-        {"nodes": [{"name": "a"}]}, {"nodes": [{"name": "a", "nbytes": 4, "cost": 1, "x": 1}]},
-        {"edges": 3}, {"edges": [["a", "x"]]},
+        {"format": "other"},
+        {"version": 2},
+        {"version": None},
+        {"nodes": None},
+        {"nodes": [3]},
+        {"nodes": [{"name": "a"}]},
+        {"nodes": [{"name": "a", "nbytes": 4, "cost": 1, "x": 1}]},
+        {"edges": 3},
+        {"edges": [["a", "x"]]},
     ],
-)  # fmt: skip
+)
 def test_json_that_is_no_graph_is_refused(change):
     content = json.loads(Graph([A, B], [("a", "b")]).to_json())
     with pytest.raises(GraphError):

@@ -227,13 +227,28 @@ def test_a_chain_on_a_tape_by_hand():
     assert found.overhead == 1
     blocks, kept, again = (("a", "b"), ("c", "d")), ("b", "c", "d"), (("a",), ())
     assert (found.blocks, found.kept, found.recomputed) == (blocks, kept, again)
-    assert [f"{m.action.kind} {m.action.node} {m.after_bytes}" for m in
-            simulate(CHAIN, found).timeline] == [
-        "forward a 10", "forward b 20", "drop a 10", "forward c 20", "forward d 30",
-        "backward d 50", "drop d 40", "free d 30",
-        "backward c 40", "drop c 30", "free c 20", "recompute a 30",
-        "backward b 40", "drop b 30", "free b 20", "backward a 20", "drop a 10", "free a 0",
-    ]  # fmt: skip
+    assert [
+        f"{m.action.kind} {m.action.node} {m.after_bytes}" for m in simulate(CHAIN, found).timeline
+    ] == [
+        "forward a 10",
+        "forward b 20",
+        "drop a 10",
+        "forward c 20",
+        "forward d 30",
+        "backward d 50",
+        "drop d 40",
+        "free d 30",
+        "backward c 40",
+        "drop c 30",
+        "free c 20",
+        "recompute a 30",
+        "backward b 40",
+        "drop b 30",
+        "free b 20",
+        "backward a 20",
+        "drop a 10",
+        "free a 0",
+    ]
 
 
 def test_gradients_of_parameters_stay_and_those_of_the_step_before_are_there_in_forward():
@@ -252,14 +267,15 @@ def test_gradients_of_parameters_stay_and_those_of_the_step_before_are_there_in_
 
 def test_sizes_beyond_32_bits_add_up():
     graph = Graph(
-        [Node(f"n{v}", 3 * GB, 1) for v in range(40)],
-        [(f"n{v}", f"n{v + 1}") for v in range(39)],
+        [Node(f"n{v}", 3 * GB, 1) for v in range(40)], [(f"n{v}", f"n{v + 1}") for v in range(39)]
     )
     small = Graph([dataclasses.replace(n, nbytes=3) for n in graph.nodes], graph.edges)
     for model in MODELS:
         for method in METHODS:
-            large, little = plan(graph, None, method, model=model), plan(
-                small, None, method, model=model)  # fmt: skip
+            large, little = (
+                plan(graph, None, method, model=model),
+                plan(small, None, method, model=model),
+            )
             assert large.peak_bytes == GB * little.peak_bytes
             assert large.blocks == little.blocks
             assert simulate(graph, large).peak_bytes <= large.peak_bytes
@@ -269,12 +285,15 @@ def test_sizes_beyond_32_bits_add_up():
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"budget_bytes": -1}, BudgetError), ({"budget_bytes": 1.5}, BudgetError),
-        ({"budget_bytes": "12GiB"}, BudgetError), ({"method": "best"}, GraphError),
-        ({"objective": "speed"}, GraphError), ({"model": "real"}, GraphError),
+        ({"budget_bytes": -1}, BudgetError),
+        ({"budget_bytes": 1.5}, BudgetError),
+        ({"budget_bytes": "12GiB"}, BudgetError),
+        ({"method": "best"}, GraphError),
+        ({"objective": "speed"}, GraphError),
+        ({"model": "real"}, GraphError),
         ({"budget_bytes": 0}, BudgetError),
     ],
-)  # fmt: skip
+)
 def test_nonsense_gets_a_clear_error(arguments, error):
     with pytest.raises(error):
         plan(CHAIN, **arguments)

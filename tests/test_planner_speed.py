@@ -52,9 +52,16 @@ def test_a_long_recurrent_network_is_planned_with_fewer_sets(model):
 def chain(count: int) -> Graph:
     """Calls one after another, of several sizes and costs."""
     nodes = [
-        Node(f"n{v}", (1 + v % 7) << 20, 1 + v % 3, saved=v % 3 != 1, stays_bytes=v % 5,
-             stash_bytes=64 * (v % 4 == 0)) for v in range(count)
-    ]  # fmt: skip
+        Node(
+            f"n{v}",
+            (1 + v % 7) << 20,
+            1 + v % 3,
+            saved=v % 3 != 1,
+            stays_bytes=v % 5,
+            stash_bytes=64 * (v % 4 == 0),
+        )
+        for v in range(count)
+    ]
     return Graph(nodes, [(f"n{v - 1}", f"n{v}") for v in range(1, count)])
 
 
@@ -110,10 +117,13 @@ def test_the_bytes_on_boundaries_are_those_counted_one_by_one(graph):
     g = graph.numbered
     sets = (0, *ancestors(graph), (1 << len(graph)) - 1)
     assert boundary_bytes(graph, sets) == [
-        sum(g.size[v] for v, users in enumerate(g.succs)
-            if mask >> v & 1 and any(not mask >> w & 1 for w in users))
+        sum(
+            g.size[v]
+            for v, users in enumerate(g.succs)
+            if mask >> v & 1 and any(not mask >> w & 1 for w in users)
+        )
         for mask in sets
-    ]  # fmt: skip
+    ]
 
 
 @given(st.integers(0, 1 << 300))

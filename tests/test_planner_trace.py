@@ -17,32 +17,66 @@ def read(tensor: int, nbytes: int, start: int = 0) -> Access:
 
 def step() -> Trace:
     """x, w -> convolution -> (freed) normalisation -> relu with a mask -> view -> loss."""
-    return Trace([
-        Alloc(0, 8, "input", "x", True), Alloc(1, 4, "parameter", "w", True),
-        Alloc(2, 100, "activation", "Convolution2DFunction"),
-        Op("Convolution2DFunction", "forward", (read(0, 8), read(1, 4)), (read(2, 100),), 50,
-           host_seconds=0.5, workspace_bytes=7),
-        Alloc(3, 90, "activation", "BatchNormalization"),
-        Op("BatchNormalization", "forward", (read(2, 100),), (read(3, 90),), 9, host_seconds=0.1),
-        Alloc(4, 80, "activation", "ReLU"), Alloc(5, 20, "stash", "ReLU.mask"),
-        Op("ReLU", "forward", (read(3, 90),), (read(4, 80), read(5, 20)), 8, host_seconds=0.1),
-        Free(3),
-        Op("Reshape", "forward", (read(4, 80),), (read(4, 80),), 0, host_seconds=0.0),
-        Alloc(6, 4, "activation", "Zoneout"),
-        Op("Zoneout", "forward", (read(4, 80), read(2, 100)), (read(6, 4),), 1, host_seconds=0.2),
-        Alloc(7, 4, "gradient", "Zoneout"),
-        Op("Zoneout", "backward", (read(6, 4),), (read(7, 4),)),
-        Free(7), Free(6), Free(5), Free(4), Free(2),
-        Op("ReLU", "forward", (), ()),
-    ])  # fmt: skip
+    return Trace(
+        [
+            Alloc(0, 8, "input", "x", True),
+            Alloc(1, 4, "parameter", "w", True),
+            Alloc(2, 100, "activation", "Convolution2DFunction"),
+            Op(
+                "Convolution2DFunction",
+                "forward",
+                (read(0, 8), read(1, 4)),
+                (read(2, 100),),
+                50,
+                host_seconds=0.5,
+                workspace_bytes=7,
+            ),
+            Alloc(3, 90, "activation", "BatchNormalization"),
+            Op(
+                "BatchNormalization",
+                "forward",
+                (read(2, 100),),
+                (read(3, 90),),
+                9,
+                host_seconds=0.1,
+            ),
+            Alloc(4, 80, "activation", "ReLU"),
+            Alloc(5, 20, "stash", "ReLU.mask"),
+            Op("ReLU", "forward", (read(3, 90),), (read(4, 80), read(5, 20)), 8, host_seconds=0.1),
+            Free(3),
+            Op("Reshape", "forward", (read(4, 80),), (read(4, 80),), 0, host_seconds=0.0),
+            Alloc(6, 4, "activation", "Zoneout"),
+            Op(
+                "Zoneout",
+                "forward",
+                (read(4, 80), read(2, 100)),
+                (read(6, 4),),
+                1,
+                host_seconds=0.2,
+            ),
+            Alloc(7, 4, "gradient", "Zoneout"),
+            Op("Zoneout", "backward", (read(6, 4),), (read(7, 4),)),
+            Free(7),
+            Free(6),
+            Free(5),
+            Free(4),
+            Free(2),
+            Op("ReLU", "forward", (), ()),
+        ]
+    )
 
 
 def test_calls_become_nodes_and_what_they_read_edges():
     graph = Graph.from_trace(step())
     names = ("Convolution2DFunction#0", "BatchNormalization#1", "ReLU#2", "Reshape#3", "Zoneout#4")
     assert graph.names == names
-    assert set(graph.edges) == {(names[0], names[1]), (names[1], names[2]), (names[2], names[3]),
-                                (names[3], names[4]), (names[0], names[4])}  # fmt: skip
+    assert set(graph.edges) == {
+        (names[0], names[1]),
+        (names[1], names[2]),
+        (names[2], names[3]),
+        (names[3], names[4]),
+        (names[0], names[4]),
+    }
     conv, norm, relu, view, loss = graph.nodes
     assert [n.nbytes for n in graph.nodes] == [100, 90, 80, 0, 4]
     assert [n.saved for n in graph.nodes] == [True, False, True, True, True]
@@ -63,13 +97,17 @@ def test_costs_are_those_asked_for():
 
 def test_a_call_that_makes_several_views_is_a_view_of_what_it_reads():
     halves = read(1, 50), Access(1, 50, 100)
-    trace = Trace([
-        Alloc(0, 8, "input", "x", True), Alloc(1, 100, "activation", "f"),
-        Op("f", "forward", (read(0, 8),), (read(1, 100),)),
-        Op("Separate", "forward", (read(1, 100),), halves),
-        Alloc(2, 50, "activation", "g"), Op("g", "forward", halves[1:], (read(2, 50),)),
-        Op("g", "backward", (read(2, 50),), ()),
-    ])  # fmt: skip
+    trace = Trace(
+        [
+            Alloc(0, 8, "input", "x", True),
+            Alloc(1, 100, "activation", "f"),
+            Op("f", "forward", (read(0, 8),), (read(1, 100),)),
+            Op("Separate", "forward", (read(1, 100),), halves),
+            Alloc(2, 50, "activation", "g"),
+            Op("g", "forward", halves[1:], (read(2, 50),)),
+            Op("g", "backward", (read(2, 50),), ()),
+        ]
+    )
     graph = Graph.from_trace(trace)
     assert set(graph.edges) == {("f#0", "Separate#1"), ("Separate#1", "g#2")}
     assert [node.alias_of for node in graph.nodes] == [None, "f#0", None]

@@ -42,9 +42,12 @@ def mlp_step(make_optimizer: Any = chainer.optimizers.Adam) -> Any:
 
 def conv_step() -> Any:
     model = chainer.Sequential(
-        L.Convolution2D(3, 16, 3, pad=1), L.BatchNormalization(16), F.relu,
-        lambda x: F.max_pooling_2d(x, 2), L.Linear(None, CLASSES),
-    )  # fmt: skip
+        L.Convolution2D(3, 16, 3, pad=1),
+        L.BatchNormalization(16),
+        F.relu,
+        lambda x: F.max_pooling_2d(x, 2),
+        L.Linear(None, CLASSES),
+    )
     optimizer_ = chainer.optimizers.MomentumSGD().setup(model)
 
     def step(size: int) -> None:
@@ -126,8 +129,10 @@ def test_the_trace_has_one_step_a_size_with_state_times_and_workspace(tmp_path: 
 
 def test_what_the_step_makes_grows_with_the_size_and_what_it_holds_does_not() -> None:
     trace = umem.record_at(mlp_step())
-    small, large = ({(e.kind, e.label): e.nbytes for e in trace.at(n).events
-                     if isinstance(e, Alloc)} for n in (1, 100))  # fmt: skip
+    small, large = (
+        {(e.kind, e.label): e.nbytes for e in trace.at(n).events if isinstance(e, Alloc)}
+        for n in (1, 100)
+    )
     assert large["activation", "ReLU"] == 100 * small["activation", "ReLU"] == 100 * HIDDEN * 4
     assert large["stash", "Dropout.mask"] == 100 * HIDDEN * 4
     for key in (("parameter", "W"), ("state", "Adam.m")):
@@ -144,9 +149,11 @@ def test_nothing_is_left_behind() -> None:
 
 def wrapped() -> list[Any]:
     return [
-        function_node.FunctionNode.apply, _backprop_utils.backprop_step,
-        optimizer.UpdateRule.update, optimizer.GradientMethod.update,
-    ]  # fmt: skip
+        function_node.FunctionNode.apply,
+        _backprop_utils.backprop_step,
+        optimizer.UpdateRule.update,
+        optimizer.GradientMethod.update,
+    ]
 
 
 @pytest.mark.thorough
@@ -181,10 +188,21 @@ def test_nothing_is_left_behind_by_a_step_that_raises(
 
 @pytest.mark.parametrize(
     ("sizes", "error"),
-    [((4,), ScalingError), ((), ScalingError), ((4, 4), ScalingError), (4, ScalingError),
-     ("48", ScalingError), ((0, 4), SizeError), ((-4, 4), SizeError), ((4, True), SizeError),
-     ((4, 8.0), SizeError), ((4, "8"), SizeError), ((4, None), SizeError), (None, ScalingError)],
-)  # fmt: skip
+    [
+        ((4,), ScalingError),
+        ((), ScalingError),
+        ((4, 4), ScalingError),
+        (4, ScalingError),
+        ("48", ScalingError),
+        ((0, 4), SizeError),
+        ((-4, 4), SizeError),
+        ((4, True), SizeError),
+        ((4, 8.0), SizeError),
+        ((4, "8"), SizeError),
+        ((4, None), SizeError),
+        (None, ScalingError),
+    ],
+)
 def test_bad_sizes_are_refused_before_anything_runs(sizes: Any, error: Any) -> None:
     def step(size: int) -> None:
         pytest.fail("it ran")
@@ -300,7 +318,12 @@ def test_the_code_of_the_page_prints_what_the_page_says(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(code, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False,
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert (done.stdout, done.stderr) == (expected, "")

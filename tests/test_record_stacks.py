@@ -119,9 +119,12 @@ def test_a_script_ends_at_its_own_first_line(tmp_path: Path) -> None:
     )
     for command in ([str(script)], ["-m", "umem", "run", str(script)]):
         done = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, check=True,
+            [sys.executable, *command],
+            capture_output=True,
+            text=True,
+            check=True,
             cwd=Path(umem.__file__).parent.parent,
-        )  # fmt: skip
+        )
         assert done.stdout.strip() == str((f"{script}:5 <module>",))
 
 
@@ -147,14 +150,20 @@ def test_places_are_told_from_the_folder_where_recording_began(tmp_path: Path) -
     script.write_text(MOVING)
     root = str(Path(umem.__file__).parent.parent)
     for folder, file in (
-        (tmp_path / "deep", "script.py"), (tmp_path, "deep/script.py"),
-        (tmp_path / "deeper", str(script)), (Path("/"), str(script)),
-    ):  # fmt: skip
+        (tmp_path / "deep", "script.py"),
+        (tmp_path, "deep/script.py"),
+        (tmp_path / "deeper", str(script)),
+        (Path("/"), str(script)),
+    ):
         for command in ([str(script)], ["-m", "umem", "run", str(script)]):
             done = subprocess.run(
-                [sys.executable, *command], capture_output=True, text=True, check=True,
-                cwd=folder, env={**os.environ, "PYTHONPATH": root},
-            )  # fmt: skip
+                [sys.executable, *command],
+                capture_output=True,
+                text=True,
+                check=True,
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": root},
+            )
             assert done.stdout.splitlines() == [f"{file}:7 work", f"{file}:10 <module>"]
 
 
@@ -200,9 +209,7 @@ def test_a_virtual_gpu_inside_takes_allocations_without_stacks() -> None:
     del array
 
 
-def test_the_conditions_of_the_benchmark_are_what_they_say(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_conditions_of_the_benchmark_are_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(umem.__file__).parent.parent / "bench")
     overhead = importlib.import_module("overhead")
     found = {}

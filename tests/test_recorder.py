@@ -197,10 +197,12 @@ def test_ranges_of_nested_slices_are_what_the_addresses_say(data: st.DataObject)
     view = root
     for _ in range(data.draw(st.integers(1, 3))):
         key = tuple(
-            slice(*data.draw(st.tuples(*[st.none() | st.integers(-6, 6)] * 2)),
-                  data.draw(st.sampled_from((1, 2, -1, -2, None))))
+            slice(
+                *data.draw(st.tuples(*[st.none() | st.integers(-6, 6)] * 2)),
+                data.draw(st.sampled_from((1, 2, -1, -2, None))),
+            )
             for _ in view.shape
-        )  # fmt: skip
+        )
         view = view[key].transpose(data.draw(st.permutations(range(view.ndim))))
     with umem.record() as recorder:
         _, start, stop = recorder.access(view, "array", "a")

@@ -24,9 +24,14 @@ BLOCKS = re.findall(r"```python\n(.*?)```\n", PAGE, re.DOTALL)
 def run(folder: Path, code: str) -> str:
     (folder / "train.py").write_text(code, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=True,
-        env={"PYTHONPATH": str(ROOT)}, timeout=120,
-    )  # fmt: skip
+        [sys.executable, "train.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
     assert done.stderr == ""
     return done.stdout.replace(f"{folder}/", "")
 

@@ -37,8 +37,9 @@ def train(hints: bool = False) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((128, 256), dtype=np.float32)
     t = rng.integers(0, 10, 128).astype(np.int32)
-    model = chainer.Sequential(L.Linear(256, 512), F.relu, L.Linear(512, 512), F.relu,
-                               F.dropout, L.Linear(512, 10))  # fmt: skip
+    model = chainer.Sequential(
+        L.Linear(256, 512), F.relu, L.Linear(512, 512), F.relu, F.dropout, L.Linear(512, 10)
+    )
     optimizer = chainer.optimizers.Adam().setup(model)
     for step in range(3):
         optimizer.update(lambda: F.softmax_cross_entropy(model(x), t))
@@ -112,9 +113,13 @@ def test_a_replay_is_the_live_run_in_every_figure(
     assert replay.factor == trace.peak_bytes / replay.vram_bytes
     assert (replay.simulated, replay.gpu, replay.mode) == (True, "v100-16gb", arguments["mode"])
     assert replayed_row(replay) == simulated_row(
-        arguments["mode"], "replay", gpu.figures, gpu.timeline, None,
+        arguments["mode"],
+        "replay",
+        gpu.figures,
+        gpu.timeline,
+        None,
         prefetch=arguments.get("prefetch", False),
-    )  # fmt: skip
+    )
 
 
 def test_a_live_run_that_fails_is_replayed_as_one_that_fails() -> None:
@@ -226,8 +231,11 @@ def test_a_faster_link_never_makes_a_stream_slower() -> None:
 def test_plain_allocation_asks_the_driver_every_time() -> None:
     events: list[Event] = []
     for n in range(4):
-        events += [Alloc(n, 3 * BLOCK, "array", "a"),
-                   Op("write", "array", (), (Access(n, 0, 3 * BLOCK),)), Free(n)]  # fmt: skip
+        events += [
+            Alloc(n, 3 * BLOCK, "array", "a"),
+            Op("write", "array", (), (Access(n, 0, 3 * BLOCK),)),
+            Free(n),
+        ]
     cached = umem.replay(Trace(events), "t4", allocator="caching").figures
     plain = umem.replay(Trace(events), "t4", allocator="plain").figures
     assert (cached.populated_bytes, plain.populated_bytes) == (3 * BLOCK, 12 * BLOCK)
@@ -243,8 +251,12 @@ def test_advice_goes_to_the_tensors_whose_labels_match() -> None:
         events.append(Alloc(n, 2 * BLOCK, "parameter", label))
     uses = [Op("use", "array", (), (Access(n, 0, 2 * BLOCK),)) for n in range(3)]
     by_hand = {
-        "*": (0, 1, 2), "Linear.*": (0, 1), "*.W": (0, 2), "linear*": (), "Linear.[Wx]": (0,),
-    }  # fmt: skip
+        "*": (0, 1, 2),
+        "Linear.*": (0, 1),
+        "*.W": (0, 2),
+        "linear*": (),
+        "Linear.[Wx]": (0,),
+    }
     for pattern, tensors in by_hand.items():
         expected: list[Event] = []
         for event in events:

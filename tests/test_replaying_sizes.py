@@ -46,15 +46,22 @@ def ops(phase: str, count: int) -> Trace:
 
 @pytest.mark.parametrize(
     ("phase", "low", "middle", "high"),
-    [("array", 5, 10, 10), ("forward", 18, 27, 42), ("backward", 21, 31, 50),
-     ("update", 12, 19, 21)],
-)  # fmt: skip
+    [
+        ("array", 5, 10, 10),
+        ("forward", 18, 27, 42),
+        ("backward", 21, 31, 50),
+        ("update", 12, 19, 21),
+    ],
+)
 def test_an_operation_costs_the_host_a_launch_and_chainers_python(
     phase: str, low: float, middle: float, high: float
 ) -> None:
     found = umem.replay(ops(phase, 100), "v100-16gb")
-    for seconds, us in ((found.seconds_low, low), (found.seconds, middle),
-                        (found.seconds_high, high)):  # fmt: skip
+    for seconds, us in (
+        (found.seconds_low, low),
+        (found.seconds, middle),
+        (found.seconds_high, high),
+    ):
         assert seconds == pytest.approx(100 * us * US)
 
 

@@ -106,8 +106,10 @@ def test_the_page_carries_figures_and_where_it_comes_from() -> None:
     content = content_of(page_of(steps(), vram=Vram("t4", 40_000)))
     assert content["peak"]["peak_bytes"] == steps().peak_bytes
     assert content["vram"] == {
-        "gpu": "t4", "vram_bytes": 40_000, "peak_share": steps().peak_bytes / 40_000
-    }  # fmt: skip
+        "gpu": "t4",
+        "vram_bytes": 40_000,
+        "peak_share": steps().peak_bytes / 40_000,
+    }
     assert content["provenance"] == [["umem", "1.2.3"], ["written", "today"]]
     assert len(content["tensors"]) == 11
 
@@ -115,8 +117,11 @@ def test_the_page_carries_figures_and_where_it_comes_from() -> None:
 def test_every_part_of_the_page_is_installed() -> None:
     root = PARTS.parents[1]
     setup = ast.parse((root.parent / "setup.py").read_text(encoding="utf-8"))
-    (data,) = (node.value for node in ast.walk(setup)
-               if isinstance(node, ast.keyword) and node.arg == "package_data")  # fmt: skip
+    (data,) = (
+        node.value
+        for node in ast.walk(setup)
+        if isinstance(node, ast.keyword) and node.arg == "package_data"
+    )
     patterns = ast.literal_eval(data)["umem"]
     installed = {path for pattern in patterns for path in root.glob(pattern)}
     assert set(PARTS.iterdir()) <= installed
@@ -232,8 +237,10 @@ def test_bands_thinner_than_a_pixel_hide_nothing_above_them(
     events += [Alloc(999, 100_000, "gradient", "g"), Op("F", "backward", (), ())]
     browser.open(written(tmp_path, Trace(events)))
     _, _, width, height, high = plot(browser)
-    drawn = [browser.run(ALPHA.format(x=int(width) - 2, y=int(height * (1 - level / high))))
-             for level in (5_000, 25_000, 40_000, 129_000, 131_500)]  # fmt: skip
+    drawn = [
+        browser.run(ALPHA.format(x=int(width) - 2, y=int(height * (1 - level / high))))
+        for level in (5_000, 25_000, 40_000, 129_000, 131_500)
+    ]
     assert drawn == [255, 255, 255, 255, 0]
 
 
@@ -553,8 +560,10 @@ def test_small_tensors_are_folded_and_workspace_is_a_band_of_its_own(
     left, top, width, height, high = plot(browser)
     x = left + width - 1
     for nbytes, said in (
-        (50_000, "W"), (106_000, "small tensors: gradients"), (137_000, "workspace"),
-    ):  # fmt: skip
+        (50_000, "W"),
+        (106_000, "small tensors: gradients"),
+        (137_000, "workspace"),
+    ):
         browser.move(x, top + height * (1 - nbytes / high))
         assert browser.run("byId('tip').innerText").startswith(said)
     assert format_bytes(12_000) + " together" not in browser.run("byId('tip').innerText")

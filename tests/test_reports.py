@@ -29,9 +29,21 @@ def shown(rows: list[ModeRow], simulated: bool = True) -> str:
 
 UNKNOWN = ModeRow("hybrid", "run", True)
 KNOWN = ModeRow(
-    "managed", "replay", True, True, None, None, 3 * GIB, 512 * MIB, 1536, 0, 0, 1234567, 0.25,
+    "managed",
+    "replay",
+    True,
+    True,
+    None,
+    None,
+    3 * GIB,
+    512 * MIB,
+    1536,
+    0,
+    0,
+    1234567,
+    0.25,
     (3.456, 2.0, 1.234),
-)  # fmt: skip
+)
 
 
 def test_what_a_device_cannot_know_is_a_dash_and_zero_is_zero() -> None:
@@ -53,21 +65,37 @@ SIZES = st.none() | st.integers(0, 2**49)
 
 
 @given(
-    st.sampled_from(["unmanaged", "managed", "hybrid"]), st.booleans(), st.lists(SIZES, min_size=4,
-    max_size=4), st.none() | st.integers(0, 10**10), st.none() | st.floats(0, 864000),
-    st.none() | st.lists(st.floats(0, 1e99) | st.just(float('nan')), max_size=3),
-)  # fmt: skip
+    st.sampled_from(["unmanaged", "managed", "hybrid"]),
+    st.booleans(),
+    st.lists(SIZES, min_size=4, max_size=4),
+    st.none() | st.integers(0, 10**10),
+    st.none() | st.floats(0, 864000),
+    st.none() | st.lists(st.floats(0, 1e99) | st.just(float("nan")), max_size=3),
+)
 @example("unmanaged", False, [None, None, 1023437, 1023437], 99_950_000, None, None)
 @example("managed", True, [2**30 - 1, 1000 * 2**20, 1023 * 2**30, 2**49], 10**6, 0.25, [1.0])
 @settings(deadline=None)
 def test_a_table_never_passes_80_columns_and_loses_no_figure(
-    mode: Any, fits: bool, sizes: list[int | None], faults: int | None, seconds: float | None,
+    mode: Any,
+    fits: bool,
+    sizes: list[int | None],
+    faults: int | None,
+    seconds: float | None,
     loss: list[float] | None,
-) -> None:  # fmt: skip
+) -> None:
     row = ModeRow(
-        mode, "replay", fits, False, "read_mostly", None, *sizes, 0, faults, seconds,
+        mode,
+        "replay",
+        fits,
+        False,
+        "read_mostly",
+        None,
+        *sizes,
+        0,
+        faults,
+        seconds,
         None if loss is None else tuple(loss),
-    )  # fmt: skip
+    )
     text = shown([row, KNOWN, UNKNOWN])
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
@@ -130,10 +158,16 @@ def words(panel: Any) -> list[str]:
 
 
 SLOW = ModeRow(
-    "managed", "run", True, seconds=0.2, step_seconds=(1.0, 0.2),
-    timeline=tuple(Sample(at, held * MIB, 0) for at, held in
-                   [(0.0, 1), (0.5, 999), (0.9, 20), (1.05, 80), (1.1, 100), (1.15, 30)]),
-)  # fmt: skip
+    "managed",
+    "run",
+    True,
+    seconds=0.2,
+    step_seconds=(1.0, 0.2),
+    timeline=tuple(
+        Sample(at, held * MIB, 0)
+        for at, held in [(0.0, 1), (0.5, 999), (0.9, 20), (1.05, 80), (1.1, 100), (1.15, 30)]
+    ),
+)
 
 
 def test_bars_have_one_scale_and_say_how_many_times_as_long(drawn: Callable[..., Any]) -> None:

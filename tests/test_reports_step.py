@@ -130,9 +130,11 @@ def test_a_comparison_says_which_trace_has_no_workspace() -> None:
     without, whole = analyse(Trace(events)), analyse(Trace(ops))
     said = "Workspace was not measured: the real peak is higher."
     for pair, expected in (
-        ((without, whole), [f"a: {said}"]), ((whole, without), [f"b: {said}"]),
-        ((without, without), [f"a: {said}", f"b: {said}"]), ((whole, whole), []),
-    ):  # fmt: skip
+        ((without, whole), [f"a: {said}"]),
+        ((whole, without), [f"b: {said}"]),
+        ((without, without), [f"a: {said}", f"b: {said}"]),
+        ((whole, whole), []),
+    ):
         comparison = compare(*pair)
         lines = [line.plain for line in comparison_text(comparison, "a", "b", 80)]
         assert [line for line in lines if "measured" in line] == expected
@@ -220,7 +222,7 @@ ODD = Trace(
         Op("\ud800 [bold]markup[/bold] $x_1$", "backward", access(0), (), host_seconds=0.0),
         *[Mark("step")] * 3,
     ]
-)  # fmt: skip
+)
 
 
 @pytest.mark.thorough
@@ -249,9 +251,11 @@ def test_plain_text_is_ascii() -> None:
 
 def test_a_table_leaves_out_what_matters_least() -> None:
     columns = [
-        Column("name", ["a" * 30]), Column("kept", ["1"]), Column("second", ["22"], 1),
+        Column("name", ["a" * 30]),
+        Column("kept", ["1"]),
+        Column("second", ["22"], 1),
         Column("first", ["333"], 2),
-    ]  # fmt: skip
+    ]
     assert table(columns, 80)[0].split() == ["name", "kept", "second", "first"]
     assert table(columns, 40)[0].split() == ["name", "kept", "second", "first"]
     assert table(columns, 33)[0].split() == ["name", "kept", "second"]
@@ -278,9 +282,7 @@ def test_the_json_has_every_figure() -> None:
     assert content["peak"]["peak_bytes"] == 9 * MIB and content["vram"]["peak_share"] == 0.5
     assert (content["host_seconds"], content["host_seconds_per_step"]) == (2.25, 0.75)
     kinds = {kind["kind"]: kind["total_bytes"] for kind in content["peak"]["by_kind"]}
-    assert kinds == {
-        "parameters": 4 * MIB, "saved for backward": 3 * MIB, "gradients": 2 * MIB
-    }  # fmt: skip
+    assert kinds == {"parameters": 4 * MIB, "saved for backward": 3 * MIB, "gradients": 2 * MIB}
     (leak,) = content["outliving"]
     assert leak["stack"] == ["train.py:5 step", "train.py:9 main"]
     assert leak["steps"] == [1, 2] and content["peak"]["step"] == 3
@@ -324,9 +326,10 @@ def test_a_comparison_with_a_gpu_says_the_share_of_its_vram() -> None:
     text = "\n".join(line.plain for line in comparison_text(comparison, "a", "b", 80, room))
     assert "share of t4's VRAM 90.0% 70.0% -20.0%" in " ".join(text.split())
     assert comparison_json(comparison, "a.gz", "b.gz", room)["vram"] == {
-        "gpu": "t4", "vram_bytes": 10 * MIB,
+        "gpu": "t4",
+        "vram_bytes": 10 * MIB,
         "peak_share": {"before": 0.9, "after": 0.7, "change": pytest.approx(-0.2)},
-    }  # fmt: skip
+    }
     assert comparison_json(comparison, "a.gz", "b.gz")["vram"] is None
 
 
@@ -404,8 +407,10 @@ def test_slices_lie_on_the_tracks_of_their_phases_at_host_time() -> None:
     slices = [e for e in events if e["ph"] == "X"]
     assert [tracks[e["tid"]] for e in slices[:3]] == ["forward", "backward", "update"]
     assert [(e["ts"], e["dur"]) for e in slices[:3]] == [
-        (0, 250_000), (250_000, 250_000), (500_000, 250_000)
-    ]  # fmt: skip
+        (0, 250_000),
+        (250_000, 250_000),
+        (500_000, 250_000),
+    ]
     marks = [e for e in events if e["ph"] == "i"]
     assert [(e["name"], e["ts"]) for e in marks] == [
         (f"end of step {n}", 750_000 * n) for n in (1, 2, 3)
@@ -444,9 +449,16 @@ def test_without_times_the_clock_counts_operations_and_says_so() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "trace",
-    [training(), training(timed=False), ODD, Trace([]), Trace([Mark("step")]),
-     Trace([Op("F", "array", (), (), workspace_bytes=5)]), Trace([Alloc(0, 0, "array", "a")])],
-)  # fmt: skip
+    [
+        training(),
+        training(timed=False),
+        ODD,
+        Trace([]),
+        Trace([Mark("step")]),
+        Trace([Op("F", "array", (), (), workspace_bytes=5)]),
+        Trace([Alloc(0, 0, "array", "a")]),
+    ],
+)
 @pytest.mark.parametrize("vram", [None, Vram("$t4_", 12 * MIB), Vram("t4", 2**40)])
 def test_a_picture_is_drawn_of_any_trace(tmp_path: Path, trace: Trace, vram: Vram | None) -> None:
     pytest.importorskip("matplotlib")

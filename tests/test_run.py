@@ -38,10 +38,15 @@ def execute(*command: str, cwd: Path, stdin: str = "", **environment: str) -> Pr
     path = os.environ.get("PYTHONPATH")
     folders = [ROOT, *map(os.path.abspath, path.split(os.pathsep) if path else [])]
     return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, check=False, cwd=cwd,
-        input=stdin, timeout=120,
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        input=stdin,
+        timeout=120,
         env={**variables, "PYTHONPATH": os.pathsep.join(map(str, folders)), **environment},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -166,10 +171,13 @@ def test_the_whole_traceback_is_shown_where_it_is_asked_for(run: Run) -> None:
 def test_ctrl_c_is_the_scripts_own(tmp_path: Path, run: Run) -> None:
     (tmp_path / "script.py").write_text("import time; print('on', flush=True); time.sleep(60)")
     process = subprocess.Popen(
-        [sys.executable, "-m", "umem", "run", "script.py"], cwd=tmp_path, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-m", "umem", "run", "script.py"],
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert process.stdout is not None and process.stdout.readline() == "on\n"
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
@@ -256,8 +264,14 @@ def test_the_virtual_gpu_follows_a_chainer_script(run: Run) -> None:
 
 @pytest.mark.thorough
 @CHAINER
-@pytest.mark.parametrize("use", ["get_device('@cupy:0').use()", "cuda.get_device_from_id(0).use()",
-                                 "links.Linear(3, 3).to_gpu()"])  # fmt: skip
+@pytest.mark.parametrize(
+    "use",
+    [
+        "get_device('@cupy:0').use()",
+        "cuda.get_device_from_id(0).use()",
+        "links.Linear(3, 3).to_gpu()",
+    ],
+)
 def test_a_script_that_asks_for_a_gpu_is_told_how_to_do_without(run: Run, use: str) -> None:
     if cuda_reason() is None:
         pytest.skip("there is a CUDA device")
@@ -305,9 +319,15 @@ def test_out_of_memory_it_is_told_how_to_find_out_what_is_needed(run: Run, how: 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "code", ["raise MemoryError", "raise RuntimeError('CUDA')", "raise ValueError('CUDA environ')",
-             "a = ValueError(); a.__cause__ = a; raise a",
-             "raise TypeError('0-dimensional')"])  # fmt: skip
+    "code",
+    [
+        "raise MemoryError",
+        "raise RuntimeError('CUDA')",
+        "raise ValueError('CUDA environ')",
+        "a = ValueError(); a.__cause__ = a; raise a",
+        "raise TypeError('0-dimensional')",
+    ],
+)
 def test_of_other_errors_nothing_is_said(run: Run, code: str) -> None:
     result = run(code, *VIRTUAL)
     assert result.returncode == 1 and "umem: " not in result.stderr
@@ -328,11 +348,13 @@ def test_an_array_that_numpy_takes_for_a_number_no_more_is_told_with_both_ways_o
 
 @pytest.mark.parametrize(
     "error, known",
-    [(TypeError("only 0-dimensional arrays can be converted to Python scalars"), True),
-     (TypeError("%d format: a real number is required, not numpy.ndarray"), True),
-     (TypeError("%d format: a real number is required, not str"), False),
-     (ValueError("only 0-dimensional arrays can be converted to Python scalars"), False)],
-)  # fmt: skip
+    [
+        (TypeError("only 0-dimensional arrays can be converted to Python scalars"), True),
+        (TypeError("%d format: a real number is required, not numpy.ndarray"), True),
+        (TypeError("%d format: a real number is required, not str"), False),
+        (ValueError("only 0-dimensional arrays can be converted to Python scalars"), False),
+    ],
+)
 def test_only_numpys_own_words_are_taken_for_that(error: Exception, known: bool) -> None:
     said = advice(error, ["script.py"], None, None)
     assert (said is not None and "a.item()" in said) == known
@@ -458,8 +480,7 @@ def test_bad_input_is_refused_before_the_script_runs(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("UMEM_MODE", "mangaed"), ("UMEM_LIMIT", "x"), ("UMEM_PREFETCH", "maybe")],
+    ("name", "value"), [("UMEM_MODE", "mangaed"), ("UMEM_LIMIT", "x"), ("UMEM_PREFETCH", "maybe")]
 )
 def test_a_bad_variable_is_named_before_the_script_runs(run: Run, name: str, value: str) -> None:
     variables = {"UMEM_MODE": "managed", name: value}
@@ -478,9 +499,12 @@ def test_without_a_gpu_a_mode_is_refused_with_both_ways_out(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("nowhere.py", "there is no file"), (".", "is a directory"),
-     ("picture.png", "picture.png is no Python script: it has null bytes in it")],
-)  # fmt: skip
+    [
+        ("nowhere.py", "there is no file"),
+        (".", "is a directory"),
+        ("picture.png", "picture.png is no Python script: it has null bytes in it"),
+    ],
+)
 def test_what_is_no_script_is_refused(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
     result = CliRunner().invoke(main, ["run", str(tmp_path / name)])

@@ -56,9 +56,14 @@ def run(tmp_path: Path) -> Run:
         (tmp_path / "script.py").write_text(TRAIN + textwrap.dedent(code))
         command = [sys.executable, "-m", "umem", "run", "--record", record, *options, "script.py"]
         return subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=tmp_path,
-            env=environment(), timeout=120,
-        )  # fmt: skip
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env=environment(),
+            timeout=120,
+        )
 
     return run
 
@@ -119,9 +124,13 @@ def test_ctrl_c_after_a_step_leaves_a_trace(tmp_path: Path) -> None:
     code = "step(); print('on', flush=True); import time; time.sleep(60)"
     (tmp_path / "script.py").write_text(TRAIN + code)
     process = subprocess.Popen(
-        [sys.executable, "-m", "umem", "run", "--record", "a.umem.gz", "script.py"], cwd=tmp_path,
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
-    )  # fmt: skip
+        [sys.executable, "-m", "umem", "run", "--record", "a.umem.gz", "script.py"],
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
     assert process.stdout is not None and process.stdout.readline() == "on\n"
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)

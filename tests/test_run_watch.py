@@ -83,11 +83,19 @@ def test_a_tally_counts_what_is_alive_by_group_and_remembers_its_peak() -> None:
         tally.on_event(event)
     assert tally.current_bytes == 171 and tally.peak_bytes == 197
     assert tally.at_peak == {
-        "parameters": 100, "gradients": 0, "state": 0, "activations": 57, "inputs": 40,
-    }  # fmt: skip
+        "parameters": 100,
+        "gradients": 0,
+        "state": 0,
+        "activations": 57,
+        "inputs": 40,
+    }
     assert tally.current == {
-        "parameters": 100, "gradients": 30, "state": 1, "activations": 0, "inputs": 40,
-    }  # fmt: skip
+        "parameters": 100,
+        "gradients": 30,
+        "state": 1,
+        "activations": 0,
+        "inputs": 40,
+    }
     assert (tally.op_count, tally.step_count) == (1, 1)
 
 
@@ -110,11 +118,16 @@ def test_a_recorder_feeds_a_tally() -> None:
 # -- what is shown -----------------------------------------------------------------------------
 
 SEEN = Seen(
-    seconds=65.0, step_count=1300, op_count=260_000, current_bytes=300 * MIB,
-    peak_bytes=400 * MIB, steps_per_second=20.25, ops_per_second=4000.4,
+    seconds=65.0,
+    step_count=1300,
+    op_count=260_000,
+    current_bytes=300 * MIB,
+    peak_bytes=400 * MIB,
+    steps_per_second=20.25,
+    ops_per_second=4000.4,
     kinds={"parameters": 100 * MIB, "state": 200 * MIB, "inputs": 0},
     simulated=Simulated("t4", 1234, 3 << 30, 7.5),
-)  # fmt: skip
+)
 
 
 def test_the_view_has_a_line_for_each_figure_and_bars_to_scale() -> None:
@@ -292,9 +305,14 @@ def environment(**variables: str) -> dict[str, str]:
 def piped(folder: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "script.py").write_text(TRAIN + textwrap.dedent(code))
     return subprocess.run(
-        [sys.executable, "-m", "umem", "run", "--watch", *options, "script.py"], text=True,
-        capture_output=True, cwd=folder, env=environment(), timeout=120, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "umem", "run", "--watch", *options, "script.py"],
+        text=True,
+        capture_output=True,
+        cwd=folder,
+        env=environment(),
+        timeout=120,
+        check=False,
+    )
 
 
 def test_without_a_terminal_lines_go_to_standard_error(tmp_path: Path) -> None:
@@ -361,9 +379,14 @@ def test_a_child_and_a_script_that_fails(tmp_path: Path) -> None:
 def test_a_script_without_chainer_is_told_that_nothing_was_seen(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("print(1)")
     done = subprocess.run(
-        [sys.executable, "-m", "umem", "run", "--watch", "script.py"], text=True, cwd=tmp_path,
-        capture_output=True, env=environment(), timeout=120, check=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "umem", "run", "--watch", "script.py"],
+        text=True,
+        cwd=tmp_path,
+        capture_output=True,
+        env=environment(),
+        timeout=120,
+        check=True,
+    )
     assert done.stdout == "1\n" and "no operation of Chainer" in done.stderr
 
 
@@ -378,9 +401,13 @@ def on_a_terminal(tmp_path: Path) -> Callable[..., str]:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         process = subprocess.Popen(
-            [sys.executable, "-m", "umem", "run", "--watch", "script.py"], cwd=tmp_path,
-            stdin=theirs, stdout=theirs, stderr=theirs, env=environment(**variables),
-        )  # fmt: skip
+            [sys.executable, "-m", "umem", "run", "--watch", "script.py"],
+            cwd=tmp_path,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment(**variables),
+        )
         os.close(theirs)
         sent = b""
         while True:

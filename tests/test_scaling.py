@@ -131,8 +131,10 @@ def test_whatever_was_recorded_what_is_predicted_holds_together(
 
 
 def clipped(accesses: tuple[Access, ...], sizes: dict[int, int]) -> tuple[Access, ...]:
-    return tuple(Access(a.tensor, min(a.start, sizes[a.tensor]), min(a.stop, sizes[a.tensor]))
-                 for a in accesses)  # fmt: skip
+    return tuple(
+        Access(a.tensor, min(a.start, sizes[a.tensor]), min(a.stop, sizes[a.tensor]))
+        for a in accesses
+    )
 
 
 def step(nbytes: int, workspace: int | None = None, seconds: float | None = None) -> Trace:
@@ -208,10 +210,18 @@ def gaps(trace: Trace) -> list[set[int]]:
 
 
 def test_numbers_of_tensors_do_not_matter() -> None:
-    events: list[Event] = [Alloc(7, 8, "array", "a"), Free(7), Alloc(7, 16, "array", "b"),
-                           Op("f", "array", (Access(7, 0, 16),), ())]  # fmt: skip
-    other: list[Event] = [Alloc(0, 16, "array", "a"), Free(0), Alloc(3, 32, "array", "b"),
-                          Op("f", "array", (Access(3, 0, 32),), ())]  # fmt: skip
+    events: list[Event] = [
+        Alloc(7, 8, "array", "a"),
+        Free(7),
+        Alloc(7, 16, "array", "b"),
+        Op("f", "array", (Access(7, 0, 16),), ()),
+    ]
+    other: list[Event] = [
+        Alloc(0, 16, "array", "a"),
+        Free(0),
+        Alloc(3, 32, "array", "b"),
+        Op("f", "array", (Access(3, 0, 32),), ()),
+    ]
     found = join([Trace(events), Trace(other)], (1, 2)).at(3)
     assert [e.nbytes for e in found.events if isinstance(e, Alloc)] == [24, 48]
     assert found.peak_bytes == 48

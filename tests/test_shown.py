@@ -18,8 +18,15 @@ HOSTILE = ["\x1b[31m", "a\nb", "\r", "\u202e", "\x9b2J", "\0", "\udcff", "\u2028
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_nothing_that_is_shown_moves_a_cursor(text: str) -> None:
-    for made in (printable(text), shown(text), shown(Path("x" + text)), quoted(text),
-                 quoted([text]), command_line("umem", text), sentence(text)):  # fmt: skip
+    for made in (
+        printable(text),
+        shown(text),
+        shown(Path("x" + text)),
+        quoted(text),
+        quoted([text]),
+        command_line("umem", text),
+        sentence(text),
+    ):
         assert made.replace("\n", "" if made == sentence(text) else "\n").isprintable()
         made.encode()
 
@@ -49,8 +56,12 @@ def test_a_command_line_is_one_for_a_shell(words: list[str]) -> None:
     words = [word.encode("utf-8", "ignore").decode() for word in words]
     line = command_line("printf", "%s\\0", *words, "end")
     assert line.isprintable()
-    done = subprocess.run(["bash", "-c", line], capture_output=True, check=True, env={
-        "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"})  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-c", line],
+        capture_output=True,
+        check=True,
+        env={"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"},
+    )
     assert done.stdout.decode() == "".join(f"{word}\0" for word in [*words, "end"])
 
 

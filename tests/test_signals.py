@@ -79,9 +79,16 @@ def state(allocator: Callable[[], Any]) -> tuple[Any, ...]:
     """All that a block of umem changes."""
     wrapped = [f"{module}.{name}" for module, name in _wrapped()]
     return (
-        allocator(), scopes.inside(), set(scopes._unfinished), memory._enabled, active(),
-        set(sources._users), sources._state, tracemalloc.is_tracing(), wrapped,
-    )  # fmt: skip
+        allocator(),
+        scopes.inside(),
+        set(scopes._unfinished),
+        memory._enabled,
+        active(),
+        set(sources._users),
+        sources._state,
+        tracemalloc.is_tracing(),
+        wrapped,
+    )
 
 
 def _wrapped() -> Iterator[tuple[str, str]]:

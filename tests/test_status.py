@@ -96,8 +96,10 @@ def test_it_goes_to_json_and_its_repr_stays_short(gpu: VirtualGPU) -> None:
     found = json.loads(json.dumps(status.to_json()))
     assert found["device"] == "v100-16gb" and found["vram_bytes"] == 64 * MIB
     assert found["features"][1] == {
-        "name": "managed memory", "on": True, "why": "modelled in blocks of 2 MiB (simulated)",
-    }  # fmt: skip
+        "name": "managed memory",
+        "on": True,
+        "why": "modelled in blocks of 2 MiB (simulated)",
+    }
     assert found["versions"]["umem"] == umem.__version__
     assert len(repr(status)) < 400
 
@@ -227,10 +229,13 @@ class TestCuda:
 
     @pytest.mark.parametrize(
         ("attributes", "on", "why"),
-        [({}, False, "neither HMM nor ATS"), ({"PageableMemoryAccess": 1}, True, "HMM"),
-         ({"PageableMemoryAccess": 1, "PageableMemoryAccessUsesHostPageTables": 1}, True, "ATS"),
-         ({"PageableMemoryAccess": None}, None, "does not know")],
-    )  # fmt: skip
+        [
+            ({}, False, "neither HMM nor ATS"),
+            ({"PageableMemoryAccess": 1}, True, "HMM"),
+            ({"PageableMemoryAccess": 1, "PageableMemoryAccessUsesHostPageTables": 1}, True, "ATS"),
+            ({"PageableMemoryAccess": None}, None, "does not know"),
+        ],
+    )
     def test_hmm_and_ats_are_told_apart(
         self, driver: Any, status: Any, attributes: dict[str, Any], on: bool, why: str
     ) -> None:
@@ -254,13 +259,22 @@ class TestCuda:
 
     @pytest.mark.parametrize(
         ("major", "version", "why"),
-        [(12, None, r"not installed: pip install 'cuda-core\[cu12"), (12, "1.1.0", "through"),
-         (13, "1.0.2", r"1\.0\.2 is installed: pip install 'cuda-core\[cu13"), (13, "1.10", "thr")],
-    )  # fmt: skip
+        [
+            (12, None, r"not installed: pip install 'cuda-core\[cu12"),
+            (12, "1.1.0", "through"),
+            (13, "1.0.2", r"1\.0\.2 is installed: pip install 'cuda-core\[cu13"),
+            (13, "1.10", "thr"),
+        ],
+    )
     def test_hints_need_a_new_enough_cuda_core(
-        self, driver: Any, status: Any, monkeypatch: pytest.MonkeyPatch,
-        major: int, version: str | None, why: str,
-    ) -> None:  # fmt: skip
+        self,
+        driver: Any,
+        status: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        major: int,
+        version: str | None,
+        why: str,
+    ) -> None:
         from umem.devices.cuda import features
 
         driver.cuda_major = major
@@ -285,10 +299,12 @@ class TestCuda:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("Linux version 5.15.90.1-microsoft-standard-WSL2 (oe-user@oe-host)", True),
-     ("Linux version 4.4.0-19041-Microsoft (Microsoft@Microsoft.com)", True),
-     ("Linux version 6.8.0-45-generic (buildd@lcy02) (x86_64-linux-gnu-gcc-13)", False)],
-)  # fmt: skip
+    [
+        ("Linux version 5.15.90.1-microsoft-standard-WSL2 (oe-user@oe-host)", True),
+        ("Linux version 4.4.0-19041-Microsoft (Microsoft@Microsoft.com)", True),
+        ("Linux version 6.8.0-45-generic (buildd@lcy02) (x86_64-linux-gnu-gcc-13)", False),
+    ],
+)
 def test_windows_subsystem_is_known_by_its_kernel(
     tmp_path: Path, text: str, expected: bool
 ) -> None:
@@ -300,10 +316,12 @@ def test_windows_subsystem_is_known_by_its_kernel(
 
 @pytest.mark.parametrize(
     "text",
-    ["NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n"
-     "GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)\n",
-     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Release Build  (dvs)\n"],
-)  # fmt: skip
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n"
+        "GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)\n",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Release Build (dvs)\n",
+    ],
+)
 def test_the_kernel_drivers_version_is_read_from_its_file(tmp_path: Path, text: str) -> None:
     assert machine.kernel_driver_version(tmp_path) is None
     path = tmp_path / "proc/driver/nvidia/version"

@@ -122,8 +122,9 @@ def test_a_step_that_begins_with_what_it_found_is_repeated_with_it() -> None:
     assert any(e.uploaded and e.kind == "gradient" for e in trace.events if isinstance(e, Alloc))
     repeated = settled(trace, 3)
     check(repeated)
-    kept = sum(isinstance(e, Alloc) and e.uploaded and e.kind == "gradient"
-               for e in repeated.events)  # fmt: skip
+    kept = sum(
+        isinstance(e, Alloc) and e.uploaded and e.kind == "gradient" for e in repeated.events
+    )
     assert kept == 0, "training's first step finds none; later ones find those of the step before"
     assert repeated.step_count == 3
     assert repeated.peak_bytes == trace.peak_bytes
@@ -143,10 +144,14 @@ def test_of_many_steps_the_last_ones_begin_as_training_does() -> None:
 def step(backward: bool = True) -> list[Any]:
     w, x, y, g = (Access(tensor, 0, 8) for tensor in range(4))
     events: list[Any] = [
-        Alloc(0, 8, "parameter", "w", True), Alloc(1, 8, "input", "x", True), Free(1),
-        Alloc(1, 8, "input", "x", True), Alloc(2, 8, "activation", "f"),
-        Op("f", "forward", (w, x), (y,), 4), Free(1),
-    ]  # fmt: skip
+        Alloc(0, 8, "parameter", "w", True),
+        Alloc(1, 8, "input", "x", True),
+        Free(1),
+        Alloc(1, 8, "input", "x", True),
+        Alloc(2, 8, "activation", "f"),
+        Op("f", "forward", (w, x), (y,), 4),
+        Free(1),
+    ]
     if backward:
         events += [Alloc(3, 8, "gradient", "g"), Op("b", "backward", (y,), (g,), 4), Free(2)]
         events += [Op("SGD", "update", (g, w), (w,), 4)]
@@ -197,8 +202,12 @@ def test_an_output_that_somebody_holds_is_there_beside_the_next_one() -> None:
 
 def test_the_first_update_may_differ_from_the_others() -> None:
     y, z = Access(10, 0, 8), Access(11, 0, 8)
-    first = [Alloc(10, 8, "input", "x", True), Alloc(11, 8, "activation", "init"),
-             Op("init", "forward", (y,), (z,)), Mark("step")]  # fmt: skip
+    first = [
+        Alloc(10, 8, "input", "x", True),
+        Alloc(11, 8, "activation", "init"),
+        Op("init", "forward", (y,), (z,)),
+        Mark("step"),
+    ]
     trace = Trace([*first, *settled(Trace(step()), 2).events])
     check(trace)
     assert settled(trace, 3).events == trace.events
@@ -361,7 +370,7 @@ def language_model(length: int = 8) -> Any:
 @pytest.mark.parametrize(
     ("name", "tight", "learns", "near"),
     [("hybrid", 0.96, 0, 0.01), ("managed", 0.9, 0, 0.01), ("recompute to fit", 1.02, 3, 0.06)],
-)  # fmt: skip
+)
 def test_a_state_that_keeps_its_graph_is_placed_as_in_training(
     name: str, tight: float, learns: int, near: float
 ) -> None:
@@ -372,8 +381,10 @@ def test_a_state_that_keeps_its_graph_is_placed_as_in_training(
     """
     size = 512
     trace = umem.record_at(language_model(), sizes=(4, 8))
-    bare = [event._replace(workspace_bytes=None) if isinstance(event, Op) else event
-            for event in trace.at(size).events]  # fmt: skip
+    bare = [
+        event._replace(workspace_bytes=None) if isinstance(event, Op) else event
+        for event in trace.at(size).events
+    ]
     seen = Trace(bare, trace.backend, trace.meta)  # a run on a virtual GPU has no workspace
     whole = umem.choose(seen, GPU).options[0].peak_bytes
     gpu = GPU.with_vram(round(tight * whole))

@@ -111,10 +111,12 @@ def chain() -> Trace:
     value = [access(10 + v, 100) for v in range(4)]
     grad = [access(20 + v, 100) for v in range(4)]
     events: list[Any] = [
-        Alloc(0, 10, "input", "x", True), Alloc(1, 4, "state", "counts", True),
+        Alloc(0, 10, "input", "x", True),
+        Alloc(1, 4, "state", "counts", True),
         Alloc(10, 100, "activation", "a", stack=("model.py:3 forward",)),
-        Op("a", "forward", (x, counts), (value[0], counts), 5), Free(0),
-    ]  # fmt: skip
+        Op("a", "forward", (x, counts), (value[0], counts), 5),
+        Free(0),
+    ]
     for v in (1, 2, 3):
         events += [Alloc(10 + v, 100, "activation", "abcd"[v])]
         events += [Op("abcd"[v], "forward", (value[v - 1],), (value[v],), 5)]
@@ -142,8 +144,9 @@ def test_what_runs_again_is_the_call_on_fresh_tensors_but_for_its_state():
     fresh = [event for event in events if isinstance(event, Alloc) and event.label == "a"]
     assert len(again) == len(fresh) == 2 and fresh[1].tensor > 23
     assert fresh[1] == fresh[0]._replace(tensor=fresh[1].tensor)
-    assert again[0] == Op("a", "forward", (access(0, 10), access(1, 4)),
-                          (access(10, 100), access(1, 4)), 5)  # fmt: skip
+    assert again[0] == Op(
+        "a", "forward", (access(0, 10), access(1, 4)), (access(10, 100), access(1, 4)), 5
+    )
     assert again[1] == again[0]._replace(phase="backward", writes=(access(fresh[1].tensor, 100),))
     assert events.index(Free(0)) > events.index(again[1]), "its input is held for it"
     assert events.index(Free(10)) < events.index(again[1])

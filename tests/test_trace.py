@@ -224,9 +224,22 @@ def test_what_is_no_gzip_file_is_refused(tmp_path: Path, content: bytes) -> None
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\n", b"\xff\xfe\xfd", b"hello", b"[]\n", b"null\n", b'"x"\n', b"NaN\n",
-                b"[" * 100_000, b'{"a":' * 100_000, b"\0" * 100, b"1" * 5000]
-)  # fmt: skip
+    "content",
+    [
+        b"",
+        b"\n",
+        b"\xff\xfe\xfd",
+        b"hello",
+        b"[]\n",
+        b"null\n",
+        b'"x"\n',
+        b"NaN\n",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"\0" * 100,
+        b"1" * 5000,
+    ],
+)
 def test_what_is_no_trace_inside_is_refused_in_line_1(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.trace"
     path.write_bytes(gzip.compress(content, mtime=0))
@@ -235,11 +248,27 @@ def test_what_is_no_trace_inside_is_refused_in_line_1(tmp_path: Path, content: b
 
 @pytest.mark.parametrize(
     "change",
-    [{"format": "other"}, {"format": None}, {"version": "1"}, {"version": True}, {"version": 0},
-     {"version": -1}, {"version": 1.0}, {"version": float("inf")}, {"version": float("nan")},
-     {"version": None}, {"version": []}, {"backend": None}, {"backend": 3}, {"meta": None},
-     {"meta": []}, {"meta": [["a", "b"]]}, {"meta": {"a": 1}}, {"meta": {"a": None}}],
-)  # fmt: skip
+    [
+        {"format": "other"},
+        {"format": None},
+        {"version": "1"},
+        {"version": True},
+        {"version": 0},
+        {"version": -1},
+        {"version": 1.0},
+        {"version": float("inf")},
+        {"version": float("nan")},
+        {"version": None},
+        {"version": []},
+        {"backend": None},
+        {"backend": 3},
+        {"meta": None},
+        {"meta": []},
+        {"meta": [["a", "b"]]},
+        {"meta": {"a": 1}},
+        {"meta": {"a": None}},
+    ],
+)
 def test_a_header_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     assert "line 1" in message(write(tmp_path / "x", [{**HEADER, **change}, ["end", 0]]))
 
@@ -406,11 +435,15 @@ def test_changed_text_loads_or_is_refused(data: st.DataObject) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
     | st.sampled_from(["alloc", "free", "op", "cpu", "forward", 0, 1, 100, 2**70, 1e300]),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 def replaced(draw: Any, value: Any) -> Any:
@@ -571,9 +604,13 @@ def test_what_is_appended_to_the_file_is_refused(tmp_path: Path, rest: bytes) ->
 @pytest.mark.parametrize("kind", ["k" * 1_000_000, "\x1b[31m" * 100_000, "\n" * 1000])
 def test_what_a_file_says_makes_no_long_and_no_strange_message(tmp_path: Path, kind: str) -> None:
     for line in (
-        ["alloc", 0, 1, kind, "x"], [kind], ["op", kind, "forward", [[0, 0, 1]], []],
-        ["mark", kind * 20], ["hint", kind, []], ["alloc", kind, 1, "array", "x"],
-    ):  # fmt: skip
+        ["alloc", 0, 1, kind, "x"],
+        [kind],
+        ["op", kind, "forward", [[0, 0, 1]], []],
+        ["mark", kind * 20],
+        ["hint", kind, []],
+        ["alloc", kind, 1, "array", "x"],
+    ):
         text = message(write(tmp_path / "x", [HEADER, line, ["end", 1]]))
         assert text.isprintable() and len(text) < 1000
 

@@ -42,10 +42,38 @@ def test_whole_numbers_are_bytes_and_become_python_ints(value: object) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["", " ", "0", "0GiB", "-1GiB", "+1GiB", "12 parsecs", "1,5GiB", "1.5.2G", "GiB", "1e3", "0x10",
-     "inf", "nan", "1 2", "1G iB", "٣GiB", "0.1B", True, False, 1.5, 2.0, None, [], b"1GiB", 0, -5,
-     np.float32(2), np.array([1, 2])],
-)  # fmt: skip
+    [
+        "",
+        " ",
+        "0",
+        "0GiB",
+        "-1GiB",
+        "+1GiB",
+        "12 parsecs",
+        "1,5GiB",
+        "1.5.2G",
+        "GiB",
+        "1e3",
+        "0x10",
+        "inf",
+        "nan",
+        "1 2",
+        "1G iB",
+        "٣GiB",
+        "0.1B",
+        True,
+        False,
+        1.5,
+        2.0,
+        None,
+        [],
+        b"1GiB",
+        0,
+        -5,
+        np.float32(2),
+        np.array([1, 2]),
+    ],
+)
 def test_what_is_no_size_is_refused_by_the_name_the_caller_gave(value: object) -> None:
     with pytest.raises(SizeError, match=r"^limit must be ") as caught:
         parse_bytes(value, "limit")  # type: ignore[arg-type]
@@ -85,9 +113,7 @@ def test_fractions_are_within_a_byte_of_exact_arithmetic(
 
 def test_sizes_read_well() -> None:
     shown = [format_bytes(n) for n in (0, 1, 1023, 1024, 1536 << 20, 5 << 40, -2048, None)]
-    assert shown == [
-        "0 B", "1 B", "1023 B", "1.0 KiB", "1.5 GiB", "5.0 TiB", "-2.0 KiB", "unknown",
-    ]  # fmt: skip
+    assert shown == ["0 B", "1 B", "1023 B", "1.0 KiB", "1.5 GiB", "5.0 TiB", "-2.0 KiB", "unknown"]
 
 
 @given(st.integers(1, 2**60))
@@ -105,9 +131,35 @@ def test_sizes_that_differ_never_read_the_same(sizes: list[int]) -> None:
 
 
 def test_times_read_well() -> None:
-    seconds = (0, 1e-6, 0.0123, 0.99999, 1, 119, 119.97, 131, 150, 3599.4, 3599.6, 7300, None,
-               float("inf"))  # fmt: skip
+    seconds = (
+        0,
+        1e-6,
+        0.0123,
+        0.99999,
+        1,
+        119,
+        119.97,
+        131,
+        150,
+        3599.4,
+        3599.6,
+        7300,
+        None,
+        float("inf"),
+    )
     assert [format_seconds(s) for s in seconds] == [
-        "0 s", "1.0 us", "12.3 ms", "1.0 s", "1.0 s", "119.0 s", "120.0 s", "2 min 11 s",
-        "2 min 30 s", "59 min 59 s", "60 min", "2 h 2 min", "unknown", "inf",
-    ]  # fmt: skip
+        "0 s",
+        "1.0 us",
+        "12.3 ms",
+        "1.0 s",
+        "1.0 s",
+        "119.0 s",
+        "120.0 s",
+        "2 min 11 s",
+        "2 min 30 s",
+        "59 min 59 s",
+        "60 min",
+        "2 h 2 min",
+        "unknown",
+        "inf",
+    ]

@@ -37,11 +37,14 @@ def steps(draw: Any, views: bool = False, max_calls: int = 14) -> list[Call]:
         preds = sorted(draw(st.sets(near, min_size=1, max_size=3))) if number else []
         calls.append(
             Call(
-                tuple(preds), draw(st.integers(1, 50)), draw(st.integers(1, 9)),
+                tuple(preds),
+                draw(st.integers(1, 50)),
+                draw(st.integers(1, 9)),
                 draw(st.integers(0, 30)),
-                draw(st.booleans()), views and bool(preds) and draw(st.integers(0, 3)) == 0,
+                draw(st.booleans()),
+                views and bool(preds) and draw(st.integers(0, 3)) == 0,
             )
-        )  # fmt: skip
+        )
     return calls
 
 

@@ -96,15 +96,21 @@ CORRECTIONS = (
                "functions/pooling/average_pooling_2d.py, forward_gpu"),
 )  # fmt: skip
 WITHOUT_CUDNN = (
-    Correction(("Convolution2DFunction",), _another_output,
-               "an output that is made first and not used",
-               "functions/connection/convolution_2d.py, forward_gpu"),
-)  # fmt: skip
+    Correction(
+        ("Convolution2DFunction",),
+        _another_output,
+        "an output that is made first and not used",
+        "functions/connection/convolution_2d.py, forward_gpu",
+    ),
+)
 WITH_CUDNN = (
-    Correction(("Convolution2DFunction", "Convolution2DGradW", "Deconvolution2DFunction"),
-               _at_most_the_limit, "cuDNN's workspace, 8 MiB unless it is set",
-               "backends/cuda.py, set_max_workspace_size"),
-)  # fmt: skip
+    Correction(
+        ("Convolution2DFunction", "Convolution2DGradW", "Deconvolution2DFunction"),
+        _at_most_the_limit,
+        "cuDNN's workspace, 8 MiB unless it is set",
+        "backends/cuda.py, set_max_workspace_size",
+    ),
+)
 HALVED = {"MaxPoolingND.indexes": "functions/pooling/max_pooling_nd.py, forward_gpu"}
 """Tensors that are int32 on CuPy and int64 on NumPy, by their labels."""
 

@@ -72,9 +72,8 @@ class Request(NamedTuple):
 
 
 def checked_request(
-    mode: str, limit: Size | None, prefetch: bool, spill: str = "host",
-    preset: Preset | None = None,
-) -> Request:  # fmt: skip
+    mode: str, limit: Size | None, prefetch: bool, spill: str = "host", preset: Preset | None = None
+) -> Request:
     """What was asked for, once it is seen to make sense on some device.
 
     Raises:
@@ -126,9 +125,7 @@ class Decorator(ContextDecorator):
         return super().__call__(func)
 
 
-_RUN_LATER = (
-    inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction,
-)  # fmt: skip
+_RUN_LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 
 
 class Block(Decorator, Scoped[Memory]):
@@ -180,10 +177,7 @@ def managed(
 
 
 def hybrid(
-    limit: Size | None = None,
-    *,
-    spill: Literal["host", "migrate"] = "host",
-    prefetch: bool = False,
+    limit: Size | None = None, *, spill: Literal["host", "migrate"] = "host", prefetch: bool = False
 ) -> Block:
     """Allocate unmanaged memory until it is full, then managed memory.
 

@@ -56,10 +56,16 @@ _JSON_FIELDS = (
 
 
 def simulated_row(
-    mode: Mode, how: Literal["run", "replay"], figures: Figures, timeline: Sequence[Sample],
-    reason: str | None, loss: Sequence[float] | None = None, *,
-    prefetch: bool = False, advice: str | None = None,
-) -> ModeRow:  # fmt: skip
+    mode: Mode,
+    how: Literal["run", "replay"],
+    figures: Figures,
+    timeline: Sequence[Sample],
+    reason: str | None,
+    loss: Sequence[float] | None = None,
+    *,
+    prefetch: bool = False,
+    advice: str | None = None,
+) -> ModeRow:
     """A row of what a virtual GPU counted; a time only where the run came to its end."""
     fits = reason is None
     return ModeRow(
@@ -85,6 +91,11 @@ def simulated_row(
 def replayed_row(replay: Replay, advice: str | None = None) -> ModeRow:
     """A row of a replay."""
     return simulated_row(
-        replay.mode, "replay", replay.figures, replay.timeline, replay.reason,
-        prefetch=replay.prefetch, advice=advice,
-    )  # fmt: skip
+        replay.mode,
+        "replay",
+        replay.figures,
+        replay.timeline,
+        replay.reason,
+        prefetch=replay.prefetch,
+        advice=advice,
+    )

@@ -22,8 +22,13 @@ from umem.units import GIB, KIB, MIB, TIB, format_bytes
 
 _UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
 _FIGURES = (
-    "current_bytes", "peak_bytes", "total_bytes", "current_count", "peak_count", "total_count",
-)  # fmt: skip
+    "current_bytes",
+    "peak_bytes",
+    "total_bytes",
+    "current_count",
+    "peak_count",
+    "total_count",
+)
 
 
 def statistics() -> Statistics:

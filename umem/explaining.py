@@ -16,9 +16,14 @@ from umem.shown import quoted
 from umem.trace import Trace
 
 _PLURALS = {
-    "parameter": "parameters", "input": "input", "activation": "outputs", "stash": "saved arrays",
-    "gradient": "gradients", "state": "statistics", "array": "arrays",
-}  # fmt: skip
+    "parameter": "parameters",
+    "input": "input",
+    "activation": "outputs",
+    "stash": "saved arrays",
+    "gradient": "gradients",
+    "state": "statistics",
+    "array": "arrays",
+}
 _SINGULAR = ("input", "state", "workspace")
 ENOUGH = 0.5
 """The share of the peak from which on one owner is reason enough."""

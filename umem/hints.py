@@ -90,9 +90,7 @@ def is_array(x: Any) -> bool:
     return isinstance(x, np.ndarray) or hasattr(type(x), "__cuda_array_interface__")
 
 
-def prefetch(
-    x: Any, to: Place | None = None, *, stream: Any = None, strict: bool = False
-) -> int:
+def prefetch(x: Any, to: Place | None = None, *, stream: Any = None, strict: bool = False) -> int:
     """Move memory before it is used; returns the bytes that were asked for.
 
     Args:

@@ -70,13 +70,17 @@ class Status:
             ("device", f"{self.device}{simulated}"),
             ("managed", f"refused: {self.why_not}" if self.why_not else "supported"),
             ("VRAM", format_bytes(self.vram_bytes)),
-            ("reserved", f"{format_bytes(self.reserved_bytes)}, at most "
-                         f"{format_bytes(self.peak_bytes)}"),
+            (
+                "reserved",
+                f"{format_bytes(self.reserved_bytes)}, at most {format_bytes(self.peak_bytes)}",
+            ),
             ("factor", "unknown" if self.factor is None else f"{self.factor:.2f}"),
-            ("resident", f"{format_bytes(self.resident_bytes)}{simulated}"
-                         f"{self._unknown('resident bytes')}"),
+            (
+                "resident",
+                f"{format_bytes(self.resident_bytes)}{simulated}{self._unknown('resident bytes')}",
+            ),
             ("paging", f"{self.paging}{self._unknown('paging')}"),
-        ]  # fmt: skip
+        ]
 
     def _unknown(self, name: str) -> str:
         feature = self.feature(name)
@@ -98,9 +102,13 @@ def columns(rows: Iterable[tuple[str, str]], width: int = _COLUMN) -> str:
 
 def _wrapped(name: str, text: str, width: int) -> list[str]:
     return textwrap.wrap(
-        f"{name:<{width - 1}} {text}", WIDTH, subsequent_indent=" " * width,
-        break_long_words=False, break_on_hyphens=False, drop_whitespace=True,
-    )  # fmt: skip
+        f"{name:<{width - 1}} {text}",
+        WIDTH,
+        subsequent_indent=" " * width,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
 
 
 def status() -> Status:
@@ -119,11 +127,21 @@ def status() -> Status:
 def _without_device(error: Exception) -> Status:
     why = str(error) if isinstance(error, DeviceNotFoundError) else _reason(error)
     return Status(
-        on=False, mode="none", device=None, simulated=False, why_not=why,
-        limit_bytes=None, vram_bytes=None, reserved_bytes=None, peak_bytes=None,
-        managed_bytes=None, factor=None, resident_bytes=None, paging="unknown",
+        on=False,
+        mode="none",
+        device=None,
+        simulated=False,
+        why_not=why,
+        limit_bytes=None,
+        vram_bytes=None,
+        reserved_bytes=None,
+        peak_bytes=None,
+        managed_bytes=None,
+        factor=None,
+        resident_bytes=None,
+        paging="unknown",
         versions=dict(versions()),
-    )  # fmt: skip
+    )
 
 
 def _of(device: Device) -> Status:

@@ -258,10 +258,17 @@ class Recorder(Scoped["Recorder"], Following):
             self._marked(event)
 
     def emit_op(
-        self, name: str, phase: str, reads: list[Any], writes: list[Any], flops: int,
-        traffic_bytes: int | None, pattern: str, host_seconds: float | None,
+        self,
+        name: str,
+        phase: str,
+        reads: list[Any],
+        writes: list[Any],
+        flops: int,
+        traffic_bytes: int | None,
+        pattern: str,
+        host_seconds: float | None,
         workspace_bytes: int | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """An operation has run, see `Op`; None among the accesses is an array that was not there.
 
         ``traffic_bytes`` of None is every byte of the accesses once.

@@ -28,9 +28,7 @@ from umem.errors import LeftOnWarning, StateError
 
 _Value = TypeVar("_Value")
 _Entered = TypeVar("_Entered", covariant=True)
-Exit = Callable[
-    [type[BaseException] | None, BaseException | None, TracebackType | None], None
-]  # fmt: skip
+Exit = Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], None]
 
 
 class _Here(threading.local):
@@ -288,18 +286,23 @@ class Scoped(Generic[_Entered]):
         return scope
 
     def _left_by(
-        self, scope: Scope, kind: type[BaseException] | None = None,
-        error: BaseException | None = None, traceback: TracebackType | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        scope: Scope,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
         if not scope.is_used:  # looked up by hand, and maybe not when it was entered
             self._leave(kind, error, traceback)
         elif not scope.is_over:
             self._end(scope, kind, error)
 
     def _leave(
-        self, kind: type[BaseException] | None = None, error: BaseException | None = None,
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
         traceback: TracebackType | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         mine = [scope for scope in self._mine if not scope.is_over]
         here = [scope for scope in mine if scope in inside()]
         if mine:

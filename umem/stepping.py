@@ -47,9 +47,13 @@ class SettledStep:
 
 
 def settled_steps(
-    trace: Trace, gpus: Sequence[GpuSpec], mode: Mode, *, prefetch: bool = False,
+    trace: Trace,
+    gpus: Sequence[GpuSpec],
+    mode: Mode,
+    *,
+    prefetch: bool = False,
     layout: Layout | None = None,
-) -> tuple[SettledStep, ...]:  # fmt: skip
+) -> tuple[SettledStep, ...]:
     """Replay a trace once for several GPUs; the host waits for the GPU after each step.
 
     Where blocks are depends on VRAM and not on time, so that GPUs with the same VRAM have their
@@ -110,9 +114,12 @@ def _on_layout(
     trace: Trace, layout: Layout, gpu: GpuSpec, clocks: Sequence[Clock], policy: Policy
 ) -> _Ran:
     replayer = Replayer(
-        gpu.usable_bytes, clocks, uses_host_times=trace.backend == "cupy",
-        managed=policy.mode == "managed", prefetch=policy.prefetch,
-    )  # fmt: skip
+        gpu.usable_bytes,
+        clocks,
+        uses_host_times=trace.backend == "cupy",
+        managed=policy.mode == "managed",
+        prefetch=policy.prefetch,
+    )
     ends, moved = [], []
     for step in _steps(trace.events):
         replayer.follow(layout.laid[step], layout.block_count)

@@ -46,10 +46,11 @@ class Trace:
         counts = [
             f"{count:,} {what}" + "s" * (count != 1)
             for count, what in (
-                (len(self), "event"), (sum(1 for _ in self.ops), "operation"),
+                (len(self), "event"),
+                (sum(1 for _ in self.ops), "operation"),
                 (self.step_count, "step"),
             )
-        ]  # fmt: skip
+        ]
         sizes = [f"sizes {', '.join(map(str, self.sizes))}"] if self.recordings else []
         return f"<Trace of {self.backend}: {', '.join(counts + sizes)}>"
 
@@ -156,9 +157,12 @@ class Trace:
 
     @classmethod
     def load(
-        cls, path: str | Path, *, max_events: int = trace_file.MAX_EVENTS,
+        cls,
+        path: str | Path,
+        *,
+        max_events: int = trace_file.MAX_EVENTS,
         max_bytes: int = trace_file.MAX_BYTES,
-    ) -> Trace:  # fmt: skip
+    ) -> Trace:
         """Read a trace and check that it holds together; executes nothing.
 
         Args:

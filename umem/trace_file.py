@@ -189,9 +189,7 @@ def _sections(name: str, lines: _Lines, count: int, max_events: int) -> list[lis
     return sections
 
 
-def _events(
-    name: str, lines: _Lines, max_events: int, before: list[list[Event]]
-) -> list[Event]:
+def _events(name: str, lines: _Lines, max_events: int, before: list[list[Event]]) -> list[Event]:
     """The events of a section; in all sections together not more than allowed."""
     events: list[Event] = []
     checker = Checker()

@@ -159,9 +159,7 @@ def _label(group: list[_Allocation]) -> str:
     return ", ".join(labels[:3]) + (", ..." if len(labels) > 3 else "")
 
 
-def _lines(
-    holdings: list[Holding], unit: str, count: int, depth: int | None = None
-) -> list[str]:
+def _lines(holdings: list[Holding], unit: str, count: int, depth: int | None = None) -> list[str]:
     lines = []
     for holding in holdings[:count]:
         lines.append(f"{format_in(holding.nbytes, unit)} in {holding.count}: {holding.label}")

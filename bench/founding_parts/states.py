@@ -37,9 +37,12 @@ def _sizes(trace: Trace) -> dict[int, int]:
     """The new size of each of Adam's states that gets one."""
     lives = trace.lifetimes()
     embedded = {
-        access.tensor for op in trace.ops if op.name == "EmbedIDFunction" for access in op.reads
+        access.tensor
+        for op in trace.ops
+        if op.name == "EmbedIDFunction"
+        for access in op.reads
         if lives[access.tensor].alloc.kind == "parameter"
-    }  # fmt: skip
+    }
     sizes = {}
     for op in trace.ops:
         if op.phase != "update" or op.writes[0].tensor in embedded:

@@ -64,10 +64,12 @@ class _Programme:
             weights[column] = cost.get(key, 0)
             whole[column] = key[0] in "RS"
         return milp(
-            weights, integrality=whole, bounds=Bounds(self.low, self.high),
+            weights,
+            integrality=whole,
+            bounds=Bounds(self.low, self.high),
             constraints=LinearConstraint(matrix, -np.inf, self._limits),
             options={"time_limit": seconds},
-        )  # fmt: skip
+        )
 
 
 def optimum(graph: Graph, plan: Plan, budget_bytes: int, seconds: float) -> Optimum:

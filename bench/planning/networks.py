@@ -75,10 +75,13 @@ def _resized(graph: Graph, large: Graph) -> Graph:
     if graph.names != large.names:
         raise RuntimeError("the network runs other calls on a smaller image")
     nodes = [
-        replace(small, nbytes=big.nbytes,
-                stash_bytes=small.stash_bytes * big.nbytes // max(1, small.nbytes))
+        replace(
+            small,
+            nbytes=big.nbytes,
+            stash_bytes=small.stash_bytes * big.nbytes // max(1, small.nbytes),
+        )
         for small, big in zip(graph.nodes, large.nodes, strict=True)
-    ]  # fmt: skip
+    ]
     return Graph(nodes, graph.edges)
 
 
@@ -191,8 +194,10 @@ def densenet161() -> tuple[Any, Forward]:
 def unet() -> tuple[Any, Forward]:
     """One channel in, two classes out, convolutions without padding, crops at the skips."""
     m, width = _Parts(), (64, 128, 256, 512, 1024)
-    down = [(m.conv(low, high, 3), m.conv(high, high, 3))
-            for low, high in zip((1, *width[:-1]), width, strict=True)]  # fmt: skip
+    down = [
+        (m.conv(low, high, 3), m.conv(high, high, 3))
+        for low, high in zip((1, *width[:-1]), width, strict=True)
+    ]
     up = []
     for low, high in zip(width[-2::-1], width[:0:-1], strict=True):
         grow = m.add(L.Deconvolution2D(high, low, 2, stride=2))
@@ -223,14 +228,31 @@ def unet() -> tuple[Any, Forward]:
 def pspnet() -> tuple[Any, Forward]:
     """On ResNet101 whose last two stages are dilated; 19 classes."""
     m, classes = _Parts(), 19
-    stem = [m.conv_norm(3, 64, 3, stride=2, pad=1), m.conv_norm(64, 64, 3, pad=1),
-            m.conv_norm(64, 128, 3, pad=1)]  # fmt: skip
+    stem = [
+        m.conv_norm(3, 64, 3, stride=2, pad=1),
+        m.conv_norm(64, 64, 3, pad=1),
+        m.conv_norm(64, 128, 3, pad=1),
+    ]
     stages, channels = [], 128
-    for width, count, stride, dilate in ((64, 3, 1, 1), (128, 4, 2, 1), (256, 23, 1, 2),
-                                         (512, 3, 1, 4)):  # fmt: skip
-        stages.append([_bottleneck(m, channels if b == 0 else 4 * width, width,
-                                   stride if b == 0 else 1, dilate, b == 0)
-                       for b in range(count)])  # fmt: skip
+    for width, count, stride, dilate in (
+        (64, 3, 1, 1),
+        (128, 4, 2, 1),
+        (256, 23, 1, 2),
+        (512, 3, 1, 4),
+    ):
+        stages.append(
+            [
+                _bottleneck(
+                    m,
+                    channels if b == 0 else 4 * width,
+                    width,
+                    stride if b == 0 else 1,
+                    dilate,
+                    b == 0,
+                )
+                for b in range(count)
+            ]
+        )
         channels = 4 * width
     pyramid = [(bins, m.conv_norm(2048, 512, 1)) for bins in (1, 2, 3, 6)]
     head = m.conv_norm(4096, 512, 3, pad=1), m.conv(512, classes, 1)

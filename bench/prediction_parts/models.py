@@ -141,18 +141,30 @@ def gan(pixels: int = 32, width: int = 64) -> Step:
     """DCGAN: a generator and a discriminator, each with its optimizer."""
     side = pixels // 8
     make = chainer.Sequential(
-        L.Linear(100, 4 * width * side**2), lambda x: F.reshape(x, (-1, 4 * width, side, side)),
-        L.BatchNormalization(4 * width), F.relu,
-        L.Deconvolution2D(4 * width, 2 * width, 4, 2, 1), L.BatchNormalization(2 * width), F.relu,
-        L.Deconvolution2D(2 * width, width, 4, 2, 1), L.BatchNormalization(width), F.relu,
-        L.Deconvolution2D(width, 3, 4, 2, 1), F.tanh,
-    )  # fmt: skip
+        L.Linear(100, 4 * width * side**2),
+        lambda x: F.reshape(x, (-1, 4 * width, side, side)),
+        L.BatchNormalization(4 * width),
+        F.relu,
+        L.Deconvolution2D(4 * width, 2 * width, 4, 2, 1),
+        L.BatchNormalization(2 * width),
+        F.relu,
+        L.Deconvolution2D(2 * width, width, 4, 2, 1),
+        L.BatchNormalization(width),
+        F.relu,
+        L.Deconvolution2D(width, 3, 4, 2, 1),
+        F.tanh,
+    )
     judge = chainer.Sequential(
-        L.Convolution2D(3, width, 4, 2, 1), F.leaky_relu,
-        L.Convolution2D(width, 2 * width, 4, 2, 1), L.BatchNormalization(2 * width), F.leaky_relu,
-        L.Convolution2D(2 * width, 4 * width, 4, 2, 1), L.BatchNormalization(4 * width),
-        F.leaky_relu, L.Linear(4 * width * side**2, 1),
-    )  # fmt: skip
+        L.Convolution2D(3, width, 4, 2, 1),
+        F.leaky_relu,
+        L.Convolution2D(width, 2 * width, 4, 2, 1),
+        L.BatchNormalization(2 * width),
+        F.leaky_relu,
+        L.Convolution2D(2 * width, 4 * width, 4, 2, 1),
+        L.BatchNormalization(4 * width),
+        F.leaky_relu,
+        L.Linear(4 * width * side**2, 1),
+    )
     optimizers = adam().setup(make), adam().setup(judge)
 
     def step(size: int) -> None:
@@ -168,12 +180,19 @@ def gan(pixels: int = 32, width: int = 64) -> Step:
 
 def autoencoder(pixels: int = 32) -> Step:
     model = chainer.Sequential(
-        L.Convolution2D(3, 32, 3, 2, 1), F.elu, L.Convolution2D(32, 64, 3, 2, 1), F.elu,
-        L.Linear(64 * (pixels // 4) ** 2, 128), F.sigmoid,
-        L.Linear(128, 64 * (pixels // 4) ** 2), F.elu,
+        L.Convolution2D(3, 32, 3, 2, 1),
+        F.elu,
+        L.Convolution2D(32, 64, 3, 2, 1),
+        F.elu,
+        L.Linear(64 * (pixels // 4) ** 2, 128),
+        F.sigmoid,
+        L.Linear(128, 64 * (pixels // 4) ** 2),
+        F.elu,
         lambda x: F.reshape(x, (-1, 64, pixels // 4, pixels // 4)),
-        L.Deconvolution2D(64, 32, 4, 2, 1), F.elu, L.Deconvolution2D(32, 3, 4, 2, 1),
-    )  # fmt: skip
+        L.Deconvolution2D(64, 32, 4, 2, 1),
+        F.elu,
+        L.Deconvolution2D(32, 3, 4, 2, 1),
+    )
 
     def loss(size: int) -> Any:
         x = normal(size, 3, pixels, pixels)
@@ -188,8 +207,9 @@ def autoencoder(pixels: int = 32) -> Step:
 def transformer(layers: int = 4, width: int = 128, length: int = 64) -> Step:
     model = chainer.Sequential(
         *[TransformerLayer(width, 4) for _ in range(layers)],
-        lambda x: F.reshape(x, (-1, width)), L.Linear(width, 100),
-    )  # fmt: skip
+        lambda x: F.reshape(x, (-1, width)),
+        L.Linear(width, 100),
+    )
 
     def loss(size: int) -> Any:
         y = model(normal(size, length, width))
@@ -225,9 +245,11 @@ def unrolled(length: int = 129, width: int = 128) -> Step:
 
 def language_model(words: int = 4000, width: int = 128, length: int = 32) -> Step:
     model = chainer.Sequential(
-        L.EmbedID(words, width), F.dropout, lambda x: F.reshape(x, (-1, width)),
+        L.EmbedID(words, width),
+        F.dropout,
+        lambda x: F.reshape(x, (-1, width)),
         L.Linear(width, words),
-    )  # fmt: skip
+    )
 
     def loss(size: int) -> Any:
         text = labels(size, length + 1, classes=words)
@@ -260,9 +282,10 @@ class MixerLayer(chainer.Chain):
 
 def mixer(patches: int = 64, width: int = 128) -> Step:
     model = chainer.Sequential(
-        *[MixerLayer(patches, width) for _ in range(4)], lambda x: F.mean(x, axis=1),
+        *[MixerLayer(patches, width) for _ in range(4)],
+        lambda x: F.mean(x, axis=1),
         L.Linear(width, 10),
-    )  # fmt: skip
+    )
 
     def loss(size: int) -> Any:
         return F.softmax_cross_entropy(
@@ -274,9 +297,14 @@ def mixer(patches: int = 64, width: int = 128) -> Step:
 
 def mlp(width: int = 1024) -> Step:
     model = chainer.Sequential(
-        L.Linear(784, width), F.relu, F.dropout, L.Linear(width, width), F.relu, F.dropout,
+        L.Linear(784, width),
+        F.relu,
+        F.dropout,
+        L.Linear(width, width),
+        F.relu,
+        F.dropout,
         L.Linear(width, 10),
-    )  # fmt: skip
+    )
 
     def loss(size: int) -> Any:
         return F.softmax_cross_entropy(model(normal(size, 784)), labels(size, classes=10))

@@ -105,8 +105,9 @@ class ResidualBlock(chainer.Chain):
         return x + (F.dropout(y, self.dropout) if self.dropout else y)
 
 
-def residual(blocks: int = 24, dropout: float = 0.0, channels: int = 32, pixels: int = 32,
-             groups: int = 5) -> tuple[Any, Loss, int]:  # fmt: skip
+def residual(
+    blocks: int = 24, dropout: float = 0.0, channels: int = 32, pixels: int = 32, groups: int = 5
+) -> tuple[Any, Loss, int]:
     model = chainer.ChainList(*[ResidualBlock(channels, dropout) for _ in range(blocks)])
     x = images(8, channels, pixels)
 
@@ -362,6 +363,10 @@ NETWORKS = (
 )  # fmt: skip
 QUICK = (
     Network("small residual", lambda: residual(6, channels=16, pixels=16, groups=2), repeats=3),
-    Network("small residual, dropout", lambda: residual(6, 0.1, 16, 16, groups=2), repeats=3,
-            forget_is_wrong="masks are drawn again"),
-)  # fmt: skip
+    Network(
+        "small residual, dropout",
+        lambda: residual(6, 0.1, 16, 16, groups=2),
+        repeats=3,
+        forget_is_wrong="masks are drawn again",
+    ),
+)

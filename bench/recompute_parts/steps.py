@@ -43,9 +43,11 @@ class Trainee:
         return self.parameter_bytes + state + self.input_bytes
 
     def step(
-        self, region: Region = call, update: Callable[[], None] | None = None,
+        self,
+        region: Region = call,
+        update: Callable[[], None] | None = None,
         between: Callable[[], None] = lambda: None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Forward, gradients cleared, backward, update: the order of ``optimizer.update(f)``."""
         loss = self._loss(region)
         between()
@@ -242,4 +244,3 @@ class _Floor:
                 array = array.base
             roots[id(array)] = array.nbytes
         return sum(n for key, n in roots.items() if key not in self._constants)
-

@@ -40,10 +40,15 @@ class Bottleneck(nn.Module):
     def __init__(self, channels: int, middle: int, out: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(channels, middle, 1, stride, bias=False), nn.BatchNorm2d(middle), nn.ReLU(),
-            nn.Conv2d(middle, middle, 3, 1, 1, bias=False), nn.BatchNorm2d(middle), nn.ReLU(),
-            nn.Conv2d(middle, out, 1, bias=False), nn.BatchNorm2d(out),
-        )  # fmt: skip
+            nn.Conv2d(channels, middle, 1, stride, bias=False),
+            nn.BatchNorm2d(middle),
+            nn.ReLU(),
+            nn.Conv2d(middle, middle, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(middle),
+            nn.ReLU(),
+            nn.Conv2d(middle, out, 1, bias=False),
+            nn.BatchNorm2d(out),
+        )
         self.short: nn.Module = nn.Identity()
         if channels != out:
             self.short = nn.Sequential(
@@ -58,10 +63,13 @@ class DenseLayer(nn.Module):
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.BatchNorm2d(channels), nn.ReLU(), nn.Conv2d(channels, 4 * growth, 1, bias=False),
-            nn.BatchNorm2d(4 * growth), nn.ReLU(),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, 4 * growth, 1, bias=False),
+            nn.BatchNorm2d(4 * growth),
+            nn.ReLU(),
             nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
-        )  # fmt: skip
+        )
 
     def forward(self, x: Any) -> Any:
         return torch.cat((x, self.body(x)), 1)
@@ -133,9 +141,13 @@ def square(y: Any) -> Any:
 
 def resnet50() -> Case:
     parts: list[nn.Module] = [
-        nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), nn.BatchNorm2d(64), nn.ReLU(),
-                      nn.MaxPool2d(3, 2, ceil_mode=True))
-    ]  # fmt: skip
+        nn.Sequential(
+            nn.Conv2d(3, 64, 7, 2, 3),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, ceil_mode=True),
+        )
+    ]
     channels = 64
     for stage, count in enumerate((3, 4, 6, 3)):
         for number in range(count):
@@ -154,8 +166,14 @@ def vgg16() -> Case:
             parts += [nn.Conv2d(channels, out, 3, padding=1), nn.ReLU()]
             channels = out
         parts.append(nn.MaxPool2d(2))
-    parts += [nn.Flatten(), nn.Linear(512 * 16, 4096), nn.ReLU(), nn.Linear(4096, 4096),
-              nn.ReLU(), nn.Linear(4096, 1000)]  # fmt: skip
+    parts += [
+        nn.Flatten(),
+        nn.Linear(512 * 16, 4096),
+        nn.ReLU(),
+        nn.Linear(4096, 4096),
+        nn.ReLU(),
+        nn.Linear(4096, 1000),
+    ]
     return parts, torch.randn(8, 3, 128, 128), cross_entropy(8, classes=1000)
 
 
@@ -167,9 +185,9 @@ def densenet(growth: int = 12, layers: int = 8) -> Case:
             parts.append(DenseLayer(channels, growth))
             channels += growth
         if stage < 2:
-            parts.append(nn.Sequential(
-                nn.Conv2d(channels, channels // 2, 1, bias=False), nn.AvgPool2d(2)
-            ))  # fmt: skip
+            parts.append(
+                nn.Sequential(nn.Conv2d(channels, channels // 2, 1, bias=False), nn.AvgPool2d(2))
+            )
             channels //= 2
     last = nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU(), Mean(), nn.Linear(channels, 10))
     return [*parts, last], torch.randn(8, 3, 32, 32), cross_entropy(8, classes=10)
@@ -253,13 +271,22 @@ def main(name: str, repeats: int, what: str) -> None:
             found.append(time.process_time() - start)
     medians = {kind: statistics.median(found) for kind, found in seconds.items()}
     ratios = [a / b for a, b in zip(seconds[what], seconds["plain"], strict=True)]
-    print(json.dumps({
-        "peak_mb": peaks[what] / 1e6, "of_raw": peaks[what] / peaks["plain"],
-        "median_s": medians[what], "time_ratio": medians[what] / medians["plain"],
-        "ratio_low": min(ratios), "ratio_high": max(ratios), "seconds": seconds[what],
-        "plain_seconds": seconds["plain"], "torch": torch.__version__,
-        "verdict": f"{segments} segments" if what == "checkpoint" else None,
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "peak_mb": peaks[what] / 1e6,
+                "of_raw": peaks[what] / peaks["plain"],
+                "median_s": medians[what],
+                "time_ratio": medians[what] / medians["plain"],
+                "ratio_low": min(ratios),
+                "ratio_high": max(ratios),
+                "seconds": seconds[what],
+                "plain_seconds": seconds["plain"],
+                "torch": torch.__version__,
+                "verdict": f"{segments} segments" if what == "checkpoint" else None,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -78,8 +78,10 @@ def refused() -> tuple[float, float]:
     try:
         train("1MiB")
     except BudgetError as error:
-        found = [re.search(rf"{name} ([\d.]+) MiB", str(error)) for name in
-                 ("the least is", "the floor of")]  # fmt: skip
+        found = [
+            re.search(rf"{name} ([\d.]+) MiB", str(error))
+            for name in ("the least is", "the floor of")
+        ]
         least, floor = (float(match[1]) for match in found if match)
         return least, floor
     raise AssertionError("1 MiB was enough")
@@ -93,17 +95,29 @@ def draw(found: Found, path: Path) -> None:
     panel = figure.subplots()
     xs, ys = zip(*found.plain, strict=True)
     panel.fill_between([*xs, 1], [*ys, ys[-1]], step="post", color=GREY, linewidth=0)
-    panel.annotate("plain step:\nnothing is dropped", (0.62, 0.7 * found.peak), ha="center",
-                   color=INK, fontsize=10)  # fmt: skip
+    panel.annotate(
+        "plain step:\nnothing is dropped",
+        (0.62, 0.7 * found.peak),
+        ha="center",
+        color=INK,
+        fontsize=10,
+    )
     xs, ys = zip(*found.planned, strict=True)
     panel.step([*xs, 1], [*ys, ys[-1]], where="post", color=BLUE, linewidth=1.8)
-    panel.annotate('the same step under Recompute("min")', (0.3, 0.2 * found.peak), color=BLUE,
-                   fontsize=10)  # fmt: skip
+    panel.annotate(
+        'the same step under Recompute("min")', (0.3, 0.2 * found.peak), color=BLUE, fontsize=10
+    )
     at = max(found.plain, key=lambda point: point[1])
     panel.plot(*at, "o", color=INK, markersize=5)
-    panel.annotate(f"peak of the plain step, {found.peak:.0f} MiB: what tensors hold at most",
-                   at, (-10, -2), textcoords="offset points", ha="right", color=INK,
-                   fontsize=10)  # fmt: skip
+    panel.annotate(
+        f"peak of the plain step, {found.peak:.0f} MiB: what tensors hold at most",
+        at,
+        (-10, -2),
+        textcoords="offset points",
+        ha="right",
+        color=INK,
+        fontsize=10,
+    )
     _line(panel, found.reserved, RED, "reserved", "what the pool took\nfrom VRAM for it")
     _line(panel, found.least, BLUE, "least budget", "the smallest that\nRecompute accepts")
     _line(panel, found.floor, GREEN, "floor", "no plan whatever\ngets lower")
@@ -121,9 +135,16 @@ def draw(found: Found, path: Path) -> None:
 
 def _line(panel: Any, mib: float, color: str, word: str, meaning: str) -> None:
     panel.axhline(mib, color=color, linestyle="--", linewidth=1.2)
-    panel.annotate(f"{word}, {mib:.0f} MiB:\n{meaning}", (1, mib), (6, 0), color=color,
-                   textcoords="offset points", fontsize=10, va="center",
-                   annotation_clip=False)  # fmt: skip
+    panel.annotate(
+        f"{word}, {mib:.0f} MiB:\n{meaning}",
+        (1, mib),
+        (6, 0),
+        color=color,
+        textcoords="offset points",
+        fontsize=10,
+        va="center",
+        annotation_clip=False,
+    )
 
 
 if __name__ == "__main__":

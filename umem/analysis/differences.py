@@ -124,9 +124,11 @@ def _size(op: OpDifference) -> tuple[float, float]:
 
 
 def _op(
-    key: tuple[str, str], pair: tuple[OpTotal | None, OpTotal | None], steps: tuple[int, int],
+    key: tuple[str, str],
+    pair: tuple[OpTotal | None, OpTotal | None],
+    steps: tuple[int, int],
     timed: tuple[bool, bool],
-) -> OpDifference:  # fmt: skip
+) -> OpDifference:
     seconds = [
         (op.seconds if op is not None else 0.0) if has else None
         for op, has in zip(pair, timed, strict=True)

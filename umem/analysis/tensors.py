@@ -21,9 +21,7 @@ KINDS = (
 LASTING = ("parameters", "optimizer state", "other state")
 """What is kept from step to step."""
 ACTIVATIONS = ("saved for backward", "other activations")
-_PLAIN = {
-    "parameter": "parameters", "input": "input", "gradient": "gradients", "array": "arrays",
-}  # fmt: skip
+_PLAIN = {"parameter": "parameters", "input": "input", "gradient": "gradients", "array": "arrays"}
 
 
 class Tensor(NamedTuple):
@@ -100,9 +98,20 @@ class _Life:
     def tensor(self) -> Tensor:
         number, nbytes, _, label, uploaded, stack = self.alloc
         return Tensor(
-            number, nbytes, self.kind(), label, self.birth, self.death, self.step, self.maker,
-            self.first, self.last, self.updated, uploaded, stack,
-        )  # fmt: skip
+            number,
+            nbytes,
+            self.kind(),
+            label,
+            self.birth,
+            self.death,
+            self.step,
+            self.maker,
+            self.first,
+            self.last,
+            self.updated,
+            uploaded,
+            stack,
+        )
 
     def kind(self) -> str:
         kind = self.alloc.kind
@@ -121,8 +130,11 @@ class _Reader:
         self.steps: list[int] = []
         self._alive: dict[int, _Life] = {}
         self._on: Mapping[type, Callable[[int, Any], None]] = {
-            Alloc: self._alloc, Free: self._free, Op: self._op, Mark: self._mark,
-        }  # fmt: skip
+            Alloc: self._alloc,
+            Free: self._free,
+            Op: self._op,
+            Mark: self._mark,
+        }
 
     def read(self, events: list[Event]) -> None:
         on = self._on

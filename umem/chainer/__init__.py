@@ -6,11 +6,7 @@ install()
 
 import chainer  # noqa: E402, F401  (the layer must be in place first)
 
-from umem.chainer.checkpointing import (  # noqa: E402
-    checkpoint,
-    checkpoint_sequential,
-    checkpointed,
-)
+from umem.chainer.checkpointing import checkpoint, checkpoint_sequential, checkpointed  # noqa: E402
 from umem.chainer.devices import device  # noqa: E402
 from umem.chainer.lookahead import LookaheadPrefetch  # noqa: E402
 from umem.chainer.memory_report import MemoryReport  # noqa: E402

@@ -160,9 +160,8 @@ class Checkpoint(function_node.FunctionNode):
         return tuple(made)
 
     def backward_accumulate(
-        self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...],
-        grad_inputs: tuple[Any, ...],
-    ) -> tuple[Any, ...]:  # fmt: skip
+        self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...], grad_inputs: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
         """Run the region again and differentiate it, adding to the gradients that are there.
 
         Adding here, and not afterwards, keeps the order of the sum that a plain run has.
@@ -178,9 +177,12 @@ class Checkpoint(function_node.FunctionNode):
             outputs, functions = self._region.run_again(inputs, self._captured)
             pairs = [(y, gy) for y, gy in zip(outputs, grad_outputs, strict=True) if gy is not None]
             grads = chainer.grad(
-                [y for y, _ in pairs], [sources[i] for i in indexes], [gy for _, gy in pairs],
-                grad_inputs, enable_double_backprop=double,
-            )  # fmt: skip
+                [y for y, _ in pairs],
+                [sources[i] for i in indexes],
+                [gy for _, gy in pairs],
+                grad_inputs,
+                enable_double_backprop=double,
+            )
         if not double:  # otherwise the graph of the second run is part of the outer one
             del outputs, pairs
             seal(functions)

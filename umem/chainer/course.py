@@ -443,10 +443,12 @@ def _reaches_more(now: Pass, learned: Learned, nodes: Iterable[Any]) -> bool:
     Then their place is not known. A variable may have been cut, or its gradient not asked for.
     """
     more = [
-        call for call in now.calls
-        if call.index not in learned.plain and call.has_graph
+        call
+        for call in now.calls
+        if call.index not in learned.plain
+        and call.has_graph
         and any(x.requires_grad for x in call.func.inputs or ())
-    ]  # fmt: skip
+    ]
     return bool(more) and not {call.func for call in more}.isdisjoint(functions(nodes))
 
 

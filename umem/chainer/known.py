@@ -40,10 +40,11 @@ class Known:
         arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
         shapes = [(array.shape, array.dtype) for array in arrays]
         return [
-            one for one in self.graphs
+            one
+            for one in self.graphs
             if one.signatures[0][0] is kind
             and [entry[2:] for entry in one.signatures[0][1]] == shapes
-        ]  # fmt: skip
+        ]
 
     # -- what optimizers keep --------------------------------------------------------------
 

@@ -228,7 +228,8 @@ class Learned:
                     cost=o.seconds,
                     alias_of=None if o.alias is None else names[o.alias],
                     recomputable=o.again,
-                    stash_bytes=0 if dead or o.alias is not None or index in held
+                    stash_bytes=0
+                    if dead or o.alias is not None or index in held
                     else o.stash_bytes,
                     grad_bytes=0 if dead or index in views else o.grad_bytes,
                     workspace_bytes=o.workspace_bytes + mask + mask // 4,
@@ -254,9 +255,13 @@ def learn(calls: list[Call], observed: list[Observed]) -> Learned:
         alive = call.needs() if call.has_graph else []
         needs.append(tuple(dict.fromkeys(c.index for c in alive)))
     learned = Learned(
-        [call.signature for call in calls], [call.label for call in calls], list(observed),
-        list(edges), needs, users,
-    )  # fmt: skip
+        [call.signature for call in calls],
+        [call.label for call in calls],
+        list(observed),
+        list(edges),
+        needs,
+        users,
+    )
     learned.is_ordered = any(_needs_order(call.signature[0]) for call in calls)
     return learned
 

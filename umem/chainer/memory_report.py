@@ -55,9 +55,12 @@ class MemoryReport(training.Extension):
     priority = training.PRIORITY_WRITER
 
     def __init__(
-        self, trigger: Any = (1, "iteration"), record: str | Path | None = None, *,
+        self,
+        trigger: Any = (1, "iteration"),
+        record: str | Path | None = None,
+        *,
         force: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.trigger = trigger
         self._path = None if record is None else Path(record).absolute()
         self._force = force

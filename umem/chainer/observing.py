@@ -69,9 +69,10 @@ def observe(
     roots = {id(root): root for root in map(root_of, call.values)}
     own = [root for root in roots.values() if not any(root is x for x in ins)]
     bases = [
-        s.call.index for s, x in zip(call.sources, ins, strict=True)
+        s.call.index
+        for s, x in zip(call.sources, ins, strict=True)
         if s.call is not None and s.call.number == call.number and id(x) in roots
-    ]  # fmt: skip
+    ]
     held = {id(a): a.nbytes for arrays in found.values() for a in arrays}
     for root in own:
         held.pop(id(root), None)

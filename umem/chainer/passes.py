@@ -91,14 +91,19 @@ class Pass:
     # -- forward ---------------------------------------------------------------------------
 
     def add(
-        self, func: Any, inputs: Any, outputs: Any, before: Before, seconds: float,
-        workspace: int,
-    ) -> None:  # fmt: skip
+        self, func: Any, inputs: Any, outputs: Any, before: Before, seconds: float, workspace: int
+    ) -> None:
         """A function was applied."""
         call = Call(
-            self.number, len(self.calls), func, inputs, outputs, self.leaves, self.outside,
+            self.number,
+            len(self.calls),
+            func,
+            inputs,
+            outputs,
+            self.leaves,
+            self.outside,
             self._debug,
-        )  # fmt: skip
+        )
         func._umem_call = call
         self.calls.append(call)
         self.seconds.append(seconds)

@@ -34,8 +34,9 @@ def check_budget(budget: int | str) -> Budget:
         except ValueError:
             share = 0.0
         if not 0 < share <= 1:
-            raise SizeError(f'a share of a plain step is above "0%" and at most "100%"; '
-                            f"got {budget!r}")  # fmt: skip
+            raise SizeError(
+                f'a share of a plain step is above "0%" and at most "100%"; got {budget!r}'
+            )
         return share
     if isinstance(budget, float):
         raise SizeError(
@@ -45,9 +46,7 @@ def check_budget(budget: int | str) -> Budget:
     return parse_bytes(budget, "budget")
 
 
-def prepare(
-    learned: Learned, budget: Budget, method: Method, *, strict: bool = True
-) -> str | None:
+def prepare(learned: Learned, budget: Budget, method: Method, *, strict: bool = True) -> str | None:
     """Plan a graph that was learned; where a plain step fits, there is nothing to plan.
 
     Returns what to tell the user where a share of a plain step cannot be had, and the plan is the

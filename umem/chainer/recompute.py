@@ -30,13 +30,7 @@ from chainer import (
 from chainer.serializer import Deserializer
 
 from umem.chainer.afterwards import watch_over
-from umem.chainer.course import (
-    ANOTHER_ARRAY,
-    INTO_EARLIER,
-    IT_IS_CUT,
-    Course,
-    RecomputeWarning,
-)
+from umem.chainer.course import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_CUT, Course, RecomputeWarning
 from umem.chainer.learning import Learned, Roots
 from umem.chainer.observing import Before, look
 from umem.chainer.plain_pass import PlainPass
@@ -86,9 +80,13 @@ class Recompute:
     """
 
     def __init__(
-        self, budget: int | str, method: Method = "auto", *, strict: bool = False,
+        self,
+        budget: int | str,
+        method: Method = "auto",
+        *,
+        strict: bool = False,
         debug: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._budget = check_budget(budget)
         self._course = Course(self._budget, method, debug=debug, strict=strict)
         self._inside = False

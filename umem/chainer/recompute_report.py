@@ -22,16 +22,23 @@ def describe(learned: Learned) -> str:
     constant = learned.constant(learned.packs)
     size, node = floor_of(learned)
     lines = [
-        head + ("a plain step fits, and is left as it is" if learned.fits
-                else f"planned by {plan.method}"),
+        head
+        + (
+            "a plain step fits, and is left as it is"
+            if learned.fits
+            else f"planned by {plan.method}"
+        ),
         f"  peak: {format_bytes(learned.peak_bytes or 0)} predicted, "
         f"{_or_not(learned.measured_bytes)}; {format_bytes(learned.keep_all_bytes)} predicted "
         f"for a plain step; the floor is {format_bytes(constant + size)} ({node})",
         f"  parameters, state and inputs: {format_bytes(constant)} of it",
         f"  overhead: {_share(plan.overhead, learned.seconds)} of the forward pass predicted, "
-        + ("not measured yet" if learned.rerun_seconds is None
-           else f"{_share(learned.rerun_seconds, learned.seconds)} measured"),
-    ]  # fmt: skip
+        + (
+            "not measured yet"
+            if learned.rerun_seconds is None
+            else f"{_share(learned.rerun_seconds, learned.seconds)} measured"
+        ),
+    ]
     again = [name for block in plan.recomputed for name in block]
     lines.append(f"  kept: {_names(list(plan.kept))}")
     lines.append(f"  run again: {_names(again)}")
@@ -64,10 +71,7 @@ def curves(learned: Learned) -> tuple[list[int], list[int]]:
     if learned.fits:
         return (_curve(before, learned.constant(False)),) * 2
     after = simulate(graph_of(learned, packs=learned.packs), learned.plan)
-    return (
-        _curve(before, learned.constant(False)),
-        _curve(after, learned.constant(learned.packs)),
-    )
+    return (_curve(before, learned.constant(False)), _curve(after, learned.constant(learned.packs)))
 
 
 def _curve(simulation: Simulation, constant: int) -> list[int]:

@@ -33,9 +33,9 @@ _OWN = frozenset((
 """Attributes that function nodes have anyway."""
 _STATISTICS = ("running_mean", "running_var")
 """What normalisation holds and changes in place."""
-_GATHERS = frozenset((
-    "EmbedIDFunction", "EmbedIDGrad", "SparseMatMul", "GetItem", "SelectItem", "Permutate",
-))  # fmt: skip
+_GATHERS = frozenset(
+    ("EmbedIDFunction", "EmbedIDGrad", "SparseMatMul", "GetItem", "SelectItem", "Permutate")
+)
 
 
 class ChainerSource:
@@ -117,9 +117,13 @@ def rerun(func: Any, inputs: tuple[Any, ...]) -> Any:
 
 
 def _emit_apply(
-    recorders: tuple[Recorder, ...], func: Any, inputs: Any, outs: list[Any],
-    before: tuple[Any, ...], measured: Measured,
-) -> None:  # fmt: skip
+    recorders: tuple[Recorder, ...],
+    func: Any,
+    inputs: Any,
+    outs: list[Any],
+    before: tuple[Any, ...],
+    measured: Measured,
+) -> None:
     """Emit one application; bench/overhead.py says what a microsecond here costs an LSTM."""
     kind = _kinds.get(func.__class__) or _kind_of(func)
     name = kind.label or func.label
@@ -141,15 +145,26 @@ def _emit_apply(
         if held:
             _add_held(recorder, name, held, before, reads, writes)
         recorder.emit_op(
-            name, phase, reads, writes, flops, traffic, kind.pattern, measured.seconds,
+            name,
+            phase,
+            reads,
+            writes,
+            flops,
+            traffic,
+            kind.pattern,
+            measured.seconds,
             measured.workspace_bytes,
-        )  # fmt: skip
+        )
 
 
 def _add_held(
-    recorder: Recorder, name: str, held: list[tuple[str, Any]], before: tuple[Any, ...],
-    reads: list[Reach], writes: list[Reach],
-) -> None:  # fmt: skip
+    recorder: Recorder,
+    name: str,
+    held: list[tuple[str, Any]],
+    before: tuple[Any, ...],
+    reads: list[Reach],
+    writes: list[Reach],
+) -> None:
     """Add what the function holds: read if it held it before the call, otherwise written."""
     values = (("", value) for value in before if not isinstance(value, chainer.Function))
     old = {id(array) for _, array in _arrays_in(values)}
@@ -215,9 +230,12 @@ def _recorded_pop(original: Any) -> Any:
 
 
 def _emit_backprop(
-    recorders: tuple[Recorder, ...], func: Any, grad_outputs: Any, grad_inputs: Any,
+    recorders: tuple[Recorder, ...],
+    func: Any,
+    grad_outputs: Any,
+    grad_inputs: Any,
     measured: Measured,
-) -> None:  # fmt: skip
+) -> None:
     """Emit what the backward method computed by itself; functions it applied are recorded."""
     grads = [_array(g) for gs in grad_inputs.values() for g in gs if g is not None]
     for recorder in recorders:
@@ -233,9 +251,16 @@ def _emit_backprop(
         writes = recorder.follow(made, "gradient", name)
         flops = 2 * sum(a.size for a in made)
         recorder.emit_op(
-            name, "backward", reads, writes, flops, None, "stream", measured.seconds,
+            name,
+            "backward",
+            reads,
+            writes,
+            flops,
+            None,
+            "stream",
+            measured.seconds,
             measured.workspace_bytes,
-        )  # fmt: skip
+        )
 
 
 # -- update ------------------------------------------------------------------------------------
@@ -277,9 +302,16 @@ def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) 
     reads.append(recorder.access(param.grad, "gradient", param.name or name))
     flops = 2 * param.size * (1 + 2 * len(state))
     recorder.emit_op(
-        name, "update", reads, writes, flops, None, "stream", measured.seconds,
+        name,
+        "update",
+        reads,
+        writes,
+        flops,
+        None,
+        "stream",
+        measured.seconds,
         measured.workspace_bytes,
-    )  # fmt: skip
+    )
 
 
 def _recorded_step(original: Any) -> Any:

@@ -100,9 +100,10 @@ class SecondRun(_Hook):
     def __enter__(self) -> SecondRun:
         first = self._first
         changed = [
-            chainer.using_config(key, value) for key, value in first.config.items()
+            chainer.using_config(key, value)
+            for key, value in first.config.items()
             if getattr(chainer.config, key, None) is not value
-        ]  # fmt: skip
+        ]
         random = () if first.random is None else (first.random.again(),)
         links = SecondCalls(self.name, first.links.vectors)
         self._enter(*changed, chainer.using_config("in_recomputing", True), *random, links)

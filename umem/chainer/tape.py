@@ -27,10 +27,17 @@ from umem.chainer.recording import rerun
 from umem.chainer.wiring import Source, checksum, owner_of, source_of
 from umem.errors import RecomputeError, StateError
 
-DRAWS = frozenset((
-    "Dropout", "GaussianDropout", "Gaussian", "GaussianNoise", "RReLU", "SimplifiedDropconnect",
-    "GumbelSoftmax",
-))  # fmt: skip
+DRAWS = frozenset(
+    (
+        "Dropout",
+        "GaussianDropout",
+        "Gaussian",
+        "GaussianNoise",
+        "RReLU",
+        "SimplifiedDropconnect",
+        "GumbelSoftmax",
+    )
+)
 """Functions that draw random numbers once and find them on themselves when they run again."""
 STATISTICS = ("running_mean", "running_var")
 """What a normalisation changes in place as it runs; a second run leaves it alone."""
@@ -73,9 +80,16 @@ class Call:
     )  # fmt: skip
 
     def __init__(
-        self, number: int, index: int, func: Any, inputs: Any, outputs: Any,
-        leaves: dict[int, tuple[int, Any]], outside: Outside, sums: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        number: int,
+        index: int,
+        func: Any,
+        inputs: Any,
+        outputs: Any,
+        leaves: dict[int, tuple[int, Any]],
+        outside: Outside,
+        sums: bool = False,
+    ) -> None:
         self.number = number
         self.index = index
         self.again = True
@@ -238,9 +252,10 @@ class Call:
         while pending:
             call = pending[-1]
             missing = [
-                source.call for source in call.sources
+                source.call
+                for source in call.sources
                 if source.call is not None and not source.call.find(source.output)
-            ]  # fmt: skip
+            ]
             if missing:
                 pending += missing
                 continue
@@ -271,11 +286,14 @@ class Call:
             raise RecomputeError(f"{self.label!r} must not run twice, and its outputs are gone")
         start = time.perf_counter()
         func = self.func
-        inputs = tuple([
-            self.outside.find(source.array, self.label) if source.call is None
-            else source.call.value(source.output)
-            for source in self.sources
-        ])  # fmt: skip
+        inputs = tuple(
+            [
+                self.outside.find(source.array, self.label)
+                if source.call is None
+                else source.call.value(source.output)
+                for source in self.sources
+            ]
+        )
         self.verify(inputs)
         statistics = {name: getattr(func, name) for name in STATISTICS if hasattr(func, name)}
         for name in statistics:
@@ -361,9 +379,9 @@ class Call:
     def replace_input(self, array: Any, copy: Any) -> None:
         """Run again with a copy, where an array from outside is about to change."""
         self.sources = [
-            source._replace(array=copy) if source.call is None and source.array is array
-            else source for source in self.sources
-        ]  # fmt: skip
+            source._replace(array=copy) if source.call is None and source.array is array else source
+            for source in self.sources
+        ]
 
     # -- what a planner wants to know ------------------------------------------------------
 

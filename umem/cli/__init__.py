@@ -31,9 +31,12 @@ class _Lazy(click.Group):
         return command
 
     def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None,
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
         **extra: Any,
-    ) -> click.Context:  # fmt: skip
+    ) -> click.Context:
         with _in_a_sentence():
             return super().make_context(info_name, args, parent, **extra)
 

@@ -63,10 +63,19 @@ class _Sizes(click.ParamType):  # type: ignore[type-arg]
 @click.option("--force", is_flag=True, help="Overwrite a file that exists.")
 @caps
 def command(
-    traces: tuple[Path, ...], sizes: tuple[int, ...] | None, size: int | None, gpu: str | None,
-    vram: str | None, every: bool, all_gpus: bool, as_json: bool, png: Path | None, force: bool,
-    max_events: int, max_bytes: int,
-) -> None:  # fmt: skip
+    traces: tuple[Path, ...],
+    sizes: tuple[int, ...] | None,
+    size: int | None,
+    gpu: str | None,
+    vram: str | None,
+    every: bool,
+    all_gpus: bool,
+    as_json: bool,
+    png: Path | None,
+    force: bool,
+    max_events: int,
+    max_bytes: int,
+) -> None:
     """Try what umem can do on a recorded step; list what makes it fit, shortest step first.
 
     Each result is printed as it is found; Ctrl-C keeps them, with exit status 130.
@@ -78,8 +87,9 @@ def command(
     if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
     if all_gpus and (gpu is not None or vram is not None):
-        raise click.UsageError("--all-gpus asks for every GPU of the table: leave --gpu and "
-                               "--vram out")  # fmt: skip
+        raise click.UsageError(
+            "--all-gpus asks for every GPU of the table: leave --gpu and --vram out"
+        )
     if all_gpus and every:
         raise click.UsageError("--all says more of one GPU: leave it or --all-gpus out")
     refuse([] if png is None else [png], traces, force=force)
@@ -94,16 +104,26 @@ def command(
         raise SystemExit(INTERRUPTED) from None
     if best is None:
         if png is not None:
-            say(f"Nothing fits, so there is nothing to draw: {shown(png)} was not written.",
-                err=True)  # fmt: skip
+            say(
+                f"Nothing fits, so there is nothing to draw: {shown(png)} was not written.",
+                err=True,
+            )
         click.get_current_context().exit(NOTHING_FITS)
 
 
 def _answer(
-    traces: tuple[Path, ...], sizes: tuple[int, ...] | None, size: int | None, gpu: str | None,
-    vram: str | None, every: bool, all_gpus: bool, as_json: bool, png: Path | None, force: bool,
+    traces: tuple[Path, ...],
+    sizes: tuple[int, ...] | None,
+    size: int | None,
+    gpu: str | None,
+    vram: str | None,
+    every: bool,
+    all_gpus: bool,
+    as_json: bool,
+    png: Path | None,
+    force: bool,
     read: Caps,
-) -> Option | None:  # fmt: skip
+) -> Option | None:
     """Say what there is to say; returns the best that was found."""
     asked = [gpu_asked_for("t4" if gpu is None else gpu, vram)]
     trace = _load(traces, sizes, read)
@@ -119,8 +139,10 @@ def _answer(
         _for_one(choice, every, as_json, None if best is None else png, force)
     if not as_json:
         if size is None and trace.sizes:
-            say(f"\nThis is size {trace.sizes[-1]}, the largest recorded; --size N takes "
-                       "the step to another.")  # fmt: skip
+            say(
+                f"\nThis is size {trace.sizes[-1]}, the largest recorded; --size N takes "
+                "the step to another."
+            )
         _say_what_next(traces, sizes, size, all_gpus)
     return best
 
@@ -156,9 +178,7 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _for_one(
-    choice: Choice, every: bool, as_json: bool, png: Path | None, force: bool
-) -> None:
+def _for_one(choice: Choice, every: bool, as_json: bool, png: Path | None, force: bool) -> None:
     if as_json:
         _print_json(choice.to_json())
     else:
@@ -172,9 +192,7 @@ def _for_one(
         say(f"Wrote {shown(png)}.", err=as_json)
 
 
-def _among_all(
-    choices: tuple[Choice, ...], as_json: bool, png: Path | None, force: bool
-) -> None:
+def _among_all(choices: tuple[Choice, ...], as_json: bool, png: Path | None, force: bool) -> None:
     if as_json:
         _print_json({"simulated": True, "gpus": [choice.to_json() for choice in choices]})
     else:

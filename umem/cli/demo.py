@@ -51,21 +51,41 @@ class _Result:
 
 
 @click.command("demo")
-@click.option("--device", default="virtual:v100-16gb", show_default=True, metavar="DEVICE",
-              help="virtual:NAME, or cuda for a real GPU.")
+@click.option(
+    "--device",
+    default="virtual:v100-16gb",
+    show_default=True,
+    metavar="DEVICE",
+    help="virtual:NAME, or cuda for a real GPU.",
+)
 @click.option("--vram", default="96MiB", show_default=True, help="VRAM of the virtual GPU.")
-@click.option("--nodes", type=click.IntRange(1000, 5_000_000), default=64_000, show_default=True,
-              help="Nodes of the generated graph (virtual GPU).")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1000, 5_000_000),
+    default=64_000,
+    show_default=True,
+    help="Nodes of the generated graph (virtual GPU).",
+)
 @click.option("--steps", type=click.IntRange(1, 1000), default=10, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True,
-              help="Folder for demo.png and demo.json; those in it are overwritten.")
-@click.option("--bytes", "size", default="2GiB", show_default=True,
-              help="What a step needs (cuda).")
-@click.option("--factor", type=click.FloatRange(0, 20, min_open=True), default=None,
-              help="Size the step as so many times VRAM instead (cuda). Above 1 oversubscribes.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("out"),
+    show_default=True,
+    help="Folder for demo.png and demo.json; those in it are overwritten.",
+)
+@click.option(
+    "--bytes", "size", default="2GiB", show_default=True, help="What a step needs (cuda)."
+)
+@click.option(
+    "--factor",
+    type=click.FloatRange(0, 20, min_open=True),
+    default=None,
+    help="Size the step as so many times VRAM instead (cuda). Above 1 oversubscribes.",
+)
 def command(
     device: str, vram: str, nodes: int, steps: int, out: Path, size: str, factor: float | None
-) -> None:  # fmt: skip
+) -> None:
     """Train a 3-layer graph network that needs more memory than its GPU has.
 
     Without a GPU the arithmetic is real and runs on NumPy; memory and time are those of a
@@ -211,9 +231,12 @@ def _refuse_too_much(gpu: Any, needed: int, factor: float | None) -> None:
 @contextmanager
 def _progress(console: Console, steps: int) -> Iterator[Any]:
     columns = (
-        SpinnerColumn(), TextColumn("{task.description:<22}"), BarColumn(),
-        TextColumn("{task.completed}/{task.total} steps"), TimeElapsedColumn(),
-    )  # fmt: skip
+        SpinnerColumn(),
+        TextColumn("{task.description:<22}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} steps"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=steps)
         said = ""

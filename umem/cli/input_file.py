@@ -34,11 +34,17 @@ class Caps(NamedTuple):
 def caps(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--max-events`` and ``--max-bytes`` to a command."""
     events = click.option(
-        "--max-events", type=click.IntRange(1), default=MAX_EVENTS, metavar="N",
+        "--max-events",
+        type=click.IntRange(1),
+        default=MAX_EVENTS,
+        metavar="N",
         help=f"Read traces of up to so many events (default: {MAX_EVENTS:,}).",
-    )  # fmt: skip
+    )
     nbytes = click.option(
-        "--max-bytes", type=_Bytes(), default=MAX_BYTES, metavar="SIZE",
+        "--max-bytes",
+        type=_Bytes(),
+        default=MAX_BYTES,
+        metavar="SIZE",
         help=f"Read up to so much text, decompressed (default: {format_bytes(MAX_BYTES)}).",
-    )  # fmt: skip
+    )
     return events(nbytes(command))

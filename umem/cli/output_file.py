@@ -27,8 +27,9 @@ def refuse(paths: Sequence[Path], sources: Sequence[Path], *, force: bool) -> No
     seen = {os.path.realpath(source) for source in sources}
     for path in paths:
         if os.path.realpath(path) in seen:
-            raise click.UsageError(f"{shown(path)} is named twice; each file needs a name of its "
-                                   "own")  # fmt: skip
+            raise click.UsageError(
+                f"{shown(path)} is named twice; each file needs a name of its own"
+            )
         seen.add(os.path.realpath(path))
         try:
             check_target(path, force=force, way_out="--force overwrites it")
@@ -51,9 +52,7 @@ def refuse_picture(path: Path | None) -> None:
         return
     if path.suffix.lower() != ".png":
         name = path.with_suffix(".png").name
-        raise click.UsageError(
-            f"a picture is a PNG: name it {shown(name)}, not {shown(path.name)}"
-        )
+        raise click.UsageError(f"a picture is a PNG: name it {shown(name)}, not {shown(path.name)}")
     if not _has_matplotlib():
         raise click.ClickException(f"pictures need matplotlib; {extras.command('plot')}")
 

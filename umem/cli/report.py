@@ -67,10 +67,17 @@ class _Outputs:
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @caps
 def command(
-    traces: tuple[Path, ...], as_json: bool, html: Path | None, png: Path | None,
-    export: tuple[str, Path] | None, gpu: str | None, vram: str | None, force: bool,
-    max_events: int, max_bytes: int,
-) -> None:  # fmt: skip
+    traces: tuple[Path, ...],
+    as_json: bool,
+    html: Path | None,
+    png: Path | None,
+    export: tuple[str, Path] | None,
+    gpu: str | None,
+    vram: str | None,
+    force: bool,
+    max_events: int,
+    max_bytes: int,
+) -> None:
     """Show where the memory of a recorded step went, and the time.
 
     TRACE is what umem.record(), saved, or `umem run --record` has written. With a second one,
@@ -82,8 +89,9 @@ def command(
     if len(traces) > 2:
         raise click.UsageError(f"one trace, or two to compare; got {len(traces)}")
     if len(traces) == 2 and outputs.paths:
-        raise click.UsageError("--html, --png and --export are of one trace; two are compared "
-                               "as text, or with --json")  # fmt: skip
+        raise click.UsageError(
+            "--html, --png and --export are of one trace; two are compared as text, or with --json"
+        )
     refuse(outputs.paths, traces, force=force)
     refuse_picture(png)
     try:
@@ -184,9 +192,10 @@ def _write(analysis: Analysis, path: Path, outputs: _Outputs, vram: Vram | None)
         from umem.reports.timeline_picture import draw_timeline
 
         write(
-            outputs.png, lambda file: draw_timeline(analysis, path.name, file, vram),
+            outputs.png,
+            lambda file: draw_timeline(analysis, path.name, file, vram),
             force=outputs.force,
-        )  # fmt: skip
+        )
         yield f"Wrote {shown(outputs.png)}."
     if outputs.perfetto is not None:
         from umem.reports.perfetto import perfetto

@@ -61,11 +61,23 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
-    mode: str | None, limit: str | None, prefetch: bool, virtual: str | None, vram: str | None,
-    report: bool, record: Path | None, steps: str | None, stacks: bool, no_workspace: bool,
-    stop: bool, force: bool, watch: bool, traceback: bool, script: Path,
+    mode: str | None,
+    limit: str | None,
+    prefetch: bool,
+    virtual: str | None,
+    vram: str | None,
+    report: bool,
+    record: Path | None,
+    steps: str | None,
+    stacks: bool,
+    no_workspace: bool,
+    stop: bool,
+    force: bool,
+    watch: bool,
+    traceback: bool,
+    script: Path,
     arguments: tuple[str, ...],
-) -> None:  # fmt: skip
+) -> None:
     """Run SCRIPT unchanged, with Chainer made to work on today's NumPy, Python and CuPy.
 
     What follows SCRIPT is the script's own. Its exit code and its traceback are its own too.
@@ -103,13 +115,23 @@ def command(
 
 
 def _recording(
-    path: Path | None, steps: str | None, stacks: bool, no_workspace: bool, stop: bool,
-    force: bool, script: Path,
-) -> Recording | None:  # fmt: skip
+    path: Path | None,
+    steps: str | None,
+    stacks: bool,
+    no_workspace: bool,
+    stop: bool,
+    force: bool,
+    script: Path,
+) -> Recording | None:
     """What is to be recorded, if anything."""
     if path is None:
-        options = {"--steps": steps, "--stacks": stacks, "--no-workspace": no_workspace,
-                   "--stop": stop, "--force": force}  # fmt: skip
+        options = {
+            "--steps": steps,
+            "--stacks": stacks,
+            "--no-workspace": no_workspace,
+            "--stop": stop,
+            "--force": force,
+        }
         given = [name for name, value in options.items() if value]
         if given:
             raise click.UsageError(f"{given[0]} needs --record FILE")
@@ -140,9 +162,14 @@ def _read(script: Path) -> bytes:
 
 
 def _prepare(
-    stack: ExitStack, mode: str | None, limit: str | None, prefetch: bool, virtual: str | None,
-    vram: str | None, report: bool,
-) -> None:  # fmt: skip
+    stack: ExitStack,
+    mode: str | None,
+    limit: str | None,
+    prefetch: bool,
+    virtual: str | None,
+    vram: str | None,
+    report: bool,
+) -> None:
     """Put everything in place; the stack takes it away again, the report first."""
     chosen = mode or environment.mode()
     on = chosen not in (None, "off")
@@ -171,8 +198,11 @@ def _variables(mode: str | None, limit: str | None, prefetch: bool) -> Iterator[
     """What the script and its processes find in the environment, for the length of the run."""
     folder = str(Path(__file__).parent / "startup")
     path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
-    options = {environment.MODE: mode, environment.LIMIT: limit,
-               environment.PREFETCH: "1" if prefetch else None}  # fmt: skip
+    options = {
+        environment.MODE: mode,
+        environment.LIMIT: limit,
+        environment.PREFETCH: "1" if prefetch else None,
+    }
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", *options)}
     _set({"PYTHONPATH": path, **{name: value for name, value in options.items() if value}})
     try:
@@ -190,9 +220,13 @@ def _set(variables: dict[str, str | None]) -> None:
 
 
 def _run(
-    script: Path, source: bytes, arguments: tuple[str, ...], virtual: str | None,
-    vram: str | None, whole: bool,
-) -> tuple[int | str | None, str | None]:  # fmt: skip
+    script: Path,
+    source: bytes,
+    arguments: tuple[str, ...],
+    virtual: str | None,
+    vram: str | None,
+    whole: bool,
+) -> tuple[int | str | None, str | None]:
     """Run the script as ``__main__``, as Python would: its exit code, and what to do about it.
 
     Its module stays ``__main__``: what runs at exit, or is pickled, looks there.

@@ -113,12 +113,16 @@ class Watching:
         first, last = self._points[0], self._points[-1]
         passed = last.seconds - first.seconds
         return Seen(
-            seconds=now - self._began, step_count=last.steps, op_count=last.ops,
-            current_bytes=tally.current_bytes, peak_bytes=tally.peak_bytes,
+            seconds=now - self._began,
+            step_count=last.steps,
+            op_count=last.ops,
+            current_bytes=tally.current_bytes,
+            peak_bytes=tally.peak_bytes,
             steps_per_second=(last.steps - first.steps) / passed if passed > 0 else None,
             ops_per_second=(last.ops - first.ops) / passed if passed > 0 else None,
-            kinds=dict(kinds), simulated=self._simulated(),
-        )  # fmt: skip
+            kinds=dict(kinds),
+            simulated=self._simulated(),
+        )
 
     def _simulated(self) -> Simulated | None:
         if self._gpu is None:

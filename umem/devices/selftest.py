@@ -19,8 +19,10 @@ HINT_BYTES = 8 * MIB
 MODE_BYTES = 1 * MIB
 _VALUE = 7
 _ADVICE: tuple[tuple[Advice, bool], ...] = (
-    ("read_mostly", False), ("preferred_location", True), ("accessed_by", False),
-)  # fmt: skip
+    ("read_mostly", False),
+    ("preferred_location", True),
+    ("accessed_by", False),
+)
 """Each advice, and whether it is given for the host (else for the GPU)."""
 
 
@@ -140,8 +142,11 @@ def _advise(device: Device, array: Any, advice: Advice, place: Place) -> str:
 
 def _advised(device: Device, array: Any, advice: Advice) -> Any:
     location = device.location(array)
-    found = {"read_mostly": location.read_mostly, "preferred_location": location.preferred,
-             "accessed_by": location.accessed_by}  # fmt: skip
+    found = {
+        "read_mostly": location.read_mostly,
+        "preferred_location": location.preferred,
+        "accessed_by": location.accessed_by,
+    }
     return found[advice]
 
 

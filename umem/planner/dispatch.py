@@ -123,8 +123,10 @@ def _checked(
 ) -> int | None:
     """The budget as an int, where all that is asked for makes sense."""
     for name, value, choices in (
-        ("method", method, METHODS), ("objective", objective, OBJECTIVES), ("model", model, MODELS)
-    ):  # fmt: skip
+        ("method", method, METHODS),
+        ("objective", objective, OBJECTIVES),
+        ("model", model, MODELS),
+    ):
         if value not in choices:
             raise GraphError(f"{name} is one of {', '.join(choices)}; got {shown(value)}")
     if not isinstance(graph, Graph):
@@ -241,9 +243,12 @@ def _plan_of(
         recomputed=tuple(named(block.rerun) for block in blocks),
         stashed=named(tuple(v for block in blocks for v in block.stashed)),
         overhead=sum(costs[v] for block in blocks for v in block.rerun),
-        peak_bytes=peak, method=method, objective=objective, model=problem.model.name,
+        peak_bytes=peak,
+        method=method,
+        objective=objective,
+        model=problem.model.name,
         budget_bytes=limit,
-    )  # fmt: skip
+    )
 
 
 def _front(graph: Graph, method: Method, model: Model, points: int | None) -> list[Plan]:

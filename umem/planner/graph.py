@@ -29,9 +29,7 @@ VERSION = 1
 MAX_TOTAL = 1 << 53
 """Sums of sizes stay below it, so that they are exact in double precision (8 PiB)."""
 
-_SIZES = (
-    "nbytes", "stash_bytes", "workspace_bytes", "backward_workspace_bytes", "stays_bytes",
-)  # fmt: skip
+_SIZES = ("nbytes", "stash_bytes", "workspace_bytes", "backward_workspace_bytes", "stays_bytes")
 
 
 @dataclass(frozen=True)
@@ -305,10 +303,15 @@ class Graph:
             {key: value for key, value in asdict(node).items() if value != default[key]}
             for node in self.nodes
         ]
-        return json.dumps({
-            "format": FORMAT, "version": VERSION, "nodes": nodes, "edges": self.edges,
-            "forward_bytes": self.forward_bytes,
-        })  # fmt: skip
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "nodes": nodes,
+                "edges": self.edges,
+                "forward_bytes": self.forward_bytes,
+            }
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Graph:

@@ -81,9 +81,13 @@ class PaperModel:
         cached[~possible] = time[~possible] = 0
         time_type = np.float64 if cost.costs.dtype == np.float64 else np.int64
         return Table(
-            sets, peak.astype(np.int64)[None], cached.astype(np.int64)[None],
-            time.astype(time_type)[None], outside @ cost.costs, cost.total,
-        )  # fmt: skip
+            sets,
+            peak.astype(np.int64)[None],
+            cached.astype(np.int64)[None],
+            time.astype(time_type)[None],
+            outside @ cost.costs,
+            cost.total,
+        )
 
     def _kept(self, inside: Matrix) -> Matrix:
         """Whose bytes are kept once each set is done: its boundary, and what is pinned."""

@@ -233,8 +233,9 @@ class _Again:
         row = np.searchsorted(starts, nodes, side="right") - 1
         kept = self.kept[nodes]
         begin = np.where(kept, 0, nodes)
-        end = np.where(kept, self.last[nodes] - self.low, np.maximum(
-            self.last[nodes] - self.low, nodes))  # fmt: skip
+        end = np.where(
+            kept, self.last[nodes] - self.low, np.maximum(self.last[nodes] - self.low, nodes)
+        )
         np.add.at(changes, (row, begin), self.size[nodes])
         np.add.at(changes, (row, np.maximum(end + 1, 0)), -self.size[nodes])
         by_cut = np.cumsum(changes[::-1], axis=0)[::-1]

@@ -97,10 +97,13 @@ class _Machine:
         self.overhead: float = 0
         self.timeline: list[Moment] = []
         self._rules = {
-            "forward": self._forward, "recompute": self._recompute, "drop": self._drop,
-            "drop_stash": self._drop_stash, "free": self._free,
+            "forward": self._forward,
+            "recompute": self._recompute,
+            "drop": self._drop,
+            "drop_stash": self._drop_stash,
+            "free": self._free,
             "backward": self._pushed if model == "saved" else self._pulled,
-        }  # fmt: skip
+        }
 
     def act(self, action: Action) -> Moment:
         """Carry one action out."""

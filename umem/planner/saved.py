@@ -155,9 +155,14 @@ class _Target:
     """
 
     def __init__(
-        self, model: SavedModel, after: int, kind: int, before: int = 0, opened: int = 0,
+        self,
+        model: SavedModel,
+        after: int,
+        kind: int,
+        before: int = 0,
+        opened: int = 0,
         stayed: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model, self.g, self.after, self.kind = model, model.g, after, kind
         self._open = opened
         self._new = after & ~before

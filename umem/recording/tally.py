@@ -5,10 +5,14 @@ from __future__ import annotations
 from umem.events import Alloc, Event, Free, Mark, Op
 
 GROUPS = {
-    "parameter": "parameters", "gradient": "gradients", "state": "state",
-    "activation": "activations", "stash": "activations", "array": "activations",
+    "parameter": "parameters",
+    "gradient": "gradients",
+    "state": "state",
+    "activation": "activations",
+    "stash": "activations",
+    "array": "activations",
     "input": "inputs",
-}  # fmt: skip
+}
 """What each kind of tensor is counted with."""
 NAMES = tuple(dict.fromkeys(GROUPS.values()))
 

@@ -98,8 +98,15 @@ def _bars(panel: Any, bars: Sequence[_Bar]) -> bool:
         panel.set_xlim(0, 1.7 * max(ends, default=1.0) or 1.0)
     for place, (_, note, option) in enumerate(bars):
         if option is None:
-            panel.text(0.01, place, note, transform=panel.get_yaxis_transform(), va="center",
-                       fontsize=8, color=NONE)  # fmt: skip
+            panel.text(
+                0.01,
+                place,
+                note,
+                transform=panel.get_yaxis_transform(),
+                va="center",
+                fontsize=8,
+                color=NONE,
+            )
             continue
         if is_log:
             panel.plot(option.seconds, place, "o", color=BAR)
@@ -107,8 +114,9 @@ def _bars(panel: Any, bars: Sequence[_Bar]) -> bool:
             panel.barh(place, option.seconds, color=BAR, height=0.6)
         panel.hlines(place, option.seconds_low, option.seconds_high, color=RANGE, linewidth=1)
         at = max(option.seconds or 0.0, option.seconds_high or 0.0)
-        panel.annotate(_plain(note), (at, place), (6, 0), textcoords="offset points",
-                       va="center", fontsize=8)  # fmt: skip
+        panel.annotate(
+            _plain(note), (at, place), (6, 0), textcoords="offset points", va="center", fontsize=8
+        )
     return is_log
 
 

@@ -40,11 +40,7 @@ def _vram(vram: Vram, comparison: Comparison) -> dict[str, Any]:
 
 
 def _difference(difference: Difference) -> dict[str, float | None]:
-    return {
-        "before": difference.before,
-        "after": difference.after,
-        "change": difference.change,
-    }
+    return {"before": difference.before, "after": difference.after, "change": difference.change}
 
 
 def _op(op: OpDifference) -> dict[str, Any]:

@@ -19,9 +19,12 @@ BOX = {"facecolor": "white", "alpha": 0.9, "linewidth": 0, "pad": 1.5}
 
 
 def draw_modes(
-    rows: Sequence[ModeRow], vram_bytes: int, title: str, file: Path | IO[bytes],
+    rows: Sequence[ModeRow],
+    vram_bytes: int,
+    title: str,
+    file: Path | IO[bytes],
     plain_seconds: float | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write a PNG: the time of a step, a bar a mode, and below it the memory of one step.
 
     Args:
@@ -71,10 +74,14 @@ def _draw_times(panel: Any, bars: Sequence[_Bar], plain_seconds: float | None) -
         is_plain = plain_seconds is not None and place == 0
         panel.barh(place, seconds * factor, color=PLAIN if is_plain else SLOW, height=0.68)
         panel.annotate(
-            _length(bar, None if is_plain else plain_seconds), (seconds * factor, place), (5, 0),
-            textcoords="offset points", va="center", fontsize=9.5,
+            _length(bar, None if is_plain else plain_seconds),
+            (seconds * factor, place),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9.5,
             color=VRAM if bar.seconds is None else INK,
-        )  # fmt: skip
+        )
     panel.set_yticks(range(len(bars)), [bar.name for bar in bars])
     panel.invert_yaxis()
     panel.set_xlim(0, 1.42 * longest * factor)
@@ -165,20 +172,34 @@ def _fill(panel: Any, step: _Step, vram: float) -> None:
     )
     if max(step.allocated) > vram:
         panel.fill_between(
-            step.shares, low, step.allocated, step="post", color=OVER, linewidth=0,
+            step.shares,
+            low,
+            step.allocated,
+            step="post",
+            color=OVER,
+            linewidth=0,
             label="has none: on the host, fetched or read there when it is used",
-        )  # fmt: skip
+        )
     peak = max(step.allocated)
     at = step.allocated.index(peak)
     middle = (step.shares[at] + step.shares[_last(step.allocated, peak)]) / 2
     panel.annotate(
-        f"peak, {format_bytes(round(peak * MIB))}", (middle, peak), (0, 4),
-        textcoords="offset points", ha="center", fontsize=9.5, color=INK,
-    )  # fmt: skip
+        f"peak, {format_bytes(round(peak * MIB))}",
+        (middle, peak),
+        (0, 4),
+        textcoords="offset points",
+        ha="center",
+        fontsize=9.5,
+        color=INK,
+    )
     panel.legend(
-        loc="upper left", ncols=2, frameon=False, fontsize=9, bbox_to_anchor=(0, -0.1),
+        loc="upper left",
+        ncols=2,
+        frameon=False,
+        fontsize=9,
+        bbox_to_anchor=(0, -0.1),
         borderaxespad=0.4,
-    )  # fmt: skip
+    )
 
 
 def _last(values: Sequence[float], value: float) -> int:

@@ -23,9 +23,8 @@ def mode_table(rows: Sequence[ModeRow], title: str, *, simulated: bool) -> Table
     """
     step = "step\n(simul.)" if simulated else "step"
     table = Table(
-        title=title, title_justify="left", box=box.HORIZONTALS, show_edge=False,
-        padding=0,
-    )  # fmt: skip
+        title=title, title_justify="left", box=box.HORIZONTALS, show_edge=False, padding=0
+    )
     for heading in ("mode", "", "fits"):
         table.add_column(heading, no_wrap=True)
     for heading in ("peak", "peak in\nVRAM", "moved\nin", "moved\nout", "faults", step, "loss"):

@@ -40,8 +40,10 @@ def step_page(
     page = _part("shell.html")
     script = "\n".join(_part(f"{script}.js") for script in SCRIPTS)
     for place, part in (
-        ("@style@", _part("style.css")), ("@script@", script), ("@data@", embedded(content)),
-    ):  # fmt: skip
+        ("@style@", _part("style.css")),
+        ("@script@", script),
+        ("@data@", embedded(content)),
+    ):
         page = page.replace(place, part, 1)
     return page
 

@@ -34,13 +34,15 @@ def draw_steps(
     figure = Figure(figsize=(9, 4), layout="constrained")
     panel = figure.subplots()
     for values, color, label in (
-        (before, KEPT, "plain step (predicted)"), (after, PLANNED, "plan (predicted)"),
-    ):  # fmt: skip
+        (before, KEPT, "plain step (predicted)"),
+        (after, PLANNED, "plan (predicted)"),
+    ):
         places = [index / max(1, len(values) - 1) for index in range(len(values))]
         panel.step(places, [v / MIB for v in values], where="post", color=color, label=label)
     for value, color, label in (
-        (budget_bytes, LIMIT, "budget"), (measured_bytes, MEASURED, "peak (measured)"),
-    ):  # fmt: skip
+        (budget_bytes, LIMIT, "budget"),
+        (measured_bytes, MEASURED, "peak (measured)"),
+    ):
         if value is not None:
             panel.axhline(value / MIB, color=color, linestyle="--", linewidth=1, label=label)
     panel.set_ylim(bottom=0)

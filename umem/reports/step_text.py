@@ -26,9 +26,8 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def step_text(
-    analysis: Analysis, name: str, width: int, *, vram: Vram | None = None,
-    plain: bool = False,
-) -> Iterator[Text]:  # fmt: skip
+    analysis: Analysis, name: str, width: int, *, vram: Vram | None = None, plain: bool = False
+) -> Iterator[Text]:
     """The lines of a report.
 
     Args:
@@ -136,10 +135,11 @@ def _kinds(analysis: Analysis, width: int, plain: bool) -> Iterator[Text]:
         Column("kind", [kind.kind for kind in kinds]),
         Column("bytes", [format_bytes(kind.total_bytes) for kind in kinds]),
         Column("share", [_percent(share) for share in shares], 1),
-        Column("tensors", [f"{kind.tensor_count:,}" if kind.tensor_count else "-"
-                           for kind in kinds], 2),
+        Column(
+            "tensors", [f"{kind.tensor_count:,}" if kind.tensor_count else "-" for kind in kinds], 2
+        ),
         Column("", [_bar(share, 24, plain) for share in shares], 3, True),
-    ]  # fmt: skip
+    ]
     yield from _section("What is alive at the peak", width, table(columns, width))
 
 
@@ -293,8 +293,10 @@ def _group(stack: tuple[str, ...], leaks: list[Leak], first: int, width: int) ->
     if len(leaks) > ROWS:
         rest = sum(leak.total_bytes for leak in leaks[ROWS:])
         lines += wrapped(f"and {len(leaks) - ROWS} more, {format_bytes(rest)}", width)
-    places = [f"made at {place}" if not depth else f"called at {place}"
-              for depth, place in enumerate(stack[:PLACES])]  # fmt: skip
+    places = [
+        f"made at {place}" if not depth else f"called at {place}"
+        for depth, place in enumerate(stack[:PLACES])
+    ]
     return lines + [line for place in places for line in wrapped(place, width, "    ", 2)]
 
 

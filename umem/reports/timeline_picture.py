@@ -14,10 +14,23 @@ from umem.errors import MissingDependencyError
 from umem.shown import shown
 from umem.units import GIB, KIB, MIB, format_bytes, format_seconds
 
-COLORS = dict(zip(KINDS, (
-    "#3f74bd", "#7d62bd", "#a79bbd", "#2b9c8e", "#6f8ea1", "#e28c22", "#e8c768", "#d24f61",
-    "#8f9bb0",
-), strict=True))  # fmt: skip
+COLORS = dict(
+    zip(
+        KINDS,
+        (
+            "#3f74bd",
+            "#7d62bd",
+            "#a79bbd",
+            "#2b9c8e",
+            "#6f8ea1",
+            "#e28c22",
+            "#e8c768",
+            "#d24f61",
+            "#8f9bb0",
+        ),
+        strict=True,
+    )
+)
 INK, QUIET, VRAM = "#1b2130", "#5b6475", "#b3261e"
 POINTS = 2000
 """How many columns the curves have at most; each is the highest of its stretch."""
@@ -82,18 +95,25 @@ def _timeline(panel: Any, analysis: Analysis, vram: Vram | None) -> None:
     panel.plot([peak.event], [peak.total_bytes / factor], "o", color=INK, markersize=5)
     late = peak.event > 0.7 * len(analysis.trace)
     panel.annotate(
-        f"peak {format_bytes(peak.total_bytes)}", (peak.event, peak.total_bytes / factor),
-        (-8 if late else 8, -3), textcoords="offset points", ha="right" if late else "left",
-        va="center", bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 1.5},
-    )  # fmt: skip
+        f"peak {format_bytes(peak.total_bytes)}",
+        (peak.event, peak.total_bytes / factor),
+        (-8 if late else 8, -3),
+        textcoords="offset points",
+        ha="right" if late else "left",
+        va="center",
+        bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 1.5},
+    )
     high = max(1, peak.total_bytes)
     if vram is not None and vram.nbytes < 2 * high:
         high = max(high, vram.nbytes)
         panel.axhline(vram.nbytes / factor, color=VRAM, linestyle="--", linewidth=1.2)
         panel.annotate(
-            f"VRAM of {_plain(vram.gpu)}", (0, vram.nbytes / factor), (4, 4), color=VRAM,
+            f"VRAM of {_plain(vram.gpu)}",
+            (0, vram.nbytes / factor),
+            (4, 4),
+            color=VRAM,
             textcoords="offset points",
-        )  # fmt: skip
+        )
     panel.set_ylim(0, 1.1 * high / factor)
     panel.set_xlim(0, max(1, len(analysis.trace)))
     panel.set_ylabel(unit)
@@ -107,9 +127,12 @@ def _bands(panel: Any, analysis: Analysis, factor: int) -> None:
     if not curves or not len(places):
         return
     panel.stackplot(
-        places, *(curve[places] / factor for curve in curves.values()), step="post", linewidth=0,
+        places,
+        *(curve[places] / factor for curve in curves.values()),
+        step="post",
+        linewidth=0,
         colors=[COLORS[kind] for kind in curves],
-    )  # fmt: skip
+    )
 
 
 # -- what is below it --------------------------------------------------------------------------
@@ -119,9 +142,10 @@ def _kinds(panel: Any, analysis: Analysis) -> None:
     kinds = analysis.peak.by_kind[::-1]
     unit, factor = _unit(analysis.peak.total_bytes)
     panel.barh(
-        [kind.kind for kind in kinds], [kind.total_bytes / factor for kind in kinds],
+        [kind.kind for kind in kinds],
+        [kind.total_bytes / factor for kind in kinds],
         color=[COLORS[kind.kind] for kind in kinds],
-    )  # fmt: skip
+    )
     panel.set_title("alive at the peak", loc="left", fontsize=9)
     panel.set_xlabel(unit)
     _despine(panel)
@@ -135,8 +159,11 @@ def _ops(panel: Any, analysis: Analysis) -> None:
     panel.barh(range(len(ops)), values, color=QUIET)
     names = [_plain(f"{op.name}, {op.phase}") for op in ops]
     panel.set_yticks(range(len(ops)), [n if len(n) <= 36 else n[:34] + ".." for n in names])
-    panel.set_title("operations by host time" if timed else "operations by bytes allocated",
-                    loc="left", fontsize=9)  # fmt: skip
+    panel.set_title(
+        "operations by host time" if timed else "operations by bytes allocated",
+        loc="left",
+        fontsize=9,
+    )
     panel.set_xlabel("seconds" if timed else unit)
     _despine(panel)
 

@@ -11,9 +11,14 @@ from umem.units import format_bytes, format_seconds
 
 _LABEL, _VALUE = 12, 12
 _STYLES = {
-    "now": "bold", "peak": "bold red", "parameters": "blue", "gradients": "magenta",
-    "state": "yellow", "activations": "green", "inputs": "cyan",
-}  # fmt: skip
+    "now": "bold",
+    "peak": "bold red",
+    "parameters": "blue",
+    "gradients": "magenta",
+    "state": "yellow",
+    "activations": "green",
+    "inputs": "cyan",
+}
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,10 @@ def _counted(name: str, count: int, rate: float | None) -> Text:
 def _simulated_lines(found: Simulated) -> Iterator[Text]:
     yield Text(f"simulated {found.gpu}", "dim")
     values = {
-        "faults": f"{found.fault_count:,}", "moved": format_bytes(found.moved_bytes),
+        "faults": f"{found.fault_count:,}",
+        "moved": format_bytes(found.moved_bytes),
         "time": format_seconds(found.seconds),
-    }  # fmt: skip
+    }
     for name, value in values.items():
         yield Text(f"  {name:<{_LABEL - 2}}{value:>{_VALUE}}", "dim")
 
@@ -81,12 +87,14 @@ def line(seen: Seen) -> str:
         if rate is not None
     ]
     now, peak = format_bytes(seen.current_bytes), format_bytes(seen.peak_bytes)
-    return "; ".join((
-        ", ".join((f"umem: step {seen.step_count:,}", *rates)),
-        f"{now} now: {_kinds(seen)}",
-        f"{peak} peak",
-        *_simulated(seen),
-    ))  # fmt: skip
+    return "; ".join(
+        (
+            ", ".join((f"umem: step {seen.step_count:,}", *rates)),
+            f"{now} now: {_kinds(seen)}",
+            f"{peak} peak",
+            *_simulated(seen),
+        )
+    )
 
 
 def summary(seen: Seen) -> str:

@@ -11,10 +11,17 @@ from collections.abc import Iterable
 from umem.techniques.stream import Stream
 from umem.trace import Alloc, Op
 
-DRAWS = frozenset((
-    "Dropout", "GaussianDropout", "Gaussian", "GaussianNoise", "RReLU", "SimplifiedDropconnect",
-    "GumbelSoftmax",
-))  # fmt: skip
+DRAWS = frozenset(
+    (
+        "Dropout",
+        "GaussianDropout",
+        "Gaussian",
+        "GaussianNoise",
+        "RReLU",
+        "SimplifiedDropconnect",
+        "GumbelSoftmax",
+    )
+)
 """Calls that find what they have drawn when they run again."""
 PACKED = "Dropout"
 BITS = 32

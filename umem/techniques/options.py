@@ -97,9 +97,8 @@ def tried(technique: Technique, subject: Subject, gpu: GpuSpec, plain: dict[int,
     except (BudgetError, GraphError, StateError) as error:  # it has nothing to offer
         return Option(technique.name, technique.exact, None, False, str(error))
     step = subject.replays.step(
-        prepared.trace, gpu, prepared.mode,
-        prefetch=prepared.prefetch, hintless=prepared.hintless,
-    )  # fmt: skip
+        prepared.trace, gpu, prepared.mode, prefetch=prepared.prefetch, hintless=prepared.hintless
+    )
     option = Option(technique.name, technique.exact, prepared.line, step.fits)
     if not step.fits:
         peak = subject.replays.peak_bytes(prepared.trace)

@@ -33,9 +33,14 @@ class Replays:
         self._layouts: dict[int, Layout | None] = {}
 
     def step(
-        self, trace: Trace, gpu: GpuSpec, mode: Mode, *, prefetch: bool = False,
+        self,
+        trace: Trace,
+        gpu: GpuSpec,
+        mode: Mode,
+        *,
+        prefetch: bool = False,
         hintless: Trace | None = None,
-    ) -> SettledStep:  # fmt: skip
+    ) -> SettledStep:
         """The settled step of a trace on a GPU; see `umem.stepping.settled_steps`.
 
         ``hintless`` is the trace without its hints, where it is that of another with hints.

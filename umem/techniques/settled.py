@@ -113,12 +113,17 @@ def _as_first(events: list[Event]) -> list[Event]:
         return events
     found = {event.tensor: event for event in events[:start] if isinstance(event, Alloc)}
     used = {
-        access.tensor for event in events if isinstance(event, Op)
+        access.tensor
+        for event in events
+        if isinstance(event, Op)
         for access in (*event.reads, *event.writes)
-    }  # fmt: skip
+    }
     gone = {n for n, alloc in found.items() if n not in used and alloc.kind != "parameter"}
-    late = {n: alloc._replace(uploaded=False) for n, alloc in found.items()
-            if n in used and alloc.kind == "state"}  # fmt: skip
+    late = {
+        n: alloc._replace(uploaded=False)
+        for n, alloc in found.items()
+        if n in used and alloc.kind == "state"
+    }
     first: list[Event] = []
     for event in events:
         if isinstance(event, (Alloc, Free)) and event.tensor in gone:
@@ -161,9 +166,10 @@ class _Again:
         self._lasting = {
             tensor
             for tensor, alloc in self._alive.items()
-            if tensor not in freed and alloc.kind in _LASTING
+            if tensor not in freed
+            and alloc.kind in _LASTING
             and (tensor in old or not any(other[1:4] == alloc[1:4] for other in went))
-        }  # fmt: skip
+        }
         self._found = len(found)
         self._backward = _first_backward(step)
 

@@ -208,7 +208,9 @@ def _constant_bytes(trace: Trace, first: Pass) -> int:
     beside = {tensor for tensor in first.near if tensor not in made}
     beside |= {
         access.tensor
-        for op in trace.ops if op.phase == "update"
-        for access in op.writes if allocs[access.tensor].kind in ("parameter", "state")
-    }  # fmt: skip
+        for op in trace.ops
+        if op.phase == "update"
+        for access in op.writes
+        if allocs[access.tensor].kind in ("parameter", "state")
+    }
     return sum(allocs[tensor].nbytes for tensor in beside)

@@ -16,8 +16,7 @@ SHIMS = (
         until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
-                "for t in np.sctypes['int']}",
-                "for t in (np.int8, np.int16, np.int32, np.int64)}",
+                "for t in np.sctypes['int']}", "for t in (np.int8, np.int16, np.int32, np.int64)}"
             ),
             Replacement("gy.dtype not in np.sctypes['float']", "gy.dtype.kind != 'f'"),
         ),

@@ -202,7 +202,6 @@ class Driver:
                 return problem
         return None
 
-
     def hybrid_problem(self) -> str | None:
         """Why hybrid memory has nothing to spill to here, or None.
 

@@ -150,6 +150,7 @@ class Installer:
         if self._everywhere:
             self._everywhere[-1].alias.point_at(self._everywhere[-1].pool)
 
+
 def _set_allocator(malloc: Callable[[int], Any]) -> None:
     try:
         with _quietly(malloc):

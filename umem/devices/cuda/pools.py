@@ -38,9 +38,14 @@ class Growth:
     """
 
     def __init__(
-        self, kind: Kind, driver: Driver, ledger: Ledger, bounds: Bounds,
-        policy: Callable[[], Policy | None], preset: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        kind: Kind,
+        driver: Driver,
+        ledger: Ledger,
+        bounds: Bounds,
+        policy: Callable[[], Policy | None],
+        preset: str | None = None,
+    ) -> None:
         self._kind, self._driver, self._ledger = kind, driver, ledger
         self._preset = preset
         self._bounds, self._policy = bounds, policy

@@ -327,9 +327,16 @@ def _record(
             read = _access_all(recorder, reads)
             written = recorder.follow(list(results), "array", name)
             recorder.emit_op(
-                name, "array", read, written, work if flops is None else flops, None, "stream",
-                measured.seconds, measured.workspace_bytes,
-            )  # fmt: skip
+                name,
+                "array",
+                read,
+                written,
+                work if flops is None else flops,
+                None,
+                "stream",
+                measured.seconds,
+                measured.workspace_bytes,
+            )
         return made
     finally:
         measured.close()

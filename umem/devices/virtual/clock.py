@@ -55,9 +55,14 @@ class Clock:
         self.host_seconds += self._host[phase] if host_seconds is None else host_seconds
 
     def run(
-        self, flops: int, traffic_bytes: int, remote_seconds: float, moves: Moves, pattern: str,
+        self,
+        flops: int,
+        traffic_bytes: int,
+        remote_seconds: float,
+        moves: Moves,
+        pattern: str,
         ready_seconds: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """The GPU runs one operation, with the faults it takes on the way.
 
         ``ready_seconds`` is when the last prefetch it must wait for is done.

@@ -160,9 +160,14 @@ class Replayer:
     """
 
     def __init__(
-        self, vram_bytes: int, clocks: Sequence[Clock], *, uses_host_times: bool, managed: bool,
+        self,
+        vram_bytes: int,
+        clocks: Sequence[Clock],
+        *,
+        uses_host_times: bool,
+        managed: bool,
         prefetch: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.clocks = clocks
         self.moves = Moves()
         self.resident_peak_count = 0
@@ -236,9 +241,11 @@ class Replayer:
         now = [clock.device_seconds for clock in self.clocks]
         self._pending = [job for job in self._pending if any(map(gt, job[2], now))]
         return [
-            done for start, stop in touched for low, high, done in self._pending
+            done
+            for start, stop in touched
+            for low, high, done in self._pending
             if low < stop and high > start
-        ]  # fmt: skip
+        ]
 
     def _on_alloc(self, alloc: Alloc, own: Span) -> None:
         if self._prefetch:

@@ -67,9 +67,14 @@ class Model:
     """
 
     def __init__(
-        self, spec: GpuSpec, costs: Costs, allocator: Allocator, backend: str,
-        policy: Callable[[], Policy], clocks: Sequence[Clock] = (),
-    ) -> None:  # fmt: skip
+        self,
+        spec: GpuSpec,
+        costs: Costs,
+        allocator: Allocator,
+        backend: str,
+        policy: Callable[[], Policy],
+        clocks: Sequence[Clock] = (),
+    ) -> None:
         if spec.usable_bytes < BLOCK_BYTES:
             raise SizeError(
                 f"vram must be at least one block of {format_bytes(BLOCK_BYTES)}; "
@@ -90,9 +95,12 @@ class Model:
         self._is_whole, self._has_said, self._is_over = True, False, False
         self._pending: list[tuple[int, int, tuple[float, ...]]] = []
         self._on: dict[type, Callable[[Any], None]] = {
-            Op: self._on_op, Alloc: self._on_alloc, Free: self._on_free,
-            Hint: self._on_hint, Mark: self._on_mark,
-        }  # fmt: skip
+            Op: self._on_op,
+            Alloc: self._on_alloc,
+            Free: self._on_free,
+            Hint: self._on_hint,
+            Mark: self._on_mark,
+        }
 
     @property
     def figures(self) -> Figures:
@@ -239,9 +247,13 @@ class Model:
         return workspace.nbytes * (moves.remote - before) / (stop - start)
 
     def _touch_all(
-        self, accesses: Iterable[Access], reads: tuple[Access, ...], write: bool, moves: Moves,
+        self,
+        accesses: Iterable[Access],
+        reads: tuple[Access, ...],
+        write: bool,
+        moves: Moves,
         waits: list[tuple[float, ...]],
-    ) -> tuple[float, float]:  # fmt: skip
+    ) -> tuple[float, float]:
         """Touch every access; ``waits`` gets when the prefetches that they need are done.
 
         Returns the bytes that lie on the host, and those of them that are also in ``reads``.
