@@ -34,7 +34,7 @@ import umem
 from umem.devices.base import Policy, Watcher
 from umem.devices.cuda import CudaDevice, cuda_reason, open_cuda
 from umem.devices.virtual import VirtualGPU
-from umem.events import Alloc, Free
+from umem.trace.events import Alloc, Free
 from umem.units import MIB
 
 QUESTION = "What does an allocation cost?"

@@ -25,9 +25,8 @@ from prediction_parts.models import MODELS, QUICK, Model
 
 import umem
 import umem.chainer
-from umem.choosing import Option, choose
-from umem.devices.base import BLOCK_BYTES
-from umem.units import format_bytes, format_seconds
+from umem.predict.choosing import Option, choose
+from umem.units import BLOCK_BYTES, format_bytes, format_seconds
 
 QUESTION = (__doc__ or "").splitlines()[0]
 GPU = "v100-16gb"
@@ -53,7 +52,7 @@ def live(model: Model, batch: int, option: Option, vram_bytes: int) -> list[floa
     step(batch)
     ends: list[float] = []
     with umem.virtual_gpu(GPU, vram_bytes) as gpu, warnings.catch_warnings():
-        warnings.simplefilter("ignore", umem.chainer.lookahead.LookaheadWarning)
+        warnings.simplefilter("ignore", umem.chainer.lookahead.prefetch.LookaheadWarning)
 
         def train() -> None:
             for _ in range(SETTLING + STEPS):

@@ -25,8 +25,8 @@ import numpy as np
 from prediction_parts.models import LONG, MODELS, QUICK, Model
 
 import umem
-from umem.choosing import Choice, Search
 from umem.devices.specs import GPUS, GpuSpec, gpu_spec
+from umem.predict.choosing import Choice, Search
 from umem.units import format_bytes, format_seconds
 
 QUESTION = (__doc__ or "").splitlines()[0]

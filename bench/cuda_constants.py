@@ -17,10 +17,10 @@ import click
 import common
 import gpu_guard
 
-from umem.devices.base import BLOCK_BYTES, Policy
+from umem.devices.base import Policy
 from umem.devices.cuda import CudaDevice, open_cuda
 from umem.errors import UmemError
-from umem.units import MIB, format_bytes, format_seconds
+from umem.units import BLOCK_BYTES, MIB, format_bytes, format_seconds
 
 QUESTION = "What do a fault, a first touch, a prefetch, an eviction and a copy cost on this GPU?"
 

@@ -19,10 +19,10 @@ import cuda_constants
 import gpu_guard
 
 import umem
-from umem.devices.base import BLOCK_BYTES, Device
+from umem.devices.base import Device
 from umem.devices.cuda import open_cuda
 from umem.errors import UmemError
-from umem.units import MIB, format_seconds
+from umem.units import BLOCK_BYTES, MIB, format_seconds
 
 QUESTION = (
     "What does managed memory cost on this GPU while everything fits, and what does a prefetch "

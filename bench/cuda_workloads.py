@@ -12,7 +12,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from umem.chainer.demo import CLASSES, HIDDEN, Workload
+from umem.chainer.demo_workload import CLASSES, HIDDEN, Workload
 from umem.chainer.gcn import GCN, Adjacency
 
 

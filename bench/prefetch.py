@@ -29,12 +29,12 @@ import common
 
 import umem
 import umem.chainer
-from umem.chainer.demo import Workload
-from umem.devices.base import BLOCK_BYTES, Policy
+from umem.chainer.demo_workload import Workload
+from umem.devices.base import Policy
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.devices.virtual import VirtualGPU
-from umem.events import Event, Mark, Op
-from umem.units import format_bytes, format_seconds
+from umem.trace.events import Event, Mark, Op
+from umem.units import BLOCK_BYTES, format_bytes, format_seconds
 
 QUESTION = "What does lookahead prefetch gain, and how far is it from the bound that the link sets?"
 FACTORS = (1.25, 1.5, 2.0)

@@ -21,11 +21,12 @@ from typing import Any
 import click
 import common
 
-from umem.devices.base import BLOCK_BYTES, Policy
+from umem.devices.base import Policy
 from umem.devices.specs import COSTS, gpu_spec
 from umem.devices.virtual.model import Model
 from umem.devices.virtual.residency import READ_MOSTLY, Residency
 from umem.trace import Access, Alloc, Hint, Op
+from umem.units import BLOCK_BYTES
 
 QUESTION = "How many block touches a second does the virtual GPU handle on one core?"
 WANTED = 1_000_000

@@ -32,9 +32,11 @@ import click
 import common
 
 import umem
-from umem import memory, scopes
+from umem import scopes
 from umem.devices import cuda
-from umem.recording import measuring, sources
+from umem.memory import process as memory
+from umem.trace.recording import sources
+from umem.trace.recording import thread as measuring
 
 QUESTION = "Does a signal at a random point leave anything on?"
 WANTED_LEFT_OF_10000 = 5

@@ -30,7 +30,7 @@ from um_programs import (
 
 import umem
 from umem.devices.specs import COSTS, gpu_spec
-from umem.replaying import Replay
+from umem.predict.replaying import Replay
 from umem.units import GIB
 
 QUESTION = "How close is the model of unified memory to what was measured on real GPUs?"

@@ -30,7 +30,7 @@ from umem.errors import (
     SizeError,
     StateError,
 )
-from umem.events import Access, Alloc, Free, Op
+from umem.trace.events import Access, Alloc, Free, Op
 
 ROOT = Path(__file__).parent.parent
 HERE = (
@@ -671,7 +671,7 @@ def test_many_labels_in_one_place_are_cut_short(virtual):
 
 
 def test_a_deep_stack_keeps_its_inner_frames(device):
-    from umem.stacks import STACK_DEPTH
+    from umem.trace.stacks import STACK_DEPTH
 
     def down(depth):
         return make(device, 10) if not depth else down(depth - 1)
@@ -685,7 +685,7 @@ def test_a_deep_stack_keeps_its_inner_frames(device):
 
 
 def test_a_stack_of_libraries_alone_is_kept_whole(device, monkeypatch):
-    from umem import stacks
+    from umem.trace import stacks
 
     monkeypatch.setattr(stacks, "_is_library", lambda file: True)
     with umem.track() as t:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_um import Oracle
 
-from umem.devices.virtual.moves import Moves
+from umem.devices.virtual.clock import Moves
 from umem.devices.virtual.residency import (
     ACCESSED_BY_GPU,
     PREFER_GPU,

@@ -30,8 +30,8 @@ from umem.errors import (
     UnknownGpuError,
     UnsupportedError,
 )
-from umem.memory import current_device
-from umem.recorder import active
+from umem.memory.process import current_device
+from umem.trace.recording.recorder import active
 from umem.units import MIB
 
 UNMANAGED = Policy("unmanaged")

@@ -24,8 +24,6 @@ Place = int | Literal["cpu"]
 
 MODES: tuple[Mode, ...] = ("unmanaged", "managed", "hybrid")
 ADVICE: tuple[Advice, ...] = ("read_mostly", "preferred_location", "accessed_by")
-BLOCK_BYTES = 2 << 20
-"""The unit in which the driver moves managed memory (uvm_va_block.h of NVIDIA's open driver)."""
 
 
 class Span(NamedTuple):
@@ -249,7 +247,7 @@ class Device(ABC):
 
     def host_available_bytes(self) -> int | None:
         """Host bytes that this process may still take, None where it is unknown."""
-        from umem.devices import host_memory
+        from umem.devices import host as host_memory
 
         return host_memory.available_bytes()
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from umem.devices.base import BLOCK_BYTES
-from umem.devices.virtual.clock import Clock
-from umem.devices.virtual.moves import Moves
+from umem.devices.virtual.clock import Clock, Moves
+from umem.units import BLOCK_BYTES
 
 SAMPLE_LIMIT = 20_000
 

@@ -1,0 +1,117 @@
+"""What the layer does here: one row for each mend."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from umem.compat import finder, installation
+from umem.compat.catalogue import SHIMS
+from umem.compat.requirement import holds
+from umem.compat.shim import Shim
+from umem.errors import CompatError, MissingDependencyError
+from umem.extras import installed_version
+
+
+@dataclass(frozen=True)
+class Row:
+    """One mend and its state in this environment.
+
+    Attributes:
+        name, module, versions, symptom, link, until: as in the mend itself.
+        installed: the version of what ``versions`` asks for; None where it is not installed.
+        needed: whether ``versions`` holds here, so that the mend is still needed.
+        applied: whether the module is imported in this process with the mend in it.
+        error: why the mend does not fit the installed module; None where it fits.
+    """
+
+    name: str
+    module: str
+    versions: str
+    symptom: str
+    link: str
+    until: str
+    installed: str | None
+    needed: bool
+    applied: bool
+    error: str | None
+
+    @property
+    def state(self) -> str:
+        """One of "does not fit", "not needed", "applied", "on import"."""
+        if self.error is not None:
+            return "does not fit"
+        if not self.needed:
+            return "not needed"
+        return "applied" if self.applied else "on import"
+
+
+def check() -> list[Row]:
+    """Return a row for each mend; does not import Chainer.
+
+    Raises:
+        MissingDependencyError: Chainer is not installed.
+        CompatError: Chainer is not a 7.8 release.
+    """
+    package = installation.find_package()
+    if package is None:
+        raise MissingDependencyError(finder.NOT_INSTALLED)
+    version = installation.require_supported(str(package / "__init__.py"))
+    return [_row(shim, version) for shim in SHIMS]
+
+
+def import_mended(rows: Iterable[Row]) -> dict[str, str]:
+    """Import every module that needs a mend; return the modules that failed, and why.
+
+    Costs the import of all of Chainer, and of CuPy, h5py and ONNX where they are installed.
+
+    Raises:
+        CompatError: Chainer was imported before, unmended; nothing was imported.
+    """
+    finder.install()
+    failed = {}
+    for module in dict.fromkeys(row.module for row in rows if row.needed and row.error is None):
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # whatever a module raises is what the user wants to read
+            failed[module] = f"{type(error).__name__}: {error}"
+    return failed
+
+
+def _row(shim: Shim, version: str) -> Row:
+    needed = holds(shim.versions)
+    return Row(
+        name=shim.name,
+        module=shim.module,
+        versions=shim.versions,
+        symptom=shim.symptom,
+        link=shim.link,
+        until=shim.until,
+        installed=_installed(shim.versions),
+        needed=needed,
+        applied=needed and finder.is_mended(shim.module),
+        error=_misfit(shim, version),
+    )
+
+
+def _installed(versions: str) -> str | None:
+    match = re.match(r"[\w-]+", versions)
+    return None if match is None or versions == "any" else installed_version(match.group())
+
+
+def _misfit(shim: Shim, version: str) -> str | None:
+    path = installation.module_file(shim.module)
+    if path is None:
+        return f"{shim.module} is not in the installed Chainer {version}"
+    try:
+        shim.check(_original(path), version)
+    except CompatError as error:
+        return str(error)
+    return None
+
+
+def _original(path: Path) -> str:
+    return path.read_text("utf-8")
