@@ -12,7 +12,7 @@ import numpy as np
 
 from umem.chainer.recompute.tape import DRAWS, Call
 from umem.chainer.recompute.wiring import owner_of, root_of
-from umem.chainer.source import _OWN, _find_arrays
+from umem.chainer.source import NODE_ATTRIBUTES, find_arrays
 
 _MT19937_BYTES = 624 * 4 + 4
 """Its key and its position: mt19937_state in NumPy's random/src/mt19937/mt19937.h."""
@@ -61,7 +61,11 @@ def observe(
 ) -> Observed:
     """What one call made, kept on itself and changed."""
     owner = owner_of(func)
-    new = {k: v for k, v in vars(owner).items() if before.state.get(k) is not v and k not in _OWN}
+    new = {
+        k: v
+        for k, v in vars(owner).items()
+        if before.state.get(k) is not v and k not in NODE_ATTRIBUTES
+    }
     lists = {key: _arrays([(key, value)]) for key, value in new.items()}
     found = {key: arrays for key, arrays in lists.items() if arrays}
     ins = [root_of(x.array if isinstance(x, chainer.Variable) else x) for x in inputs]
@@ -111,7 +115,7 @@ def _arrays(items: Iterable[tuple[str, Any]]) -> list[Any]:
     found: list[tuple[str, Any]] = []
     for key, value in items:
         if not isinstance(value, chainer.Function):
-            _find_arrays(key, value, found)
+            find_arrays(key, value, found)
     return [array for _, array in found]
 
 

@@ -245,6 +245,22 @@ class Recorder(Scoped["Recorder"], Following):
                 found.append(None if array is None else self._find_one(array))
         return found
 
+    def unseen(self, arrays: list[Any]) -> list[Any]:
+        """Those of the arrays that are not followed."""
+        found: list[Any] = []
+        table = self._known
+        for array in arrays:
+            ref = table.get(id(array))
+            if ref is not None and ref() is array:
+                continue
+            if array.base is not None:
+                root = root_of(array)
+                ref = table.get(id(root))
+                if ref is not None and ref() is root:
+                    continue
+            found.append(array)
+        return found
+
     def follow(self, arrays: list[Any], kind: str, label: str) -> list[Any]:
         """The access to each array, allocated where it was never seen; None stays None."""
         found: list[Any] = []

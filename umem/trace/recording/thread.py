@@ -59,9 +59,9 @@ class Audience:
         self.state = _local.state  # what is derived is of one thread, where anybody follows it
 
 
-def audience() -> Audience:
-    """Who follows the calling code."""
-    return derived(Audience)
+def thread_state() -> _State:
+    """What the calling thread is inside of."""
+    return _local.state
 
 
 def active() -> tuple[Recorder, ...]:
