@@ -9,6 +9,7 @@ arithmetic outside Chainer's functions, ChainerX arrays.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from gc import get_referents
 from typing import Any
 
 import chainer
@@ -27,6 +28,7 @@ _PLAIN = frozenset((
     int, float, bool, str, type(None), type, *(type(np.dtype(code)) for code in np.typecodes["All"])
 ))  # fmt: skip
 """Classes whose instances are no arrays and hold none."""
+_PLAIN_OR_TUPLE = _PLAIN | {tuple}
 NODE_ATTRIBUTES = frozenset((
     "inputs", "outputs", "rank", "stack", "lazy_grad_sum", "_input_layouts", "_output_layouts",
     "_input_indexes_to_retain", "_output_indexes_to_retain", "_output_count",
@@ -64,9 +66,9 @@ class ChainerSource(Subscriber):
         told = derived(Audience)
         if not told.recorders:
             return proceed(func, inputs)
-        before = tuple(func.__dict__.values())
+        before = _values(func)
         if func.__class__ is FunctionAdapter:  # what an old-style function holds is on the function
-            before += tuple(func.function.__dict__.values())
+            before += func.function.__dict__.values()
         measured = Measured(told)
         try:
             outputs = proceed(func, inputs)
@@ -151,7 +153,7 @@ def rerun(func: Any, inputs: tuple[Any, ...]) -> Any:
     told = derived(Audience)
     if not told.recorders:
         return func.forward(inputs)
-    before = tuple(func.__dict__.values())
+    before = _values(func)
     measured = Measured(told)
     told.state.backward_depth += 1
     try:
@@ -165,12 +167,7 @@ def rerun(func: Any, inputs: tuple[Any, ...]) -> Any:
 
 
 def _emit_apply(
-    told: Audience,
-    func: Any,
-    inputs: Any,
-    outs: list[Any],
-    before: tuple[Any, ...],
-    measured: Measured,
+    told: Audience, func: Any, inputs: Any, outs: list[Any], before: list[Any], measured: Measured
 ) -> None:
     """Emit one application; bench/overhead.py says what a microsecond here costs an LSTM."""
     kind = _kinds.get(func.__class__) or _kind_of(func)
@@ -182,16 +179,7 @@ def _emit_apply(
     ins = []
     for x in inputs:
         ins.append(x._data[0] if isinstance(x, Variable) else x)
-    held: list[tuple[str, Any]] = []
-    attributes = func.__dict__
-    names = tuple(attributes)
-    own = kind.own_names.get(names)
-    if own is None:
-        own = _own_names(kind, names)
-    for key in own:
-        value = attributes[key]
-        if value.__class__ not in _PLAIN:
-            find_arrays(key, value, held)
+    held = None if _holds_nothing(func) else arrays_on(func)
     flops, traffic = kind.estimate(func, ins, outs)
     for recorder in told.recorders:
         reads = recorder.find(ins)
@@ -219,7 +207,7 @@ def _add_held(
     recorder: Recorder,
     name: str,
     held: list[tuple[str, Any]],
-    before: tuple[Any, ...],
+    before: list[Any],
     reads: list[Reach],
     writes: list[Reach],
 ) -> None:
@@ -321,11 +309,9 @@ class _Kind:
 
     Attributes:
         label: None where the function computes it.
-        own_names: by the names of all attributes that a function has, those which may hold arrays;
-            functions of one class may come to have others at any time.
     """
 
-    __slots__ = ("estimate", "label", "own_names", "pattern")
+    __slots__ = ("estimate", "label", "pattern")
 
     def __init__(self, func: Any) -> None:
         cls = type(func)
@@ -333,7 +319,6 @@ class _Kind:
         self.label: str | None = None if own_label else func.label
         self.estimate: Estimator = estimator(cls)
         self.pattern = "random" if func.label in _GATHERS else "stream"
-        self.own_names: dict[tuple[str, ...], tuple[str, ...]] = {}
 
 
 _kinds: dict[type, _Kind] = {}
@@ -344,12 +329,33 @@ def _kind_of(func: Any) -> _Kind:
     return kind
 
 
-def _own_names(kind: _Kind, names: tuple[str, ...]) -> tuple[str, ...]:
-    if len(kind.own_names) > 100:  # names that are made up as the program runs
-        kind.own_names.clear()
-    own = tuple(name for name in names if name not in NODE_ATTRIBUTES)
-    kind.own_names[names] = own
-    return own
+def _values(func: Any) -> list[Any]:
+    """What is on a function, and perhaps its class.
+
+    To ask for ``__dict__`` makes a dictionary of what Python up to 3.12 keeps without one, and
+    Chainer's own use of the function slower from then on: a microsecond or two an operation.
+    """
+    values = get_referents(func)
+    if dict in map(type, values):  # it has a dictionary already
+        values = list(func.__dict__.values())
+    return values
+
+
+def _holds_nothing(func: Any) -> bool:
+    """Whether it is certain, without a look at each attribute, that a function holds no arrays.
+
+    It is where all that is on it is plain, but for the tuples that `FunctionNode.apply` makes: two
+    of layouts, two of a graph, and what was retained, of which indexes may be None.
+    """
+    kinds = [*map(type, get_referents(func))]
+    tuple_count = 2 if func.inputs is None else 4
+    if func._input_indexes_to_retain.__class__ is tuple:
+        tuple_count += 1
+    if func._output_indexes_to_retain.__class__ is tuple:
+        tuple_count += 1
+    if func._retained_output_data is not None:
+        tuple_count += 1
+    return kinds.count(tuple) == tuple_count and _PLAIN_OR_TUPLE.issuperset(kinds)
 
 
 def _array(x: Any) -> Any:
