@@ -29,7 +29,6 @@ LONGEST = 350
 STILL_LONG = {
     "umem.chainer.recompute.course",
     "umem.chainer.recompute.tape",
-    "umem.chainer.source",
     "umem.cli.run",
     "umem.devices.cuda.device",
     "umem.devices.virtual.arrays",

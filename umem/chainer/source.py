@@ -9,32 +9,20 @@ arithmetic outside Chainer's functions, ChainerX arrays.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from gc import get_referents
 from typing import Any
 
 import chainer
-import numpy as np
 from chainer import Variable, function_node
 from chainer.function import FunctionAdapter
 
 from umem.chainer.flops import Estimator, estimator
+from umem.chainer.held_arrays import arrays_in, arrays_on, holds_nothing, is_array, values_on
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.scopes import derived
 from umem.trace.recording.recorder import Measured, Reach, Recorder, active
 from umem.trace.recording.thread import Audience, thread_state
 from umem.trace.trace import Mark
 
-_PLAIN = frozenset((
-    int, float, bool, str, type(None), type, *(type(np.dtype(code)) for code in np.typecodes["All"])
-))  # fmt: skip
-"""Classes whose instances are no arrays and hold none."""
-_PLAIN_OR_TUPLE = _PLAIN | {tuple}
-NODE_ATTRIBUTES = frozenset((
-    "inputs", "outputs", "rank", "stack", "lazy_grad_sum", "_input_layouts", "_output_layouts",
-    "_input_indexes_to_retain", "_output_indexes_to_retain", "_output_count",
-    "_retained_output_data", "_use_cudnn", "_local_function_hooks", "_n_local_function_hooks",
-))  # fmt: skip
-"""Attributes that function nodes have anyway."""
 _STATISTICS = ("running_mean", "running_var")
 """What normalisation holds and changes in place."""
 _GATHERS = frozenset(
@@ -66,7 +54,7 @@ class ChainerSource(Subscriber):
         told = derived(Audience)
         if not told.recorders:
             return proceed(func, inputs)
-        before = _values(func)
+        before = values_on(func)
         if func.__class__ is FunctionAdapter:  # what an old-style function holds is on the function
             before += func.function.__dict__.values()
         measured = Measured(told)
@@ -74,7 +62,9 @@ class ChainerSource(Subscriber):
             outputs = proceed(func, inputs)
             measured.stop()
             # Variable.array would copy what is on a ChainerX device, and checks for it each time.
-            made = [y._data[0] for y in outputs]
+            made = []
+            for y in outputs:
+                made.append(y._data[0])
             _emit_apply(told, func, inputs, made, before, measured)
         finally:
             measured.close()
@@ -153,7 +143,7 @@ def rerun(func: Any, inputs: tuple[Any, ...]) -> Any:
     told = derived(Audience)
     if not told.recorders:
         return func.forward(inputs)
-    before = _values(func)
+    before = values_on(func)
     measured = Measured(told)
     told.state.backward_depth += 1
     try:
@@ -179,7 +169,7 @@ def _emit_apply(
     ins = []
     for x in inputs:
         ins.append(x._data[0] if isinstance(x, Variable) else x)
-    held = None if _holds_nothing(func) else arrays_on(func)
+    held = None if holds_nothing(func) else arrays_on(func)
     flops, traffic = kind.estimate(func, ins, outs)
     for recorder in told.recorders:
         reads = recorder.find(ins)
@@ -213,7 +203,7 @@ def _add_held(
 ) -> None:
     """Add what the function holds: read if it held it before the call, otherwise written."""
     values = (("", value) for value in before if not isinstance(value, chainer.Function))
-    old = {id(array) for _, array in _arrays_in(values)}
+    old = {id(array) for _, array in arrays_in(values)}
     seen = {access[0] for access in (*reads, *writes) if access is not None}
     for key, array in held:
         if id(array) in old:
@@ -279,7 +269,7 @@ def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) 
     full = getattr(rule, "_fp32_param", None)
     if full is not None and full.array is not None:
         owned.append(("state", f"{name}.fp32", full.array))
-    state = {key: v for key, v in (rule.state or {}).items() if _is_array(v)}
+    state = {key: v for key, v in (rule.state or {}).items() if is_array(v)}
     owned += [("state", f"{name}.{key}", v) for key, v in state.items()]
     writes = [
         recorder.access(array, kind, label, uploaded=kind == "parameter")
@@ -329,76 +319,10 @@ def _kind_of(func: Any) -> _Kind:
     return kind
 
 
-def _values(func: Any) -> list[Any]:
-    """What is on a function, and perhaps its class.
-
-    To ask for ``__dict__`` makes a dictionary of what Python up to 3.12 keeps without one, and
-    Chainer's own use of the function slower from then on: a microsecond or two an operation.
-    """
-    values = get_referents(func)
-    if dict in map(type, values):  # it has a dictionary already
-        values = list(func.__dict__.values())
-    return values
-
-
-def _holds_nothing(func: Any) -> bool:
-    """Whether it is certain, without a look at each attribute, that a function holds no arrays.
-
-    It is where all that is on it is plain, but for the tuples that `FunctionNode.apply` makes: two
-    of layouts, two of a graph, and what was retained, of which indexes may be None.
-    """
-    kinds = [*map(type, get_referents(func))]
-    tuple_count = 2 if func.inputs is None else 4
-    if func._input_indexes_to_retain.__class__ is tuple:
-        tuple_count += 1
-    if func._output_indexes_to_retain.__class__ is tuple:
-        tuple_count += 1
-    if func._retained_output_data is not None:
-        tuple_count += 1
-    return kinds.count(tuple) == tuple_count and _PLAIN_OR_TUPLE.issuperset(kinds)
-
-
 def _array(x: Any) -> Any:
     """The array of a Variable, or the array itself."""
     return x._data[0] if isinstance(x, Variable) else x
 
 
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or hasattr(value, "__cuda_array_interface__")
-
-
 def _present(arrays: Iterable[Any]) -> Iterator[Any]:
     return (array for array in arrays if array is not None)
-
-
-def arrays_on(func: Any) -> list[tuple[str, Any]]:
-    """The arrays that a function holds as attributes, sparse matrices taken apart."""
-    found: list[tuple[str, Any]] = []
-    for key, value in func.__dict__.items():
-        if key not in NODE_ATTRIBUTES and value.__class__ not in _PLAIN:
-            find_arrays(key, value, found)
-    return found
-
-
-def _arrays_in(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in items:
-        find_arrays(key, value, found)
-    return found
-
-
-def find_arrays(key: str, value: Any, found: list[tuple[str, Any]]) -> None:
-    if _is_array(value):
-        found.append((key, value))
-    elif isinstance(value, (list, tuple)):
-        found += [(key, item) for item in value if _is_array(item)]
-    elif hasattr(value, "indptr") and hasattr(value, "indices"):
-        parts = ("data", "indices", "indptr")
-        found += [(f"{key}.{part}", getattr(value, part)) for part in parts]
-    elif isinstance(value, chainer.Function):  # an old-style function behind its adapter
-        found += arrays_on(value)
-    elif isinstance(value, chainer.FunctionNode):  # max pooling, whose gradient reads its indexes
-        held = value.__dict__.items()
-        found += [
-            (name, item) for name, item in held if name not in NODE_ATTRIBUTES and _is_array(item)
-        ]

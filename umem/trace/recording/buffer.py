@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from umem.trace.events import Access, Alloc, Event, Free, Op
-from umem.trace.recording.storage import Reach
 from umem.trace.stacks import Reader
 
 Raw = Any
@@ -57,7 +56,8 @@ class Store:
         if type(raw) is not tuple:  # an event
             return raw  # type: ignore[no-any-return]
         if type(raw[1]) is str:
-            return decode_op(raw)
+            op = decode_op(raw)
+            return op._replace(reads=_accesses(op.reads), writes=_accesses(op.writes))
         tensor, _, nbytes, kind, label, uploaded, *stacks = raw
         stack = self._reader.texts(stacks[0]) if stacks else ()
         return Alloc(tensor, nbytes, kind, label, uploaded, stack)
@@ -69,14 +69,17 @@ class Store:
 
 
 def decode_op(raw: Raw) -> Op:
-    """The operation that a stored one stands for."""
+    """The operation that a stored one stands for, its accesses as plain tuples for speed."""
     read_count, name, phase, flops, traffic, pattern, seconds, workspace, *accesses = raw
-    reads = _accesses(accesses[:read_count])
-    writes = _accesses(accesses[read_count:])
+    reads = tuple([reach[:3] for reach in accesses[:read_count] if reach is not None])
+    writes = tuple([reach[:3] for reach in accesses[read_count:] if reach is not None])
     if traffic is None:
-        traffic = sum(access.stop - access.start for access in (*reads, *writes))
-    return Op(name, phase, reads, writes, flops, traffic, pattern, seconds, workspace)
+        traffic = 0
+        for _, start, stop in reads + writes:
+            traffic += stop - start
+    fields = name, phase, reads, writes, flops, traffic, pattern, seconds, workspace
+    return tuple.__new__(Op, fields)
 
 
-def _accesses(reaches: list[Reach | None]) -> tuple[Access, ...]:
-    return tuple(Access(*reach[:3]) for reach in reaches if reach is not None)
+def _accesses(plain: tuple[Any, ...]) -> tuple[Access, ...]:
+    return tuple(Access(*reach) for reach in plain)
