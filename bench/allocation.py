@@ -35,7 +35,7 @@ import umem
 from umem.devices.base import Policy, Watcher
 from umem.devices.cuda import CudaDevice, cuda_reason, open_cuda
 from umem.devices.virtual import VirtualGPU
-from umem.events import Alloc, Free
+from umem.trace.events import Alloc, Free
 from umem.units import MIB
 
 WANTED_HYBRID_US = 1.0

@@ -26,7 +26,7 @@ from report_tables import counted, figure, quantity, text
 
 import umem
 import umem.chainer
-from umem.choosing import Option, choose
+from umem.predict.choosing import Option, choose
 from umem.devices.base import BLOCK_BYTES
 from umem.units import MIB
 
@@ -59,7 +59,7 @@ def live(model: tuple[str, str], batch: int, option: Option, vram_bytes: int) ->
     step(batch)
     ends: list[float] = []
     with umem.virtual_gpu(GPU, vram_bytes) as gpu, warnings.catch_warnings():
-        warnings.simplefilter("ignore", umem.chainer.lookahead.LookaheadWarning)
+        warnings.simplefilter("ignore", umem.chainer.lookahead.prefetch.LookaheadWarning)
 
         def train() -> None:
             for _ in range(SETTLING + STEPS):

@@ -19,7 +19,7 @@ import chainer.links as L
 import numpy as np
 
 import umem
-from umem.cutting import tail
+from umem.trace.trace import tail
 from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
 
 MOST_OPS = 200

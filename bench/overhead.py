@@ -65,8 +65,8 @@ def worker(workload: str) -> None:
 def conditions() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
     """What is on in each of the conditions of this process."""
     import umem
-    from umem.recorder import Recorder
-    from umem.recording.tally import Tally
+    from umem.trace.recording.recorder import Recorder
+    from umem.trace.recording.tally import Tally
 
     @contextmanager
     def live() -> Any:

@@ -33,9 +33,10 @@ import common
 from report_tables import counted, quantity, text
 
 import umem
-from umem import memory, scopes
+from umem.memory import process as memory
+from umem import scopes
 from umem.devices import cuda
-from umem.recording import measuring, sources
+from umem.trace.recording import thread as measuring, sources
 
 WANTED_LEFT_OF_10000 = 5
 COUNTED = (

@@ -33,7 +33,7 @@ from um_programs import (
 
 import umem
 from umem.devices.specs import COSTS, gpu_spec
-from umem.replaying import Replay
+from umem.predict.replaying import Replay
 from umem.units import GIB
 
 TITAN_V = "v100-16gb"  # not in the table; the V100 is the same chip on the same bus

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from umem.events import ACTIONS, KINDS, PATTERNS, PHASES, Access, Alloc, Event, Free, Hint, Mark, Op
+from umem.trace.events import ACTIONS, KINDS, PATTERNS, PHASES, Access, Alloc, Event, Free, Hint, Mark, Op
 from umem.trace import Trace
 
 LABELS = st.text(st.characters(exclude_categories=()), max_size=6)

@@ -22,7 +22,7 @@ import pytest
 import umem
 from umem.devices.base import Policy
 from umem.errors import OutOfMemoryError
-from umem.events import Alloc, Free
+from umem.trace.events import Alloc, Free
 
 pytestmark = pytest.mark.thorough
 

@@ -25,9 +25,9 @@ from hypothesis import given, settings
 from strategies import traces
 
 import umem
-from umem.backends import CORRECTIONS, CUDNN_LIMIT_BYTES, HALVED, WITH_CUDNN, WITHOUT_CUDNN, on_gpu
+from umem.predict.cupy_differences import CORRECTIONS, CUDNN_LIMIT_BYTES, HALVED, WITH_CUDNN, WITHOUT_CUDNN, on_gpu
 from umem.errors import StateError
-from umem.events import Access, Alloc, Checker, Free, Hint, Op
+from umem.trace.events import Access, Alloc, Checker, Free, Hint, Op
 from umem.trace import Trace
 
 pytestmark = pytest.mark.thorough

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from umem.devices.specs import GPUS
-from umem.techniques.registry import TECHNIQUES
+from umem.predict.techniques.registry import TECHNIQUES
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = [

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from checkpoint_cases import agree, draw, plain, variable
 
-from umem.chainer import checkpoint, randomness
+from umem.chainer import checkpoint
+from umem.chainer.checkpointing import random_state as randomness
 from umem.errors import RecomputeError
 
 pytestmark = pytest.mark.thorough

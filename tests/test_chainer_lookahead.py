@@ -27,16 +27,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import umem
-from umem.chainer import LookaheadPrefetch, lookahead_session
-from umem.chainer.demo import Workload
-from umem.chainer.lookahead import LookaheadWarning
-from umem.chainer.side_stream import CudaSideStream
+from umem.chainer import LookaheadPrefetch
+from umem.chainer.lookahead import session as lookahead_session
+from umem.chainer.demo_workload import Workload
+from umem.chainer.lookahead.prefetch import LookaheadWarning
+from umem.chainer.lookahead.side_stream import CudaSideStream
 from umem.devices.base import BLOCK_BYTES, Device
 from umem.devices.cuda import cuda_reason
 from umem.errors import DeviceNotFoundError, StateError
-from umem.lookahead_moves import plan_moves
-from umem.order import Iteration, Order, Step
-from umem.recording.measuring import active
+from umem.planner.prefetch.moves import plan_moves
+from umem.planner.prefetch.order import Iteration, Order, Step
+from umem.trace.recording.thread import active
 from umem.trace import Alloc, Checker, Hint, Op
 
 pytestmark = pytest.mark.thorough
@@ -248,7 +249,7 @@ def test_an_iteration_that_ends_early_is_a_mismatch():
 
 
 @pytest.mark.filterwarnings(
-    "ignore:LookaheadPrefetch:umem.chainer.lookahead_report.LookaheadWarning"
+    "ignore:LookaheadPrefetch:umem.chainer.lookahead.prefetch.LookaheadWarning"
 )
 @pytest.mark.parametrize("when", ["forward", "backward", "update"])
 def test_after_an_exception_training_goes_on(when):
@@ -649,7 +650,7 @@ def test_nothing_moves_on_cuda_while_a_stream_is_captured():
 
 
 def test_a_device_that_is_not_simulated_gets_a_stream_of_cupy(monkeypatch):
-    from umem.chainer.side_stream import side_stream
+    from umem.chainer.lookahead.side_stream import side_stream
 
     class Real:
         simulated = False

@@ -14,8 +14,8 @@ import pytest
 
 import umem
 from umem.errors import TraceError
-from umem.events import Alloc, Event, Free
-from umem.recorder import active
+from umem.trace.events import Alloc, Event, Free
+from umem.trace.recording.recorder import active
 
 chainer = pytest.importorskip("umem.chainer").chainer
 from chainer import training  # noqa: E402

@@ -16,10 +16,10 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from umem.chainer import course, wiring
-from umem.chainer.recompute import RecomputeWarning
-from umem.chainer.sums import Sums
-from umem.chainer.tracing import Tracing
+from umem.chainer.recompute import course, wiring
+from umem.chainer.recompute.recompute import RecomputeWarning
+from umem.chainer.recompute.sums import Sums
+from umem.chainer.recompute.tracing import Tracing
 from umem.errors import BudgetError
 
 expected: dict[str, dict[str, Any]] = {}
@@ -189,7 +189,7 @@ def test_state_that_goes_through_passes_is_cut() -> None:
 
 
 def test_dropout_masks_are_packed_and_come_back() -> None:
-    from umem.chainer.packing import pack, unpack
+    from umem.chainer.recompute.packing import pack, unpack
 
     flags = np.random.default_rng(0).random((3, 5, 7)) > 0.3
     for kind in (np.float16, np.float32, np.float64):
@@ -360,7 +360,7 @@ def test_calls_on_a_gpu_are_timed_to_the_end_of_their_kernels(
 
 
 @pytest.mark.parametrize("over", [0.03, 10.0])
-@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.RecomputeWarning")
+@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.recompute.RecomputeWarning")
 def test_a_budget_that_was_passed_is_planned_for_again_or_said(
     monkeypatch: pytest.MonkeyPatch, over: float
 ) -> None:

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import umem
-from umem import recorder as recorder_module
-from umem.chainer import recording
+from umem.trace.recording import recorder as recorder_module
+from umem.chainer import source as recording
 from umem.chainer.flops import estimator
 from umem.chainer.gcn import GCN, Adjacency
 from umem.devices.cuda import cuda_reason
@@ -278,7 +278,7 @@ def test_the_recorder_holds_no_array_and_no_function() -> None:
 # -- kinds, phases, marks ----------------------------------------------------------------------
 
 
-def kind_of(recorder: umem.recorder.Recorder, array: Any) -> str:
+def kind_of(recorder: umem.trace.recording.recorder.Recorder, array: Any) -> str:
     access = recorder.known(array)
     assert access is not None
     return str(recorder.trace.lifetimes()[access[0]].alloc.kind)
@@ -473,7 +473,7 @@ def test_memory_that_runs_out_in_any_operation_leaves_the_recorder_as_it_was() -
 
     for count in range(0, allocations, 5):
         run = Run("residual")
-        with umem.recorder.Recorder(full_after(count)) as recorder, umem.record() as beside:
+        with umem.trace.recording.recorder.Recorder(full_after(count)) as recorder, umem.record() as beside:
             with pytest.raises(OutOfMemoryError):
                 run.step()
             assert not recorder_module.inside()

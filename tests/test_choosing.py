@@ -11,11 +11,11 @@ import pytest
 from test_techniques import chain_of, step
 
 import umem
-from umem.choosing import Choice, Search, choose_each
+from umem.predict.choosing import Choice, Search, choose_each
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import ScalingError, SizeError, TraceError, UnknownGpuError
-from umem.reports.choice_text import choice_text, gpus_text
-from umem.techniques.registry import TECHNIQUES
+from umem.reports.text.choice import choice_text, gpus_text
+from umem.predict.techniques.registry import TECHNIQUES
 from umem.trace import Access, Alloc, Free, Hint, Mark, Op, Trace
 from umem.units import MIB
 
@@ -180,7 +180,7 @@ def test_a_trace_of_cupy_has_its_own_host_times() -> None:
 
 
 def test_a_step_is_taken_to_a_size_that_was_not_recorded() -> None:
-    from umem.scaling import join
+    from umem.trace.scale import join
 
     small, large = (Trace([*chain_of(12, size * MIB), Mark("step")]) for size in (4, 8))
     trace = join([small, large], (4, 8))
@@ -208,7 +208,7 @@ def test_a_choice_among_gpus_is_the_choice_for_each() -> None:
 def test_plans_are_made_once_and_a_replay_serves_all_gpus_with_as_much_vram(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from umem.techniques import replays, subject
+    from umem.predict.techniques import replays, subject
 
     planned: list[Any] = []
     replayed: list[Any] = []
@@ -238,7 +238,7 @@ def test_plans_are_made_once_and_a_replay_serves_all_gpus_with_as_much_vram(
 
 
 def test_that_there_is_nothing_to_plan_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from umem.techniques import subject
+    from umem.predict.techniques import subject
 
     asked: list[Any] = []
     tapes_of = subject.tapes_of

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from strategies import traces
 
 import umem
-from umem import scaling
-from umem.devices.virtual.moves import Moves
+from umem.trace import scale as scaling
+from umem.devices.virtual.figures import Moves
 from umem.devices.virtual.residency import ACCESSED_BY_GPU, Residency
 from umem.errors import SizeError, TraceError
 from umem.planner import plan
-from umem.techniques.recompute import rewrite
-from umem.techniques.settled import _period, distinct, settled
-from umem.techniques.tape import tapes_of
+from umem.predict.techniques.rewrite import rewrite
+from umem.predict.techniques.settled import _period, distinct, settled
+from umem.predict.techniques.budget_graph import tapes_of
 from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
 
 SIZE = 8 << 20
@@ -44,7 +44,7 @@ def chain(count: int = 6) -> list[Event]:
     return [*events, Op("SGD", "update", (), (whole(0),)), Mark("step")]
 
 
-def tried(trace: Trace) -> umem.choosing.Choice:
+def tried(trace: Trace) -> umem.predict.choosing.Choice:
     choice = umem.choose(trace, "t4", vram="40MiB")
     assert len(choice.options) + len(choice.dropped) > 8
     return choice

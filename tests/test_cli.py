@@ -76,9 +76,9 @@ STANDARD = (
     "types, typing"
 )
 OWN = (
-    "umem umem.blocks umem.counters umem.devices umem.devices.base umem.devices.presets "
-    "umem.environment umem.errors umem.forking umem.hints umem.inspecting umem.limits umem.memory "
-    "umem.scopes umem.stacks umem.tracking umem.units umem.views"
+    "umem umem.memory.blocks umem.memory.statistics umem.devices umem.devices.base umem.devices.presets "
+    "umem.memory.environment umem.errors umem.locks umem.memory.hints umem.memory.status umem.memory.limits umem.memory "
+    "umem.scopes umem.trace.stacks umem.memory.tracking umem.units umem.memory.hints"
 )
 
 

@@ -18,12 +18,12 @@ from click.testing import CliRunner, Result
 from rich.cells import cell_len
 from test_techniques import chain_of
 
-from umem.choosing import choose, choose_each
+from umem.predict.choosing import choose, choose_each
 from umem.cli import main
 from umem.devices.specs import GPUS, gpu_spec
-from umem.reports.choice_text import choice_text, gpus_text
-from umem.scaling import join
-from umem.techniques.registry import TECHNIQUES
+from umem.reports.text.choice import choice_text, gpus_text
+from umem.trace.scale import join
+from umem.predict.techniques.registry import TECHNIQUES
 from umem.trace import Mark, Op, Trace
 from umem.units import GIB, MIB, format_seconds
 
@@ -238,13 +238,13 @@ def stopping(count: int) -> list[Any]:
 def test_ctrl_c_keeps_what_was_printed_and_says_what_is_left(
     form: tuple[str, ...], path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("umem.choosing.TECHNIQUES", stopping(3))
+    monkeypatch.setattr("umem.predict.choosing.TECHNIQUES", stopping(3))
     done = run(path, "--vram", "128MiB", *form)
     assert done.exit_code == 130 and "Traceback" not in done.output
     assert "Interrupted: 11 of 14 techniques were not tried: managed, prefetch;" in done.stderr
     rows = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("   ")]
     assert rows == ([] if form else ["nothing", "hybrid", "managed"])
-    monkeypatch.setattr("umem.choosing.TECHNIQUES", stopping(len(GPUS) + 5))
+    monkeypatch.setattr("umem.predict.choosing.TECHNIQUES", stopping(len(GPUS) + 5))
     done = run(path, "--all-gpus", *form)
     assert done.exit_code == 130 and "Interrupted: not everything was tried on 19" in done.stderr
     assert done.stdout.count("as it is\n") == (0 if form else len(GPUS))
@@ -305,7 +305,7 @@ def test_pictures_are_written_and_not_over_others(short: Path, tmp_path: Path) -
 def test_the_title_of_a_picture_says_that_it_is_simulated(tmp_path: Path, monkeypatch) -> None:
     from matplotlib.figure import Figure
 
-    from umem.reports import choice_picture
+    from umem.reports.pictures import choice_picture
 
     titles: list[str] = []
     monkeypatch.setattr(Figure, "suptitle", lambda self, title, **k: titles.append(title))
@@ -320,7 +320,7 @@ def drawn(choices: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
     """The axes of pictures of these choices, each for a GPU or for several."""
     from matplotlib.figure import Figure
 
-    from umem.reports import choice_picture
+    from umem.reports.pictures import choice_picture
 
     panels: list[Any] = []
     plain = Figure.subplots

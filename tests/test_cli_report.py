@@ -15,7 +15,7 @@ from typing import IO, Any
 import pytest
 from click.testing import CliRunner, Result
 
-from umem import trace_file
+from umem.trace import file as trace_file
 from umem.cli import main
 from umem.trace import Access, Alloc, Free, Mark, Op, Trace
 from umem.units import MIB

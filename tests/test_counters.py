@@ -22,15 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import umem
-from umem.errors import (
-    DeviceNotFoundError,
-    LeakError,
-    LimitError,
-    OutOfMemoryError,
-    SizeError,
-    StateError,
-)
-from umem.events import Access, Alloc, Free, Op
+from umem.errors import DeviceNotFoundError, LeakError, LimitError, OutOfMemoryError, SizeError, StateError
+from umem.trace.events import Access, Alloc, Free, Op
 
 ROOT = Path(__file__).parent.parent
 HERE = (
@@ -671,7 +664,7 @@ def test_many_labels_in_one_place_are_cut_short(virtual):
 
 
 def test_a_deep_stack_keeps_its_inner_frames(device):
-    from umem.stacks import STACK_DEPTH
+    from umem.trace.stacks import STACK_DEPTH
 
     def down(depth):
         return make(device, 10) if not depth else down(depth - 1)
@@ -685,7 +678,7 @@ def test_a_deep_stack_keeps_its_inner_frames(device):
 
 
 def test_a_stack_of_libraries_alone_is_kept_whole(device, monkeypatch):
-    from umem import stacks
+    from umem.trace import stacks
 
     monkeypatch.setattr(stacks, "_is_library", lambda file: True)
     with umem.track() as t:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from strategies import traces
 
 import umem
-from umem.cutting import tail
+from umem.trace.trace import tail
 from umem.devices.base import BLOCK_BYTES as BLOCK
-from umem.events import Access, Alloc, Checker, Event, Free, Mark, Op
+from umem.trace.events import Access, Alloc, Checker, Event, Free, Mark, Op
 from umem.trace import Trace
 
 W = Alloc(0, 6 * BLOCK, "parameter", "W", True)

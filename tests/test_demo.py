@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from umem.cli import main
 from umem.devices.cuda import cuda_reason
 
-import umem.chainer.demo as workload  # isort: skip  (imports Chainer through the layer)
+import umem.chainer.demo_workload as workload  # isort: skip  (imports Chainer through the layer)
 
 SMALL = ["--nodes", "3000", "--steps", "3", "--vram", "4MiB"]
 ROW = {
@@ -262,7 +262,7 @@ def test_a_jetson_is_refused_with_its_reason(tmp_path: Path) -> None:
 def test_ctrl_c_leaves_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    import umem.reports.mode_picture as picture
+    import umem.reports.pictures.mode_picture as picture
 
     def interrupt(*arguments: Any) -> None:
         if where == "draw_modes":

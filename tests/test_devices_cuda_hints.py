@@ -24,9 +24,9 @@ from umem.devices.base import Location, Policy, Span  # noqa: E402
 from umem.devices.cuda import CudaDevice  # noqa: E402
 from umem.devices.cuda import device as cuda_device  # noqa: E402
 from umem.devices.cuda import driver as cuda_driver  # noqa: E402
-from umem.devices.cuda import hints as cuda_hints  # noqa: E402
+from umem.devices.cuda import ranges as cuda_hints  # noqa: E402
 from umem.devices.cuda.driver import Driver  # noqa: E402
-from umem.devices.cuda.hints import CoreHints  # noqa: E402
+from umem.devices.cuda.ranges import CoreHints  # noqa: E402
 from umem.devices.presets import PRESETS  # noqa: E402
 from umem.errors import DeviceError, HintError, MissingDependencyError  # noqa: E402
 

@@ -17,7 +17,7 @@ from cuda_host_driver import GIB, HostDriver, installed  # noqa: E402
 from umem.devices.base import Policy  # noqa: E402
 from umem.devices.cuda import CudaDevice  # noqa: E402
 from umem.devices.cuda import driver as cuda_driver  # noqa: E402
-from umem.devices.cuda.errors import CudaLimitError, CudaOutOfMemoryError  # noqa: E402
+from umem.devices.cuda.out_of_memory import CudaLimitError, CudaOutOfMemoryError  # noqa: E402
 from umem.errors import DeviceError, LimitError  # noqa: E402
 
 MIB = 1 << 20

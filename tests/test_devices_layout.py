@@ -13,7 +13,7 @@ from umem.devices.specs import COSTS, extremes, gpu_spec
 from umem.devices.virtual.clock import Clock
 from umem.devices.virtual.layout import Replayer, lay_out
 from umem.devices.virtual.model import Model
-from umem.stepping import SettledStep, settled_steps
+from umem.predict.stepping import SettledStep, settled_steps
 from umem.trace import Access, Alloc, Free, Hint, Mark, Op, Trace
 
 SIZES = st.sampled_from((0, 100, 700_000, BLOCK_BYTES, 5 * BLOCK_BYTES, 23 << 20))

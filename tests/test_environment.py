@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import umem
-from umem import environment
+from umem.memory import environment
 from umem.devices.base import Policy
 from umem.devices.cuda import cuda_reason
 from umem.devices.virtual import VirtualGPU

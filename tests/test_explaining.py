@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from strategies import traces
 
 import umem
-from umem.events import Access, Alloc, Event, Free, Mark, Op
-from umem.explaining import missing_workspace, peak_shares, why_peak
+from umem.trace.events import Access, Alloc, Event, Free, Mark, Op
+from umem.trace.analysis.explain import missing_workspace, peak_shares, why_peak
 from umem.trace import Trace
 
 

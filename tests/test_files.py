@@ -15,7 +15,7 @@ from umem import files
 from umem.errors import FileError, UmemError
 from umem.files import check_folder, check_target, open_regular, whole
 from umem.graphs import karate_club, load_npz, save_npz
-from umem.recording.claiming import claimed
+from umem.files import claimed
 from umem.trace import Mark, Trace
 
 
@@ -34,7 +34,7 @@ def graph_writer(path: Path) -> None:
 
 
 def page_writer(path: Path) -> None:
-    from umem.cli.output_file import write
+    from umem.cli.in_and_out import write
 
     write(path, lambda file: file.write(b"page") and None, force=True)
 

@@ -146,11 +146,11 @@ def test_a_recorder_follows_the_child_in_a_trace_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "lock", ["umem.memory._lock", "umem.recording.sources._lock", "gpu.model.lock"]
+    "lock", ["umem.memory.process._lock", "umem.trace.recording.sources._lock", "gpu.model.lock"]
 )
 def test_a_lock_that_another_thread_holds_is_free_in_the_child(lock: str) -> None:
     run(f"""
-        import time, umem.recording.sources
+        import time, umem.trace.recording.sources
         with umem.virtual_gpu("t4") as gpu, umem.managed() as memory:
             held = threading.Event()
 
@@ -187,7 +187,7 @@ def test_a_lock_that_another_thread_holds_is_free_in_the_child(lock: str) -> Non
 
 def test_locks_that_are_gone_are_forgotten() -> None:
     run("""
-        from umem import forking
+        from umem import locks as forking
         before = len(forking._locks)
         kept = [forking.safe_lock() for _ in range(3)]
         assert len(forking._locks) == before + 3

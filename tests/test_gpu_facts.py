@@ -379,7 +379,7 @@ class TestCost(OnGpu):
         """Fact 20. Expected: CSR products and no atomics, so the losses are equal bit for bit."""
         pytest.importorskip("chainer")
         import umem.chainer  # makes Chainer ready
-        from umem.chainer.demo import Workload
+        from umem.chainer.demo_workload import Workload
 
         work = Workload.generate(2000, 3)
         losses = []

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import umem.graphs.files
+import umem.graphs.npz
 from umem.errors import DataError, MissingDependencyError, SizeError
 from umem.graphs import Graph, karate_club, load_npz, normalised_adjacency, rmat, save_npz
 
@@ -74,7 +74,7 @@ def test_rmat_graph_is_simple_symmetric_and_has_the_ties_asked_for(arguments):
 @given(rmat_arguments())
 def test_rmat_graph_is_one_that_a_file_may_hold(arguments):
     graph = rmat(**arguments)
-    umem.graphs.files._checked("graph", arrays_of(graph))
+    umem.graphs.npz._checked("graph", arrays_of(graph))
     assert graph.features.shape == (arguments["nodes"], arguments["features"])
     assert graph.class_count <= arguments["classes"]
     assert (graph.train_mask ^ graph.val_mask ^ graph.test_mask).all()
@@ -242,7 +242,7 @@ def test_karate_club_trains_on_its_two_leaders_only():
     assert np.flatnonzero(club.train_mask).tolist() == [0, 33]
     assert club.test_mask.sum() == 32
     assert not club.val_mask.any()
-    umem.graphs.files._checked("karate", arrays_of(club))
+    umem.graphs.npz._checked("karate", arrays_of(club))
 
 
 def test_labels_where_hides_the_labels_of_other_nodes():

@@ -19,7 +19,7 @@ import umem
 from umem.devices.base import BLOCK_BYTES, Location
 from umem.devices.virtual import VirtualGPU
 from umem.errors import DeviceError, HintError, LimitError, SizeError, StateError
-from umem.hints import PRESETS, arrays_in
+from umem.memory.hints import PRESETS, arrays_in
 from umem.trace import Access, Alloc, Hint
 from umem.units import MIB
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from umem.devices.host_memory import available_bytes
+from umem.devices.host import available_bytes
 
 GIB = 1 << 30
 V1_UNLIMITED = 9223372036854771712

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umem.inflating import Inflating, NotGzipError, TooLargeError
+from umem.trace.file import Inflating, NotGzipError, TooLargeError
 
 
 def inflated(content: bytes, most: int = 1 << 30, buffer: int = 1 << 16) -> bytes:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import umem
 from umem.devices.virtual import VirtualGPU
 from umem.errors import SizeError
-from umem.events import Alloc, Checker, Event, Free, Mark, Op
-from umem.recorder import active
-from umem.recording.keeping import Keeper, Kept, Steps
-from umem.scaling import join
+from umem.trace.events import Alloc, Checker, Event, Free, Mark, Op
+from umem.trace.recording.recorder import active
+from umem.trace.recording.kept_steps import Keeper, Kept, Steps
+from umem.trace.scale import join
 
 chainer = pytest.importorskip("umem.chainer").chainer
 F, L = chainer.functions, chainer.links

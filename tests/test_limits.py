@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import umem
-from umem.devices import host_memory
+from umem.devices import host as host_memory
 from umem.devices.base import Policy
 from umem.devices.virtual import VirtualGPU
 from umem.errors import LimitError, SizeError
-from umem.limits import parse_limit
+from umem.memory.limits import parse_limit
 from umem.units import GIB, MAX_BYTES, MIB
 
 HOST_BYTES = 40 * MIB

@@ -19,8 +19,8 @@ import pytest
 import umem
 from umem.devices.virtual import arrays as xp
 from umem.errors import StateError
-from umem.recorder import active
-from umem.stacks import USER_DEPTH, Frame
+from umem.trace.recording.recorder import active
+from umem.trace.stacks import USER_DEPTH, Frame
 from umem.trace import Alloc
 
 chainer = pytest.importorskip("umem.chainer").chainer

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import umem
-from umem import recorder as module
+from umem.trace.recording import recorder as module
 from umem.devices.virtual import arrays as xp
 from umem.errors import OutOfMemoryError, StateError
-from umem.recorder import Measured, Recorder, active, paused, root_of
-from umem.recording import sources
+from umem.trace.recording.recorder import Measured, Recorder, active, paused, root_of
+from umem.trace.recording import sources
 from umem.trace import Access, Alloc, Checker, Event, Free, Mark, Op
 
 
@@ -452,7 +452,7 @@ def test_without_a_recorder_nothing_is_made() -> None:
         (a + 1).sum()
 
     x, a = np.ones((2, 2), "f"), xp.ones(10)
-    parts = (module, umem.recording.measuring, umem.recording.roots, umem.chainer.recording)
+    parts = (module, umem.trace.recording.thread, umem.trace.recording.storage, umem.chainer.source)
     files = [part.__file__ for part in parts]
     step()
     tracemalloc.start(10)
@@ -525,7 +525,7 @@ def test_garbage_is_collected_before_memory_runs_out() -> None:
 def test_time_inside_an_inner_operation_is_not_the_outer_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from umem.recording import measuring
+    from umem.trace.recording import thread as measuring
 
     now = 100.0
     monkeypatch.setattr(measuring, "perf_counter", lambda: now)

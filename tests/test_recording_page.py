@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 import umem
 from umem.cli import main
-from umem.recording.keeping import CALIBRATION_LIMIT, EVENT_LIMIT
-from umem.stacks import USER_DEPTH
+from umem.trace.recording.kept_steps import CALIBRATION_LIMIT, EVENT_LIMIT
+from umem.trace.stacks import USER_DEPTH
 
 pytest.importorskip("umem.chainer")
 ROOT = Path(umem.__file__).parent.parent

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from strategies import traces
 
 import umem
-from umem.comparing import replayed_row, simulated_row
+from umem.predict.comparing import replayed_row, simulated_row
 from umem.devices.base import BLOCK_BYTES
 from umem.devices.virtual import VirtualGPU
 from umem.errors import HintError, SizeError, StateError, TraceError, UnknownGpuError
@@ -52,7 +52,7 @@ def train(hints: bool = False) -> None:
 
 def compute(hints: bool = False) -> None:
     """Arrays, views and frees on the current device."""
-    xp = umem.memory.current_device().xp
+    xp = umem.memory.process.current_device().xp
     a, b = xp.ones((12, MIB), "u1"), xp.asarray(np.ones((12, MIB), "u1"))
     if hints:
         umem.advise(b, "read_mostly")

@@ -15,8 +15,8 @@ from umem.devices.base import BLOCK_BYTES as BLOCK
 from umem.devices.specs import COSTS, RANGES, Costs, extremes
 from umem.devices.virtual.residency import Residency
 from umem.errors import SizeError, TraceError, UnknownGpuError
-from umem.events import Access, Alloc, Event, Free, Op
-from umem.scaling import join
+from umem.trace.events import Access, Alloc, Event, Free, Op
+from umem.trace.scale import join
 from umem.trace import Trace
 
 US = 1e-6

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from browser import Browser, BrowserError, executable
 
-from umem.analysis.analysing import Vram, analyse
-from umem.analysis.tensors import KINDS
-from umem.reports.step_page import PARTS, SCRIPTS, embedded, step_page
+from umem.trace.analysis.analysis import Vram, analyse
+from umem.trace.analysis.tensors import KINDS
+from umem.reports.page.step_page import PARTS, SCRIPTS, embedded, step_page
 from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
 from umem.units import format_bytes
 

@@ -13,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from umem.comparing import ModeRow, simulated_row
+from umem.predict.comparing import ModeRow, simulated_row
 from umem.devices.virtual.figures import Sample
 from umem.errors import MissingDependencyError
-from umem.reports.mode_picture import draw_modes
-from umem.reports.mode_table import mode_table
+from umem.reports.pictures.mode_picture import draw_modes
+from umem.reports.text.mode_table import mode_table
 from umem.units import GIB, MIB
 
 

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from strategies import traces
 
-from umem.analysis.analysing import Vram, analyse
-from umem.analysis.differences import compare
-from umem.analysis.tensors import KINDS
+from umem.trace.analysis.analysis import Vram, analyse
+from umem.trace.analysis.differences import compare
+from umem.trace.analysis.tensors import KINDS
 from umem.errors import MissingDependencyError
-from umem.reports.comparison_json import comparison_json
-from umem.reports.comparison_text import comparison_text, signed
-from umem.reports.lines import Column, table, wrapped
+from umem.reports.as_json import comparison_json
+from umem.reports.text.comparison import comparison_text, signed
+from umem.reports.text.lines import Column, table, wrapped
 from umem.reports.perfetto import perfetto
-from umem.reports.step_json import step_json
-from umem.reports.step_text import _leak, step_text
-from umem.reports.timeline_picture import draw_timeline
-from umem.shown import printable
+from umem.reports.as_json import step_json
+from umem.reports.text.step import _leak, step_text
+from umem.reports.pictures.timeline import draw_timeline
+from umem.printable import printable
 from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
 from umem.units import MIB, format_bytes
 
@@ -498,8 +498,8 @@ def test_without_matplotlib_the_extra_is_named(
 
 
 def test_page_and_picture_have_the_same_colours() -> None:
-    from umem.reports.step_page import PARTS
-    from umem.reports.timeline_picture import COLORS
+    from umem.reports.page.step_page import PARTS
+    from umem.reports.pictures.timeline import COLORS
 
     style = (PARTS / "style.css").read_text().split("@media")[0]
     for number, kind in enumerate(KINDS):

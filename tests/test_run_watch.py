@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import umem
-from umem.cli.live_region import LiveRegion
-from umem.recorder import Recorder
-from umem.recording.tally import GROUPS, Tally
-from umem.reports.watch import Seen, Simulated, line, summary, view
+from umem.cli.run_watch import LiveRegion
+from umem.trace.recording.recorder import Recorder
+from umem.trace.recording.tally import GROUPS, Tally
+from umem.reports.text.live import Seen, Simulated, line, summary, view
 from umem.trace import Alloc, Free, Mark, Op
 
 pytest.importorskip("umem.chainer")
@@ -100,7 +100,7 @@ def test_a_tally_counts_what_is_alive_by_group_and_remembers_its_peak() -> None:
 
 
 def test_every_kind_of_tensor_has_a_group() -> None:
-    from umem.events import KINDS
+    from umem.trace.events import KINDS
 
     assert set(GROUPS) == set(KINDS)
 
@@ -338,7 +338,7 @@ def test_lines_are_told_while_it_runs(
 ) -> None:
     from contextlib import ExitStack
 
-    from umem.cli import watching
+    from umem.cli import run_watch as watching
 
     monkeypatch.setattr(watching, "TOLD_EVERY_SECONDS", 0.05)
     namespace: dict[str, Any] = {}

@@ -15,8 +15,8 @@ from strategies import traces
 
 import umem
 from umem.errors import ScalingError, SizeError, TraceError
-from umem.events import Access, Alloc, Checker, Event, Free, Hint, Mark, Op
-from umem.scaling import join
+from umem.trace.events import Access, Alloc, Checker, Event, Free, Hint, Mark, Op
+from umem.trace.scale import join
 from umem.trace import Trace
 
 # -- traces that are polynomials of the size ---------------------------------------------------

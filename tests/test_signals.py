@@ -20,12 +20,13 @@ from typing import Any
 import pytest
 
 import umem
-from umem import memory, scopes
+from umem.memory import process as memory
+from umem import scopes
 from umem.devices import cuda
 from umem.errors import LeftOnWarning, StateError
-from umem.memory import current_device
-from umem.recorder import active, inside
-from umem.recording import sources
+from umem.memory.process import current_device
+from umem.trace.recording.recorder import active, inside
+from umem.trace.recording import sources
 
 FOLDER = str(Path(umem.__file__).parent)
 BLOCKS: dict[str, Callable[[], Any]] = {
@@ -245,7 +246,7 @@ def test_nothing_takes_the_place_of_a_keyboard_interrupt() -> None:
     def refuses(event: Any) -> None:
         raise StateError("the listener is broken")
 
-    from umem.recorder import Recorder
+    from umem.trace.recording.recorder import Recorder
 
     recorder = Recorder()
     with pytest.raises(KeyboardInterrupt), recorder:

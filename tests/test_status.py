@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import umem
-from umem.devices import machine
+from umem.devices import host as machine
 from umem.devices.base import Feature
 from umem.devices.cuda import cuda_reason
 from umem.devices.cuda import device as cuda

@@ -16,8 +16,8 @@ import pytest
 import umem
 from umem.devices import cuda
 from umem.devices.base import Device
-from umem.memory import current_device
-from umem.recorder import active
+from umem.memory.process import current_device
+from umem.trace.recording.recorder import active
 
 
 @pytest.fixture(params=["virtual", "cuda"])

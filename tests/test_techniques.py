@@ -15,12 +15,12 @@ import umem
 from umem.devices.specs import gpu_spec
 from umem.errors import BudgetError, GraphError, StateError, TraceError
 from umem.planner import plan, simulate
-from umem.techniques import budgets
-from umem.techniques.lookahead import with_moves
-from umem.techniques.registry import TECHNIQUES
-from umem.techniques.settled import settled
-from umem.techniques.subject import STEPS, Subject
-from umem.techniques.tape import tapes_of
+from umem.predict.techniques import recomputation as budgets
+from umem.predict.techniques.prefetching import with_moves
+from umem.predict.techniques.registry import TECHNIQUES
+from umem.predict.techniques.settled import settled
+from umem.predict.techniques.subject import STEPS, Subject
+from umem.predict.techniques.budget_graph import tapes_of
 from umem.trace import Access, Alloc, Checker, Free, Hint, Mark, Op, Trace
 from umem.units import MIB
 
@@ -482,7 +482,7 @@ def test_the_line_of_every_technique_runs(name: str) -> None:
     code = f"{line or 'if True:'}\n    for _ in range(3):\n        optimizer.update(loss)\n"
     with umem.virtual_gpu("v100-16gb") as gpu, warnings.catch_warnings():
         # Under Recompute the third step is the first that is planned: lookahead learns it anew.
-        warnings.filterwarnings("ignore", category=umem.chainer.lookahead.LookaheadWarning)
+        warnings.filterwarnings("ignore", category=umem.chainer.lookahead.prefetch.LookaheadWarning)
         exec(code, {"umem": umem, "optimizer": optimizer, "loss": loss})
         assert len(gpu.figures.step_seconds) == 3
 

@@ -12,8 +12,8 @@ from traced_graphs import INPUT_BYTES, Call, contents_read, steps, trace_of
 
 from umem.errors import GraphError
 from umem.planner import Graph, Plan, min_budget, plan, simulate
-from umem.techniques.masks import DRAWS, PACKED
-from umem.techniques.recompute import rewrite
+from umem.predict.techniques.drawn import DRAWS, PACKED
+from umem.predict.techniques.rewrite import rewrite
 from umem.trace import Access, Alloc, Checker, Free, Mark, Op, Trace
 
 pytestmark = pytest.mark.thorough
@@ -262,6 +262,6 @@ def test_the_rewritten_trace_has_the_peak_and_the_operations_of_a_real_run(budge
 
 @needs_chainer
 def test_what_is_drawn_once_here_is_what_recompute_draws_once():
-    import umem.chainer.tape
+    import umem.chainer.recompute.tape
 
-    assert DRAWS == umem.chainer.tape.DRAWS and PACKED in DRAWS
+    assert DRAWS == umem.chainer.recompute.tape.DRAWS and PACKED in DRAWS

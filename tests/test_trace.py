@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from strategies import traces
 
 import umem
-from umem import choosing, scaling, trace_file
-from umem.analysis import analyse
+from umem.predict import choosing
+from umem.trace import scale as scaling, file as trace_file
+from umem.trace.analysis import analyse
 from umem.errors import TraceError
 from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
 
@@ -586,7 +587,7 @@ def test_what_could_not_be_read_again_is_not_saved(tmp_path: Path) -> None:
 
 
 def test_what_umem_records_is_within_the_limits() -> None:
-    from umem.recording.keeping import EVENT_LIMIT
+    from umem.trace.recording.kept_steps import EVENT_LIMIT
 
     assert trace_file.MAX_EVENTS >= EVENT_LIMIT * 5 // 4
     assert trace_file.MAX_BYTES >= 200 * EVENT_LIMIT

@@ -5,21 +5,21 @@
 
 from typing import TYPE_CHECKING, Any
 
-from umem.blocks import hybrid, managed, unmanaged
-from umem.counters import statistics
+from umem.memory.blocks import hybrid, managed, unmanaged
+from umem.memory.statistics import statistics
 from umem.errors import DeviceNotFoundError, OutOfMemoryError, UmemError
-from umem.hints import advise, location, prefetch, preset
-from umem.inspecting import Status, status
-from umem.memory import disable, enable, virtual_gpu
-from umem.tracking import track
-from umem.views import as_numpy
+from umem.memory.hints import advise, location, prefetch, preset
+from umem.memory.status import Status, status
+from umem.memory.process import disable, enable, virtual_gpu
+from umem.memory.tracking import track
+from umem.memory.hints import as_numpy
 
 if TYPE_CHECKING:
-    from umem.choosing import choose
-    from umem.recorder import record
-    from umem.recording.sizes import record_at
-    from umem.replaying import Replay, replay
-    from umem.trace import Trace
+    from umem.predict.choosing import choose
+    from umem.trace.recording.recorder import record
+    from umem.trace.recording.at_sizes import record_at
+    from umem.predict.replaying import Replay, replay
+    from umem.trace.trace import Trace
 
 __all__ = [
     "DeviceNotFoundError",
@@ -52,11 +52,11 @@ __version__ = "0.1.0"
 
 
 _LATER = {
-    "choose": "umem.choosing",
-    "record": "umem.recorder",
-    "record_at": "umem.recording.sizes",
-    "Replay": "umem.replaying",
-    "replay": "umem.replaying",
+    "choose": "umem.predict.choosing",
+    "record": "umem.trace.recording.recorder",
+    "record_at": "umem.trace.recording.at_sizes",
+    "Replay": "umem.predict.replaying",
+    "replay": "umem.predict.replaying",
     "Trace": "umem.trace",
 }
 """Names whose modules are loaded when they are first used: traces, planners and the virtual GPU

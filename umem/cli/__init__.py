@@ -15,7 +15,7 @@ import click
 from umem import __version__
 from umem.errors import UmemError
 from umem.files import reason
-from umem.shown import sentence
+from umem.printable import sentence
 
 COMMANDS = ("choose", "compat", "demo", "doctor", "report", "run")
 

@@ -1,28 +1,109 @@
 """``umem choose TRACE``: what makes a recorded step fit a GPU, and what it costs."""
 
 from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable
 from io import TextIOWrapper
 from pathlib import Path
-
 import click
 from rich.console import Console
 from rich.text import Text
-
-from umem import scaling
-from umem.choosing import Choice, Option, Search, gpu_asked_for
-from umem.cli.input_file import Caps, caps
-from umem.cli.output_file import refuse, refuse_picture, write
-from umem.cli.saying import say
-from umem.cli.searching import INTERRUPTED, carry_out
+from umem.trace import scale as scaling
+from umem.predict.choosing import Choice, Option, Search, gpu_asked_for
+from umem.cli.in_and_out import Caps, caps
+from umem.cli.in_and_out import refuse, refuse_picture, write
+from umem.cli.in_and_out import say
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import UmemError
-from umem.reports.choice_found import heading
-from umem.shown import command_line, quoted, shown
-from umem.trace import Trace
+from umem.reports.text.choice import heading
+from umem.printable import command_line, quoted, shown
+from umem.trace.trace import Trace
+from collections.abc import Callable
+from rich.status import Status
+from umem.predict.choosing import Search
+from umem.cli import in_and_out as saying
+from umem.devices.specs import GpuSpec
+from umem.reports.text.choice import found_of_gpu, found_of_technique
+from umem.predict.techniques.options import Option
+from umem.predict.techniques.registry import TECHNIQUES
+
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it."""
+Say = Callable[[Text], None]
+
+
+def carry_out(search: Search, say: Say | None, width: int) -> bool:
+    """Try everything, telling ``say`` of each result as it comes; whether it came to its end.
+
+    Ctrl-C ends it: what is left is said on standard error.
+    """
+    status = _Progress(search, say, width)
+    try:
+        with status:
+            for gpu, option in search.found():
+                status.on(gpu, option)
+    except KeyboardInterrupt:
+        saying.say(f"\nInterrupted: {_left(search)}", err=True)
+        return False
+    return True
+
+
+def _left(search: Search) -> str:
+    if len(search.gpus) > 1:
+        left = [gpu.name for gpu in search.gpus if not search.is_done(gpu)]
+        counted = f"{len(left)} of {len(search.gpus)} GPUs"
+        said = f"not everything was tried on {counted}: {', '.join(left)}."
+        return said if left else "everything was tried."
+    done = {option.name for option in search.tried(search.gpus[0])}
+    left = [technique.name for technique in TECHNIQUES if technique.name not in done]
+    said = f"{len(left)} of {len(TECHNIQUES)} techniques were not tried: {'; '.join(left)}."
+    return said if left else "everything was tried."
+
+
+class _Progress:
+    """A line that moves where standard error is a terminal, and lines of results above it."""
+
+    def __init__(self, search: Search, say: Say | None, width: int) -> None:
+        self._search, self._say, self._width = search, say, width
+        self._is_one = len(search.gpus) == 1
+        self._count = 0
+        self._status: Status = Console(stderr=True).status(self._text())
+
+    def __enter__(self) -> None:
+        self._status.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self._status.stop()
+
+    def on(self, gpu: GpuSpec, option: Option) -> None:
+        """Something was found."""
+        self._count += 1
+        self._status.update(self._text())
+        line = self._line(gpu, option)
+        if line is not None and self._say is not None:
+            self._status.stop()  # or it would catch what is meant for standard output
+            self._say(line)
+            self._status.start()
+
+    def _line(self, gpu: GpuSpec, option: Option) -> Text | None:
+        """For one GPU each technique; of several each GPU, as soon as something is sure."""
+        if self._is_one:
+            return found_of_technique(option, self._width)
+        if option.name == TECHNIQUES[0].name:
+            return found_of_gpu(gpu.name, option, self._width) if option.reason is None else None
+        choice = self._search.choice(gpu)
+        fits_as_it_is = any(found.name == TECHNIQUES[0].name for found in choice.options)
+        if fits_as_it_is or not self._search.is_done(gpu):
+            return None
+        return found_of_gpu(gpu.name, choice.best, self._width)
+
+    def _text(self) -> str:
+        total = len(self._search.gpus) * len(TECHNIQUES)
+        where = "" if self._is_one else f" on {len(self._search.gpus)} GPUs"
+        return f"Trying every technique{where}: {self._count} of {total} (Ctrl-C ends it)"
+
 
 NOTHING_FITS = 3
 """The exit status where nothing makes the step fit; 1 and 2 are those of errors."""
@@ -182,11 +263,11 @@ def _for_one(choice: Choice, every: bool, as_json: bool, png: Path | None, force
     if as_json:
         _print_json(choice.to_json())
     else:
-        from umem.reports.choice_text import choice_text
+        from umem.reports.text.choice import choice_text
 
         _print(choice_text(choice, Console().width, every=every))
     if png is not None:
-        from umem.reports.choice_picture import draw_choice
+        from umem.reports.pictures.choice_picture import draw_choice
 
         write(png, lambda file: draw_choice(choice, file), force=force)
         say(f"Wrote {shown(png)}.", err=as_json)
@@ -196,11 +277,11 @@ def _among_all(choices: tuple[Choice, ...], as_json: bool, png: Path | None, for
     if as_json:
         _print_json({"simulated": True, "gpus": [choice.to_json() for choice in choices]})
     else:
-        from umem.reports.choice_text import gpus_text
+        from umem.reports.text.choice import gpus_text
 
         _print(gpus_text(choices, Console().width))
     if png is not None:
-        from umem.reports.choice_picture import draw_gpus
+        from umem.reports.pictures.choice_picture import draw_gpus
 
         write(png, lambda file: draw_gpus(choices, file), force=force)
         say(f"Wrote {shown(png)}.", err=as_json)

@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from umem.cli.saying import say
+from umem.cli.in_and_out import say
 from umem.compat import Row, check, install_pth, remove_pth
 from umem.compat.installation import find_package, package_version
 from umem.compat.pth import installed_pth
 from umem.compat.requirement import installed_version
-from umem.compat.status import import_mended
+from umem.compat.mended import import_mended
 from umem.errors import UmemError
-from umem.shown import shown
+from umem.printable import shown
 
 
 @click.command("compat")

@@ -16,16 +16,16 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from umem.comparing import ModeRow
+from umem.predict.comparing import ModeRow
 from umem.errors import MissingDependencyError, UmemError
 from umem.files import check_folder, check_target, reason, whole
-from umem.shown import shown
+from umem.printable import shown
 from umem.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
-    from umem.chainer.demo import Workload
+    from umem.chainer.demo_workload import Workload
     from umem.devices.specs import GpuSpec
-    from umem.trace import Trace
+    from umem.trace.trace import Trace
 
 PICTURE, TEXT = "demo.png", "demo.json"
 _OPTIONS = {
@@ -118,7 +118,7 @@ def _choose(device: str, vram: str) -> GpuSpec | Literal["cuda"]:
             f"{device!r} is neither virtual:NAME nor cuda", param_hint="--device"
         )
     from umem.devices.specs import gpu_spec
-    from umem.memory import virtual_gpu
+    from umem.memory.process import virtual_gpu
 
     spec = gpu_spec(name)
     virtual_gpu(spec, parse_bytes(vram, "--vram"))  # refuses what is less than a block
@@ -169,7 +169,7 @@ def _on_virtual(
     )
     with _progress(console, steps) as show:
         show("loading Chainer", 0)
-        from umem.chainer.demo import Workload, run_virtual
+        from umem.chainer.demo_workload import Workload, run_virtual
 
         show("making the graph", 0)
         workload = Workload.generate(nodes, steps)
@@ -182,7 +182,7 @@ def _with_all_its_vram(trace: Trace, gpu: str) -> float | None:
     """Simulated seconds of a step where the table's VRAM has room for it; None where not."""
     from statistics import median
 
-    from umem.replaying import replay
+    from umem.predict.replaying import replay
 
     whole = replay(trace, gpu, "unmanaged")
     return median(whole.step_seconds) if whole.fits and whole.step_seconds else None
@@ -204,7 +204,7 @@ def _on_cuda(console: Console, size: str, factor: float | None, steps: int) -> _
     )
     with _progress(console, steps) as show:
         show("loading Chainer", 0)
-        from umem.chainer.demo import BYTES_PER_NODE, Workload, run_cuda
+        from umem.chainer.demo_workload import BYTES_PER_NODE, Workload, run_cuda
 
         show("making the graph", 0)
         workload: Workload = Workload.generate(max(1000, needed // BYTES_PER_NODE), steps)
@@ -252,7 +252,7 @@ def _progress(console: Console, steps: int) -> Iterator[Any]:
 
 
 def _report(console: Console, result: _Result, out: Path) -> None:
-    from umem.reports.mode_table import mode_table
+    from umem.reports.text.mode_table import mode_table
 
     simulated = "simulated " if result.simulated else ""
     vram = format_bytes(result.vram_bytes)
@@ -292,7 +292,7 @@ def _write(console: Console, result: _Result, title: str, out: Path) -> list[Pat
 
 def _picture(console: Console, result: _Result, title: str) -> bytes | None:
     """The picture as a PNG; None where there is nothing to draw, or nothing to draw it with."""
-    from umem.reports.mode_picture import draw_modes
+    from umem.reports.pictures.mode_picture import draw_modes
 
     if not any(row.timeline for row in result.rows):
         return None

@@ -17,14 +17,14 @@ import click
 from rich.console import Console
 
 from umem import __version__
-from umem.analysis.analysing import Analysis, Vram, analyse
-from umem.cli.input_file import Caps, caps
-from umem.cli.output_file import refuse, refuse_picture, write
-from umem.cli.saying import say
+from umem.trace.analysis.analysis import Analysis, Vram, analyse
+from umem.cli.in_and_out import Caps, caps
+from umem.cli.in_and_out import refuse, refuse_picture, write
+from umem.cli.in_and_out import say
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import UmemError
-from umem.shown import command_line, shown
-from umem.trace import Trace
+from umem.printable import command_line, shown
+from umem.trace.trace import Trace
 from umem.units import parse_bytes
 
 
@@ -136,7 +136,7 @@ def _report(
     analysis: Analysis, path: Path, outputs: _Outputs, vram: Vram | None, as_json: bool
 ) -> None:
     if as_json:
-        from umem.reports.step_json import step_json
+        from umem.reports.as_json import step_json
 
         _print_json(step_json(analysis, path.name, vram))
     elif not outputs.paths:
@@ -150,7 +150,7 @@ def _print_json(content: object) -> None:
 
 
 def _print_text(analysis: Analysis, name: str, vram: Vram | None) -> None:
-    from umem.reports.step_text import step_text
+    from umem.reports.text.step import step_text
 
     console = Console(highlight=False, markup=False)
     plain = not (console.encoding or "").lower().startswith("utf")
@@ -161,16 +161,16 @@ def _print_text(analysis: Analysis, name: str, vram: Vram | None) -> None:
 def _compare(
     analyses: list[Analysis], traces: tuple[Path, ...], vram: Vram | None, as_json: bool
 ) -> None:
-    from umem.analysis.differences import compare
+    from umem.trace.analysis.differences import compare
 
     before, after = (path.name for path in traces)
     comparison = compare(*analyses)
     if as_json:
-        from umem.reports.comparison_json import comparison_json
+        from umem.reports.as_json import comparison_json
 
         _print_json(comparison_json(comparison, before, after, vram))
         return
-    from umem.reports.comparison_text import comparison_text
+    from umem.reports.text.comparison import comparison_text
 
     console = Console(highlight=False, markup=False)
     for line in comparison_text(comparison, before, after, console.width, vram):
@@ -183,13 +183,13 @@ def _compare(
 def _write(analysis: Analysis, path: Path, outputs: _Outputs, vram: Vram | None) -> Iterator[str]:
     """Write the files; yields what to say of each."""
     if outputs.html is not None:
-        from umem.reports.step_page import step_page
+        from umem.reports.page.step_page import step_page
 
         page = step_page(analysis, path.name, _provenance(analysis, path, outputs, vram), vram)
         write(outputs.html, _putting(page), force=outputs.force)
         yield f"Wrote {shown(outputs.html)}. Open it in a browser; it needs no network."
     if outputs.png is not None:
-        from umem.reports.timeline_picture import draw_timeline
+        from umem.reports.pictures.timeline import draw_timeline
 
         write(
             outputs.png,

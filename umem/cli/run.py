@@ -1,7 +1,6 @@
 """``umem run SCRIPT``: an old script, unchanged, with the Chainer layer on and memory in a mode."""
 
 from __future__ import annotations
-
 import importlib
 import os
 import sys
@@ -11,21 +10,22 @@ from contextlib import ExitStack, contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
-
 import click
-
 import umem
-from umem import environment
-from umem.cli.advice import advice
-from umem.cli.recording import Options, Recording
-from umem.cli.watching import Watching
+from umem.memory import environment
+from umem.cli.run_record import Options, Recording
+from umem.cli.run_watch import Watching
 from umem.compat.finder import arm
 from umem.compat.installation import find_package
 from umem.errors import UmemError
-from umem.recording.keeping import Steps
-from umem.shown import shown
-from umem.stacks import end_at_user
+from umem.trace.recording.kept_steps import Steps
+from umem.printable import shown
+from umem.trace.stacks import end_at_user
 from umem.units import format_bytes, format_seconds
+import re
+from umem.errors import OutOfMemoryError
+from umem.printable import command_line
+
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -283,7 +283,7 @@ def _report(process: int) -> None:
     click.echo(umem.status().table(), err=True)
     try:
         from umem.devices.virtual import VirtualGPU
-        from umem.memory import current_device
+        from umem.memory.process import current_device
 
         device = current_device()
     except UmemError:
@@ -297,3 +297,57 @@ def _report(process: int) -> None:
             f"{'time':<14}{format_seconds(figures.seconds)} (simulated)",
             err=True,
         )
+
+
+_NO_GPU = "CUDA environment is not correctly set up"
+"""How Chainer begins to say that it has no GPU."""
+_NO_NUMBER = re.compile(
+    r"only 0-dimensional arrays can be converted to Python scalars"
+    r"|%\w format: a real number is required, not numpy\.ndarray"
+)
+"""What NumPy says from 2.4 on where an array of one element was taken for a number before."""
+
+
+def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | None) -> str | None:
+    """The way out of an error, where umem knows one; None elsewhere.
+
+    Args:
+        words: the script and its arguments.
+        gpu: the virtual GPU that the script ran on, if any.
+        vram: what it had instead of the table's, if anything.
+    """
+    causes = list(_causes(error))
+    if any(isinstance(cause, OutOfMemoryError) for cause in causes):
+        asked = ["--gpu", gpu or "t4", *(["--vram", vram] if vram else [])]
+        return _what_it_needs(command_line(*words), command_line(*asked))
+    if any(isinstance(cause, RuntimeError) and str(cause).startswith(_NO_GPU) for cause in causes):
+        follows = "" if gpu is None else f", which the virtual {gpu} follows"
+        return (
+            f"umem: Chainer finds no GPU here. Have the script compute with NumPy{follows}: "
+            "most of Chainer's own take -g -1, --gpu -1 or --device -1"
+        )
+    if any(isinstance(c, TypeError) and _NO_NUMBER.fullmatch(str(c)) for c in causes):
+        return (
+            "umem: NumPy up to 2.3 took an array of shape (1,) for a number, with a warning; "
+            "newer ones do not. Write a.item() for int(a) and float(a), or run the script as it "
+            "is with the older one: pip install 'numpy<2.4'"
+        )
+    return None
+
+
+def _what_it_needs(command: str, asked: str) -> str:
+    return (
+        "umem: what the script would need is told by a recording of two steps, made where there "
+        "is room for them (without --virtual, or with --mode managed):\n"
+        f"  umem run --record out/run.umem.gz {command}\n"
+        f"  umem choose out/run.umem.gz {asked}"
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what it was raised from, each once: a program can tie them in a circle."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -6,6 +6,6 @@ Importing this package does not import Chainer, so that a start-up hook can use 
 
 from umem.compat.finder import install, is_installed
 from umem.compat.pth import install_pth, remove_pth
-from umem.compat.status import Row, check
+from umem.compat.mended import Row, check
 
 __all__ = ["Row", "check", "install", "install_pth", "is_installed", "remove_pth"]

@@ -249,7 +249,7 @@ class Device(ABC):
 
     def host_available_bytes(self) -> int | None:
         """Host bytes that this process may still take, None where it is unknown."""
-        from umem.devices import host_memory
+        from umem.devices import host as host_memory
 
         return host_memory.available_bytes()
 

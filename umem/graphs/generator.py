@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from umem.errors import SizeError
-from umem.graphs.graph import Array, Graph, symmetric_csr
+from umem.graphs.arrays_of_graph import Array, Graph, symmetric_csr
 
 _INT32_MAX = 2**31 - 1
 _DRAWS_PER_ROUND = 1 << 20

@@ -6,7 +6,7 @@ from importlib import resources
 
 import numpy as np
 
-from umem.graphs.graph import Graph, symmetric_csr
+from umem.graphs.arrays_of_graph import Graph, symmetric_csr
 
 
 def karate_club() -> Graph:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from umem.errors import GraphError
 from umem.planner.graph import Graph, Node
-from umem.trace import Access, Alloc, Op, Trace
+from umem.trace.trace import Access, Alloc, Op, Trace
 
 Cost = Literal["paper", "seconds", "flops"]
 NOT_AGAIN = frozenset(("Zoneout", "ZoneoutLSTM", "NegativeSampling", "DropoutRNN"))

@@ -22,7 +22,7 @@ from umem.planner.checks import are_names, each_of, shown, whole_number
 
 if TYPE_CHECKING:
     from umem.planner.from_trace import Cost
-    from umem.trace import Trace
+    from umem.trace.trace import Trace
 
 FORMAT = "umem-graph"
 VERSION = 1

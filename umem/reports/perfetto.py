@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from umem.analysis.analysing import Analysis
-from umem.analysis.bands import Curve, kind_curves
-from umem.events import PHASES, Op
+from umem.trace.analysis.analysis import Analysis
+from umem.trace.analysis.bands import Curve, kind_curves
+from umem.trace.events import PHASES, Op
 
 PROCESS = 1
 STEPS = len(PHASES)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from umem.devices.base import Policy
 from umem.devices.cuda.driver import Driver
-from umem.devices.cuda.errors import CudaLimitError, CudaOutOfMemoryError
+from umem.devices.cuda.out_of_memory import CudaLimitError, CudaOutOfMemoryError
 from umem.devices.cuda.ledger import Kind
 from umem.units import format_bytes
 

@@ -16,29 +16,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from umem import extras
-from umem.devices.base import (
-    Advice,
-    Device,
-    Feature,
-    Location,
-    Mode,
-    Place,
-    Policy,
-    Span,
-    Usage,
-    Watched,
-    Watcher,
-    byte_ranges,
-)
+from umem.devices.base import Advice, Device, Feature, Location, Mode, Place, Policy, Span, Usage, Watched, Watcher, byte_ranges
 from umem.devices.cuda import fork
-from umem.devices.host_view import host_view, unmanaged_text
+from umem.devices.host import host_view, unmanaged_text
 from umem.errors import DeviceError, DeviceNotFoundError, HintError, UmemError
-from umem.forking import safe_lock
+from umem.locks import safe_lock
 from umem.scopes import Scope
 
 if TYPE_CHECKING:
     from umem.devices.cuda.driver import Driver, Malloc, Pool
-    from umem.devices.cuda.hints import CoreHints
+    from umem.devices.cuda.ranges import CoreHints
     from umem.devices.cuda.watching import Telling
 
 OLDEST_CUPY = 13

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import cupy
 from cupy.cuda import runtime
 
-from umem.devices import host_memory, machine
+from umem.devices import host as host_memory, host as machine
 from umem.devices.base import Advice, Place, Span
-from umem.devices.cuda import fork, hints
-from umem.devices.cuda.hints import CoreHints
+from umem.devices.cuda import fork, ranges as hints
+from umem.devices.cuda.ranges import CoreHints
 from umem.devices.presets import PRESETS
 from umem.errors import DeviceError
 

@@ -7,7 +7,7 @@ import re
 
 from umem import extras
 from umem.compat.requirement import installed_version
-from umem.devices import machine
+from umem.devices import host as machine
 from umem.devices.base import Feature
 from umem.devices.cuda.driver import Driver
 from umem.units import format_bytes

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from umem.errors import UnsupportedError
-from umem.recorder import Measured, Reach, Recorder, active, inside
+from umem.trace.recording.recorder import Measured, Reach, Recorder, active, inside
 
 _METHODS = {
     "T", "all", "any", "astype", "base", "copy", "ctypes", "data", "dtype", "fill", "flags",

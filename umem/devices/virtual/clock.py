@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from umem.devices.base import BLOCK_BYTES
 from umem.devices.specs import Costs, GpuSpec
-from umem.devices.virtual.moves import Moves
+from umem.devices.virtual.figures import Moves
 
 
 class Clock:

@@ -18,11 +18,11 @@ from typing import NamedTuple
 from umem.devices.base import BLOCK_BYTES, Policy, Span
 from umem.devices.virtual.clock import Clock
 from umem.devices.virtual.driver import Driver, covered
-from umem.devices.virtual.moves import Moves
+from umem.devices.virtual.figures import Moves
 from umem.devices.virtual.pool import Pool
 from umem.devices.virtual.residency import Residency
 from umem.errors import OutOfMemoryError
-from umem.events import Access, Alloc, Event, Free, Hint, Mark, Op
+from umem.trace.events import Access, Alloc, Event, Free, Hint, Mark, Op
 
 Blocks = tuple[int, int]
 """A range of blocks: the first, and the one after the last."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from umem.devices.base import Watcher
-from umem.events import Alloc, Event, Free, Op
+from umem.trace.events import Alloc, Event, Free, Op
 
 
 class Watch:

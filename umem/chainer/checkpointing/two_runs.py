@@ -1,0 +1,223 @@
+"""The two runs of a region: what the first leaves behind, and that the second is the same."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import count
+from typing import Any
+
+import chainer
+from chainer import function_hook
+
+from umem.chainer.checkpointing.calls import Call, call_of, check_call, outside
+from umem.chainer.checkpointing.link_state import FirstCalls, SecondCalls
+from umem.chainer.checkpointing.random_state import RandomState
+from umem.errors import RecomputeCountError, RecomputeDtypeError, RecomputeError, RecomputeShapeError
+
+_NOT_CARRIED = frozenset((
+    "enable_backprop", "in_recomputing", "_will_recompute", "debug", "warn_nondeterministic",
+    "keep_graph_on_report", "schedule_func", "use_static_graph",
+))  # fmt: skip
+"""Configuration that the second run takes from where it happens, or sets itself."""
+_READ = ("_running_mean", "_running_var")
+"""Statistics that BatchRenormalization reads, and then updates."""
+_STATISTICS = (*_READ, "running_mean", "running_var", "running_projection")
+_numbers = count()
+
+
+class _Hook(function_hook.FunctionHook):
+    """A hook under a name of its own, so that regions nest."""
+
+    def __init__(self) -> None:
+        self.name = f"umem.rerun-{next(_numbers)}"
+        self._stack = ExitStack()
+
+    def _enter(self, *contexts: Any) -> None:
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
+            super().__enter__()
+            stack.callback(super().__exit__)
+            self._stack = stack.pop_all()
+
+
+class FirstRun(_Hook):
+    """Runs a region with a graph, and remembers what the second run needs.
+
+    The functions are held weakly: what nobody needs any more dies during the run.
+    """
+
+    def __init__(self, random: RandomState | None, checks: bool) -> None:
+        super().__init__()
+        self.random = random
+        self.checks = checks
+        self.calls: list[Call] = []
+        self.config = {key: getattr(chainer.config, key) for key in _config_keys()}
+        self.functions: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.statistics: dict[int, dict[str, Any]] = {}
+        self._done = 0
+        self.links = FirstCalls(self.name)
+
+    def __enter__(self) -> FirstRun:
+        random = () if self.random is None else (self.random.first(),)
+        self._enter(chainer.using_config("_will_recompute", True), *random, self.links)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.close()
+
+    def forward_preprocess(self, function: Any, in_data: Any) -> None:
+        """Remember the function."""
+        self.functions.add(function)
+        if self.checks:
+            self.calls.append(call_of(function, in_data))
+        if self.random is not None and (self.links.were_made() or _local.jumped):
+            self.random.mark(self._done)
+        held = vars(_real(function))
+        if held.get("_running_mean") is not None:
+            self.statistics[self._done] = {name: held[name].copy() for name in _READ}
+        self._done += 1
+
+
+class SecondRun(_Hook):
+    """Runs a region again as it was, and checks that it is the same."""
+
+    def __init__(self, first: FirstRun) -> None:
+        super().__init__()
+        self._first = first
+        self.functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._done = 0
+        self._kept: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> SecondRun:
+        first = self._first
+        changed = [
+            chainer.using_config(key, value)
+            for key, value in first.config.items()
+            if getattr(chainer.config, key, None) is not value
+        ]
+        random = () if first.random is None else (first.random.again(),)
+        links = SecondCalls(self.name, first.links.vectors)
+        self._enter(*changed, chainer.using_config("in_recomputing", True), *random, links)
+        return self
+
+    def __exit__(self, kind: Any, *exception: Any) -> None:
+        first = self._first
+        checks = kind is None and first.checks
+        differs = checks and first.random is not None and first.random.differs()
+        _local.jumped = False
+        self._stack.close()
+        if checks and self._done < len(first.calls):
+            missing = first.calls[self._done]
+            raise RecomputeCountError(
+                f"the second run made {self._done} functions and the first {len(first.calls)}: "
+                f"{missing.label!r} is missing ({missing.line}). A checkpointed region must do "
+                "the same every time"
+            )
+        if differs:
+            raise RecomputeError(
+                "the second run of a checkpointed region drew other random numbers than the "
+                "first: another thread draws from NumPy's global generator, or the region draws "
+                "a different number of them"
+            )
+
+    def forward_preprocess(self, function: Any, in_data: Any) -> None:
+        """Check the function, and give it statistics that nobody else sees: they count once."""
+        first = self._first
+        call = call_of(function, in_data) if first.checks else None
+        self.functions[function] = call
+        if call is not None:
+            check_call(self._done, first.calls, call)
+        if first.random is not None and first.random.jump(self._done):
+            _local.jumped = True
+        read = first.statistics.get(self._done, {})
+        self._done += 1
+        function = _real(function)
+        held = vars(function)
+        for name in _STATISTICS:
+            value = held.get(name)
+            if value is not None:
+                self._kept.append((function, name, value))
+                setattr(function, name, read.get(name, value).copy())
+
+    def forward_postprocess(self, function: Any, in_data: Any) -> None:
+        """Give the statistics back, for links that store what the function made of them."""
+        _local.jumped = False
+        while self._kept and self._kept[-1][0] is _real(function):
+            setattr(*self._kept.pop())
+
+    def check_outputs(self, outputs: Sequence[Any], kinds: Sequence[tuple[Any, Any]]) -> None:
+        """Raise unless the region's outputs have these shapes and types."""
+        for y, (shape, dtype) in zip(outputs, kinds, strict=True):
+            if y.creator_node not in self.functions:
+                raise RecomputeCountError(
+                    "a result of a checkpointed region was computed in the first run, and is "
+                    f"passed on in the second: {y.label}"
+                )
+            call = self.functions[y.creator_node]
+            if y.shape != shape:
+                raise RecomputeShapeError(
+                    f"{call.label!r} made shape {shape} in the first run and {y.shape} in the "
+                    f"second ({call.line})"
+                )
+            if y.dtype != dtype:
+                raise RecomputeDtypeError(
+                    f"{call.label!r} made type {dtype} in the first run and {y.dtype} in the "
+                    f"second ({call.line})"
+                )
+
+    def check_captured(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], captured: Sequence[Any]
+    ) -> None:
+        """Raise unless the region captures the same variables as in the first run."""
+        left = {id(x.node): x for x in captured}
+        known = {*left, *(id(x.node) for x in inputs)}
+        for node, func in outside(outputs, self.functions):
+            left.pop(id(node), None)
+            if id(node) not in known and _lasts(node):
+                call = self.functions[func]
+                raise RecomputeError(
+                    f"{call.label!r} reads a Variable in the second run that the region did not "
+                    f"read in the first ({call.line}). State that changes from call to call has "
+                    "to be passed as an argument"
+                )
+        for x in left.values():
+            if _lasts(x.node):
+                raise RecomputeError(
+                    f"the second run of a checkpointed region does not read {_name(x)}, which "
+                    "the first run read. State that changes from call to call has to be passed "
+                    "as an argument"
+                )
+
+
+class _Local(threading.local):
+    """Whether a run around this one moved the random numbers before the present function."""
+
+    jumped = False
+
+
+_local = _Local()
+
+
+def _config_keys() -> set[str]:
+    return (set(vars(chainer.global_config)) | set(vars(chainer.config._local))) - _NOT_CARRIED
+
+
+def _real(function: Any) -> Any:
+    """What holds a function's attributes: an old-style function is behind an adapter."""
+    return getattr(function, "_function", None) or function
+
+
+def _lasts(node: Any) -> bool:
+    """Whether a node from outside a region was there before it, as far as can be told.
+
+    A leaf may as well be a constant that each run makes for itself.
+    """
+    return node.rank > 0 or isinstance(node.get_variable_or_none(), chainer.Parameter)
+
+
+def _name(x: Any) -> str:
+    return f"the parameter {x.name!r}" if isinstance(x, chainer.Parameter) else f"a {x.label}"

@@ -1,0 +1,160 @@
+"""The demo's workload: a 3-layer full-batch GCN that does not fit, in every mode.
+
+A graph convolution network has no mini-batches: the whole graph is one step. That is the case
+for which unified memory was first brought to Chainer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import numpy as np
+
+import umem
+from umem.chainer.current_device import device
+from umem.chainer.gcn import GCN, Adjacency
+from umem.predict.comparing import ModeRow, replayed_row, simulated_row
+from umem.devices.base import Mode
+from umem.errors import OutOfMemoryError
+from umem.graphs import Graph, normalised_adjacency, rmat
+from umem.memory.process import Block, current_device
+from umem.trace.trace import Trace
+
+HIDDEN = 128
+CLASSES = 40
+TIES_PER_NODE = 6.5
+GRAPH_ADVICE = {"SparseMatMul.matrix*": "read_mostly"}
+VARIANTS: tuple[tuple[Mode, bool, str | None], ...] = (
+    ("unmanaged", False, None),
+    ("managed", False, None),
+    ("managed", True, None),
+    ("managed", False, "read_mostly"),
+    ("hybrid", False, None),
+)
+"""Mode, prefetch on allocation, advice for the graph."""
+BYTES_PER_NODE = 4030
+"""What a step needs: the peak of the trace of 100,000 nodes; sizes the graph on CUDA."""
+
+Progress = Callable[[str, int], None]
+"""Called with what is running and how many steps of it are done."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A generated graph (R-MAT: power-law degrees, fixed seed) and how long to train on it."""
+
+    graph: Graph
+    adjacency: Any
+    steps: int
+
+    @classmethod
+    def generate(cls, nodes: int, steps: int) -> Workload:
+        """The graph of so many nodes; the same on every machine."""
+        graph = rmat(nodes, round(TIES_PER_NODE * nodes), HIDDEN, CLASSES, seed=7)
+        return cls(graph, normalised_adjacency(graph), steps)
+
+    def train(self, progress: Callable[[int], None]) -> Iterator[float]:
+        """Train on the current device; yields the loss of each step."""
+        place = device()
+        np.random.seed(0)
+        adjacency = Adjacency(self.adjacency).to_device(place)
+        features, labels = place.send(
+            (self.graph.features, self.graph.labels_where(self.graph.train_mask))
+        )
+        model = GCN(HIDDEN, HIDDEN, CLASSES, layers=3)
+        optimizer = chainer.optimizers.Adam(0.01).setup(model.to_device(place))
+        for step in range(self.steps):
+            loss = F.softmax_cross_entropy(model(adjacency, features), labels)
+            model.cleargrads()
+            loss.backward()
+            optimizer.update()
+            progress(step + 1)
+            yield float(loss.array)
+            del loss  # it holds the step's graph, which the next step would find still there
+
+
+def run_virtual(
+    workload: Workload, gpu: str, vram_bytes: int, progress: Progress
+) -> tuple[list[ModeRow], Trace]:
+    """Every mode on a virtual GPU: two run, arithmetic and all, the rest replayed."""
+    stopped, _ = _run_live(workload, gpu, vram_bytes, "unmanaged", progress)
+    managed, trace = _run_live(workload, gpu, vram_bytes, "managed", progress)
+    rows = [stopped, managed]
+    for mode, prefetch, advice in VARIANTS[2:]:
+        progress(f"replaying {mode}", workload.steps)
+        result = umem.replay(
+            trace, gpu, mode, vram_bytes, prefetch=prefetch, advice=GRAPH_ADVICE if advice else None
+        )
+        rows.append(replayed_row(result, advice))
+    return rows, trace
+
+
+def _run_live(
+    workload: Workload, gpu: str, vram_bytes: int, mode: Mode, progress: Progress
+) -> tuple[ModeRow, Trace]:
+    losses: list[float] = []
+    reason = None
+    progress(mode, 0)
+    with umem.virtual_gpu(gpu, vram_bytes) as model, umem.record() as recorder, _block(mode):
+        try:
+            for loss in workload.train(lambda step: progress(mode, step)):
+                losses.append(loss)
+        except OutOfMemoryError as error:
+            reason = str(error)
+    row = simulated_row(
+        mode, "run", model.figures, model.timeline, reason, None if reason else losses
+    )
+    return row, recorder.trace
+
+
+def run_cuda(workload: Workload, progress: Progress) -> list[ModeRow]:
+    """Every mode for real on the current CUDA device. Never run on a GPU yet."""
+    rows = []
+    for mode, prefetch, advice in VARIANTS:
+        rows.append(_run_real(workload, mode, prefetch, advice, progress))
+    return rows
+
+
+def _run_real(
+    workload: Workload, mode: Mode, prefetch: bool, advice: str | None, progress: Progress
+) -> ModeRow:
+    gpu = current_device()
+    losses: list[float] = []
+    ends: list[float] = []
+    reason = None
+    progress(mode, 0)
+    with _block(mode, prefetch=prefetch):
+        try:
+            ends.append(time.perf_counter())
+            for loss in workload.train(lambda step: progress(mode, step)):
+                gpu.synchronize()
+                ends.append(time.perf_counter())
+                losses.append(loss)
+        except (OutOfMemoryError, MemoryError) as error:
+            reason = str(error)
+        peak = gpu.usage().peak_bytes
+    times = [end - start for start, end in pairwise(ends[1:])]  # the first step compiles
+    return ModeRow(
+        mode=mode,
+        how="run",
+        fits=reason is None,
+        prefetch=prefetch,
+        advice=advice,
+        reason=reason,
+        peak_bytes=peak,
+        seconds=median(times) if times and reason is None else None,
+        loss=None if reason else tuple(losses),
+    )
+
+
+def _block(mode: Mode, *, prefetch: bool = False) -> Block:
+    if mode == "managed":
+        return umem.managed(prefetch=prefetch)
+    return umem.hybrid() if mode == "hybrid" else umem.unmanaged()

@@ -1,0 +1,1 @@
+"""Prefetch on Chainer's tape."""

@@ -1,0 +1,121 @@
+"""Prefetch for Chainer: learn the order of a step, then move arrays before they are used."""
+
+from __future__ import annotations
+import sys
+from types import TracebackType
+from typing import TextIO
+from umem.chainer.lookahead.session import Follower, Session
+from umem.errors import StateError
+from umem.memory.process import current_device
+from umem.trace.recording.thread import active
+from dataclasses import dataclass
+from umem.units import format_bytes
+
+
+class LookaheadWarning(UserWarning):
+    """Lookahead prefetch does not help for a while, or any more; results are not concerned."""
+
+
+@dataclass(frozen=True)
+class LookaheadReport:
+    """What `LookaheadPrefetch` has done so far.
+
+    Attributes:
+        iteration_count: updates seen.
+        followed_count: iterations that took an order that was known.
+        mismatch_count: iterations that took another, and were not helped from there on.
+        fetched_bytes, sent_bytes: asked to be on the GPU, and on the host.
+        off: why it has stopped for good; None while it has not.
+        simulated: whether on a virtual GPU.
+    """
+
+    simulated: bool = False
+    iteration_count: int = 0
+    followed_count: int = 0
+    mismatch_count: int = 0
+    fetched_bytes: int = 0
+    sent_bytes: int = 0
+    off: str | None = None
+
+    def __str__(self) -> str:
+        simulated = " (simulated)" if self.simulated else ""
+        lines = [
+            f"iterations   {self.iteration_count}: {self.followed_count} in a known order, "
+            f"{self.mismatch_count} that left it",
+            f"to the GPU   {format_bytes(self.fetched_bytes)}{simulated}",
+            f"to the host  {format_bytes(self.sent_bytes)}{simulated}",
+        ]
+        return "\n".join(lines if self.off is None else [*lines, f"off          {self.off}"])
+
+
+__all__ = ["LookaheadPrefetch", "LookaheadReport", "LookaheadWarning"]
+
+
+class LookaheadPrefetch:
+    """Prefetch the arrays of the next operations while one runs, in forward, backward and update.
+
+    The first iteration, up to the end of an optimizer's ``update``, is learned: the order of the
+    operations and the arrays that each uses. While a later iteration takes the same order, the
+    arrays that ``depth`` operations ahead will use and that exist already are prefetched to the
+    GPU on a stream of their own (`umem.chainer.lookahead.side_stream`), and what is used again furthest in
+    the future goes back to the host, as much as there must be room for. While all that is
+    reserved has room in VRAM it moves nothing. Where nothing is managed memory after the first
+    iteration it lets go of Chainer until it is entered again.
+
+    An iteration that does otherwise (another graph or shape, a last small batch) is not helped
+    from there on, which a `LookaheadWarning` says once, and is learned too; up to four orders are
+    remembered. Evaluations under ``no_backprop_mode`` are passed over. Results are the same bits
+    with and without it: prefetches move memory and change none. Arrays are held weakly.
+
+    Args:
+        depth: how many operations ahead, from 1. More gives the link more time, and takes room.
+
+    Cost: that of a recorder (bench/overhead.py), and some microseconds for each array moved.
+    Gain: bench/prefetch.py, simulated; never run on a GPU yet. Thread-safety: it follows the
+    thread that entered it; use one object a thread.
+
+    Raises:
+        ValueError: the depth is not an int from 1 up.
+        DeviceNotFoundError: on entering, there is no CUDA device and no virtual GPU.
+        StateError: on entering, the thread is inside such a block already.
+
+    >>> import umem, umem.chainer
+    >>> with umem.virtual_gpu("v100-16gb"), umem.managed():
+    ...     with umem.chainer.LookaheadPrefetch(depth=2) as lookahead:
+    ...         pass  # the training loop
+    >>> lookahead.report().iteration_count
+    0
+    """
+
+    def __init__(self, depth: int = 2) -> None:
+        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+            raise ValueError(f"LookaheadPrefetch: depth must be an int from 1 up; got {depth!r}")
+        self.depth = depth
+        self._report = LookaheadReport()
+        self._session: Session | None = None
+
+    def __enter__(self) -> LookaheadPrefetch:
+        if self._session is not None or any(isinstance(r, Follower) for r in active()):
+            raise StateError("inside a LookaheadPrefetch block already; leave that one first")
+        self._session = Session(current_device(), self.depth)
+        self._session.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            self._report = session.report
+            session.stop()
+
+    def report(self) -> LookaheadReport:
+        """What was done since the block was entered; stays readable after it."""
+        return self._report if self._session is None else self._session.report
+
+    def print_report(self, file: TextIO | None = None) -> None:
+        """Print the report, to the standard output unless told otherwise."""
+        print(self.report(), file=sys.stdout if file is None else file)

@@ -1,0 +1,257 @@
+"""One time inside a `LookaheadPrefetch` block: what it follows, learns and moves.
+
+It follows the events of a recorder of its own, which wraps what `umem.record` wraps: function
+hooks do not see gradients. umem.planner.prefetch.order says what an order is, umem.planner.prefetch.moves plans.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import chainer
+import numpy as np
+
+from umem.chainer.lookahead.prefetch import LookaheadReport, LookaheadWarning
+from umem.chainer.lookahead.side_stream import SideStream, side_stream
+from umem.devices.base import Device, Place
+from umem.trace.events import Alloc, Event, Free, Mark, Op
+from umem.planner.prefetch.moves import NOTHING, ROOM, Moves, plan_moves
+from umem.planner.prefetch.order import Iteration, Order, Step
+from umem.trace.recording.recorder import Recorder
+from umem.trace.recording.thread import active, follow_last
+from umem.trace.recording.storage import Reach
+
+ORDERS = 4
+"""How many orders are remembered: the usual one, that of a last small batch, of an alternation."""
+LONGEST = 50_000
+"""Operations without an update after which an iteration is given up."""
+USABLE = 0.95
+"""The share of a real GPU's VRAM that a program can have; a virtual GPU states what is usable."""
+
+
+class Follower(Recorder):
+    """A recorder that finds a tensor's array again, as long as somebody else holds it."""
+
+    def __init__(self, listener: Callable[[Event], None]) -> None:
+        super().__init__(listener, keep=False)
+        self._refs: dict[int, Callable[[], Any]] = {}
+
+    def is_last(self) -> bool:
+        """Whether every other recorder has seen what this one sees; if not, from now on.
+
+        The hints are events too, and must not come before the operation that they follow.
+        """
+        recorders = active()
+        if recorders[-1:] == (self,):
+            return True
+        if self in recorders:
+            follow_last(self)
+        return False
+
+    def array(self, tensor: int) -> Any:
+        """The array, None where it is dead."""
+        ref = self._refs.get(tensor)
+        return None if ref is None else ref()
+
+    def forget(self, tensor: int) -> None:
+        """The tensor has died."""
+        self._refs.pop(tensor, None)
+
+    def _allocate(self, root: Any, kind: str, label: str, uploaded: bool) -> Reach:
+        access = super()._allocate(root, kind, label, uploaded)
+        self._refs[access[0]] = self._known[id(root)]  # a weak reference
+        return access
+
+
+@dataclass
+class Learned:
+    """An order and the moves planned for it."""
+
+    order: Order
+    moves: Moves
+    capacity_bytes: int | None
+
+
+class Session:
+    """One time inside the block."""
+
+    def __init__(self, device: Device, depth: int) -> None:
+        self.report = LookaheadReport(device.simulated)
+        self._device, self._depth = device, depth
+        self._stream: SideStream = side_stream(device)
+        self._follower = Follower(self._on_event)
+        self._following = False
+        self._bytes: dict[int, int] = {}
+        self._kinds: dict[int, str] = {}
+        self._tensor_count = 0
+        self._iteration = Iteration(0)
+        self._learned: list[Learned] = []  # the one taken last is last
+        self._current: Learned | None = None
+        self._warned = False
+
+    def start(self) -> None:
+        """Follow the calling thread."""
+        self._follower.__enter__()
+        self._following = True
+
+    def stop(self) -> None:
+        """Restore what was there; a second time does nothing."""
+        if self._following:
+            self._following = False
+            self._follower.__exit__(None, None, None)
+        self._current = None
+        self._learned.clear()
+
+    # -- what happens ----------------------------------------------------------------------
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, Op):
+            self._on_op(event)
+        elif isinstance(event, Alloc):
+            self._bytes[event.tensor] = event.nbytes
+            self._kinds[event.tensor] = event.kind
+            self._tensor_count = event.tensor + 1
+        elif isinstance(event, Free):
+            self._iteration.free(event.tensor)
+            self._follower.forget(event.tensor)
+            del self._bytes[event.tensor], self._kinds[event.tensor]
+        elif isinstance(event, Mark) and event.label == "step" and self._iteration.steps:
+            self._end_iteration()
+
+    def _on_op(self, op: Op) -> None:
+        if op.phase in ("forward", "array") and not chainer.config.enable_backprop:
+            return  # an evaluation
+        number = len(self._iteration.steps)
+        if number == LONGEST:
+            self._stop_for_good(f"{LONGEST:,} operations without an optimizer's update")
+            return
+        step = self._iteration.add(op, self._bytes)
+        if self._current is not None:
+            self._follow(self._current, number, step)
+
+    def _follow(self, current: Learned, number: int, step: Step) -> None:
+        steps = current.order.steps
+        if number < len(steps) and steps[number] == step:
+            self._move(current, number)
+            return
+        self._current = self._other(number + 1)
+        if self._current is not None:
+            self._move(self._current, number)
+        else:
+            self._mismatch(f"operation {number} is {step.name} ({step.phase})")
+
+    def _other(self, count: int) -> Learned | None:
+        """A known order that starts with what was done so far."""
+        done = tuple(self._iteration.steps)
+        for learned in reversed(self._learned):
+            if learned.order.steps[:count] == done:
+                return learned
+        return None
+
+    def _mismatch(self, where: str) -> None:
+        before = self.report
+        self.report = replace(before, mismatch_count=before.mismatch_count + 1)
+        # The second iteration may differ by what the first one made: only then it is usual.
+        if before.iteration_count > 1 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"LookaheadPrefetch: iteration {before.iteration_count} takes an order of "
+                f"operations that is not known ({where}): it is not helped, and learned instead. "
+                "Said once; report() counts them",
+                LookaheadWarning,
+                stacklevel=2,
+            )
+
+    # -- learning --------------------------------------------------------------------------
+
+    def _end_iteration(self) -> None:
+        iteration, self._iteration = self._iteration, Iteration(self._tensor_count)
+        done = tuple(iteration.steps)
+        known = next((item for item in self._learned if item.order.steps == done), None)
+        if known is None and self._current is not None:
+            self._mismatch(f"it ends after operation {len(done) - 1}")
+        before = self.report
+        self.report = replace(
+            before,
+            iteration_count=before.iteration_count + 1,
+            followed_count=before.followed_count + (known is not None),
+        )
+        if not self._learned and not self._device.usage().managed_bytes:
+            self._stop_for_good("nothing is managed memory")
+        else:
+            self._learn(iteration, known)
+
+    def _learn(self, iteration: Iteration, known: Learned | None) -> None:
+        """Remember an order as the one taken last, with its arrays as they are now."""
+        order = iteration.order(iteration.kept(None if self._learned else self._kinds))
+        capacity = self._capacity_bytes()
+        if known is None or _differs(known, order, capacity):
+            moves = NOTHING if capacity is None else plan_moves(order, self._depth, capacity)
+        else:
+            moves = known.moves
+        self._current = Learned(order, moves, capacity)
+        others = [item for item in self._learned if item is not known]
+        self._learned = [*others, self._current][-ORDERS:]
+
+    def _capacity_bytes(self) -> int | None:
+        """The VRAM to plan with; None while all that the pools reserved has room in it."""
+        usage = self._device.usage()
+        usable = self._device.vram_bytes * (1 if self._device.simulated else USABLE)
+        if usage.reserved_bytes <= usable:
+            return None
+        return max(0, round(ROOM * usable) - (usage.reserved_bytes - usage.managed_bytes))
+
+    def _stop_for_good(self, reason: str) -> None:
+        self.report = replace(self.report, off=reason)
+        self.stop()
+
+    # -- helping ---------------------------------------------------------------------------
+
+    def _move(self, current: Learned, number: int) -> None:
+        if not current.moves.any or not self._follower.is_last():
+            return
+        try:
+            if self._stream.advance():
+                self._fetch_and_send(current, number)
+        except Exception as error:  # whatever the driver says: training must go on
+            self._stop_for_good(str(error))
+            warnings.warn(f"LookaheadPrefetch has stopped: {error}", LookaheadWarning, stacklevel=2)
+
+    def _fetch_and_send(self, current: Learned, number: int) -> None:
+        fetches, sends = current.moves.fetches[number], current.moves.sends[number]
+        fetched = sent = 0
+        if fetches:
+            stream = self._stream.beside()
+            for slot in fetches:
+                fetched += self._move_slot(current, slot, self._device.ordinal, stream)
+        if sends:
+            stream = self._stream.behind()
+            for slot in sends:
+                sent += self._move_slot(current, slot, "cpu", stream)
+        before = self.report
+        self.report = replace(
+            before,
+            fetched_bytes=before.fetched_bytes + fetched,
+            sent_bytes=before.sent_bytes + sent,
+        )
+
+    def _move_slot(self, current: Learned, slot: int, place: Place, stream: Any) -> int:
+        tensors = self._iteration.tensors
+        tensor = tensors[slot] if slot < len(tensors) else current.order.kept.get(slot)
+        array = None if tensor is None else self._follower.array(tensor)
+        if array is None or not self._is_here(array):
+            return 0
+        return self._device.prefetch(array, place, stream)
+
+    def _is_here(self, array: Any) -> bool:
+        if self._device.simulated:
+            return isinstance(array, np.ndarray)
+        return getattr(getattr(array, "device", None), "id", None) == self._device.ordinal
+
+
+def _differs(known: Learned, order: Order, capacity_bytes: int | None) -> bool:
+    """Whether the moves planned for the same steps no longer suit."""
+    return known.order.kept.keys() != order.kept.keys() or known.capacity_bytes != capacity_bytes

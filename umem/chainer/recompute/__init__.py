@@ -1,0 +1,1 @@
+"""Recomputation planned for a budget, on Chainer's own tape."""

@@ -1,0 +1,133 @@
+"""One call, as a pass sees it: what it makes, keeps on itself and changes, and what it takes."""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+
+from umem.chainer.source import _OWN, _find_arrays
+from umem.chainer.recompute.tape import DRAWS, Call
+from umem.chainer.recompute.wiring import owner_of, root_of
+
+_MT19937_BYTES = 624 * 4 + 4
+"""Its key and its position: mt19937_state in NumPy's random/src/mt19937/mt19937.h."""
+NOT_AGAIN = frozenset((
+    "Zoneout", "ZoneoutLSTM", "NegativeSampling", "NegativeSamplingFunction", "DropoutRNN",
+    "Checkpoint", "Forget", "BatchRenormalizationFunction",
+    "DecorrelatedBatchNormalization", "MultiNodeBatchNormalizationFunction",
+))  # fmt: skip
+"""Functions that must not run twice; what draws or changes its state is found as well."""
+_AGAIN = frozenset(("BatchNormalization", "FixedBatchNormalization"))
+"""Functions whose state is kept out of a second run."""
+
+
+class Before(NamedTuple):
+    """A function before its forward; ``random`` is None where nobody has looked closely."""
+
+    state: dict[str, Any]
+    sums: list[tuple[Any, int]]
+    random: bytes | None
+
+
+def look(func: Any) -> Before:
+    """Remember what a forward may change."""
+    state = dict(vars(owner_of(func)))
+    return Before(state, [(a, _sum(a)) for a in _arrays(state.items())], _random())
+
+
+class Observed(NamedTuple):
+    """One call, as a pass saw it."""
+
+    nbytes: int
+    grad_bytes: int
+    alias: int | None
+    stash: tuple[str, ...]
+    stash_bytes: int
+    drawn_bytes: int
+    mask_bytes: int
+    again: bool
+    looked: bool
+    seconds: float
+    workspace_bytes: int
+
+
+def observe(
+    call: Call, func: Any, inputs: Any, before: Before, seconds: float, workspace: int
+) -> Observed:
+    """What one call made, kept on itself and changed."""
+    owner = owner_of(func)
+    new = {k: v for k, v in vars(owner).items() if before.state.get(k) is not v and k not in _OWN}
+    lists = {key: _arrays([(key, value)]) for key, value in new.items()}
+    found = {key: arrays for key, arrays in lists.items() if arrays}
+    ins = [root_of(x.array if isinstance(x, chainer.Variable) else x) for x in inputs]
+    assert call.values is not None
+    roots = {id(root): root for root in map(root_of, call.values)}
+    own = [root for root in roots.values() if not any(root is x for x in ins)]
+    bases = [
+        s.call.index
+        for s, x in zip(call.sources, ins, strict=True)
+        if s.call is not None and s.call.number == call.number and id(x) in roots
+    ]
+    held = {id(a): a.nbytes for arrays in found.values() for a in arrays}
+    for root in own:
+        held.pop(id(root), None)
+    mask = 0
+    if type(func).__name__ == "Dropout" and "mask" in found:
+        mask = found["mask"][0].nbytes
+    name = type(owner).__name__
+    same = name in _AGAIN or all(_sum(array) == known for array, known in before.sums)
+    drawn = name in DRAWS
+    pure = type(owner).__module__.startswith(("chainer.", "umem.")) or getattr(
+        owner, "umem_recomputable", False
+    )
+    again = pure and name not in NOT_AGAIN and same and (drawn or before.random == _random())
+    size = sum(y.nbytes for y in call.values)
+    flat = bool(bases) and not own and len(ins) == 1 and size == _logical(inputs[0])
+    return Observed(
+        nbytes=sum(root.nbytes for root in own),
+        grad_bytes=0 if flat and len(call.values) == 1 else size,
+        alias=bases[0] if bases and not own else None,
+        stash=tuple(found),
+        stash_bytes=0 if drawn or (bases and not own) else sum(held.values()),
+        drawn_bytes=sum(held.values()) if drawn else 0,
+        mask_bytes=mask,
+        again=again,
+        looked=before.random is not None,
+        seconds=seconds,
+        workspace_bytes=workspace,
+    )
+
+
+def _logical(x: Any) -> int:
+    return int((x.array if isinstance(x, chainer.Variable) else x).nbytes)
+
+
+def _arrays(items: Iterable[tuple[str, Any]]) -> list[Any]:
+    found: list[tuple[str, Any]] = []
+    for key, value in items:
+        if not isinstance(value, chainer.Function):
+            _find_arrays(key, value, found)
+    return [array for _, array in found]
+
+
+def _sum(array: Any) -> int:
+    """A checksum of what is on the host; the device is not asked."""
+    return zlib.crc32(np.ascontiguousarray(array).tobytes()) if type(array) is np.ndarray else 0
+
+
+def _random() -> bytes:
+    """The state of NumPy's global generator, as far as drawing bits changes it.
+
+    The second of two normal numbers, which are drawn together, is not seen; `DRAWS` names the
+    functions of Chainer that draw such. ``get_state`` takes 150 times as long as this copy.
+    """
+    random: Any = np.random
+    generator = random.get_bit_generator()
+    if type(generator) is random.MT19937:
+        return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+    return repr(generator.state).encode()

@@ -1,0 +1,407 @@
+"""Chainer's tape, with arrays that can be dropped and made again.
+
+A `Call` is one application of a function. Dropping lets its outputs go (from the variable nodes
+that later functions retain them on, and from the function itself) and what it keeps on itself;
+making again runs the function's forward on the same inputs and puts everything back.
+
+Models of Chainer that this rests on, of version 7.8: ``VariableNode._data`` is where retained
+inputs are, ``FunctionNode._retained_output_data`` where retained outputs are; backward pops
+functions by rank.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import chainer
+from chainer import configuration
+from chainer.function import FunctionAdapter
+
+from umem.chainer.recompute.outside import Outside
+from umem.chainer.recompute.packing import Packed, pack, unpack
+from umem.chainer.source import rerun
+from umem.chainer.recompute.wiring import Source, checksum, owner_of, source_of
+from umem.errors import RecomputeError, StateError
+
+DRAWS = frozenset(
+    (
+        "Dropout",
+        "GaussianDropout",
+        "Gaussian",
+        "GaussianNoise",
+        "RReLU",
+        "SimplifiedDropconnect",
+        "GumbelSoftmax",
+    )
+)
+"""Functions that draw random numbers once and find them on themselves when they run again."""
+STATISTICS = ("running_mean", "running_var")
+"""What a normalisation changes in place as it runs; a second run leaves it alone."""
+_NOT_CARRIED = frozenset((
+    "enable_backprop", "in_recomputing", "_will_recompute", "debug", "warn_nondeterministic",
+    "keep_graph_on_report", "schedule_func", "use_static_graph",
+))  # fmt: skip
+"""Configuration that a second run takes from where it happens."""
+
+
+LEAF, GOES_ON = -1, -2
+"""In a signature: an input from outside, and one that another graph has made."""
+Signature = tuple[Any, ...]
+"""What makes two calls the same from one iteration to the next: class, shapes, types, wiring."""
+
+
+class Call:
+    """One application of a function, in the order of forward.
+
+    ``values`` are its outputs while they are held, None once they were dropped. The function is
+    held weakly: the user's graph decides how long it lives.
+
+    Args:
+        number: of the pass that it belongs to.
+        index: its place in that pass.
+        leaves: the nodes that come from outside, by identity; new ones are added.
+        outside: the parameters as they were in forward.
+        sums: whether to keep checksums, for `verify`.
+
+    Attributes:
+        again: whether it may run a second time. What may not is never dropped: neither its outputs,
+            retained or not, nor what it keeps on itself, as long as its graph is alive.
+        from_elsewhere: whether an input was made in an earlier pass.
+    """
+
+    __slots__ = (
+        "__weakref__", "_func", "again", "config", "draws", "from_elsewhere", "index", "is_cut",
+        "masks", "number", "outside", "packed", "plain_rank", "rerun_seconds", "retained",
+        "signature", "sources", "stash", "stash_dropped", "sums", "values",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        number: int,
+        index: int,
+        func: Any,
+        inputs: Any,
+        outputs: Any,
+        leaves: dict[int, tuple[int, Any]],
+        outside: Outside,
+        sums: bool = False,
+    ) -> None:
+        self.number = number
+        self.index = index
+        self.again = True
+        self.outside = outside
+        self._func: Callable[[], Any] = weakref.ref(func)
+        self.is_cut = False
+        self.plain_rank = func.rank
+        self.values: tuple[Any, ...] | None = tuple([y._data[0] for y in outputs])
+        ins = [x._data[0] if isinstance(x, chainer.Variable) else x for x in inputs]
+        self.from_elsewhere = False
+        self.sources: list[Source] = []
+        wiring: list[Any] = []
+        for node, array in zip(func.inputs, ins, strict=True):
+            source = source_of(node, array)
+            self.sources.append(source)
+            if source.call is None:
+                outside.reads.add(id(array))
+                leaf = leaves.setdefault(id(node), (len(leaves), node))[0]
+                goes_on = node.creator_node is not None  # a graph that nobody follows
+                wiring.append((GOES_ON if goes_on else LEAF, leaf, array.shape, array.dtype))
+                self.from_elsewhere |= goes_on
+            else:
+                ago = number - source.call.number
+                wiring.append((source.call.index, source.output, ago))
+                self.from_elsewhere |= ago != 0
+        kind = type(func.function) if isinstance(func, FunctionAdapter) else type(func)
+        shapes = [(array.shape, array.dtype) for array in self.values]
+        self.signature: Signature = (kind, tuple(wiring), tuple(shapes))
+        self.retained = [False] * len(self.values)
+        self.stash: tuple[str, ...] = ()
+        self.draws = kind.__name__ in DRAWS
+        self.masks = kind.__name__ == "Dropout" and kind.__module__.startswith("chainer.")
+        self.stash_dropped = False
+        self.packed: Packed | None = None
+        self.config = dict(vars(configuration.config._local))
+        self.sums: tuple[list[int], list[int]] | None = None
+        if sums:
+            self.sums = [checksum(a) for a in ins], [checksum(a) for a in self.values]
+        self.rerun_seconds = 0.0
+
+    @property
+    def func(self) -> Any:
+        """The function's node.
+
+        Raises:
+            StateError: the graph was cut, and what should run again is gone.
+        """
+        func = self._func()
+        if func is None:
+            raise StateError(
+                f"{self.label!r} has to run again, and its graph is gone: was the graph "
+                "cut between forward and backward?"
+            )
+        return func
+
+    @property
+    def label(self) -> str:
+        """The function's name, for a person."""
+        func = self._func()
+        return str(self.signature[0].__name__ if func is None else func.label)
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether the function's node is alive, and in a graph."""
+        return not self.is_cut and self._func() is not None
+
+    @property
+    def has_func(self) -> bool:
+        """Whether the function is alive, and could run."""
+        return self._func() is not None
+
+    def nodes(self) -> Iterator[tuple[int, Any]]:
+        """The variable nodes of its outputs that are alive."""
+        func = self._func()
+        if func is not None and not self.is_cut:
+            for index, reference in enumerate(func.outputs):
+                node = reference()
+                if node is not None:
+                    yield index, node
+
+    def set_rank(self, rank: int) -> None:
+        """Set when backward takes it: the highest rank first.
+
+        Its outputs keep the rank that they have in a plain run, from which Chainer computes
+        those of later functions.
+        """
+        func = self._func()
+        if func is not None:
+            func.rank = rank
+
+    def is_held(self) -> bool:
+        """Whether the user still holds an output as a variable."""
+        return any(node.get_variable_or_none() is not None for _, node in self.nodes())
+
+    # -- dropping and making again ---------------------------------------------------------
+
+    def let_go(self) -> None:
+        """Hold no outputs beside the graph, which holds what it retains."""
+        if self.again:
+            self.values = None
+
+    def drop(self) -> None:
+        """Let the outputs go, also from the graph."""
+        if not self.again:
+            return
+        self.values = None
+        func = self._func()
+        if func is None or self.is_cut:
+            return
+        for index, reference in enumerate(func.outputs):
+            node = reference()
+            if node is not None and node._data is not None:
+                self.retained[index] = True
+                node._data = None
+        func._retained_output_data = None
+
+    def drop_stash(self) -> None:
+        """Let go what the function keeps on itself, unless it is what was drawn."""
+        if self.draws or not self.stash or not self.again:
+            return
+        func = self._func()
+        if func is None:
+            return
+        owner = owner_of(func)
+        for key in self.stash:
+            setattr(owner, key, None)
+        self.stash_dropped = True
+
+    def pack(self) -> None:
+        """Keep a dropout mask as bits."""
+        func = self._func() if self.masks and "mask" in self.stash else None
+        if func is None or func.mask is None:
+            return
+        if self.packed is None:
+            self.packed = pack(func.mask)
+        if self.packed is not None:
+            func.mask = None
+
+    def unpack(self) -> None:
+        """Have a packed mask back on the function."""
+        if self.packed is not None and self.func.mask is None:
+            self.func.mask = unpack(self.packed)
+
+    def make_again(self) -> None:
+        """Run the function again if its outputs or what it keeps were dropped."""
+        if self.values is None and not self.stash_dropped:
+            held = tuple([self.value(output) for output in range(len(self.retained))])
+            if all(value is not None for value in held):  # by the user's variables
+                self._put_back(self.func, held)
+        if self.values is None or self.stash_dropped:
+            self.materialise()
+
+    def materialise(self) -> list[Call]:
+        """Run the function again, and before it what it needs, if anything of it was dropped.
+
+        Returns what has run.
+        """
+        made: list[Call] = []
+        pending = [self]
+        while pending:
+            call = pending[-1]
+            missing = [
+                source.call
+                for source in call.sources
+                if source.call is not None and not source.call.find(source.output)
+            ]
+            if missing:
+                pending += missing
+                continue
+            pending.pop()
+            if call.values is None or call.stash_dropped:
+                call._run()
+                made.append(call)
+        return made
+
+    def find(self, output: int) -> bool:
+        """Whether an output is there, held here or by the graph."""
+        return self.values is not None or self.value(output) is not None
+
+    def value(self, output: int) -> Any:
+        """An output where it is there: held here, by the graph, or by the user's variable."""
+        if self.values is not None:
+            return self.values[output]
+        for index, node in self.nodes():
+            if index == output:
+                if node._data is not None:
+                    return node._data
+                held = node.get_variable_or_none()
+                return None if held is None else held.array
+        return None
+
+    def _run(self) -> None:
+        if not self.again:
+            raise RecomputeError(f"{self.label!r} must not run twice, and its outputs are gone")
+        start = time.perf_counter()
+        func = self.func
+        inputs = tuple(
+            [
+                self.outside.find(source.array, self.label)
+                if source.call is None
+                else source.call.value(source.output)
+                for source in self.sources
+            ]
+        )
+        self.verify(inputs)
+        statistics = {name: getattr(func, name) for name in STATISTICS if hasattr(func, name)}
+        for name in statistics:
+            setattr(func, name, None)
+        packed = self.packed is not None and func.mask is None
+        self.unpack()
+        with ExitStack() as stack:
+            self._enter(stack, inputs)
+            try:
+                outputs = rerun(func, inputs)
+            finally:
+                for name, value in statistics.items():
+                    setattr(func, name, value)
+        if packed:
+            self.pack()
+        self._put_back(func, outputs)
+        self.rerun_seconds += time.perf_counter() - start
+
+    def _enter(self, stack: ExitStack, inputs: tuple[Any, ...]) -> None:
+        """Device and configuration as they were."""
+        stack.enter_context(chainer.using_device(chainer.backend.get_device_from_array(*inputs)))
+        stack.enter_context(configuration.using_config("in_recomputing", True))
+        now = vars(configuration.config._local)
+        for key in {*self.config, *now} - _NOT_CARRIED:
+            value = self.config.get(key, getattr(chainer.global_config, key, None))
+            if key not in now or now[key] is not value:
+                stack.enter_context(configuration.using_config(key, value))
+
+    def _put_back(self, func: Any, outputs: tuple[Any, ...]) -> None:
+        if self.sums is not None and self.sums[1] != [checksum(a) for a in outputs]:
+            raise RecomputeError(
+                f"{self.label!r} gave another result when it ran again: it draws random numbers, "
+                "keeps state, or an array was edited in place between forward and backward"
+            )
+        self.values = outputs
+        self.stash_dropped = False
+        for index, node in self.nodes():
+            if self.retained[index]:
+                node._data = outputs[index]
+        if func._output_indexes_to_retain is not None:
+            func._retained_output_data = tuple([outputs[i] for i in func._output_indexes_to_retain])
+
+    def verify(self, inputs: tuple[Any, ...]) -> None:
+        """In debug mode: that inputs are what they were in forward.
+
+        Raises:
+            RecomputeError: one was edited in place; names the function.
+        """
+        if self.sums is None:
+            return
+        for place, (array, known) in enumerate(zip(inputs, self.sums[0], strict=True)):
+            if array is not None and checksum(array) != known:
+                raise RecomputeError(
+                    f"input {place} of {self.label!r} was edited in place between forward and "
+                    "backward: gradients would be wrong"
+                )
+
+    def keep(self, func: Any) -> None:
+        """Hold the function: its graph is cut, and what others read may have to be made again."""
+        if self.values is None or self.stash_dropped:
+            del func._umem_call  # no cycle
+            self._func = lambda: func
+            self.is_cut = True
+
+    def ensure(self) -> list[Call]:
+        """Before its backward: what the function retains is there. Returns what has run again."""
+        func = self.func
+        made = bring_inputs(func, self.sources)
+        if self.lacks_own():
+            self.values = None
+            made += self.materialise()
+        self.unpack()
+        if self.sums is not None:
+            self.verify(tuple([node._data for node in func.inputs]))
+        return made
+
+    def lacks_own(self) -> bool:
+        """Whether outputs that it retains, or what it keeps on itself, were dropped."""
+        func = self.func
+        gone = func._output_indexes_to_retain is not None and func._retained_output_data is None
+        return gone or self.stash_dropped
+
+    def replace_input(self, array: Any, copy: Any) -> None:
+        """Run again with a copy, where an array from outside is about to change."""
+        self.sources = [
+            source._replace(array=copy) if source.call is None and source.array is array else source
+            for source in self.sources
+        ]
+
+    # -- what a planner wants to know ------------------------------------------------------
+
+    def needs(self) -> list[Call]:
+        """The calls whose outputs its backward reads, itself included."""
+        func = self.func
+        found = [self.sources[i].call for i in func._input_indexes_to_retain or ()]
+        if func._output_indexes_to_retain:
+            found.append(self)
+        return [call for call in found if call is not None]
+
+
+def bring_inputs(func: Any, sources: Sequence[Source]) -> list[Call]:
+    """Have the inputs that a function retains on their nodes. Returns what has run again."""
+    made: list[Call] = []
+    for index in func._input_indexes_to_retain or ():
+        source, node = sources[index], func.inputs[index]
+        if source.call is not None and node._data is None:
+            source.call.retained[source.output] = True
+            if not source.call.find(source.output):
+                made += source.call.materialise()
+            node._data = source.call.value(source.output)
+    return made

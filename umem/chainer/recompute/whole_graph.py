@@ -1,0 +1,103 @@
+"""A graph that goes backward otherwise than by its plan: it is whole first, or it is refused.
+
+That is a second backward, one from other roots, after an update, into an earlier graph, in another
+thread, or inside of another backward. What it will read is looked up before it begins, so that what
+cannot be made again is an error while nothing has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from umem.chainer.recompute.tape import Call, bring_inputs
+from umem.chainer.recompute.wiring import Source, source_of
+from umem.errors import RecomputeError
+
+
+def functions(nodes: Iterable[Any]) -> list[Any]:
+    """The functions that lead to some variable nodes, users before what they read."""
+    found: dict[Any, None] = {}
+    pending = [node.creator_node for node in nodes]
+    while pending:
+        func = pending.pop()
+        if func is not None and func not in found and func.inputs is not None:
+            found[func] = None
+            pending += [x.creator_node for x in func.inputs if x.requires_grad]
+    return sorted(found, key=lambda func: -plain_rank(func))
+
+
+def plain_rank(func: Any) -> int:
+    """The rank that Chainer gave to a function."""
+    call = getattr(func, "_umem_call", None)
+    return int(func.rank if call is None else call.plain_rank)
+
+
+def check(funcs: Iterable[Any]) -> None:
+    """Make sure that all that the backward of some functions reads is there or can be made again.
+
+    Cost: proportional to the number of functions.
+
+    Raises:
+        RecomputeError: it is not; names the function. Nothing has changed.
+    """
+    known: set[int] = set()
+    for func in funcs:
+        call = getattr(func, "_umem_call", None)
+        for source in _dropped_inputs(func, call):
+            assert source.call is not None
+            _check_call(source.call, source.output, known)
+        if call is not None and call.lacks_own():
+            _check_call(call, None, known)
+
+
+def bring(funcs: Iterable[Any]) -> set[int]:
+    """Have the graph as Chainer leaves it, in its ranks too. Returns the passes that it is of."""
+    numbers = set()
+    for func in funcs:
+        call = getattr(func, "_umem_call", None)
+        if call is not None:
+            numbers.add(call.number)
+            call.set_rank(call.plain_rank)
+        bring_one(func)
+    return numbers
+
+
+def bring_one(func: Any) -> None:
+    """Have what the backward of one function reads; what the graph does not keep is not held."""
+    call = getattr(func, "_umem_call", None)
+    for one in bring_inputs(func, _sources(func)) if call is None else call.ensure():
+        one.let_go()
+
+
+def _sources(func: Any) -> list[Source]:
+    return [source_of(node, node._data) for node in func.inputs]
+
+
+def _dropped_inputs(func: Any, call: Call | None) -> Iterator[Source]:
+    sources = _sources(func) if call is None else call.sources
+    for index in func._input_indexes_to_retain or ():
+        if func.inputs[index]._data is None and sources[index].call is not None:
+            yield sources[index]
+
+
+def _check_call(call: Call, output: int | None, known: set[int]) -> None:
+    """Raise unless an output (None: all that the call makes) is there or can be made again."""
+    if output is not None and call.find(output):
+        return
+    pending = [call]
+    while pending:
+        one = pending.pop()
+        if id(one) in known:
+            continue
+        known.add(id(one))
+        if not one.again or not one.has_func:
+            raise RecomputeError(
+                f"backward needs what {one.label!r} made, which was dropped: it must not run "
+                "twice, or its graph was cut. Nothing has changed"
+            )
+        for source in one.sources:
+            if source.call is None:
+                one.outside.find(source.array, one.label)
+            elif not source.call.find(source.output):
+                pending.append(source.call)

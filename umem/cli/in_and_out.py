@@ -1,0 +1,127 @@
+"""Files that a command writes: refused where something is in the way, written whole or not."""
+
+from __future__ import annotations
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+import click
+from umem import extras
+from umem.errors import FileError
+from umem.files import check_target, reason, whole
+from umem.printable import shown
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from umem.errors import SizeError
+from umem.trace.file import MAX_BYTES, MAX_EVENTS
+from umem.units import format_bytes, parse_bytes
+
+
+def refuse(paths: Sequence[Path], sources: Sequence[Path], *, force: bool) -> None:
+    """Refuse what cannot or should not be written, before any work is done.
+
+    Raises:
+        click.ClickException: a file exists and ``force`` is not given, is a source, is named
+            twice, or its folder does not exist; a folder, a link or a device has its name.
+    """
+    seen = {os.path.realpath(source) for source in sources}
+    for path in paths:
+        if os.path.realpath(path) in seen:
+            raise click.UsageError(
+                f"{shown(path)} is named twice; each file needs a name of its own"
+            )
+        seen.add(os.path.realpath(path))
+        try:
+            check_target(path, force=force, way_out="--force overwrites it")
+        except FileError as error:
+            raise click.ClickException(str(error)) from None
+        except OSError as error:
+            raise click.ClickException(f"cannot write {shown(path)}: {reason(error)}") from None
+        if not path.parent.is_dir():
+            folder, name = shown(path.parent), shown(path.name)
+            raise click.ClickException(f"there is no folder {folder} to write {name} to")
+
+
+def refuse_picture(path: Path | None) -> None:
+    """Refuse a picture that cannot be drawn, before any work is done.
+
+    Raises:
+        click.ClickException: its name does not end in ``.png``, or matplotlib is not installed.
+    """
+    if path is None:
+        return
+    if path.suffix.lower() != ".png":
+        name = path.with_suffix(".png").name
+        raise click.UsageError(f"a picture is a PNG: name it {shown(name)}, not {shown(path.name)}")
+    if not _has_matplotlib():
+        raise click.ClickException(f"pictures need matplotlib; {extras.command('plot')}")
+
+
+def _has_matplotlib() -> bool:
+    if "matplotlib" in sys.modules:
+        return sys.modules["matplotlib"] is not None
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def write(path: Path, make: Callable[[IO[bytes]], None], *, force: bool) -> None:
+    """Have ``make`` write a file, which is there when it is complete.
+
+    Raises:
+        click.ClickException: it cannot be written; what was there is as it was.
+    """
+    try:
+        with whole(path, force=force) as file:
+            make(file)
+    except FileError as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(f"cannot write {shown(path)}: {reason(error)}") from error
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a text.
+
+    `click.echo` keeps every stream that it finds by itself for as long as the process lives, and
+    where many commands run in one, as in tests, all that they printed with it.
+    """
+    click.echo(text, file=sys.stderr if err else sys.stdout)
+
+
+class _Bytes(click.ParamType):  # type: ignore[type-arg]
+    """A size such as 2GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        try:
+            return parse_bytes(value, "--max-bytes")
+        except SizeError as error:
+            raise click.BadParameter(str(error), ctx, param) from None
+
+
+class Caps(NamedTuple):
+    """What `umem.Trace.load` takes."""
+
+    max_events: int
+    max_bytes: int
+
+
+def caps(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--max-events`` and ``--max-bytes`` to a command."""
+    events = click.option(
+        "--max-events",
+        type=click.IntRange(1),
+        default=MAX_EVENTS,
+        metavar="N",
+        help=f"Read traces of up to so many events (default: {MAX_EVENTS:,}).",
+    )
+    nbytes = click.option(
+        "--max-bytes",
+        type=_Bytes(),
+        default=MAX_BYTES,
+        metavar="SIZE",
+        help=f"Read up to so much text, decompressed (default: {format_bytes(MAX_BYTES)}).",
+    )
+    return events(nbytes(command))

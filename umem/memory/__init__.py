@@ -1,0 +1,1 @@
+"""What a user switches on: modes, limits, hints, and what is counted."""

@@ -1,0 +1,207 @@
+"""Modes of allocation for a block: `managed`, `hybrid`, `unmanaged`.
+
+Blocks concern the code that enters them: the calling thread, and there the asyncio task that
+enters, with the tasks which that one makes until the block ends. They nest, may overlap, work as
+decorators, and restore exactly what was there when they end, also by an exception or a signal. One
+that ends out of order (a generator that is given up) ends alone. Arrays may outlive them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import ContextDecorator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from umem.devices.base import MODES, Device, Mode, Policy, Served
+from umem.devices.presets import Preset, check_preset
+from umem.errors import DeviceError, StateError, UnsupportedError
+from umem.memory.limits import Limit, Size, parse_limit
+from umem.scopes import Scope, Scoped, derived, inside, tidy
+
+if TYPE_CHECKING:  # who wants a virtual GPU imports it; nobody else waits for it
+    from umem.devices.virtual import VirtualGPU
+
+
+def current_device() -> Device:
+    """The innermost virtual GPU that the calling code is inside of, else the current CUDA device.
+
+    Raises:
+        DeviceNotFoundError: there is neither; the message names both ways out.
+    """
+    tidy()
+    virtual = innermost_virtual()
+    if virtual is not None:
+        return virtual
+    from umem.devices.cuda import open_cuda
+
+    return open_cuda()
+
+
+def innermost_virtual() -> VirtualGPU | None:
+    """The virtual GPU that the calling code is inside of, or None."""
+    return derived(_innermost)
+
+
+def _innermost(payload: tuple[Any, ...]) -> VirtualGPU | None:
+    if not payload:
+        return None
+    from umem.devices.virtual import VirtualGPU
+
+    found = [part for part in payload if isinstance(part, VirtualGPU)]
+    return found[-1] if found else None
+
+
+def devices_served() -> list[Device]:
+    """The devices for which the calling code is inside of a block, once for each block."""
+    return [part.device for scope in inside() for part in scope.payload if isinstance(part, Served)]
+
+
+class Request(NamedTuple):
+    """What was asked for; on a device it becomes a policy."""
+
+    mode: Mode
+    limit: Limit | None = None
+    prefetch: bool = False
+    spill: Literal["host", "migrate"] = "host"
+    preset: Preset | None = None
+
+    def on(self, device: Device) -> Policy:
+        """The policy on this device, with the limit in bytes."""
+        limit_bytes = None if self.limit is None else self.limit.resolve(device)
+        return Policy(self.mode, limit_bytes, self.prefetch, self.spill, self.preset)
+
+
+def checked_request(
+    mode: str, limit: Size | None, prefetch: bool, spill: str = "host", preset: Preset | None = None
+) -> Request:
+    """What was asked for, once it is seen to make sense on some device.
+
+    Raises:
+        StateError, SizeError, HintError: unknown mode or spill; no limit; unknown preset.
+    """
+    if mode not in MODES:
+        raise StateError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
+    if spill not in ("host", "migrate"):
+        raise StateError(f"spill must be 'host' or 'migrate'; got {spill!r}")
+    if preset is not None:
+        check_preset(preset)
+    checked = None if limit is None else parse_limit(limit)
+    return Request(mode, checked, bool(prefetch), spill, preset)  # type: ignore[arg-type]
+
+
+def check_served(device: Device, mode: Mode) -> None:
+    """Raise DeviceError where a device cannot serve a mode, with the reason."""
+    reason = device.why_not(mode)
+    if reason is not None:
+        raise DeviceError(f"{device.name} cannot serve {mode} memory: {reason}")
+
+
+class Memory:
+    """What a block gives: its device, mode and array module."""
+
+    def __init__(self, device: Device, policy: Policy) -> None:
+        self.device = device
+        self.mode = policy.mode
+
+    @property
+    def xp(self) -> Any:
+        """CuPy, or the virtual GPU's array functions."""
+        return self.device.xp
+
+    def __repr__(self) -> str:
+        simulated = " (simulated)" if self.device.simulated else ""
+        return f"<{self.mode} memory on {self.device.name}{simulated}>"
+
+
+class Decorator(ContextDecorator):
+    """A block that also wraps functions, but none whose body runs after the call returned."""
+
+    def __call__(self, func: Any) -> Any:
+        if any(check(func) for check in _RUN_LATER):
+            raise UnsupportedError(
+                f"{func.__name__} runs after the call that makes it has returned, when the block "
+                "around that call is over: write the block inside it, as a with statement"
+            )
+        return super().__call__(func)
+
+
+_RUN_LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+
+
+class Block(Decorator, Scoped[Memory]):
+    """A block, or a function, whose allocations come from one mode."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.title = f"umem.{request.mode}()"
+
+    def _recreate_cm(self) -> Block:
+        return Block(self._request)
+
+    def _open(self, scope: Scope) -> Memory:
+        device = current_device()
+        policy = self._request.on(device)
+        check_served(device, policy.mode)
+        device.serve(scope, policy)
+        return Memory(device, policy)
+
+
+def managed(
+    limit: Size | None = None, *, prefetch: bool = False, preset: Preset | None = None
+) -> Block:
+    """Allocate managed memory in this block: arrays may be larger than VRAM.
+
+    Args:
+        limit: the most that managed memory may reserve: bytes as an int, or text such as
+            "24GiB", "1.5x" (of the device's VRAM) or "90%" (of the host memory that is available
+            when the block is entered, in this process's control groups; on a virtual GPU too that
+            is this machine's).
+        prefetch: make memory resident as it is handed out. Saves most of the cost of a first
+            touch by fault; costs a call for each allocation.
+        preset: ``"streaming"``, ``"random"``, ``"read_mostly"`` or ``"optimizer_state"``: memory
+            that has this advice (`umem.preset`) from its first byte, from a pool of its own, so
+            that no other array gets it.
+
+    Raises:
+        HintError: there is no such preset.
+        DeviceNotFoundError: on entering, when there is no CUDA device and no virtual GPU.
+        DeviceError: on entering, when the device cannot oversubscribe; the message says why.
+        SizeError: the limit is none, at once; or, on entering, it is below what managed memory
+            has in use, or a share of what is not known.
+
+    >>> import umem
+    >>> with umem.virtual_gpu("v100-16gb", vram="64MiB"), umem.managed() as memory:
+    ...     total = memory.xp.ones((4096, 4096), "float32").sum()
+    """
+    return Block(checked_request("managed", limit, prefetch, preset=preset))
+
+
+def hybrid(
+    limit: Size | None = None, *, spill: Literal["host", "migrate"] = "host", prefetch: bool = False
+) -> Block:
+    """Allocate unmanaged memory until it is full, then managed memory.
+
+    Args:
+        limit: the most of the unmanaged part, as in `managed`; None is all of VRAM.
+        spill: ``"host"``: spilled memory stays on the host and is read over the bus;
+            ``"migrate"``: it moves, so leave it room by a ``limit``.
+        prefetch: as in `managed`, for what is spilled.
+
+    Raises:
+        see `managed`.
+    """
+    return Block(checked_request("hybrid", limit, prefetch, spill))
+
+
+def unmanaged(limit: Size | None = None) -> Block:
+    """Allocate plain device memory in this block, for instance hot buffers inside `managed`.
+
+    Args:
+        limit: the most of it, as in `managed`: "0.9x" is nine tenths of VRAM, and "90%" is of
+            host memory here too. CUPY_GPU_MEMORY_LIMIT is CuPy's own limit on the same memory,
+            and holds beside this one.
+
+    Raises:
+        DeviceNotFoundError, SizeError: see `managed`.
+    """
+    return Block(checked_request("unmanaged", limit, False))

@@ -1,0 +1,84 @@
+"""The environment variables: defaults of `umem.enable` and ``umem run`` for what is not given.
+
+====================  =============================================================
+``UMEM_MODE``         ``managed``, ``hybrid`` or ``unmanaged``; off: `enable` that is
+                      given no mode changes nothing
+``UMEM_LIMIT``        as the argument ``limit``; off: no limit
+``UMEM_PREFETCH``     ``1``, ``true``, ``on`` or ``yes``; off: no prefetch
+====================  =============================================================
+
+``0``, ``false``, ``off``, ``no`` and nothing at all (``UMEM_LIMIT=``) mean off; capitals and
+spaces around do not matter. An argument goes before its variable, a variable before the default.
+They are read when they are needed, never at import; blocks such as `umem.managed` do not read
+them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from umem.devices.base import MODES, Mode
+from umem.errors import StateError
+from umem.memory.limits import Limit, parse_limit
+
+MODE, LIMIT, PREFETCH = NAMES = ("UMEM_MODE", "UMEM_LIMIT", "UMEM_PREFETCH")
+OFF = ("0", "false", "off", "no", "")
+ON = ("1", "true", "on", "yes")
+
+
+def mode() -> Mode | Literal["off"] | None:
+    """The mode that ``UMEM_MODE`` names, ``"off"``, or None where it is not set.
+
+    Raises:
+        StateError: it is neither a mode nor off.
+    """
+    value = _value(MODE)
+    if value is None:
+        return None
+    if value in OFF:
+        return "off"
+    for known in MODES:
+        if value == known:
+            return known
+    raise StateError(
+        f"{MODE} must be {', '.join(MODES)}, or off ({_listed(OFF)}); got {os.environ[MODE]!r}"
+    )
+
+
+def limit() -> Limit | None:
+    """The limit that ``UMEM_LIMIT`` names; None where it is off or not set.
+
+    Raises:
+        SizeError: it is no limit.
+    """
+    value = _value(LIMIT)
+    if value is None or value in OFF:
+        return None
+    return parse_limit(os.environ[LIMIT], LIMIT)
+
+
+def prefetch() -> bool | None:
+    """Whether ``UMEM_PREFETCH`` is on; None where it is not set.
+
+    Raises:
+        StateError: it is neither on nor off.
+    """
+    value = _value(PREFETCH)
+    if value is None:
+        return None
+    if value in ON or value in OFF:
+        return value in ON
+    raise StateError(
+        f"{PREFETCH} must be on ({_listed(ON)}) or off ({_listed(OFF)}); "
+        f"got {os.environ[PREFETCH]!r}"
+    )
+
+
+def _value(name: str) -> str | None:
+    value = os.environ.get(name)
+    return None if value is None else value.strip().lower()
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    return ", ".join(word or "nothing" for word in words)

@@ -1,0 +1,261 @@
+"""Hints: tell the driver where memory will be used.
+
+Every function takes an array, a Chainer Variable, Parameter, Link or Optimizer, or any nesting
+of them in dicts, lists and tuples; shared arrays count once. All return the bytes that the hint
+reached: memory that is not managed takes none, and counts 0.
+
+Advice belongs to addresses, not to arrays: on memory from a pool it stays when the pool hands the
+same addresses to the next array, and it reaches neighbours on the same page. Take it back with
+``unset=True`` before the array dies; or allocate under ``umem.managed(preset=...)``, where whole
+pools have the advice and no other array gets their memory.
+"""
+
+from __future__ import annotations
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+import numpy as np
+from umem.devices.base import ADVICE, Advice, Device, Location, Place
+from umem.devices.presets import PRESETS, Preset, check_preset
+from umem.errors import HintError
+from umem.memory.process import current_device
+
+
+def arrays_in(x: Any) -> Iterator[Any]:
+    """The arrays in ``x``, each once, in a stable order.
+
+    Raises:
+        HintError: something in it holds no arrays, or a container holds itself.
+    """
+    seen: dict[int, Any] = {}  # holds the arrays, so that no id is used twice
+    try:
+        for array in _walk(x):
+            if id(array) not in seen:
+                seen[id(array)] = array
+                yield array
+    except RecursionError:
+        raise HintError("containers are nested too deeply, or hold themselves") from None
+
+
+def _walk(x: Any) -> Iterator[Any]:
+    if x is None:
+        return
+    if is_array(x):
+        yield x
+    elif isinstance(x, Mapping):
+        for value in x.values():
+            yield from _walk(value)
+    elif isinstance(x, (list, tuple, set, frozenset)):
+        for value in x:
+            yield from _walk(value)
+    elif hasattr(x, "target") and hasattr(x, "new_epoch"):
+        yield from _walk_optimizer(x)
+    elif hasattr(x, "params") and hasattr(x, "namedparams"):
+        yield from _walk_link(x)
+    elif hasattr(x, "array") and hasattr(type(x), "grad"):
+        grad = x.grad if getattr(x, "_grad_valid", True) else None  # Chainer would raise
+        yield from (value for value in (x.array, grad) if value is not None)
+    elif hasattr(x, "indptr") and hasattr(x, "indices"):
+        yield from (x.data, x.indices, x.indptr)
+    else:
+        raise HintError(f"{type(x).__name__} holds no arrays that umem knows of")
+
+
+def _walk_link(link: Any) -> Iterator[Any]:
+    for param in link.params(include_uninit=False):
+        yield from _walk(param)
+    for part in link.links():
+        for name in getattr(part, "_persistent", ()):
+            value = getattr(part, name)
+            if is_array(value):
+                yield value
+
+
+def _walk_optimizer(optimizer: Any) -> Iterator[Any]:
+    """What only the update reads: the state of each parameter, and its copy in float32."""
+    if optimizer.target is None:
+        raise HintError(f"{type(optimizer).__name__} has no model yet; call its setup(model) first")
+    for param in optimizer.target.params(include_uninit=False):
+        copy = getattr(param.update_rule, "_fp32_param", None)
+        if copy is not None and copy.array is not None:
+            yield copy.array
+        state = getattr(param.update_rule, "state", None) or {}
+        yield from (value for value in state.values() if is_array(value))
+
+
+def is_array(x: Any) -> bool:
+    """Whether ``x`` is an array; asks its type, because CuPy computes the interface."""
+    return isinstance(x, np.ndarray) or hasattr(type(x), "__cuda_array_interface__")
+
+
+def prefetch(x: Any, to: Place | None = None, *, stream: Any = None, strict: bool = False) -> int:
+    """Move memory before it is used; returns the bytes that were asked for.
+
+    Args:
+        x: arrays, see the module.
+        to: a GPU's ordinal, ``"cpu"``, or None for the current GPU.
+        stream: where the move is queued, so that it overlaps with other work; None is the
+            current stream. On a virtual GPU any value but None is a stream of its own.
+        strict: raise where memory is not managed.
+
+    Asking for more than fits evicts what came first, without an error.
+
+    Raises:
+        HintError: with ``strict``, memory that is not managed; nothing was moved.
+        DeviceError: an array is on another device, or there is no such place.
+        DeviceNotFoundError: there is no device at all.
+    """
+    device = current_device()
+    place = _place(to, device)
+
+    def move(array: Any) -> int:
+        return device.prefetch(array, place, stream)
+
+    return _apply(x, device, move, strict)
+
+
+def advise(
+    x: Any,
+    advice: Advice,
+    device: Place | None = None,
+    *,
+    unset: bool = False,
+    strict: bool = False,
+) -> int:
+    """Advise the driver about memory; returns the bytes that the advice reached.
+
+    Args:
+        x: arrays, see the module.
+        advice: ``"read_mostly"``, ``"preferred_location"`` or ``"accessed_by"``.
+        device: a GPU's ordinal, ``"cpu"``, or None for the current GPU; ignored by read_mostly.
+        unset: take the advice back.
+        strict: raise where memory is not managed.
+
+    On pooled memory the advice outlives the array, as the module says: whatever array gets the
+    addresses next has it too, until it is taken back from that one.
+
+    Raises:
+        HintError: unknown advice, or with ``strict`` memory that is not managed.
+        DeviceError, DeviceNotFoundError: see `prefetch`.
+    """
+    if advice not in ADVICE:
+        raise HintError(f"advice must be one of {', '.join(ADVICE)}; got {advice!r}")
+    current = current_device()
+    place = None if advice == "read_mostly" else _place(device, current)
+
+    def give(array: Any) -> int:
+        return current.advise(array, advice, place, unset=unset)
+
+    return _apply(x, current, give, strict)
+
+
+def preset(x: Any, name: Preset, *, unset: bool = False, strict: bool = False) -> int:
+    """Give the advice that suits a way of use; returns the bytes it reached.
+
+    ``streaming``: read once a step, in order. ``random``: read here and there, often.
+    ``read_mostly``: written once, read by all. ``optimizer_state``: read and written by the
+    update only. `PRESETS` says what each advises.
+
+    For arrays that exist. New ones get it from their first byte, and leave it to no other array,
+    under ``umem.managed(preset=name)``; ``unset`` on those takes it from the pool's memory, so
+    an array that gets the same addresses later goes without.
+
+    Raises:
+        HintError: unknown preset; see `advise`.
+    """
+    check_preset(name)
+    reached = [
+        advise(x, advice, "cpu" if place == "cpu" else None, unset=unset, strict=strict)
+        for advice, place in PRESETS[name]
+    ]
+    return max(reached)
+
+
+def location(x: Any) -> Location:
+    """Where memory is advised to be and was last prefetched to; resident bytes where known.
+
+    Of several arrays it reports what they agree in, and the sum of their resident bytes.
+
+    Raises:
+        HintError: there is no array in ``x``.
+    """
+    device = current_device()
+    found = [device.location(array) for array in arrays_in(x)]
+    if not found:
+        raise HintError("there is no array to locate")
+    first = found[0]
+    resident = [item.resident_bytes for item in found]
+    return Location(
+        managed=all(item.managed for item in found),
+        preferred=first.preferred if _agree(item.preferred for item in found) else None,
+        accessed_by=first.accessed_by if _agree(item.accessed_by for item in found) else (),
+        last_prefetch=(
+            first.last_prefetch if _agree(item.last_prefetch for item in found) else None
+        ),
+        read_mostly=all(item.read_mostly for item in found),
+        resident_bytes=None if None in resident else sum(r for r in resident if r is not None),
+    )
+
+
+def _agree(values: Iterable[Any]) -> bool:
+    return len(set(values)) == 1
+
+
+def _place(to: Place | None, device: Device) -> Place:
+    if to is None:
+        return device.ordinal
+    if to == "cpu" or (isinstance(to, int) and not isinstance(to, bool) and to >= 0):
+        return to
+    raise HintError(f"a place is a GPU's ordinal or 'cpu'; got {to!r}")
+
+
+def _apply(x: Any, device: Device, hint: Callable[[Any], int], strict: bool) -> int:
+    arrays = list(arrays_in(x))
+    if strict:
+        for array in arrays:
+            if array.nbytes and not device.location(array).managed:
+                raise HintError(
+                    f"an array of shape {array.shape} is not managed memory; allocate it under "
+                    "umem.managed(), or leave strict out"
+                )
+    return sum(hint(array) for array in arrays)
+
+
+def as_numpy(a: Any) -> np.ndarray[Any, Any]:
+    """The managed array ``a`` as a NumPy array of the same memory: nothing is copied.
+
+    Waits until the GPU has done everything that was asked of it, so what it wrote is there.
+    Writes are seen on both sides. The view keeps the memory alive, also after ``a`` is gone.
+
+    What to mind:
+        - After this call nobody waits: before the host looks again at what the GPU has written
+          since, or the GPU at what the host has, synchronise, or take a new view. While a
+          kernel writes the array, the host sees some of it.
+        - The pages that the host touches migrate to it, and fault on their way back. To see a
+          few values of much memory that is fine; to read all of it, prefetch it to ``"cpu"``
+          first, and back afterwards.
+        - On a virtual GPU the view is a host array to ``memory.xp``, as NumPy's arrays are to
+          CuPy; what the host does through it is not followed.
+
+    Args:
+        a: an array of the current device; of a Chainer Variable, its ``.array``.
+
+    Returns:
+        A writable array of the same shape, strides and type.
+
+    Raises:
+        HintError: it is no array, or not managed memory: copy it instead, with ``a.get()``.
+        DeviceError: it is on another device; the device lacks concurrent managed access; or a
+            stream is being captured, which waiting would end.
+        DeviceNotFoundError: there is no device at all.
+
+    >>> import umem
+    >>> with umem.virtual_gpu("v100-16gb"), umem.managed() as memory:
+    ...     a = memory.xp.zeros(3)
+    ...     umem.as_numpy(a)[1] = 7
+    ...     a.get().tolist()
+    [0.0, 7.0, 0.0]
+    """
+    if not is_array(a):
+        hint = "; pass its .array" if hasattr(a, "array") else ""
+        raise HintError(f"as_numpy takes one array; got {type(a).__name__}{hint}")
+    return current_device().host_view(a)

@@ -1,0 +1,258 @@
+"""Modes for the whole process, and the model of a GPU in the place of one.
+
+`umem.memory.blocks` has the modes of a block, which go before what is enabled for the process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from umem.memory import environment
+from umem.memory.blocks import Block as Block
+from umem.memory.blocks import Decorator, Request, check_served, checked_request, devices_served, innermost_virtual
+from umem.memory.blocks import current_device as current_device
+from umem.devices.base import Device, Policy, policy_here
+from umem.errors import StateError, UmemError
+from umem.locks import safe_lock
+from umem.memory.limits import Size
+from umem.scopes import Scope, Scoped, inside, tidy
+from umem.trace.stacks import end_at_user
+from umem.units import parse_bytes
+
+if TYPE_CHECKING:
+    from umem.devices.specs import GpuSpec
+    from umem.devices.virtual import VirtualGPU
+
+_lock = safe_lock()
+_enabled: Handle | None = None
+
+
+class Handle(Scoped["Handle"]):
+    """What `enable` returns: leave it as a context manager, or call `umem.disable`.
+
+    ``policy`` is None where UMEM_MODE keeps everything off.
+    """
+
+    title = "umem.enable()"
+
+    def __init__(
+        self, device: Device | None, request: Request | None, policy: Policy | None
+    ) -> None:
+        self._device, self._request, self.policy = device, request, policy
+        self._installed = Scope(self.title)
+        self._until = self._begin()
+        self._until.at_close(self._disable)
+
+    @property
+    def device(self) -> Device:
+        """The device; where UMEM_MODE keeps everything off, the current one."""
+        return current_device() if self._device is None else self._device
+
+    @property
+    def xp(self) -> Any:
+        """CuPy, or the virtual GPU's array functions."""
+        return self.device.xp
+
+    def _answers(self, device: Device | None, request: Request | None) -> bool:
+        return self._device is device and self._request == request
+
+    def __str__(self) -> str:
+        if self.policy is None or self._device is None:
+            return f"umem.enable() was called before, {environment.MODE} being off,"
+        return f"{self.policy.mode} memory is enabled on {self._device.name}"
+
+    def _open(self, scope: Scope) -> Handle:
+        if scope is not self._until:
+            scope.at_close(self._disable)
+        return self
+
+    def _disable(self) -> None:
+        if _enabled is self:
+            self._installed.close()
+
+
+def enable(
+    mode: Literal["managed", "hybrid", "unmanaged"] | None = None,
+    *,
+    limit: Size | None = None,
+    prefetch: bool | None = None,
+) -> Handle:
+    """Serve every allocation of the process by ``mode``, until `disable`.
+
+    Call it before arrays are made; arrays that exist stay where they are. Calling it again with
+    the same arguments changes nothing.
+
+    Args:
+        mode: None is what UMEM_MODE says, otherwise ``"managed"``. Where UMEM_MODE is off,
+            nothing changes: the handle that is returned stands for nothing, until `disable`.
+        limit: as in `managed`, resolved now; None is what UMEM_LIMIT says, otherwise no limit.
+        prefetch: as in `managed`; None is what UMEM_PREFETCH says, otherwise False.
+
+    An argument goes before its variable, also when the others are not given, and a variable
+    before the default. The variables are read by this call: `umem.memory.environment` has their values.
+
+    Raises:
+        DeviceNotFoundError, DeviceError, SizeError: see `managed`; nothing is on then.
+        StateError: another mode is on, or the thread is inside a block, and what is on stays on;
+            or UMEM_MODE or UMEM_PREFETCH has a value that says nothing.
+    """
+    tidy()
+    made: list[Handle] = []
+    try:
+        with _lock:
+            return _enabled_by(mode, limit, prefetch, made)
+    except BaseException:  # a signal may come after everything is done, too
+        for handle in made:
+            handle._installed.close()
+        raise
+
+
+def _enabled_by(
+    mode: str | None, limit: Size | None, prefetch: bool | None, made: list[Handle]
+) -> Handle:
+    """The handle of what is on or switched on now, which is ``made`` then."""
+    global _enabled
+    request = _requested(mode, limit, prefetch)
+    device = innermost_virtual() if request is None else current_device()
+    if _enabled is not None:
+        if _enabled._answers(device, request):
+            return _enabled
+        raise StateError(f"{_enabled} with other arguments; call umem.disable() first")
+    policy = None
+    if request is not None and device is not None:
+        _outside_blocks(device, "enable")
+        policy = request.on(device)
+        check_served(device, policy.mode)
+    handle = Handle(device, request if policy else None, policy)
+    made.append(handle)
+    handle._installed.at_close(lambda: _forget(handle))
+    if policy is not None and device is not None:
+        device.serve_all(handle._installed, policy)
+    _enabled = handle
+    return handle
+
+
+def _forget(handle: Handle) -> None:
+    global _enabled
+    if _enabled is handle:
+        _enabled = None
+    if not handle._until.is_used:  # by a with statement, which ends it
+        handle._until.handle = handle._ready = None
+
+
+def _requested(mode: str | None, limit: Size | None, prefetch: bool | None) -> Request | None:
+    """What is asked of `enable`, by its arguments or the environment; None is nothing."""
+    chosen = environment.mode() if mode is None else mode
+    if chosen == "off" and mode is None:
+        return None
+    on = environment.prefetch() if prefetch is None else prefetch
+    request = checked_request("managed" if chosen is None else chosen, limit, bool(on))
+    return request if limit is not None else request._replace(limit=environment.limit())
+
+
+def disable() -> None:
+    """Restore exactly what was there before `enable`. Arrays keep their memory.
+
+    Raises:
+        StateError: nothing is enabled, or the thread is inside a block.
+    """
+    tidy()
+    with _lock:
+        handle = _enabled
+        if handle is None:
+            raise StateError("nothing is enabled; umem.enable() comes first")
+        if handle._device is not None:
+            _outside_blocks(handle._device, "disable")
+            handle._device.leave_all(handle._installed)
+        handle._installed.close()
+
+
+def follow_chainer() -> None:
+    """Chainer was imported just now; what was enabled before concerns it too."""
+    if _enabled is not None and _enabled._device is not None:
+        _enabled._device.follow_chainer()
+
+
+def _outside_blocks(device: Device | None, what: str) -> None:
+    if device in devices_served():
+        raise StateError(f"umem.{what}() inside a block of umem memory; leave the block first")
+
+
+class virtual_gpu(Decorator, Scoped["VirtualGPU"]):
+    """Run a block against the model of a GPU: the arithmetic is real, pages and time simulated.
+
+    Args:
+        gpu: a name of the table, such as ``"v100-16gb"``.
+        vram: usable VRAM instead of the table's figure, as an int or text ("256MiB").
+
+    Entering it gives the `VirtualGPU`, whose ``figures`` stay readable afterwards. What
+    `enable` switched on inside is switched off at the end, and blocks left open are over. Arrays
+    that die after the end are still counted off. The traceback of an error of umem's that leaves
+    the block ends at the program's own line.
+
+    Raises:
+        UnknownGpuError: no such GPU; the message offers the nearest names.
+        SizeError: ``vram`` is not a size, or less than one block of 2 MiB.
+
+    Thread-safety: follows the calling thread only, and there the asyncio task that enters it, with
+    those that it makes.
+    """
+
+    title = "umem.virtual_gpu()"
+
+    def __init__(self, gpu: str | GpuSpec, vram: Size | None = None) -> None:
+        from umem.devices.specs import gpu_spec
+        from umem.devices.virtual import VirtualGPU  # half of what importing umem would cost
+
+        self._spec = gpu_spec(gpu)
+        self._vram_bytes = None if vram is None else parse_bytes(vram, "vram")
+        VirtualGPU(self._spec, vram_bytes=self._vram_bytes)  # refuses what is too small
+
+    def _recreate_cm(self) -> virtual_gpu:
+        return virtual_gpu(self._spec, self._vram_bytes)
+
+    def _open(self, scope: Scope) -> VirtualGPU:
+        from umem.devices.virtual import VirtualGPU
+        from umem.trace.recording.recorder import Recorder
+
+        gpu = VirtualGPU(self._spec, vram_bytes=self._vram_bytes)
+        gpu.recorder = recorder = Recorder(gpu.on_event, keep=False)
+        scope.at_close(gpu.model.end)
+        recorder.join(scope)
+        scope.at_close(lambda: _end_all_on(gpu))
+        scope.open(gpu, recorder)
+        return gpu
+
+    def _seen(self, error: BaseException) -> None:
+        if isinstance(error, UmemError):
+            end_at_user(error)  # its text says all
+
+
+def _end_all_on(gpu: VirtualGPU) -> None:
+    """The calling code's blocks on a virtual GPU are over, and what is enabled on it."""
+    for scope in inside():
+        if gpu in [getattr(part, "device", None) for part in scope.payload]:
+            scope.close()
+    if _enabled is not None and _enabled._device is gpu:
+        _enabled._installed.close()
+
+
+def active_policy(device: Device) -> Policy | None:
+    """What this thread's allocations on a device follow, or None where umem leaves them alone."""
+    policy = policy_here(device)
+    if policy is not None:
+        return policy
+    handle = _enabled
+    return None if handle is None or handle._device is not device else handle.policy
+
+
+def why_on(device: Device) -> str:
+    """Why umem is on or off on this device in this thread, in words."""
+    if device in devices_served():
+        return "a block of this thread"
+    handle = _enabled
+    if handle is not None and handle.policy is None:
+        return f"umem.enable() was called, and {environment.MODE} keeps it off"
+    if handle is None or handle._device is not device:
+        return "umem.enable() was not called, and this thread is in no block"
+    return "umem.enable() was called, for the whole process"

@@ -1,0 +1,203 @@
+"""Counting allocations: how many, how large, and the most at once.
+
+A block watches what the thread that entered it allocates on the device that is current then: the
+innermost virtual GPU, otherwise the GPU that CuPy uses; of several asyncio tasks, what the one that
+entered it allocates, and those that it makes. Memory may be freed by any thread. Outside
+nothing is watched, and an allocation costs what it costs without umem; bench/allocation.py
+measures what it costs inside.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from umem.devices.base import Device, Watcher
+from umem.errors import SizeError, StateError
+from umem.locks import safe_lock
+from umem.memory.process import current_device
+from umem.scopes import Scope, Scoped
+from umem.units import GIB, KIB, MIB, TIB, format_bytes
+
+_UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
+_FIGURES = (
+    "current_bytes",
+    "peak_bytes",
+    "total_bytes",
+    "current_count",
+    "peak_count",
+    "total_count",
+)
+
+
+def statistics() -> Statistics:
+    """Count the allocations of a block: ``with umem.statistics() as s: step()``.
+
+    >>> import umem
+    >>> with umem.virtual_gpu("v100-16gb") as gpu, umem.statistics() as s:
+    ...     total = gpu.xp.ones((256, 1024), "float32").sum()
+    >>> s.peak_bytes, s.total_count, s.current_bytes
+    (1048580, 2, 4)
+    """
+    return Statistics()
+
+
+class Statistics(Scoped["Statistics"]):
+    """Bytes and counts of the allocations that a block made; `umem.statistics` makes one.
+
+    Bytes are those asked for, before any rounding. Of a virtual GPU a replayed workspace counts
+    as an allocation that is freed at once; arrays that were there before do not count.
+
+    Blocks nest, and each sees its own: an outer one counts what inner ones count. The figures
+    may be read inside the block, from any thread, and afterwards, when they stay what they were
+    at its end.
+    """
+
+    def __init__(self) -> None:
+        self._watch = Watch()
+        self._lock = safe_lock()
+        self._dead: deque[int] = deque()
+        self._figures = dict.fromkeys(_FIGURES, 0)
+
+    title = "umem.statistics()"
+
+    def _open(self, scope: Scope) -> Statistics:
+        self._watch.begin(scope, self, self._count_dead)
+        return self
+
+    def _not_inside(self) -> str:
+        return "a block is left once"
+
+    def allocated(self, nbytes: int, label: str) -> int:
+        """What the device calls; see `Watcher`."""
+        with self._lock:
+            if self._dead:
+                self._count_dead()
+            found = self._figures
+            found["total_bytes"] += nbytes
+            found["total_count"] += 1
+            found["current_count"] = count = found["current_count"] + 1
+            found["current_bytes"] = held = found["current_bytes"] + nbytes
+            if held > found["peak_bytes"]:
+                found["peak_bytes"] = held
+            if count > found["peak_count"]:
+                found["peak_count"] = count
+        return nbytes
+
+    def freed(self, ticket: Any) -> None:
+        """What the device calls; see `Watcher`."""
+        self._dead.append(ticket)
+
+    def _count_dead(self) -> None:
+        with self._lock:
+            while self._dead:
+                self._figures["current_bytes"] -= self._dead.popleft()
+                self._figures["current_count"] -= 1
+
+    def summary(self) -> dict[str, int]:
+        """All six figures."""
+        self._watch.settle(self._count_dead)
+        with self._lock:
+            return dict(self._figures)
+
+    @property
+    def current_bytes(self) -> int:
+        """Bytes allocated in this block and not freed yet."""
+        return self.summary()["current_bytes"]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that ``current_bytes`` was."""
+        return self.summary()["peak_bytes"]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of every allocation together."""
+        return self.summary()["total_bytes"]
+
+    @property
+    def current_count(self) -> int:
+        """Allocations of this block that are not freed yet."""
+        return self.summary()["current_count"]
+
+    @property
+    def peak_count(self) -> int:
+        """The most that ``current_count`` was."""
+        return self.summary()["peak_count"]
+
+    @property
+    def total_count(self) -> int:
+        """Every allocation."""
+        return self.summary()["total_count"]
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures and their device, for a JSON file."""
+        return {**self._watch.to_json(), **self.summary()}
+
+    def print_report(self, file: TextIO | None = None, unit: str = "auto") -> None:
+        """Print a table.
+
+        Args:
+            file: where to; None is ``sys.stdout``.
+            unit: of bytes: "auto", "B", "KiB", "MiB", "GiB" or "TiB".
+        """
+        found = self.summary()
+        lines = [f"allocations on {self._watch.title}", f"{'':<8}{'bytes':>12}{'count':>10}"]
+        for name in ("current", "peak", "total"):
+            size = format_in(found[f"{name}_bytes"], unit)
+            lines.append(f"{name:<8}{size:>12}{found[f'{name}_count']:>10}")
+        print("\n".join(lines), file=file)
+
+    def __repr__(self) -> str:
+        found = self.summary()
+        current, peak = format_bytes(found["current_bytes"]), format_bytes(found["peak_bytes"])
+        return f"<statistics of {found['total_count']} allocations: {current} now, {peak} at most>"
+
+
+class Watch:
+    """One watch of one device, begun once; over when its scope is."""
+
+    def __init__(self) -> None:
+        self._device: Device | None = None
+        self._scope = Scope()
+
+    def begin(self, scope: Scope, watcher: Watcher, settled: Callable[[], None]) -> None:
+        """Tell ``watcher`` while ``scope`` is open; ``settled`` has it count what was freed."""
+        if self._device is not None:
+            raise StateError("this block was used before; make a new one for each time")
+        self._device = device = current_device()
+        self._scope = scope
+        scope.at_close(settled)
+        device.tell(scope, watcher)
+
+    def settle(self, settled: Callable[[], None]) -> None:
+        """Until the end, hear of everything that was freed, and have it counted."""
+        if self._scope.is_open and self._device is not None:
+            self._device.settle()
+            settled()
+
+    @property
+    def title(self) -> str:
+        """The device, and whether it is a model."""
+        if self._device is None:
+            return "no device yet"
+        return f"{self._device.name}{' (simulated)' if self._device.simulated else ''}"
+
+    def to_json(self) -> dict[str, Any]:
+        if self._device is None:
+            return {"device": None, "simulated": None}
+        return {"device": self._device.name, "simulated": self._device.simulated}
+
+
+def format_in(nbytes: int, unit: str) -> str:
+    """A size in one unit, or in the one that suits it ("auto").
+
+    Raises:
+        SizeError: there is no such unit.
+    """
+    if unit == "auto":
+        return format_bytes(nbytes)
+    if unit not in _UNITS:
+        raise SizeError(f"unit must be 'auto' or one of {', '.join(_UNITS)}; got {unit!r}")
+    return f"{nbytes / _UNITS[unit]:.{0 if unit == 'B' else 1}f} {unit}"

@@ -1,0 +1,197 @@
+"""What is on, what this machine can do and why not more, and how much is held: `umem.status`."""
+
+from __future__ import annotations
+
+import functools
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from umem.devices.base import Device, Feature, Usage
+from umem.errors import DeviceNotFoundError
+from umem.memory.process import active_policy, current_device, why_on
+from umem.units import format_bytes
+
+WIDTH = 80
+_COLUMN = 14
+_PACKAGES = ("umem", "python", "numpy", "chainer", "scipy", "cupy", "cuda-core")
+_NO_USAGE = Usage(0, 0, 0, None, "unknown")
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is on, and what it holds. ``str()`` of it is for a person, at most 80 columns wide.
+
+    ``factor`` is managed and unmanaged bytes reserved over VRAM. None is "unknown". ``features``
+    says of each thing whether it is on, and why; ``versions`` has None where there is nothing.
+    """
+
+    on: bool
+    mode: str
+    device: str | None
+    simulated: bool
+    why_not: str | None
+    limit_bytes: int | None
+    vram_bytes: int | None
+    reserved_bytes: int | None
+    peak_bytes: int | None
+    managed_bytes: int | None
+    factor: float | None
+    resident_bytes: int | None
+    paging: str
+    features: tuple[Feature, ...] = field(default=(), repr=False)
+    versions: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return "\n".join([self.table(), *([""] if self.features else []), *self._feature_lines()])
+
+    def table(self) -> str:
+        """The figures alone, one a line."""
+        return columns(self._rows())
+
+    def feature(self, name: str) -> Feature | None:
+        """The feature of that name, or None."""
+        return next((feature for feature in self.features if feature.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as what JSON can hold; sizes are bytes."""
+        return asdict(self)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        if self.device is None:
+            return [("umem", "off"), ("device", "none"), ("why", self.why_not or "unknown")]
+        simulated = " (simulated)" if self.simulated else ""
+        limit = f", limit {format_bytes(self.limit_bytes)}" if self.limit_bytes else ""
+        return [
+            ("umem", "on" if self.on else "off"),
+            ("mode", f"{self.mode}{limit}"),
+            ("device", f"{self.device}{simulated}"),
+            ("managed", f"refused: {self.why_not}" if self.why_not else "supported"),
+            ("VRAM", format_bytes(self.vram_bytes)),
+            (
+                "reserved",
+                f"{format_bytes(self.reserved_bytes)}, at most {format_bytes(self.peak_bytes)}",
+            ),
+            ("factor", "unknown" if self.factor is None else f"{self.factor:.2f}"),
+            (
+                "resident",
+                f"{format_bytes(self.resident_bytes)}{simulated}{self._unknown('resident bytes')}",
+            ),
+            ("paging", f"{self.paging}{self._unknown('paging')}"),
+        ]
+
+    def _unknown(self, name: str) -> str:
+        feature = self.feature(name)
+        return "" if feature is None or feature.on else f": {feature.why}"
+
+    def _feature_lines(self) -> Iterator[str]:
+        words = {True: "on", False: "off", None: "unknown"}
+        for feature in self.features:
+            yield columns([(feature.name, f"{words[feature.on]}: {feature.why}")], _FEATURE_COLUMN)
+
+
+_FEATURE_COLUMN = 20
+
+
+def columns(rows: Iterable[tuple[str, str]], width: int = _COLUMN) -> str:
+    """Rows of a name and a text, within 80 columns; only what has no space in it is longer."""
+    return "\n".join(line for name, text in rows for line in _wrapped(name, text, width))
+
+
+def _wrapped(name: str, text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        f"{name:<{width - 1}} {text}",
+        WIDTH,
+        subsequent_indent=" " * width,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
+
+
+def status() -> Status:
+    """What is on in this thread, on which device, what it can do, and how much it holds.
+
+    Costs some file reads and, on CUDA, some calls to the driver: about a millisecond. Never
+    raises: what cannot be asked is None or "unknown", and a feature says why.
+    """
+    try:
+        device = current_device()
+    except Exception as error:  # also a driver that fails in ways that CuPy has no words for
+        return _without_device(error)
+    return _of(device)
+
+
+def _without_device(error: Exception) -> Status:
+    why = str(error) if isinstance(error, DeviceNotFoundError) else _reason(error)
+    return Status(
+        on=False,
+        mode="none",
+        device=None,
+        simulated=False,
+        why_not=why,
+        limit_bytes=None,
+        vram_bytes=None,
+        reserved_bytes=None,
+        peak_bytes=None,
+        managed_bytes=None,
+        factor=None,
+        resident_bytes=None,
+        paging="unknown",
+        versions=dict(versions()),
+    )
+
+
+def _of(device: Device) -> Status:
+    problems: list[Feature] = []
+    policy = active_policy(device)
+    nothing: tuple[Feature, ...] = ()
+    untold: str | None = "it cannot be told"
+    features = _ask("features", device.features, nothing, problems)
+    why_not = _ask("modes", lambda: device.why_not("managed"), untold, problems)
+    usage = _ask("usage", device.usage, None, problems)
+    vram = _ask("VRAM", lambda: device.vram_bytes, None, problems)
+    unsaid: dict[str, str | None] = {}
+    found = _ask("versions", device.versions, unsaid, problems)
+    known = usage or _NO_USAGE
+    return Status(
+        on=policy is not None,
+        mode="unmanaged" if policy is None else policy.mode,
+        device=device.name,
+        simulated=device.simulated,
+        why_not=why_not,
+        limit_bytes=None if policy is None else policy.limit_bytes,
+        vram_bytes=vram,
+        reserved_bytes=None if usage is None else known.reserved_bytes,
+        peak_bytes=None if usage is None else known.peak_bytes,
+        managed_bytes=None if usage is None else known.managed_bytes,
+        factor=known.reserved_bytes / vram if usage is not None and vram else None,
+        resident_bytes=known.resident_bytes,
+        paging=known.paging,
+        features=(Feature("mode", policy is not None, why_on(device)), *features, *problems),
+        versions={**versions(), **found},
+    )
+
+
+def _ask(
+    what: str, question: Callable[[], _Answer], otherwise: _Answer, problems: list[Feature]
+) -> _Answer:
+    try:
+        return question()
+    except Exception as error:
+        problems.append(Feature(what, None, _reason(error)))
+        return otherwise
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+@functools.cache
+def versions() -> dict[str, str | None]:
+    """Versions of umem, Python and the libraries; None for what is not installed."""
+    from umem.compat.requirement import installed_version
+
+    return {name: installed_version(name) for name in _PACKAGES}

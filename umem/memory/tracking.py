@@ -1,0 +1,184 @@
+"""Who holds what was allocated: by stack, and as a check that nothing is left behind.
+
+What is watched, and by which thread, is as in `umem.memory.statistics`.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TextIO
+
+from umem.memory.statistics import Watch, format_in
+from umem.errors import LeakError
+from umem.locks import safe_lock
+from umem.scopes import Scope, Scoped
+from umem.trace.stacks import Frame, Places, Reader, places
+from umem.units import format_bytes
+
+
+def track(stacks: bool = True, *, check: bool = False) -> Tracker:
+    """Find out who holds what was allocated in a block: ``with umem.track() as t: step()``.
+
+    Args:
+        stacks: keep the stack of each allocation; otherwise only what the device calls it.
+        check: at the end of the block, raise LeakError if something allocated in it is still
+            held once garbage has been collected. An exception that leaves the block goes first.
+            What a step makes only once (optimizer state, caches) is no leak: run it once before.
+    """
+    return Tracker(stacks, check)
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one place in the code holds: ``count`` allocations of ``nbytes`` together.
+
+    ``stack`` has the innermost frame first, and is empty where stacks were not kept. ``label`` is
+    what the device calls the memory: the operation that made it, or the mode it came from.
+    """
+
+    nbytes: int
+    count: int
+    label: str
+    stack: tuple[Frame, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The holding, for a JSON file."""
+        stack = [frame._asdict() for frame in self.stack]
+        return {"nbytes": self.nbytes, "count": self.count, "label": self.label, "stack": stack}
+
+
+class _Allocation(NamedTuple):
+    nbytes: int
+    label: str
+    places: Places
+
+
+class Tracker(Scoped["Tracker"]):
+    """Who holds what was allocated in a block; `umem.track` makes one.
+
+    A stack leaves out the frames inside umem, Chainer, CuPy and NumPy at its inner end. Arrays
+    may outlive the block; what they hold then stays in `outstanding` as it was at the end.
+
+    Cost: a walk over the frames an allocation; lines are looked up when somebody reads them.
+    """
+
+    def __init__(self, stacks: bool, check: bool) -> None:
+        self._stacks, self._check = stacks, check
+        self._watch = Watch()
+        self._lock = safe_lock()
+        self._dead: deque[int] = deque()
+        self._live: dict[int, _Allocation] = {}
+        self._next = 0
+
+    title = "umem.track()"
+
+    def _open(self, scope: Scope) -> Tracker:
+        self._watch.begin(scope, self, self._drop_dead)
+        return self
+
+    def _not_inside(self) -> str:
+        return "a block is left once"
+
+    def _close(self, scope: Scope, kind: type[BaseException] | None) -> None:
+        checked = self._check and kind is None
+        if checked and self.outstanding():
+            gc.collect()
+        scope.close()
+        if checked and self._live:
+            raise LeakError(_leak_text(self.outstanding(), self._watch.title))
+
+    def allocated(self, nbytes: int, label: str) -> int:
+        """What the device calls; see `Watcher`."""
+        stack = places() if self._stacks else ()
+        with self._lock:
+            if self._dead:
+                self._drop_dead()
+            self._next = ticket = self._next + 1
+            self._live[ticket] = _Allocation(nbytes, label, stack)
+        return ticket
+
+    def freed(self, ticket: Any) -> None:
+        """What the device calls; see `Watcher`."""
+        self._dead.append(ticket)
+
+    def _drop_dead(self) -> None:
+        with self._lock:
+            while self._dead:
+                del self._live[self._dead.popleft()]
+
+    def outstanding(self) -> list[Holding]:
+        """What is held, one entry a stack (or a label where none was kept), largest first."""
+        self._watch.settle(self._drop_dead)
+        with self._lock:
+            live = list(self._live.values())
+        return _grouped(live)
+
+    def to_json(self) -> dict[str, Any]:
+        """What is held and on which device, for a JSON file."""
+        holdings = [holding.to_json() for holding in self.outstanding()]
+        return {**self._watch.to_json(), "outstanding": holdings}
+
+    def print_report(
+        self, file: TextIO | None = None, unit: str = "auto", *, count: int = 10
+    ) -> None:
+        """Print the ``count`` largest holdings with their stacks; see `Statistics.print_report`."""
+        found = self.outstanding()
+        total = format_in(sum(holding.nbytes for holding in found), unit)
+        lines = [f"{total} held on {self._watch.title}", *_lines(found, unit, count)]
+        print("\n".join(lines), file=file)
+
+    def __repr__(self) -> str:
+        found = self.outstanding()
+        total = format_bytes(sum(holding.nbytes for holding in found))
+        return f"<tracker: {total} held by {_counted(len(found), 'place')}>"
+
+
+def _grouped(live: Iterable[_Allocation]) -> list[Holding]:
+    reader = Reader()
+    groups: dict[Any, list[_Allocation]] = {}
+    for allocation in live:
+        key = reader.read(allocation.places) or allocation.label
+        groups.setdefault(key, []).append(allocation)
+    found = [
+        Holding(
+            nbytes=sum(allocation.nbytes for allocation in group),
+            count=len(group),
+            label=_label(group),
+            stack=() if isinstance(key, str) else key,
+        )
+        for key, group in groups.items()
+    ]
+    return sorted(found, key=lambda holding: (-holding.nbytes, -holding.count))
+
+
+def _label(group: list[_Allocation]) -> str:
+    labels = list(dict.fromkeys(allocation.label for allocation in group))
+    return ", ".join(labels[:3]) + (", ..." if len(labels) > 3 else "")
+
+
+def _lines(holdings: list[Holding], unit: str, count: int, depth: int | None = None) -> list[str]:
+    lines = []
+    for holding in holdings[:count]:
+        lines.append(f"{format_in(holding.nbytes, unit)} in {holding.count}: {holding.label}")
+        lines += [f"    {frame}" for frame in holding.stack[:depth]]
+    if len(holdings) > count:
+        rest = sum(holding.nbytes for holding in holdings[count:])
+        places = _counted(len(holdings) - count, "more place")
+        lines.append(f"{format_in(rest, unit)} held by {places}")
+    return lines
+
+
+def _leak_text(holdings: list[Holding], device: str) -> str:
+    total = format_bytes(sum(holding.nbytes for holding in holdings))
+    made = _counted(sum(holding.count for holding in holdings), "allocation")
+    lines = [f"{total} in {made} on {device}, made in this block, are still held at its end:"]
+    lines += _lines(holdings, "auto", count=5, depth=6)
+    lines.append("Drop what holds them, or make them before the block.")
+    return "\n".join(lines)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

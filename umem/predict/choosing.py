@@ -1,0 +1,224 @@
+"""Which technique makes a step fit a GPU, and what it costs; everything said is simulated."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from math import inf
+from typing import Any, Literal
+
+from umem.devices.specs import GPUS, GpuSpec, gpu_spec
+from umem.devices.virtual import VirtualGPU
+from umem.memory.limits import Size
+from umem.predict.techniques.options import Option, Plain, tried
+from umem.predict.techniques.registry import TECHNIQUES
+from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.technique import Technique
+from umem.trace.trace import Checker, Trace, check_trace
+from umem.units import parse_bytes
+
+__all__ = ["Choice", "Option", "Search", "choose", "choose_each"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What can be done about a step on a GPU; simulated.
+
+    Attributes:
+        gpu: the GPU's name in the table; ``title`` in full.
+        vram_bytes: what is usable of its VRAM.
+        size: what the step was taken to, None where nobody said at what size it was recorded.
+        options: what fits, the shortest step first.
+        dropped: what does not, and what has nothing to offer, each with its reason.
+        caveat: what the trace does not know, so that the real step needs more; or None.
+    """
+
+    gpu: str
+    title: str
+    vram_bytes: int
+    size: int | None
+    options: tuple[Option, ...]
+    dropped: tuple[Option, ...]
+    caveat: str | None = None
+    simulated: Literal[True] = True
+
+    @property
+    def best(self) -> Option | None:
+        """The shortest step; None where nothing fits."""
+        return self.options[0] if self.options else None
+
+    @property
+    def nearest(self) -> Option | None:
+        """Where nothing fits: what needs least."""
+        known = [option for option in self.dropped if option.peak_bytes is not None]
+        if self.options:
+            return None
+        return min(known, key=lambda option: option.peak_bytes or 0, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """For a JSON file."""
+        return {
+            "simulated": True,
+            "gpu": self.gpu,
+            "title": self.title,
+            "vram_bytes": self.vram_bytes,
+            "size": self.size,
+            "caveat": self.caveat,
+            "options": [option.to_json() for option in self.options],
+            "dropped": [option.to_json() for option in self.dropped],
+        }
+
+
+class Search:
+    """A choice in the making: what each technique does on each of some GPUs, as it is found.
+
+    Plans are made once for all GPUs, and a replay serves all with the same VRAM.
+
+    Args:
+        trace, size: see `choose`.
+        gpus: the GPUs, each once.
+
+    Raises:
+        ScalingError, SizeError, TraceError: see `choose`.
+    """
+
+    def __init__(self, trace: Trace, gpus: Sequence[GpuSpec], size: int | None = None) -> None:
+        check_trace(trace)
+        self.gpus = tuple(dict.fromkeys(gpus))
+        for gpu in self.gpus:
+            VirtualGPU(gpu)  # refuses VRAM of less than a block
+        checker = Checker()
+        for event in trace.events:
+            checker.check(event)
+        self.size = trace.sizes[-1] if size is None and trace.sizes else size
+        self._subject = Subject(trace if self.size is None else trace.at(self.size), self.gpus)
+        self._found: dict[GpuSpec, dict[str, Option]] = {gpu: {} for gpu in self.gpus}
+        self._plain: dict[GpuSpec, dict[int, Plain]] = {gpu: {} for gpu in self.gpus}
+
+    def found(self) -> Iterator[tuple[GpuSpec, Option]]:
+        """Try everything; whether the step fits as it is comes first, of every GPU.
+
+        Then come the GPUs with the most VRAM, because what has room there tells of others.
+        """
+        gpus = sorted(self.gpus, key=lambda gpu: -gpu.usable_bytes)
+        first, *others = TECHNIQUES
+        with _rare_collections():
+            for gpu in gpus:
+                yield gpu, self._try(first, gpu)
+            for _, same in groupby(gpus, lambda gpu: gpu.usable_bytes):
+                together = tuple(same)
+                for technique in others:
+                    for gpu in together:
+                        yield gpu, self._try(technique, gpu)
+                self._subject.forget()
+
+    def is_done(self, gpu: GpuSpec) -> bool:
+        """Whether everything was tried on a GPU."""
+        return len(self._found[gpu]) == len(TECHNIQUES)
+
+    def tried(self, gpu: GpuSpec) -> list[Option]:
+        """All that was tried on a GPU so far."""
+        return list(self._found[gpu].values())
+
+    def choice(self, gpu: GpuSpec) -> Choice:
+        """What was found for a GPU so far."""
+        tried = self.tried(gpu)
+        fit = sorted((option for option in tried if option.reason is None), key=_as_shown)
+        return Choice(
+            gpu=gpu.name,
+            title=gpu.title,
+            vram_bytes=gpu.usable_bytes,
+            size=self.size,
+            options=tuple(fit),
+            dropped=tuple(option for option in tried if option.reason is not None),
+            caveat=self._subject.caveat,
+        )
+
+    def choices(self) -> tuple[Choice, ...]:
+        """The choice for each GPU that is done: the shortest step first, at the end no step."""
+        done = [self.choice(gpu) for gpu in self.gpus if self.is_done(gpu)]
+        return tuple(sorted(done, key=lambda choice: _as_shown(choice.best)))
+
+    def _try(self, technique: Technique, gpu: GpuSpec) -> Option:
+        option = tried(technique, self._subject, gpu, self._plain[gpu])
+        self._found[gpu][technique.name] = option
+        return option
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Have Python look for cycles less often: traces are a million tuples, and none is in one."""
+    before = gc.get_threshold()
+    gc.set_threshold(100 * before[0], *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def gpu_asked_for(gpu: str | GpuSpec, vram: Size | None) -> GpuSpec:
+    """A GPU of the table, with the VRAM that was asked for.
+
+    Raises:
+        UnknownGpuError, SizeError: see `umem.virtual_gpu`.
+    """
+    spec = gpu_spec(gpu)
+    return spec if vram is None else spec.with_vram(parse_bytes(vram, "vram"))
+
+
+def choose(
+    trace: Trace, gpu: str | GpuSpec = "t4", size: int | None = None, *, vram: Size | None = None
+) -> Choice:
+    """Try every technique of the library on a step, and say which make it fit.
+
+    Cost: some replays a technique, and up to a dozen plans of recomputation (bench/choose.py).
+
+    Args:
+        trace: one step or more; `umem.record_at` makes one that can be taken to any size.
+        gpu: a name of the table, such as ``"v100-16gb"``.
+        size: the size to choose for, such as a batch; None: as it was recorded, the largest of
+            several.
+        vram: usable VRAM instead of the table's figure, as an int or text.
+
+    Raises:
+        UnknownGpuError, SizeError: see `umem.virtual_gpu`.
+        ScalingError: ``size`` of a trace that cannot be scaled, see `Trace.at`.
+        TraceError: the trace is none, or has no operation.
+
+    >>> import umem
+    >>> step = [umem.trace.Alloc(0, 4096, "input", "x", True),
+    ...         umem.trace.Op("f", "forward", (umem.trace.Access(0, 0, 4096),), ())]
+    >>> umem.choose(umem.Trace(step), "v100-16gb").best.name
+    'nothing'
+    """
+    check_trace(trace)
+    spec = gpu_asked_for(gpu, vram)
+    search = Search(trace, [spec], size)
+    for _ in search.found():
+        pass
+    return search.choice(spec)
+
+
+def choose_each(
+    trace: Trace, gpus: Iterable[str | GpuSpec] | None = None, size: int | None = None
+) -> tuple[Choice, ...]:
+    """`choose` for each of some GPUs, all of the table unless told otherwise.
+
+    The GPU with the shortest step comes first, those that cannot run the step last.
+
+    Raises:
+        UnknownGpuError, SizeError, ScalingError, TraceError: see `choose`.
+    """
+    check_trace(trace)
+    search = Search(trace, [gpu_spec(gpu) for gpu in (GPUS if gpus is None else gpus)], size)
+    for _ in search.found():
+        pass
+    return search.choices()
+
+
+def _as_shown(option: Option | None) -> float:
+    """A step's time to three digits: below that, what is less to do goes first."""
+    return inf if option is None or option.seconds is None else float(f"{option.seconds:.2e}")

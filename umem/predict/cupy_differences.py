@@ -1,0 +1,175 @@
+"""What Chainer allocates on CuPy that it does not on NumPy, and the reverse.
+
+A trace recorded on NumPy has the workspace of NumPy's code. Where Chainer 7.8.1 has other code
+for CuPy, its source says what that allocates; `CORRECTIONS` holds those cases, each with the
+place in the source (files are Chainer's). Everything else stays as it was measured: most
+functions run the same array code on both.
+
+Models: temporaries of fused kernels (none), of dropout, of batch normalisation, of pooling;
+int32 indexes; an output that convolutions allocate and drop; cuDNN's limit where it is there.
+Does not model: CuPy's own temporaries inside one array function, taken to be NumPy's (its
+``tensordot`` copies the operands of a convolution as NumPy's does); what cuDNN changes besides
+the workspace of convolutions, such as dropout without a mask.
+None of it has been compared with a real GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from umem.trace.events import Access, Alloc, Event, Free, Hint, Op
+from umem.trace.trace import Trace
+from umem.units import MIB
+
+Correct = Literal["auto", "cudnn", "off"]
+CORRECT: tuple[Correct, ...] = ("auto", "cudnn", "off")
+CUDNN_LIMIT_BYTES = 8 * MIB
+"""CuPy's default, which ``chainer.backends.cuda.set_max_workspace_size`` changes."""
+
+_DONE = "corrected"
+"""What the meta of a corrected trace has."""
+
+Rule = Callable[[Op, int], int]
+"""From an operation and the workspace that NumPy needed, the workspace on a GPU."""
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Operations whose workspace on a GPU is another one, and where that stands in Chainer."""
+
+    ops: tuple[str, ...]
+    rule: Rule
+    says: str
+    source: str
+
+
+def _nothing(op: Op, measured: int) -> int:
+    return 0
+
+
+def _float32_an_element(op: Op, measured: int) -> int:
+    return 4 * op.flops  # counted as one an element
+
+
+def _first_output(op: Op, measured: int) -> int:
+    return _nbytes(op.writes[0]) if op.writes else measured
+
+
+def _another_output(op: Op, measured: int) -> int:
+    return measured + (_nbytes(op.writes[0]) if op.writes else 0)
+
+
+def _at_most_the_limit(op: Op, measured: int) -> int:
+    return min(measured, CUDNN_LIMIT_BYTES)
+
+
+def _nbytes(access: Access) -> int:
+    return access.stop - access.start
+
+
+UPDATES = (
+    "SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "AdaGrad", "AdaDelta", "Adam",
+    "MSVAG", "RMSprop", "RMSpropGraves", "SMORMS3",
+)  # fmt: skip
+CORRECTIONS = (
+    Correction(UPDATES, _nothing, "one fused kernel, in place",
+               "optimizers/*.py, update_core_gpu"),
+    Correction(("ReLUGrad2", "SigmoidGrad", "TanhGrad", "Sigmoid", "LeakyReLU", "_LeakyReLUGrad",
+                "ELU", "ELUGrad", "Softplus", "SoftplusGrad", "ClippedReLUGrad2"), _nothing,
+               "one fused kernel", "functions/activation/*.py, forward_gpu"),
+    Correction(("LSTM", "LSTMGrad"), _nothing, "one fused kernel",
+               "functions/rnn/lstm.py, forward"),
+    Correction(("Dropout",), _float32_an_element, "random numbers, float32",
+               "functions/noise/dropout.py, forward_gpu"),
+    Correction(("BatchNormalization",), _nothing, "one fused kernel",
+               "functions/normalization/batch_normalization.py, _apply_bn_fwd"),
+    Correction(("BatchNormalizationGrad",), _first_output, "x_hat, beside the gradient",
+               "functions/normalization/batch_normalization.py, "
+               "GeneralBatchNormalizationImpl.backward"),
+    Correction(("MaxPoolingND", "MaxPoolingNDGrad"), _nothing, "one kernel, no columns",
+               "functions/pooling/max_pooling_nd.py, forward_gpu"),
+    Correction(("AveragePoolingND", "AveragePoolingNDGrad"), _nothing, "one kernel, no columns",
+               "functions/pooling/average_pooling_nd.py, forward_gpu"),
+    Correction(("AveragePooling2D", "AveragePooling2DGrad"), _nothing, "one kernel, no columns",
+               "functions/pooling/average_pooling_2d.py, forward_gpu"),
+)  # fmt: skip
+WITHOUT_CUDNN = (
+    Correction(
+        ("Convolution2DFunction",),
+        _another_output,
+        "an output that is made first and not used",
+        "functions/connection/convolution_2d.py, forward_gpu",
+    ),
+)
+WITH_CUDNN = (
+    Correction(
+        ("Convolution2DFunction", "Convolution2DGradW", "Deconvolution2DFunction"),
+        _at_most_the_limit,
+        "cuDNN's workspace, 8 MiB unless it is set",
+        "backends/cuda.py, set_max_workspace_size",
+    ),
+)
+HALVED = {"MaxPoolingND.indexes": "functions/pooling/max_pooling_nd.py, forward_gpu"}
+"""Tensors that are int32 on CuPy and int64 on NumPy, by their labels."""
+
+
+def on_gpu(trace: Trace, correct: Correct = "auto") -> Trace:
+    """The trace as the same step on CuPy would leave it; itself where nothing is to correct.
+
+    Args:
+        trace: one of another backend than NumPy, or that was corrected before, is as it is.
+        correct: ``"auto"`` for CuPy without cuDNN (CuPy 14 has none), ``"cudnn"`` for
+            convolutions within cuDNN's default limit, ``"off"``.
+
+    Workspace is corrected where it was measured. Cost: one pass over the events.
+    """
+    if correct == "off" or trace.backend != "numpy" or _DONE in trace.meta:
+        return trace
+    more = WITH_CUDNN if correct == "cudnn" else WITHOUT_CUDNN
+    rules = {name: each.rule for each in (*CORRECTIONS, *more) for name in each.ops}
+    meta = {**trace.meta, _DONE: correct}
+    return Trace(_corrected(trace.events, rules), trace.backend, meta)
+
+
+def _corrected(events: list[Event], rules: Mapping[str, Rule]) -> list[Event]:
+    halved: set[int] = set()
+    masters: set[int] = set()
+    made: list[Event] = []
+    for event in events:
+        if isinstance(event, Op):
+            event = _halve(event, halved)
+            rule = rules.get(event.name)
+            if rule is not None and event.workspace_bytes is not None:
+                if masters.isdisjoint(access.tensor for access in event.writes):
+                    event = event._replace(workspace_bytes=rule(event, event.workspace_bytes))
+        elif isinstance(event, Alloc):
+            if event.label in HALVED:
+                halved.add(event.tensor)
+                event = event._replace(nbytes=event.nbytes // 2)
+            elif event.kind == "state" and event.label.endswith(".fp32"):
+                masters.add(event.tensor)  # an update that converts is not in place
+        elif isinstance(event, Free):
+            halved.discard(event.tensor)
+            masters.discard(event.tensor)
+        elif isinstance(event, Hint):
+            event = event._replace(accesses=_halve_all(event.accesses, halved))
+        made.append(event)
+    return made
+
+
+def _halve(op: Op, halved: set[int]) -> Op:
+    if not halved or halved.isdisjoint(a.tensor for a in (*op.reads, *op.writes)):
+        return op
+    reads, writes = _halve_all(op.reads, halved), _halve_all(op.writes, halved)
+    before = sum(map(_nbytes, (*op.reads, *op.writes)))
+    saved = before - sum(map(_nbytes, (*reads, *writes)))
+    return op._replace(reads=reads, writes=writes, traffic_bytes=max(0, op.traffic_bytes - saved))
+
+
+def _halve_all(accesses: tuple[Access, ...], halved: set[int]) -> tuple[Access, ...]:
+    return tuple(
+        Access(tensor, start // 2, stop // 2) if tensor in halved else Access(tensor, start, stop)
+        for tensor, start, stop in accesses
+    )

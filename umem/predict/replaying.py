@@ -1,0 +1,216 @@
+"""A trace on a virtual GPU: what would happen, without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from umem.predict.cupy_differences import CORRECT, Correct, on_gpu
+from umem.devices.base import ADVICE, MODES, Mode, Policy
+from umem.devices.specs import COSTS, Costs, GpuSpec, extremes, gpu_spec
+from umem.devices.virtual import VirtualGPU
+from umem.devices.virtual.clock import Clock
+from umem.devices.virtual.figures import Figures, Sample
+from umem.devices.virtual.model import Allocator
+from umem.errors import HintError, OutOfMemoryError, StateError, TraceError
+from umem.trace.analysis.explain import missing, why_peak
+from umem.memory.limits import Size
+from umem.trace.trace import Access, Alloc, Checker, Event, Hint, Trace, check_trace
+from umem.units import format_bytes, format_seconds, parse_bytes
+
+
+@dataclass(frozen=True, repr=False)
+class Replay:
+    """What a trace would do on a GPU; all of it simulated.
+
+    ``fits`` is False where an allocation failed; ``reason`` is then the error's message, and
+    ``figures`` and ``timeline`` end there. ``seconds_low`` and ``seconds_high`` are what
+    ``seconds`` would be with every cost constant at the quick, and at the slow end of its range
+    (`umem.devices.specs.RANGES`). ``needed_bytes`` is the peak of the whole trace, also where it
+    does not fit; ``because`` says what holds most of it, None for a trace that holds nothing.
+    ``size`` is what the trace was taken to, None where it is as recorded. ``caveat`` says what
+    the trace does not know, so that the real step needs more; None where it knows all.
+    """
+
+    gpu: str
+    vram_bytes: int
+    mode: Mode
+    prefetch: bool
+    fits: bool
+    reason: str | None
+    figures: Figures
+    timeline: tuple[Sample, ...]
+    seconds_low: float
+    seconds_high: float
+    needed_bytes: int
+    because: str | None
+    size: int | None = None
+    caveat: str | None = None
+    simulated: Literal[True] = True
+
+    def __repr__(self) -> str:
+        size = "" if self.size is None else f", size {self.size}"
+        count = len(self.step_seconds)
+        steps = f" for {count} steps" if count > 1 else ""
+        found = f"{format_seconds(self.seconds)}{steps}" if self.fits else "does not fit"
+        needed = f"needs {format_bytes(self.needed_bytes)} of {format_bytes(self.vram_bytes)}"
+        return f"<Replay on {self.gpu}, {self.mode}{size}: {found}, {needed}; simulated>"
+
+    @property
+    def seconds(self) -> float:
+        """Simulated seconds of the whole trace, be it one step or several; see `step_seconds`."""
+        return self.figures.seconds
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that tensors and workspace held at once."""
+        return self.figures.peak_bytes
+
+    @property
+    def resident_peak_bytes(self) -> int:
+        """The most VRAM in use, in whole blocks."""
+        return self.figures.resident_peak_bytes
+
+    @property
+    def step_seconds(self) -> tuple[float, ...]:
+        """Simulated seconds of each step that ends in the trace."""
+        return self.figures.step_seconds
+
+    @property
+    def migrated_bytes(self) -> int:
+        """Bytes of the blocks that moved, both ways."""
+        return self.figures.migrated_in_bytes + self.figures.migrated_out_bytes
+
+    @property
+    def factor(self) -> float:
+        """What is needed over VRAM: the oversubscription factor."""
+        return self.needed_bytes / self.vram_bytes
+
+
+def replay(
+    trace: Trace,
+    gpu: str | GpuSpec,
+    mode: Mode = "managed",
+    vram: Size | None = None,
+    *,
+    size: int | None = None,
+    correct: Correct = "auto",
+    prefetch: bool = False,
+    limit: Size | None = None,
+    spill: Literal["host", "migrate"] = "host",
+    advice: Mapping[str, str] | None = None,
+    allocator: Allocator = "caching",
+    costs: Costs = COSTS,
+) -> Replay:
+    """Replay a trace on the model of a GPU.
+
+    Args:
+        trace: what to replay.
+        gpu: a name of the table, such as ``"v100-16gb"``.
+        mode: where allocations come from.
+        vram: usable VRAM instead of the table's figure, as an int or text.
+        size: replay the step at this size, such as a batch; `Trace.at` with degree 1.
+        correct: what a trace recorded on NumPy is corrected by: ``"auto"`` for CuPy without
+            cuDNN, ``"cudnn"`` with it, ``"off"``; see `umem.predict.cupy_differences`.
+        prefetch: make memory resident as it is handed out.
+        limit, spill: as in `umem.managed` and `umem.hybrid`.
+        advice: advice for tensors as they are allocated, by a pattern of their labels:
+            ``{"SparseMatMul.matrix*": "read_mostly"}``.
+        allocator: ``"caching"`` as CuPy's pool, ``"plain"`` without one.
+        costs: the cost constants.
+
+    Does not raise when the trace does not fit: that is the result.
+
+    Raises:
+        UnknownGpuError, SizeError: see `umem.virtual_gpu`.
+        ScalingError: ``size`` of a trace that cannot be scaled, see `Trace.at`.
+        StateError: unknown mode, spill, allocator or correction. HintError: unknown advice.
+        TraceError: the trace is none, or has no event, or does not hold together (only where its
+            events were put there by hand; what was recorded or loaded does).
+    """
+    check_trace(trace)
+    _check_choices(mode, spill, allocator, correct, advice or {})
+    spec = gpu_spec(gpu)
+    trace = on_gpu(trace if size is None else trace.at(size), correct)
+    if not trace.events:
+        raise TraceError("the trace is empty: there is no event to replay")
+    device = VirtualGPU(
+        spec,
+        vram_bytes=None if vram is None else parse_bytes(vram, "vram"),
+        costs=costs,
+        allocator=allocator,
+        backend=trace.backend,
+        clocks=[Clock(spec, each) for each in (costs, *extremes(costs))],
+    )
+    limit_bytes = None if limit is None else parse_bytes(limit, "limit")
+    device.install(Policy(mode, limit_bytes, prefetch, spill), everywhere=True)
+    with _holding_together(trace):
+        reason = device.why_not(mode) or _feed(device, trace, advice or {})
+        needed_bytes, because = trace.peak_bytes, why_peak(trace)
+    quick, slow = device.model.clocks[1:]
+    device.model.driver.residency.forget()
+    return Replay(
+        gpu=device.name,
+        vram_bytes=device.vram_bytes,
+        mode=mode,
+        prefetch=prefetch,
+        fits=reason is None,
+        reason=reason,
+        figures=device.figures,
+        timeline=tuple(device.timeline),
+        seconds_low=quick.seconds,
+        seconds_high=slow.seconds,
+        needed_bytes=needed_bytes,
+        because=because,
+        size=size,
+        caveat=missing(trace),
+    )
+
+
+def _check_choices(
+    mode: str, spill: str, allocator: str, correct: str, advice: Mapping[str, str]
+) -> None:
+    if mode not in MODES:
+        raise StateError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
+    if spill not in ("host", "migrate"):
+        raise StateError(f"spill must be 'host' or 'migrate'; got {spill!r}")
+    if allocator not in ("caching", "plain"):
+        raise StateError(f"allocator must be 'caching' or 'plain'; got {allocator!r}")
+    if correct not in CORRECT:
+        raise StateError(f"correct must be one of {', '.join(CORRECT)}; got {correct!r}")
+    for name in advice.values():
+        if name not in ADVICE:
+            raise HintError(f"advice must be one of {', '.join(ADVICE)}; got {name!r}")
+
+
+@contextmanager
+def _holding_together(trace: Trace) -> Iterator[None]:
+    """Say what is wrong with a trace that names a tensor which is not there."""
+    try:
+        yield
+    except KeyError:
+        checker = Checker()
+        for event in trace.events:
+            checker.check(event)
+        raise
+
+
+def _feed(device: VirtualGPU, trace: Trace, advice: Mapping[str, str]) -> str | None:
+    try:
+        for event in trace.events:
+            device.on_event(event)
+            if advice and isinstance(event, Alloc):
+                for hint in _advice_for(event, advice):
+                    device.on_event(hint)
+    except OutOfMemoryError as error:
+        return str(error)
+    return None
+
+
+def _advice_for(alloc: Alloc, advice: Mapping[str, str]) -> Iterator[Event]:
+    for pattern, name in advice.items():
+        if fnmatchcase(alloc.label, pattern):
+            yield Hint(name, (Access(alloc.tensor, 0, alloc.nbytes),), 0)

@@ -1,0 +1,101 @@
+"""Recomputation within a budget, alone and in managed memory.
+
+The first passes of a `umem.chainer.Recompute` learn, and need more than its plan. Where the step
+does not fit as it is, the line has them in hybrid memory: they spill, and the planned ones, which
+fit VRAM, do not (bench/choice_live.py).
+"""
+
+from __future__ import annotations
+
+from umem.devices.specs import GpuSpec
+from umem.errors import BudgetError, StateError
+from umem.predict.techniques.prefetching import DEPTH, lookahead
+from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.technique import Prepared
+from umem.trace.trace import Trace
+from umem.units import MIB, format_apart
+
+NEARLY = 0.98
+"""The largest budget, of a plain step: where a plain step has room, `Recompute` leaves it alone,
+and its estimate of one is this near (bench/recompute.py)."""
+TRIES = 6
+"""How many budgets are tried at most on the way to the largest that fits."""
+NEAR = 1 / 64
+"""The search is over where the next budget would be nearer than this share of VRAM."""
+
+
+def prepare(subject: Subject, gpu: GpuSpec, budget: str) -> Prepared:
+    """The step under a budget, such as ``"50%"`` of what it takes as it is, or ``"min"``."""
+    return _prepared(subject, gpu, _under(subject, budget), budget)
+
+
+def prepare_managed(subject: Subject, gpu: GpuSpec, budget: str) -> Prepared:
+    """The same in managed memory."""
+    line = f'with umem.managed(), umem.chainer.Recompute("{budget}"):'
+    return Prepared(_under(subject, budget), line, "managed")
+
+
+def prepare_lookahead(subject: Subject, gpu: GpuSpec, budget: str) -> Prepared:
+    """The same in managed memory, moved before it is used."""
+    line = (
+        f'with umem.managed(), umem.chainer.Recompute("{budget}"), '
+        f"umem.chainer.LookaheadPrefetch({DEPTH}):"
+    )
+    return lookahead(subject, _under(subject, budget), gpu, line)
+
+
+def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
+    """The step under the largest budget, in whole MiB, with which it fits VRAM.
+
+    Raises:
+        StateError: it fits with everything kept. BudgetError: it fits with no budget.
+    """
+    if subject.fits(gpu):
+        raise StateError("the step fits with everything kept")
+    low, high = subject.least_bytes, round(NEARLY * subject.plain_bytes)
+    least, room = format_apart(low, gpu.usable_bytes)
+    if low > gpu.usable_bytes:
+        raise BudgetError(f"the least budget is {least}, and {room} of VRAM are usable")
+    if not subject.fits(gpu, subject.under(low)):
+        raise BudgetError(
+            f"the least budget, {least}, has no room in {room} of VRAM: the pool's free pieces "
+            "are too small"
+        )
+    budget = _largest(subject, gpu, -(-low // MIB), min(high, gpu.usable_bytes) // MIB)
+    trace = subject.under(max(low, budget * MIB))
+    return _prepared(subject, gpu, trace, f"{budget}MiB")
+
+
+def _largest(subject: Subject, gpu: GpuSpec, low: int, high: int) -> int:
+    """The largest budget found to fit, in MiB; ``low`` does.
+
+    A plan for all of VRAM often fits but for the pool's gaps: down from there in growing strides
+    to one that fits, then by halves between it and the last that does not.
+    """
+    near = max(1, round(NEAR * gpu.usable_bytes / MIB))
+    if high <= low or subject.fits(gpu, subject.under(high * MIB)):
+        return max(low, high)
+    stride, found = near, False
+    for _ in range(TRIES - 1):
+        if high - low <= near:
+            break
+        budget = (low + high) // 2
+        if not found:
+            budget, stride = max(budget, high - stride), 2 * stride
+        if subject.fits(gpu, subject.under(budget * MIB)):
+            low, found = budget, True
+        else:
+            high = budget
+    return low
+
+
+def _prepared(subject: Subject, gpu: GpuSpec, trace: Trace, budget: str) -> Prepared:
+    line = f'umem.chainer.Recompute("{budget}"):'
+    if subject.fits(gpu) or gpu.host_in_bandwidth is None:
+        return Prepared(trace, f"with {line}")
+    return Prepared(trace, f"with umem.hybrid(), {line}")
+
+
+def _under(subject: Subject, budget: str) -> Trace:
+    share = None if budget == "min" else float(budget.removesuffix("%")) / 100
+    return subject.under(share)

@@ -1,0 +1,221 @@
+"""A trace as it would be under a plan of recomputation.
+
+Outputs and stashes that the plan does not keep go after their last use in forward. Before a
+block's backward begins, what the plan runs again runs again, on fresh tensors, each gone after
+its last use. What a plan keeps stays until its own block's turn at least, and goes after its last
+use. Everything else is as it was.
+
+Models: `umem.planner.schedule` with liveness, as `umem.chainer.Recompute` carries it out, which
+also keeps dropout's masks as bits. Does not model: the order that a plan gives to the backward of
+branches (the trace's own order stays); a second run's own statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from umem.errors import GraphError
+from umem.planner.plans import Plan
+from umem.predict.techniques.drawn import DRAWS, Masks, is_mask
+from umem.predict.techniques.forward_passes import Pass, passes
+from umem.predict.techniques.stream import Stream
+from umem.trace.trace import Alloc, Event, Free, Hint, Op, Trace
+
+
+def rewrite(trace: Trace, plan: Plan) -> Trace:
+    """The trace under a plan; every pass of the calls that were planned is rewritten.
+
+    A plan that runs nothing again leaves masks as they are.
+
+    Args:
+        trace: one step or more.
+        plan: made for a graph of the trace, or of another with the same calls.
+
+    Raises:
+        GraphError: no pass has the calls that were planned, or something uses a value that the
+            plan has dropped and not made again.
+    """
+    names = sorted(name for block in plan.blocks for name in block)
+    planned = [one for one in passes(trace) if sorted(one.names) == names]
+    if not planned:
+        raise GraphError("no forward pass of the trace has the calls that the plan was made for")
+    return Trace(_Rewriter(trace, planned, plan).events(), trace.backend, trace.meta)
+
+
+class _Rewriter:
+    """Sends the events of a trace to a stream, and what runs again in between."""
+
+    def __init__(self, trace: Trace, planned: Sequence[Pass], plan: Plan) -> None:
+        self._events = trace.events
+        self._planned = {one.turn: one for one in planned}
+        self._blocks = [list(map(_number, names)) for names in plan.blocks]
+        self._block = {index: i for i, block in enumerate(self._blocks) for index in block}
+        self._again = [list(map(_number, names)) for names in plan.recomputed]
+        self._is_kept = _kept(planned, plan)
+        # What else runs again reads: it lives as long as it did, and until it was read.
+        self._read_again = _reads(planned, self._again) - self._is_kept.keys()
+        self._lasting = set(self._read_again)
+        self._read_in_backward = _read_in_backward(trace)
+        self._left = _left_over(trace)
+        fresh = 1 + max(trace.lifetimes(), default=0)
+        self._stream = Stream(self._is_kept.keys() | self._read_again, fresh)
+        self._masks = Masks(self._stream, _masks(planned) if any(plan.recomputed) else ())
+        self._waiting: list[Alloc] = []  # of an operation to come
+        self._pass: Pass | None = None  # whose backward it is
+        self._waits: set[int] = set()  # blocks whose turn has not come
+        self._turned: set[int] = set()  # tensors of passes whose forward is over
+
+    def events(self) -> list[Event]:
+        """All events."""
+        for index, event in enumerate(self._events):
+            if index in self._planned:
+                self._turn(self._planned[index])
+            if isinstance(event, (Alloc, Free)) and event.tensor in self._left:
+                continue
+            if isinstance(event, Op):
+                self._on_op(event)
+            elif isinstance(event, Alloc) and self._pass is not None:
+                self._waiting.append(event)
+            elif isinstance(event, Alloc):
+                self._stream.alloc(event)
+            elif isinstance(event, Free):
+                self._on_free(event)
+            else:
+                self._release()
+                self._stream.other(event)
+        self._release()
+        return self._stream.finish(self._lasting)
+
+    def _on_op(self, op: Op) -> None:
+        if op.phase in ("forward", "update"):
+            self._pass = None
+        now = self._pass
+        if now is None:
+            self._stream.rest()
+        elif any(tensor in now.near for tensor, _, _ in op.reads):
+            # Another call's backward. What reads gradients alone adds them up for the one before.
+            self._stream.rest()
+            self._begin_what_is_due(now, op)
+        self._release()
+        self._stream.op(op)
+        if now is None:
+            self._masks.pack(op)
+
+    def _on_free(self, free: Free) -> None:
+        tensor = free.tensor
+        if any(alloc.tensor == tensor for alloc in self._waiting):
+            self._release()
+        if tensor in self._read_again:
+            self._stream.hold(tensor)
+            self._lasting.discard(tensor)
+        elif tensor not in self._is_kept:
+            self._stream.other(free)
+        elif tensor not in self._turned:
+            if not self._is_kept[tensor]:
+                self._stream.hold(tensor)
+                self._stream.drop(tensor)
+        elif self._pass is not None and tensor not in self._read_in_backward:
+            self._stream.hold(tensor)  # used where no recorder sees it
+        self._stream.rest()
+
+    def _release(self) -> None:
+        for alloc in self._waiting:
+            self._stream.alloc(alloc)
+        self._waiting.clear()
+
+    # -- backward --------------------------------------------------------------------------
+
+    def _turn(self, now: Pass) -> None:
+        """Forward is over: what is not kept is gone."""
+        self._pass, self._waits = now, set(range(len(self._again)))
+        self._stream.rest()
+        for alloc in now.allocs:
+            self._turned.add(alloc.tensor)
+            if not self._is_kept[alloc.tensor]:
+                self._stream.drop(alloc.tensor)
+
+    def _begin_what_is_due(self, now: Pass, op: Op) -> None:
+        """Begin the block that an operation belongs to, and those that it needs something of."""
+        calls = now.calls_near(op)
+        if calls:
+            self._begin(now, max(self._block[index] for index in calls))
+        for tensor, _, _ in op.reads:
+            self._masks.unpack(tensor)
+            for index in sorted(now.near.get(tensor, ())):
+                if self._stream.is_gone(tensor):
+                    self._begin(now, self._block[index])
+
+    def _begin(self, now: Pass, block: int) -> None:
+        """A block's backward begins: run again what must, once."""
+        if block not in self._waits:
+            return
+        self._waits.discard(block)
+        for index in self._blocks[block]:
+            for alloc in now.made[index]:
+                if self._is_kept[alloc.tensor]:
+                    self._stream.hold(alloc.tensor)
+        for index in self._again[block]:
+            self._run_again(now.calls[index], now.made[index])
+
+    def _run_again(self, op: Op, made: Sequence[Alloc]) -> None:
+        """Run a call once more; what it changed in place, such as statistics, it leaves alone."""
+        self._stream.rest()
+        for alloc in made:
+            self._masks.unpack(alloc.tensor)
+            if self._stream.is_gone(alloc.tensor):
+                self._stream.alloc(alloc)
+        writes = tuple(access for access in op.writes if access.tensor in self._is_kept)
+        self._stream.op(op._replace(phase="backward", writes=writes))
+        self._stream.rest()
+        self._masks.pack(op)
+
+
+def _number(name: str) -> int:
+    """The place of a call in its pass, which its node's name ends with."""
+    return int(name.rpartition("#")[2])
+
+
+def _kept(planned: Iterable[Pass], plan: Plan) -> dict[int, bool]:
+    """Whether each tensor that a pass makes is kept; what was drawn at random always is."""
+    kept, stashed = set(map(_number, plan.kept)), set(map(_number, plan.stashed))
+    return {
+        alloc.tensor: (op.name in DRAWS or index in stashed)
+        if alloc.kind == "stash"
+        else index in kept
+        for one in planned
+        for index, (op, made) in enumerate(zip(one.calls, one.made, strict=True))
+        for alloc in made
+    }
+
+
+def _masks(planned: Iterable[Pass]) -> list[Alloc]:
+    calls = [pair for one in planned for pair in zip(one.calls, one.made, strict=True)]
+    return [alloc for op, made in calls for alloc in made if is_mask(op, alloc)]
+
+
+def _reads(planned: Iterable[Pass], again: Iterable[Sequence[int]]) -> set[int]:
+    """All that calls read that run again."""
+    numbers = [index for block in again for index in block]
+    return {a.tensor for one in planned for index in numbers for a in one.calls[index].reads}
+
+
+def _read_in_backward(trace: Trace) -> set[int]:
+    return {a.tensor for op in trace.ops if op.phase == "backward" for a in op.reads}
+
+
+def _left_over(trace: Trace) -> set[int]:
+    """What is there from the graph of the step before, which somebody holds and nobody uses.
+
+    Under a plan, that graph's arrays went in its own backward.
+    """
+    left = {
+        event.tensor
+        for event in trace.events
+        if isinstance(event, Alloc) and event.uploaded and event.kind in ("activation", "stash")
+    }
+    for event in trace.events if left else ():
+        if isinstance(event, Op):
+            left.difference_update(a.tensor for a in (*event.reads, *event.writes))
+        elif isinstance(event, Hint):
+            left.difference_update(a.tensor for a in event.accesses)
+    return left

@@ -1,0 +1,236 @@
+"""A trace of steps that have settled: the first only makes what the later ones find.
+
+A recorded step uploads parameters, and finds neither gradients of a step before it nor memory
+that is warm. What counts is a step further on, so that a single step is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+
+from umem.trace.trace import tail
+from umem.errors import TraceError
+from umem.trace.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
+
+STEP, START = Mark("step"), Mark("start")
+_LASTING = ("parameter", "state", "input")
+
+
+def settled(trace: Trace, step_count: int = 2) -> Trace:
+    """The last steps of a trace; the last one again where there are too few.
+
+    A trace without an optimizer's update is one step. What a step leaves behind, other than
+    parameters, state and inputs, goes where the trace frees what the step before it left, and
+    otherwise before the next backward, as in Chainer's ``optimizer.update(loss)``.
+
+    Raises:
+        TraceError: there is no operation in it.
+    """
+    if next(trace.ops, None) is None:
+        raise TraceError("the trace has no operation: nothing to choose for. Record a whole step")
+    whole, ends = _marked(distinct(trace))
+    if len(ends) > step_count:
+        last = tail(whole, ends[-step_count - 1]).events
+        return Trace(_as_first(last), trace.backend, trace.meta)
+    events = whole.events
+    step = tail(whole, ends[-2]).events if len(ends) > 1 else events
+    events = _as_first(events)
+    again = _Again(events, step)
+    for _ in range(step_count - len(ends)):
+        events = [*events, *again.events()]
+    return Trace(events, trace.backend, trace.meta)
+
+
+def distinct(trace: Trace) -> Trace:
+    """The trace with new numbers for tensors whose number was another's before."""
+    allocs = [event.tensor for event in trace.events if isinstance(event, Alloc)]
+    used: set[int] = set()
+    fresh = 1 + max(allocs, default=0)
+    if len(set(allocs)) == len(allocs):
+        return trace
+    now: dict[int, int] = {}
+    events: list[Event] = []
+    for event in trace.events:
+        if isinstance(event, Alloc):
+            now[event.tensor] = event.tensor
+            if event.tensor in used:
+                now[event.tensor], fresh = fresh, fresh + 1
+            used.add(event.tensor)
+        events.append(_renumbered(event, now))
+    return Trace(events, trace.backend, trace.meta)
+
+
+def _marked(trace: Trace) -> tuple[Trace, list[int]]:
+    """The trace up to its last whole step, and where its steps end.
+
+    Several optimizers update in turn, as for a GAN: a step is what comes back.
+    """
+    pieces: list[list[Event]] = [[]]
+    for event in trace.events:
+        if event == STEP:
+            pieces.append([])
+        else:
+            pieces[-1].append(event)
+    # What comes after the last update is no whole step, but for what goes with the step's graph.
+    rest = pieces.pop() if len(pieces) > 1 else []
+    frees = takewhile(lambda event: isinstance(event, Free), rest)
+    period = _period([[e.name for e in piece if isinstance(e, Op)] for piece in pieces])
+    events: list[Event] = []
+    ends: list[int] = []
+    for number, piece in enumerate(pieces, 1):
+        events += piece
+        if (len(pieces) - number) % period == 0:
+            events.append(STEP)
+            ends.append(len(events))
+    events += frees
+    return Trace(events, trace.backend, trace.meta), ends
+
+
+def _period(steps: list[list[str]]) -> int:
+    """After how many updates the same operations come again; the first update may differ.
+
+    By the longest end that is also a beginning: Knuth, Morris and Pratt, 1977.
+    """
+    found = [tuple(step) for step in (steps[1:] if len(steps) > 2 else steps)]
+    longest = [0]
+    for step in found[1:]:
+        length = longest[-1]
+        while length and found[length] != step:
+            length = longest[length - 1]
+        longest.append(length + 1 if found[length] == step else 0)
+    return len(found) - longest[-1]
+
+
+def _as_first(events: list[Event]) -> list[Event]:
+    """Steps as they are at the beginning of training.
+
+    Of what the recorded ones found, only what operations use is there; an optimizer's state comes
+    when it is first used, and has the memory that is free then. Where things lie is decided then.
+    """
+    start = next((i for i, event in enumerate(events) if event == START), None)
+    if start is None:
+        return events
+    found = {event.tensor: event for event in events[:start] if isinstance(event, Alloc)}
+    used = {
+        access.tensor
+        for event in events
+        if isinstance(event, Op)
+        for access in (*event.reads, *event.writes)
+    }
+    gone = {n for n, alloc in found.items() if n not in used and alloc.kind != "parameter"}
+    late = {
+        n: alloc._replace(uploaded=False)
+        for n, alloc in found.items()
+        if n in used and alloc.kind == "state"
+    }
+    first: list[Event] = []
+    for event in events:
+        if isinstance(event, (Alloc, Free)) and event.tensor in gone:
+            continue
+        if isinstance(event, Alloc) and event is found.get(event.tensor):
+            if event.tensor in late:
+                continue
+        if isinstance(event, Op):
+            for tensor, _, _ in (*event.reads, *event.writes):
+                if tensor in late:
+                    first.append(late.pop(tensor))
+        elif isinstance(event, Hint):  # of what is not there yet there is nothing to say
+            here = (a for a in event.accesses if a.tensor not in gone and a.tensor not in late)
+            event = event._replace(accesses=tuple(here))
+        elif isinstance(event, Free) and event.tensor in late:  # it was never there
+            del late[event.tensor]
+            continue
+        first.append(event)
+    return first
+
+
+class _Again:
+    """A step, on and on.
+
+    Args:
+        events: what was before; ends with the step.
+        step: the step's events; they begin with what it found, where that is known.
+    """
+
+    def __init__(self, events: list[Event], step: list[Event]) -> None:
+        self._step = step
+        self._alive: dict[int, Alloc] = {}
+        self._fresh = 0
+        for event in events:
+            self._follow(event)
+        freed = {event.tensor for event in step if isinstance(event, Free)}
+        found = step[: step.index(START)] if START in step else []
+        went = [event for event in found if isinstance(event, Alloc) and event.tensor in freed]
+        old = {event.tensor for event in found if isinstance(event, Alloc)}
+        self._lasting = {
+            tensor
+            for tensor, alloc in self._alive.items()
+            if tensor not in freed
+            and alloc.kind in _LASTING
+            and (tensor in old or not any(other[1:4] == alloc[1:4] for other in went))
+        }
+        self._found = len(found)
+        self._backward = _first_backward(step)
+
+    def events(self) -> Iterator[Event]:
+        """The step once more."""
+        left = {n: alloc for n, alloc in self._alive.items() if n not in self._lasting}
+        now = {tensor: tensor for tensor in self._lasting}
+        for index, event in enumerate(self._step):
+            if index == self._backward:
+                for number in left:
+                    yield self._follow(Free(number))
+                left.clear()
+            if isinstance(event, Alloc):
+                if event.tensor in self._lasting:
+                    continue
+                found = _taken(left, event, event.kind != "input" or index < self._found)
+                now[event.tensor] = self._fresh if found is None else found
+                if found is not None:
+                    continue
+            yield self._follow(_renumbered(event, now))
+
+    def _follow(self, event: Event) -> Event:
+        if isinstance(event, Alloc):
+            self._alive[event.tensor] = event
+            self._fresh = max(self._fresh, event.tensor + 1)
+        elif isinstance(event, Free):
+            del self._alive[event.tensor]
+        return event
+
+
+def _first_backward(step: list[Event]) -> int:
+    """Where the first operation of backward begins to allocate; the step's end without one."""
+    before = 0
+    for index, event in enumerate(step):
+        if isinstance(event, Op):
+            if event.phase != "forward" and event.phase != "array":
+                return before
+            before = index + 1
+    return len(step) - 1
+
+
+def _taken(left: dict[int, Alloc], alloc: Alloc, is_old: bool) -> int | None:
+    """What the step before left, where the step finds such a thing."""
+    if not alloc.uploaded or not is_old:
+        return None
+    for number, other in left.items():
+        if other[1:4] == alloc[1:4]:  # bytes, kind, label
+            del left[number]
+            return number
+    return None
+
+
+def _renumbered(event: Event, now: dict[int, int]) -> Event:
+    if isinstance(event, Op):
+        return event._replace(reads=_moved(event.reads, now), writes=_moved(event.writes, now))
+    if isinstance(event, Hint):
+        return event._replace(accesses=_moved(event.accesses, now))
+    if isinstance(event, (Alloc, Free)):
+        return event._replace(tensor=now[event.tensor])
+    return event
+
+
+def _moved(accesses: tuple[Access, ...], now: dict[int, int]) -> tuple[Access, ...]:
+    return tuple(Access(now[tensor], start, stop) for tensor, start, stop in accesses)

@@ -1,0 +1,129 @@
+"""A step to choose for: what techniques make of its trace, each worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import TypeVar
+
+from umem.predict.cupy_differences import on_gpu
+from umem.devices.specs import GpuSpec
+from umem.errors import UmemError
+from umem.trace.events import check_figures
+from umem.trace.analysis.explain import missing_when_repeated
+from umem.planner import Plan
+from umem.predict.techniques.rewrite import rewrite
+from umem.predict.techniques.replays import Replays
+from umem.predict.techniques.settled import settled
+from umem.predict.techniques.budget_graph import Tape, tapes_of
+from umem.trace.trace import Trace
+
+_T = TypeVar("_T")
+STEPS = 3
+"""The first makes what the next ones find; where blocks move, those take turns."""
+Budget = int | float | None
+"""Bytes in all, a share of the plain step's peak, or None for the least."""
+
+
+class Subject:
+    """A step on a GPU's terms, repeated until it has settled, and what recomputation makes of it.
+
+    Plans and rewritten traces do not depend on the GPU: they are made once, and kept. Not
+    thread-safe.
+
+    Args:
+        trace: one step or more.
+        gpus: the GPUs to choose for; replays are shared among them.
+
+    Raises:
+        TraceError: the trace has no operation, or bytes that no machine has.
+    """
+
+    def __init__(self, trace: Trace, gpus: Iterable[GpuSpec] = ()) -> None:
+        self.caveat = missing_when_repeated(trace)
+        corrected = on_gpu(trace)
+        check_figures(corrected.events)
+        self.trace = settled(corrected, STEPS)
+        self.replays = Replays(gpus)
+        self._plans: dict[Budget, list[Plan] | UmemError] = {}
+        self._made: dict[tuple[object, ...], Trace] = {}
+        self._shared: set[tuple[object, ...]] = set()
+
+    def fits(self, gpu: GpuSpec, trace: Trace | None = None) -> bool:
+        """Whether the step, or what was made of it, fits a GPU's plain memory."""
+        return self.replays.step(self.trace if trace is None else trace, gpu, "unmanaged").fits
+
+    @property
+    def tapes(self) -> list[Tape]:
+        """What there is to plan: one for each kind of pass. Raises GraphError without any."""
+        return _given(self._tapes)
+
+    @cached_property
+    def _tapes(self) -> list[Tape] | UmemError:
+        return _or_error(lambda: tapes_of(self.trace))
+
+    @property
+    def least_bytes(self) -> int:
+        """The smallest budget that every pass has a plan for."""
+        return max(tape.least_bytes for tape in self.tapes)
+
+    @property
+    def plain_bytes(self) -> int:
+        """The most that a pass takes as it is; of several kinds of passes, the smallest."""
+        return min(tape.plain_bytes for tape in self.tapes)
+
+    def under(self, budget: Budget) -> Trace:
+        """The trace under the plans for a budget, as `umem.chainer.Recompute` takes it.
+
+        Raises:
+            GraphError: there is nothing to plan.
+            BudgetError: there is no plan; names the least that there is one for.
+        """
+        if budget not in self._plans:
+            tapes = self.tapes
+            self._plans[budget] = _or_error(lambda: [_planned(tape, budget) for tape in tapes])
+        plans = _given(self._plans[budget])
+        # One trace for all budgets that give the same.
+        same = tuple((plan.blocks, plan.kept, plan.recomputed, plan.stashed) for plan in plans)
+        if budget is None or isinstance(budget, float):
+            self._shared.add(same)
+        return self.made_once(same, lambda: self._rewritten(plans))
+
+    def _rewritten(self, plans: list[Plan]) -> Trace:
+        trace = self.trace
+        for plan in plans:
+            trace = rewrite(trace, plan)
+        return trace
+
+    def made_once(self, key: tuple[object, ...], make: Callable[[], Trace]) -> Trace:
+        """What ``make`` returns; remembered until `forget`."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def forget(self) -> None:
+        """Let go of the traces that were made for one size of VRAM."""
+        self._made = {key: trace for key, trace in self._made.items() if key in self._shared}
+        self.replays.forget([self.trace, *self._made.values()])
+
+
+def _or_error(make: Callable[[], _T]) -> _T | UmemError:
+    """What is made, or why it cannot be, which is as dear to find out."""
+    try:
+        return make()
+    except UmemError as error:
+        return error
+
+
+def _given(found: _T | UmemError) -> _T:
+    if isinstance(found, UmemError):
+        raise found.with_traceback(None)
+    return found
+
+
+def _planned(tape: Tape, budget: Budget) -> Plan:
+    if budget is None:
+        return tape.least
+    if isinstance(budget, float):
+        budget = round(budget * tape.plain_bytes)
+    return tape.within(budget)

@@ -1,0 +1,147 @@
+"""One HTML page of an analysis, with everything in it: no network, no other file.
+
+The page's parts lie in page_parts/: the shell, the style and the scripts. What comes from the
+trace goes into the page as JSON and only there, so that no name in it is read as HTML.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+from umem.trace.analysis.analysis import Analysis, Vram
+from umem.trace.analysis.bands import Bands, bands, kind_curves
+from umem.trace.analysis.summary import summary
+from umem.trace.analysis.tensors import KINDS, Tensor
+from umem.trace.events import Alloc, Op
+
+PARTS = Path(__file__).parent / "page_parts"
+SCRIPTS = ("model", "show", "chart", "marks", "pointer", "tables", "page")
+"""In the order in which they are put together."""
+
+
+def step_page(
+    analysis: Analysis, name: str, provenance: Mapping[str, str], vram: Vram | None = None
+) -> str:
+    """The page, all of it ASCII.
+
+    Args:
+        name: what the trace is called.
+        provenance: what to say of where the page comes from, in this order.
+        vram: draws the line of the VRAM.
+    """
+    content = {
+        **summary(analysis, name, vram),
+        **_drawing(analysis),
+        "provenance": [[key, value] for key, value in provenance.items()],
+    }
+    page = _part("shell.html")
+    script = "\n".join(_part(f"{script}.js") for script in SCRIPTS)
+    for place, part in (
+        ("@style@", _part("style.css")),
+        ("@script@", script),
+        ("@data@", embedded(content)),
+    ):
+        page = page.replace(place, part, 1)
+    return page
+
+
+def embedded(content: Any) -> str:
+    """JSON that may stand inside a script element: ASCII, and nothing that ends the element."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _part(name: str) -> str:
+    return (PARTS / name).read_text(encoding="ascii").rstrip("\n")
+
+
+# -- what the chart is drawn from --------------------------------------------------------------
+
+
+class _Table:
+    """Values that occur often, each kept once and named by its place."""
+
+    def __init__(self) -> None:
+        self._places: dict[Hashable, int] = {}
+
+    def place(self, value: Hashable) -> int:
+        return self._places.setdefault(value, len(self._places))
+
+    def values(self) -> list[Any]:
+        return list(self._places)
+
+
+def _drawing(analysis: Analysis) -> dict[str, Any]:
+    reading = analysis.reading
+    parts = bands(reading)
+    names, op_names, stacks = _Table(), _Table(), _Table()
+    used = kind_curves(reading)
+    return {
+        "kinds": KINDS,
+        "kinds_used": [number for number, kind in enumerate(KINDS) if kind in used],
+        "steps": reading.steps,
+        "before_count": _before_count(analysis),
+        "tensors": [_row(analysis, t, names, op_names, stacks) for t in parts.drawn],
+        "folded": _folded(parts),
+        "ops": _ops(analysis, op_names),
+        "workspace": _workspace(analysis),
+        "names": names.values(),
+        "op_names": op_names.values(),
+        "stacks": stacks.values(),
+    }
+
+
+def _before_count(analysis: Analysis) -> int:
+    """How many events at the beginning only say what was there before the recording."""
+    events = enumerate(analysis.trace.events)
+    first = (n for n, e in events if not (isinstance(e, Alloc) and e.uploaded))
+    return next(first, len(analysis.trace))
+
+
+def _row(
+    analysis: Analysis, tensor: Tensor, names: _Table, op_names: _Table, stacks: _Table
+) -> list[int]:
+    maker = None if tensor.maker is None else analysis.reading.op(tensor.maker)
+    return [
+        tensor.nbytes,
+        KINDS.index(tensor.kind),
+        names.place(tensor.label),
+        tensor.birth,
+        -1 if tensor.death is None else tensor.death,
+        tensor.step,
+        -1 if maker is None else op_names.place((maker.name, maker.phase)),
+        int(tensor.uploaded),
+        -1 if tensor.last_use is None else tensor.last_use,
+        stacks.place(tensor.stack) if tensor.stack else -1,
+    ]
+
+
+def _folded(parts: Bands) -> list[int]:
+    """Triples of events since the last, kind, bytes."""
+    found: list[int] = []
+    last = 0
+    for event, kind, nbytes in parts.folded:
+        found += (event - last, kind, nbytes)
+        last = event
+    return found
+
+
+def _ops(analysis: Analysis, op_names: _Table) -> list[int]:
+    """Triples of events since the last, name and phase, microseconds."""
+    found: list[int] = []
+    last = 0
+    for index, event in enumerate(analysis.trace.events):
+        if isinstance(event, Op):
+            micros = round(1e6 * (event.host_seconds or 0))
+            found += (index - last, op_names.place((event.name, event.phase)), micros)
+            last = index
+    return found
+
+
+def _workspace(analysis: Analysis) -> list[int]:
+    """Pairs of an operation's event and what it needs while it runs."""
+    extra = analysis.reading.total - analysis.reading.live
+    return [int(value) for event in extra.nonzero()[0] for value in (event, extra[event])]

@@ -1,0 +1,206 @@
+"""A comparison of modes as a picture: what a step takes in each, and what it needs of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from umem import extras
+from umem.predict.comparing import ModeRow
+from umem.errors import MissingDependencyError
+from umem.units import MIB, format_bytes, format_seconds
+
+PLAIN, SLOW, FITS, OVER, VRAM = "#2b9c8e", "#3f74bd", "#9fbbe0", "#e28c22", "#b3261e"
+OUT = "out of memory"
+INK, QUIET = "#1b2130", "#5b6475"
+BOX = {"facecolor": "white", "alpha": 0.9, "linewidth": 0, "pad": 1.5}
+
+
+def draw_modes(
+    rows: Sequence[ModeRow],
+    vram_bytes: int,
+    title: str,
+    file: Path | IO[bytes],
+    plain_seconds: float | None = None,
+) -> None:
+    """Write a PNG: the time of a step, a bar a mode, and below it the memory of one step.
+
+    Args:
+        plain_seconds: a step where VRAM has room for all of it, as the bar to compare with.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed. OSError: the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingDependencyError(
+            f"pictures need matplotlib; {extras.command('plot')}"
+        ) from None
+    bars = _bars(rows, plain_seconds)
+    figure = Figure(figsize=(9, 4.2 + 0.34 * len(bars)), layout="constrained")
+    times, memory = figure.subplots(2, 1, height_ratios=[0.5 + 0.34 * len(bars), 2.7])
+    _draw_times(times, bars, plain_seconds)
+    _draw_memory(memory, _step(rows), vram_bytes)
+    for panel in (times, memory):
+        panel.tick_params(labelsize=9, colors=INK)
+        for side in ("top", "right"):
+            panel.spines[side].set_visible(False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=INK, parse_math=False)
+    figure.savefig(file, dpi=110, format="png")
+
+
+# -- how slow --------------------------------------------------------------------------------
+
+
+class _Bar(NamedTuple):
+    name: str
+    seconds: float | None
+    """None where the step did not come to its end."""
+
+
+def _bars(rows: Sequence[ModeRow], plain_seconds: float | None) -> list[_Bar]:
+    plain = [] if plain_seconds is None else [_Bar("with all of its VRAM", plain_seconds)]
+    return plain + [_Bar(row.title, row.seconds if row.fits else None) for row in rows]
+
+
+def _draw_times(panel: Any, bars: Sequence[_Bar], plain_seconds: float | None) -> None:
+    longest = max((bar.seconds or 0 for bar in bars), default=0) or 1.0
+    unit, factor = ("ms", 1e3) if longest < 1 else ("s", 1.0)
+    for place, bar in enumerate(bars):
+        seconds = bar.seconds or 0.0
+        is_plain = plain_seconds is not None and place == 0
+        panel.barh(place, seconds * factor, color=PLAIN if is_plain else SLOW, height=0.68)
+        panel.annotate(
+            _length(bar, None if is_plain else plain_seconds),
+            (seconds * factor, place),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9.5,
+            color=VRAM if bar.seconds is None else INK,
+        )
+    panel.set_yticks(range(len(bars)), [bar.name for bar in bars])
+    panel.invert_yaxis()
+    panel.set_xlim(0, 1.42 * longest * factor)
+    panel.set_xlabel(unit, fontsize=9, color=QUIET)
+    panel.set_title("Time of a step (simulated)", loc="left", fontsize=11, color=INK)
+
+
+def _length(bar: _Bar, plain_seconds: float | None) -> str:
+    if bar.seconds is None:
+        return OUT
+    text = format_seconds(bar.seconds)
+    if not plain_seconds:
+        return text
+    ratio = bar.seconds / plain_seconds
+    return f"{text}, {ratio:.0f} times as long" if ratio >= 9.95 else f"{text}, {ratio:.1f} times"
+
+
+# -- in memory ---------------------------------------------------------------------------------
+
+
+class _Step(NamedTuple):
+    """Bytes of one step: a share of its time each, and what tensors hold from then on."""
+
+    shares: list[float]
+    allocated: list[float]
+    mode: str
+    ends: tuple[str, str]
+
+
+def _step(rows: Sequence[ModeRow]) -> _Step | None:
+    """The last step of the first mode that came to the end of one, else how far one came.
+
+    Tensors are the same in every mode; how long they live differs, so that time goes in shares.
+    """
+    whole = [row for row in rows if row.fits and row.timeline and row.step_seconds]
+    row = next(iter(whole or [row for row in rows if row.timeline]), None)
+    if row is None:
+        return None
+    ends = list(accumulate(row.step_seconds, initial=0.0))
+    start, end = ends[-2:] if whole else (row.timeline[0].seconds, row.timeline[-1].seconds)
+    names = ("an update ends" if start else "start", "the next ends" if start else "an update ends")
+    if not whole:
+        names = "start", OUT
+    before = [sample for sample in row.timeline if sample.seconds <= start]
+    inside = [sample for sample in row.timeline if start < sample.seconds <= end]
+    samples = [*before[-1:], *inside]
+    length = end - start or 1.0
+    shares = [min(1.0, max(0.0, (sample.seconds - start) / length)) for sample in samples]
+    allocated = [sample.allocated_bytes / MIB for sample in samples]
+    return _Step([*shares, 1.0], [*allocated, allocated[-1]], row.title, names)
+
+
+def _draw_memory(panel: Any, step: _Step | None, vram_bytes: int) -> None:
+    vram = vram_bytes / MIB
+    highest = vram if step is None else max(step.allocated)
+    if step is not None:
+        _fill(panel, step, vram)
+    if vram <= 3 * highest:
+        highest = max(highest, vram)
+        panel.axhline(vram, color=VRAM, linestyle="--", linewidth=1.4)
+        name, place = f"VRAM, {format_bytes(vram_bytes)}", vram
+    else:  # a line so high would leave the step flat
+        name, place = f"VRAM, {format_bytes(vram_bytes)}, is far above", 1.04 * highest
+    panel.annotate(
+        name, (0, place), (5, 4), textcoords="offset points", color=VRAM, fontsize=9.5, bbox=BOX
+    )
+    panel.set_ylim(0, 1.18 * highest or 1)
+    panel.set_xlim(0, 1)
+    panel.set_xticks([0, 1], ("", "") if step is None else step.ends)
+    panel.get_xticklabels()[0].set_horizontalalignment("left")
+    panel.get_xticklabels()[-1].set_horizontalalignment("right")
+    panel.set_ylabel("MiB", fontsize=9, color=QUIET)
+    panel.set_title(_heading(step), loc="left", fontsize=11, color=INK)
+
+
+def _heading(step: _Step | None) -> str:
+    if step is None:
+        return "Memory of one step"
+    if step.ends[1] == OUT:
+        return f"Memory in {step.mode}, until it ran out"
+    return f"Memory of one step, the same in every mode (drawn at the pace of {step.mode})"
+
+
+def _fill(panel: Any, step: _Step, vram: float) -> None:
+    low = [min(allocated, vram) for allocated in step.allocated]
+    panel.fill_between(
+        step.shares, low, step="post", color=FITS, linewidth=0, label="has room in VRAM"
+    )
+    if max(step.allocated) > vram:
+        panel.fill_between(
+            step.shares,
+            low,
+            step.allocated,
+            step="post",
+            color=OVER,
+            linewidth=0,
+            label="has none: on the host, fetched or read there when it is used",
+        )
+    peak = max(step.allocated)
+    at = step.allocated.index(peak)
+    middle = (step.shares[at] + step.shares[_last(step.allocated, peak)]) / 2
+    panel.annotate(
+        f"peak, {format_bytes(round(peak * MIB))}",
+        (middle, peak),
+        (0, 4),
+        textcoords="offset points",
+        ha="center",
+        fontsize=9.5,
+        color=INK,
+    )
+    panel.legend(
+        loc="upper left",
+        ncols=2,
+        frameon=False,
+        fontsize=9,
+        bbox_to_anchor=(0, -0.1),
+        borderaxespad=0.4,
+    )
+
+
+def _last(values: Sequence[float], value: float) -> int:
+    return min(len(values) - 1, len(values) - values[::-1].index(value))

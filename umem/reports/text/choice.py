@@ -1,0 +1,238 @@
+"""What makes a step fit, as text for a terminal of any width; all of it simulated."""
+
+from __future__ import annotations
+import re
+from collections.abc import Iterator, Sequence
+from rich.text import Text
+from umem.predict.choosing import Choice, Option
+from umem.reports.text.lines import Column, table, wrapped
+from umem.units import format_bytes, format_seconds
+from umem.reports.text.lines import clipped, wrapped
+
+
+def choice_text(choice: Choice, width: int, *, every: bool = False) -> Iterator[Text]:
+    """The lines of a choice for one GPU.
+
+    Args:
+        width: cells of a line; none is wider, but for code that cannot be broken.
+        every: also what does not fit, with the reasons.
+    """
+    if not choice.options:
+        yield from _nothing_fits(choice, width)
+        return
+    title = (
+        f"What makes the step fit a {_of(choice)}, shortest step first. All figures are simulated."
+    )
+    yield from _bold(title, width)
+    yield from _caveat(choice, width)
+    numbers = range(1, len(choice.options) + 1)
+    names = [f"{n:>2} {option.name}" for n, option in zip(numbers, choice.options, strict=True)]
+    yield from _table([Column(" # technique", names)], choice.options, width)
+    yield from _moving(choice.options, width)
+    bound = [option for option in choice.options[:1] if option.is_host_bound]
+    yield from _host_bound(f"{choice.options[0].name!r} is", bound, width)
+    yield Text()
+    yield from _bold("To turn it on", width)
+    for number, option in enumerate(choice.options, 1):
+        yield from map(Text, _code(number, option, width))
+    yield from _dropped(choice.dropped, width, every=every)
+
+
+def gpus_text(choices: Sequence[Choice], width: int) -> Iterator[Text]:
+    """The lines of a choice among GPUs; those that cannot run the step come last."""
+    best = [(choice, choice.best) for choice in choices]
+    found = [(choice, option) for choice, option in best if option is not None]
+    size = "" if choices[0].size is None else f" at size {choices[0].size}"
+    title = f"Which GPU runs the step{size}, shortest step first. All figures are simulated."
+    yield from _bold(title, width)
+    yield from _caveat(choices[0], width)
+    if found:
+        options = [option for _, option in found]
+        columns = [
+            Column("GPU", [choice.gpu for choice, _ in found]),
+            Column("with", [option.name for option in options], left=True),
+        ]
+        yield from _table(columns, options, width)
+        bound = [option for option in options if option.is_host_bound]
+        who = "All are" if len(bound) == len(options) else f"{len(bound)} of {len(options)} are"
+        yield from _host_bound(who, bound, width)
+        yield from map(Text, wrapped(_BASIS, width))
+    else:
+        yield from map(Text, wrapped("None does.", width))
+    cannot = [choice for choice, option in best if option is None]
+    if cannot:
+        yield from _bold("Cannot run it", width)
+        for choice in cannot:
+            yield from _why(choice.gpu, _nearest(choice), width)
+
+
+def _of(choice: Choice) -> str:
+    size = "" if choice.size is None else f" at size {choice.size}"
+    return f"{choice.title} ({format_bytes(choice.vram_bytes)} usable){size}"
+
+
+def _bold(title: str, width: int) -> Iterator[Text]:
+    yield from (Text(line, style="bold") for line in wrapped(title, width))
+
+
+def _caveat(choice: Choice, width: int) -> Iterator[Text]:
+    if choice.caveat is not None:
+        yield from map(Text, wrapped(choice.caveat, width))
+
+
+MUCH = 3
+"""How many times what has no room must move, out and in again being two, to be explained."""
+_BASIS = (
+    "The order rests on datasheets: fp32 peak and memory bandwidth, the same share of both on "
+    "every GPU. CuPy leaves TF32 off; with CUPY_TF32=1 GPUs from Ampere on are faster than here, "
+    "and not all alike."
+)
+"""What GPUs are compared by."""
+_MEANINGS = {
+    "range": "range: every cost of the model at the quick, and at the slow end of its own",
+    "peak": "peak: what tensors and workspace hold at once",
+    "host": "host: the host memory needed for what has no room in VRAM; make sure of as much",
+    "moved": "moved: what goes over the bus in a step",
+}
+
+
+def _table(first: Sequence[Column], options: Sequence[Option], width: int) -> Iterator[Text]:
+    """The options with their figures, what the columns are, and which had no room."""
+    figures = _figures(options)
+    lines = table([*first, *figures], width)
+    shown = lines[0].split()
+    yield from map(Text, lines)
+    meant = [text for title, text in _MEANINGS.items() if title in shown]
+    if all(option.exact for option in options):
+        meant.append("training gives the same bits")
+    yield from map(Text, wrapped("; ".join(meant) + ".", width))
+    absent = [column.title for column in figures if column.title not in shown]
+    if absent:
+        said = f"A wider terminal also shows {', '.join(absent)}; --json has all."
+        yield from map(Text, wrapped(said, width))
+
+
+def _figures(options: Sequence[Option]) -> list[Column]:
+    """Times with their range, and bytes; the range goes first where there is no room."""
+    found = [
+        Column("step", [format_seconds(option.seconds) for option in options]),
+        Column("range", list(map(_range, options)), drop=4),
+        Column("peak", [format_bytes(option.peak_bytes) for option in options], drop=1),
+        Column("moved", [format_bytes(option.moved_bytes) for option in options], drop=3),
+    ]
+    if any(option.host_bytes for option in options):
+        host = [format_bytes(option.host_bytes) for option in options]
+        found.insert(-1, Column("host", host, drop=2))
+    if not all(option.exact for option in options):
+        found.append(Column("exact", ["yes" if option.exact else "no" for option in options]))
+    return found
+
+
+def _range(option: Option) -> str:
+    low, high = format_seconds(option.seconds_low), format_seconds(option.seconds_high)
+    number, _, unit = low.rpartition(" ")
+    is_one = " " not in number and high.partition(" ")[2] == unit
+    return f"{number if is_one else low} - {high}"
+
+
+def _moving(options: Sequence[Option], width: int) -> Iterator[Text]:
+    """Why more moves than has no room, where that is so."""
+    for option in options:
+        moved, absent = option.moved_bytes or 0, option.host_bytes or 0
+        if moved > MUCH * absent > 0:
+            said = (
+                f"{option.name!r} moves {format_bytes(moved)} though only {format_bytes(absent)} "
+                "have no room: what gives way is what came first, and it is needed again each step."
+            )
+            yield from map(Text, wrapped(said, width))
+            return
+
+
+def _host_bound(who: str, bound: Sequence[Option], width: int) -> Iterator[Text]:
+    """That a faster GPU would not help, where that is so."""
+    for option in bound[:1]:
+        each = (option.host_seconds or 0.0) / max(1, option.op_count or 0)
+        said = f"the host needs about {format_seconds(each)} to issue an operation, on any GPU"
+        yield from map(Text, wrapped(f"{who} limited by the host: {said}.", width))
+
+
+def _code(number: int, option: Option, width: int) -> list[str]:
+    """The line that turns it on, over several lines where it is too long for one."""
+    line = option.line or "nothing is to be done"
+    first = f"{number:>2} "
+    if len(first) + len(line) <= width:
+        return [first + line]
+    managers = re.split(r"(?<=\)), ", line.removeprefix("with ").removesuffix(":"))
+    rest = [" " * (len(first) + 2) + f"{manager}," for manager in managers]
+    return [f"{first}with (", *rest, " " * len(first) + "):"]
+
+
+def _dropped(dropped: Sequence[Option], width: int, *, every: bool) -> Iterator[Text]:
+    if not dropped:
+        return
+    yield Text()
+    if not every:
+        said = f"{len(dropped)} more do not fit or have nothing to offer; --all says why."
+        yield from map(Text, wrapped(said, width))
+        return
+    yield from _bold("What does not fit, or has nothing to offer", width)
+    for option in dropped:
+        yield from _why(option.name, str(option.reason), width)
+
+
+def _why(name: str, reason: str, width: int) -> Iterator[Text]:
+    yield from map(Text, wrapped(f"{name}:", width))
+    yield from map(Text, wrapped(reason, width, "   "))
+
+
+def _nothing_fits(choice: Choice, width: int) -> Iterator[Text]:
+    yield from _bold(f"Nothing makes the step fit a {_of(choice)} (simulated).", width)
+    yield from _caveat(choice, width)
+    yield from map(Text, wrapped(f"Closest comes {_nearest(choice)}.", width))
+    yield from _dropped(choice.dropped, width, every=True)
+
+
+def _nearest(choice: Choice) -> str:
+    nearest = choice.nearest
+    if nearest is None:
+        return "nothing: see the reasons"
+    return f"{nearest.name!r}: {nearest.reason}"
+
+
+NAME_WIDTH = 26
+GPU_WIDTH = 18
+
+
+def heading(choice: Choice, gpu_count: int, width: int) -> list[Text]:
+    """What the lines below it are."""
+    size = "" if choice.size is None else f" at size {choice.size}"
+    who = f"a {choice.title} ({format_bytes(choice.vram_bytes)} usable)"
+    where = who if gpu_count == 1 else f"{gpu_count} GPUs"
+    said = f"A step{size} on {where}, as it is found; all figures are simulated."
+    return [Text(line, style="bold") for line in wrapped(said, width)]
+
+
+def found_of_technique(option: Option, width: int) -> Text:
+    """What a technique came to."""
+    return _line(option.name, NAME_WIDTH, _figure(option), width)
+
+
+def found_of_gpu(gpu: str, best: Option | None, width: int) -> Text:
+    """What a GPU came to: as the step is, or with the best that there is."""
+    if best is None:
+        return _line(gpu, GPU_WIDTH, "nothing makes it fit", width)
+    time = format_seconds(best.seconds)
+    said = f"{time} as it is" if best.line is None else f"{time} with {best.name}"
+    return _line(gpu, GPU_WIDTH, said, width)
+
+
+def _figure(option: Option) -> str:
+    if option.reason is None:
+        return format_seconds(option.seconds)
+    if option.fits:
+        return "no better than another"
+    return "has nothing to offer" if option.peak_bytes is None else "does not fit"
+
+
+def _line(name: str, name_width: int, said: str, width: int) -> Text:
+    return Text(clipped(f"   {name:<{name_width}}  {said}", width))

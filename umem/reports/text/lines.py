@@ -1,0 +1,80 @@
+"""Lines of a given width: tables that drop columns rather than overflow, and wrapped text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rich.cells import cell_len, set_cell_size
+
+from umem.printable import printable, shown
+
+GAP = 2
+LONGEST = 1000
+"""Letters of a text that is wrapped: more than umem itself ever says at once."""
+NARROWEST = 18
+"""What the first column keeps while there are other columns to leave out."""
+
+
+class Column(NamedTuple):
+    """A column of a table; of those that do not fit the one with the highest ``drop`` goes first.
+
+    A column with ``drop`` 0 stays.
+    """
+
+    title: str
+    cells: Sequence[str]
+    drop: int = 0
+    left: bool = False
+
+
+def table(columns: Sequence[Column], width: int) -> list[str]:
+    """A heading and a line a row, none wider than ``width``; the first column gives way."""
+    kept = [column._replace(cells=[printable(c) for c in column.cells]) for column in columns]
+    while _narrowest(kept) > width and any(column.drop for column in kept):
+        kept.remove(max(kept, key=lambda column: column.drop))
+    first = min(_natural(kept[0]), max(1, width - _rest(kept)))
+    sizes = [first, *(_natural(column) for column in kept[1:])]
+    rows = zip(*([column.title, *column.cells] for column in kept), strict=True)
+    return [_line(row, kept, sizes, width) for row in rows]
+
+
+def _natural(column: Column) -> int:
+    return max(cell_len(cell) for cell in (column.title, *column.cells))
+
+
+def _rest(columns: Sequence[Column]) -> int:
+    return sum(GAP + _natural(column) for column in columns[1:])
+
+
+def _narrowest(columns: Sequence[Column]) -> int:
+    return min(_natural(columns[0]), NARROWEST) + _rest(columns)
+
+
+def _line(row: Iterable[str], columns: Sequence[Column], sizes: list[int], width: int) -> str:
+    cells = [
+        _left(cell, size) if column.left or not number else cell.rjust(size)
+        for number, (cell, column, size) in enumerate(zip(row, columns, sizes, strict=True))
+    ]
+    return clipped((" " * GAP).join(cells).rstrip(), width)
+
+
+def _left(cell: str, size: int) -> str:
+    return set_cell_size(clipped(cell, size), size)
+
+
+def clipped(text: str, width: int) -> str:
+    """The text, its end left out where it is wider."""
+    return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 2)) + ".."
+
+
+def wrapped(text: str, width: int, indent: str = "", hang: int = 0) -> list[str]:
+    """Text from people and programs in lines; a word that is too long is broken.
+
+    Every line begins with ``indent``, those after the first with ``hang`` more spaces.
+    """
+    text = shown(text, LONGEST)
+    wide = cell_len(text) > len(text)  # of letters that take two cells half as many fit
+    room = max(width // 2 if wide else width, len(indent) + hang + 1)
+    return textwrap.wrap(text, room, initial_indent=indent, subsequent_indent=indent + " " * hang)

@@ -1,0 +1,242 @@
+"""What a trace says about memory and time: the figures behind every report.
+
+Pure functions of a trace; nothing runs. Sizes are bytes of arrays as the program asked for them:
+a pool rounds them up, and its own cache comes on top.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from umem.trace.analysis.leaks import Leak, can_tell, find_leaks
+from umem.trace.analysis.tensors import KINDS, LASTING, WORKSPACE, Reading, Tensor, read_tensors
+from umem.trace.events import Op
+from umem.trace.analysis.explain import missing
+from umem.trace.trace import Trace, check_trace
+from umem.units import format_bytes
+
+__all__ = ["Analysis", "KindBytes", "OpTotal", "Peak", "Vram", "analyse"]
+
+
+_STEPS = re.compile(r"([1-9][0-9]{0,8})(?:-[1-9][0-9]{0,8})?")
+
+
+class Vram(NamedTuple):
+    """What programs can have of a GPU's memory, to compare a trace with."""
+
+    gpu: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class KindBytes:
+    """What the tensors of one kind hold together."""
+
+    kind: str
+    total_bytes: int
+    tensor_count: int
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The first moment at which the most bytes are alive, workspace included.
+
+    ``event`` is its place in the trace, ``op`` the operation that runs or is about to run then
+    (None: none is left), ``step`` the updates that ended before. ``seconds`` of host time had
+    passed, None where times were not recorded. ``tensors`` are those alive, the largest first.
+    ``idle_bytes`` are those that no later operation uses, parameters and state left out: what
+    could be let go without computing anything twice.
+    """
+
+    total_bytes: int
+    event: int
+    op: Op | None
+    step: int
+    seconds: float | None
+    workspace_bytes: int
+    by_kind: tuple[KindBytes, ...]
+    tensors: tuple[Tensor, ...]
+    idle_bytes: int
+
+
+@dataclass(frozen=True)
+class OpTotal:
+    """All operations of one name in one phase.
+
+    ``allocated_bytes`` are of the tensors that they wrote first, ``workspace_bytes`` the most
+    that one needed; None where it was not measured, as ``seconds``.
+    """
+
+    name: str
+    phase: str
+    count: int
+    seconds: float | None
+    allocated_bytes: int
+    workspace_bytes: int | None
+
+
+@dataclass(frozen=True, repr=False)
+class Analysis:
+    """The figures of one trace."""
+
+    reading: Reading
+    peak: Peak
+    ops: tuple[OpTotal, ...]
+    seconds: float | None
+
+    def __repr__(self) -> str:
+        return f"<Analysis of {self.trace}: peak {format_bytes(self.peak.total_bytes)}>"
+
+    @property
+    def trace(self) -> Trace:
+        """The trace that it is of."""
+        return self.reading.trace
+
+    @property
+    def step_count(self) -> int:
+        """How many optimizer updates ended in the trace."""
+        return len(self.reading.steps)
+
+    @property
+    def first_step(self) -> int:
+        """The number of the first step, counted from 1 in the run that it was recorded from."""
+        named = _STEPS.fullmatch(self.trace.meta.get("steps", ""))
+        return 1 if named is None else int(named[1])
+
+    @cached_property
+    def caveat(self) -> str | None:
+        """What the peak leaves out; None where it is all there."""
+        return missing(self.trace)
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Host seconds of a step, on average; None without times or without a step."""
+        return self.seconds / self.step_count if self.seconds and self.step_count else None
+
+    @property
+    def op_count(self) -> int:
+        """How many operations ran."""
+        return sum(op.count for op in self.ops)
+
+    @cached_property
+    def leaks(self) -> list[Leak]:
+        """Tensors that outlive their step; see `umem.trace.analysis.leaks`."""
+        return find_leaks(self.reading)
+
+    @cached_property
+    def no_leaks(self) -> str:
+        """What to say where there are none: how sure that is."""
+        if self.step_count < 2:
+            return "It takes two recorded steps to tell."
+        if not can_tell(self.reading):
+            return "None that can be seen; one more recorded step would tell for sure."
+        return "None."
+
+    def ops_by_seconds(self) -> list[OpTotal]:
+        """The operations, those that took longest first; as they came where there are no times."""
+        return sorted(self.ops, key=lambda op: -(op.seconds or 0))
+
+    def ops_by_bytes(self) -> list[OpTotal]:
+        """The operations, those that allocated most first."""
+        return sorted(self.ops, key=lambda op: (-op.allocated_bytes, -(op.workspace_bytes or 0)))
+
+
+def analyse(trace: Trace) -> Analysis:
+    """The figures of a trace: its peak, what was alive then, its operations, its leaks.
+
+    Costs about as much as reading the trace from its file.
+
+    Raises:
+        TraceError: it is no trace, or does not hold together.
+    """
+    check_trace(trace)
+    reading = read_tensors(trace)
+    seconds = [event.host_seconds for event in trace.events if isinstance(event, Op)]
+    timed = [value for value in seconds if value is not None]
+    return Analysis(
+        reading=reading,
+        peak=_peak(reading),
+        ops=_op_totals(reading),
+        seconds=float(sum(timed)) if timed else None,
+    )
+
+
+# -- the peak ----------------------------------------------------------------------------------
+
+
+def _peak(reading: Reading) -> Peak:
+    if not len(reading.total):
+        return Peak(0, 0, None, 0, None, 0, (), (), 0)
+    event = int(reading.total.argmax())
+    workspace = int(reading.total[event] - reading.live[event])
+    alive = [tensor for tensor in reading.tensors if tensor.alive(event)]
+    return Peak(
+        total_bytes=int(reading.total[event]),
+        event=event,
+        op=next((e for e in reading.trace.events[event:] if isinstance(e, Op)), None),
+        step=sum(end < event for end in reading.steps),
+        seconds=_seconds_before(reading.trace, event),
+        workspace_bytes=workspace,
+        by_kind=_by_kind(alive, workspace),
+        tensors=tuple(heapq.nlargest(len(alive), alive, key=lambda tensor: tensor.nbytes)),
+        idle_bytes=sum(tensor.nbytes for tensor in alive if _is_idle(tensor, event)),
+    )
+
+
+def _seconds_before(trace: Trace, event: int) -> float | None:
+    if all(op.host_seconds is None for op in trace.ops):
+        return None
+    before = (e.host_seconds for e in trace.events[:event] if isinstance(e, Op))
+    return float(sum(seconds or 0.0 for seconds in before))
+
+
+def _by_kind(alive: Iterable[Tensor], workspace: int) -> tuple[KindBytes, ...]:
+    nbytes: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    for tensor in alive:
+        nbytes[tensor.kind] += tensor.nbytes
+        count[tensor.kind] += 1
+    if workspace:
+        nbytes[WORKSPACE] = workspace
+    return tuple(KindBytes(kind, nbytes[kind], count[kind]) for kind in KINDS if kind in nbytes)
+
+
+def _is_idle(tensor: Tensor, event: int) -> bool:
+    lasting = tensor.updated or tensor.kind in LASTING
+    return not lasting and (tensor.last_use is None or tensor.last_use < event)
+
+
+# -- operations --------------------------------------------------------------------------------
+
+
+def _op_totals(reading: Reading) -> tuple[OpTotal, ...]:
+    allocated: Counter[int] = Counter()
+    for tensor in reading.tensors:
+        if tensor.maker is not None:
+            allocated[tensor.maker] += tensor.nbytes
+    groups: dict[tuple[str, str], list[tuple[int, Op]]] = defaultdict(list)
+    for index, event in enumerate(reading.trace.events):
+        if isinstance(event, Op):
+            groups[event.name, event.phase].append((index, event))
+    return tuple(_op_total(key, items, allocated) for key, items in groups.items())
+
+
+def _op_total(
+    key: tuple[str, str], items: list[tuple[int, Op]], allocated: Counter[int]
+) -> OpTotal:
+    seconds = [op.host_seconds for _, op in items if op.host_seconds is not None]
+    workspace = [op.workspace_bytes for _, op in items if op.workspace_bytes is not None]
+    return OpTotal(
+        name=key[0],
+        phase=key[1],
+        count=len(items),
+        seconds=float(sum(seconds)) if seconds else None,
+        allocated_bytes=sum(allocated[index] for index, _ in items),
+        workspace_bytes=max(workspace) if workspace else None,
+    )

@@ -1,0 +1,221 @@
+"""Why a step's peak is what it is, in a sentence, and what is missing from it, in another.
+
+What is alive at the peak is put together by whose it is: a parameter, its gradient and its
+optimizer state belong to the function that uses the parameter, everything else to the operation
+that made it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from umem.trace.events import Alloc, Free, Mark, Op
+from umem.printable import quoted
+from umem.trace.trace import Trace
+
+_PLURALS = {
+    "parameter": "parameters",
+    "input": "input",
+    "activation": "outputs",
+    "stash": "saved arrays",
+    "gradient": "gradients",
+    "state": "statistics",
+    "array": "arrays",
+}
+_SINGULAR = ("input", "state", "workspace")
+ENOUGH = 0.5
+"""The share of the peak from which on one owner is reason enough."""
+MINOR = 0.1
+"""What is less than this share of an owner's bytes is not named."""
+
+
+class Share(NamedTuple):
+    """What one owner holds at the peak: bytes by what they are, the largest first."""
+
+    owner: str
+    parts: tuple[tuple[str, int], ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it together."""
+        return sum(nbytes for _, nbytes in self.parts)
+
+
+def why_peak(trace: Trace) -> str | None:
+    """A sentence such as ``'EmbedID' gradients and Adam state are 61% of the peak``.
+
+    Names the owner of the most bytes, and the next one where the first holds less than half.
+    None for a trace in which nothing is ever alive.
+    """
+    held = peak_shares(trace)
+    peak = sum(share.total_bytes for share in held)
+    if not peak:
+        return None
+    first = _named(held[0])
+    verb = "is" if first.endswith(_SINGULAR) and " and " not in first else "are"
+    text = f"{first} {verb} {_percent(held[0], peak)} of the peak"
+    if held[0].total_bytes < ENOUGH * peak and len(held) > 1:
+        text += f", {_named(held[1])} {_percent(held[1], peak)}"
+    return text
+
+
+def missing(trace: Trace) -> str | None:
+    """Sentences on what the peak of a trace leaves out; None where it is all there."""
+    return _together(missing_workspace(trace), _missing_beginning(trace))
+
+
+def missing_when_repeated(trace: Trace) -> str | None:
+    """The same of a step that is repeated until it has settled."""
+    end = None
+    if not trace.step_count:
+        end = "No optimizer's update is in the trace: all of it counts as one step."
+    return _together(missing_workspace(trace), end, varied(trace))
+
+
+def varied(trace: Trace) -> str | None:
+    """A sentence where steps of a trace do not do the same on the same shapes; None elsewhere.
+
+    Optimizers that take turns have a step each.
+    """
+    last: dict[frozenset[int], list[tuple[str, str, int, int]]] = {}
+    for updated, calls in _steps(trace):
+        if last.get(updated, calls) != calls:
+            return (
+                "Its steps differ in shapes or operations, and others may need more: pad what "
+                "varies to the longest, and record one step with umem.record_at."
+            )
+        last[updated] = calls
+    return None
+
+
+def _steps(trace: Trace) -> Iterator[tuple[frozenset[int], list[tuple[str, str, int, int]]]]:
+    """Of each step, what its update writes, and its calls with their arithmetic and bytes."""
+    updated: set[int] = set()
+    calls: list[tuple[str, str, int, int]] = []
+    for event in trace.events:
+        if isinstance(event, Op) and event.phase == "update":
+            updated.update(access.tensor for access in event.writes)
+        elif isinstance(event, Op):
+            calls.append((event.name, event.phase, event.flops, event.traffic_bytes))
+        elif event == Mark("step"):
+            yield frozenset(updated), calls
+            updated, calls = set(), []
+
+
+def _together(*sentences: str | None) -> str | None:
+    return " ".join(filter(None, sentences)) or None
+
+
+def _missing_beginning(trace: Trace) -> str | None:
+    """A single step that was recorded as it ran begins without what the one before it left."""
+    if trace.step_count != 1 or Mark("start") in trace.events:
+        return None
+    if not any(isinstance(event, Alloc) and event.kind == "gradient" for event in trace.events):
+        return None
+    return "What a step before this one leaves, such as gradients, is not in its forward."
+
+
+def missing_workspace(trace: Trace) -> str | None:
+    """A sentence on what the peak leaves out; None where all workspace was measured."""
+    count, unmeasured = sum(1 for _ in trace.ops), trace.unmeasured_count
+    if not unmeasured:
+        return None
+    if unmeasured == count:
+        return "Workspace was not measured: the real peak is higher."
+    whose = f"{unmeasured:,} of {count:,} operations"
+    return f"The workspace of {whose} was not measured: the real peak may be higher."
+
+
+def _percent(share: Share, peak: int) -> str:
+    return f"{sum(nbytes for _, nbytes in _major(share)) / peak:.0%}"
+
+
+def _major(share: Share) -> list[tuple[str, int]]:
+    least = MINOR * share.total_bytes
+    return [part for part in share.parts if part[1] >= least][:3]
+
+
+def _named(share: Share) -> str:
+    *before, last = [what for what, _ in _major(share)]
+    whats = f"{', '.join(before)} and {last}" if before else last
+    return f"{quoted(share.owner)} {whats}"
+
+
+def peak_shares(trace: Trace) -> list[Share]:
+    """What is alive at the first moment of the most bytes, by owner, the largest first."""
+    belongs = _owners(trace)
+    held: dict[str, Counter[str]] = {}
+    for owner, what, nbytes in _held(trace, belongs):
+        held.setdefault(owner, Counter())[what] += nbytes
+    shares = [Share(owner, tuple(counts.most_common())) for owner, counts in held.items()]
+    return sorted(shares, key=lambda share: -share.total_bytes)
+
+
+def _held(trace: Trace, belongs: dict[int, tuple[str, str]]) -> Iterator[tuple[str, str, int]]:
+    """Owner, what and bytes of each tensor at the peak, and of the workspace there."""
+    at, workspace = _peak_place(trace)
+    alive: dict[int, int] = {}
+    for index, event in enumerate(trace.events[: at + 1]):
+        if isinstance(event, Alloc):
+            alive[event.tensor] = index
+        elif isinstance(event, Free):
+            del alive[event.tensor]
+    for index in alive.values():
+        alloc = trace.events[index]
+        assert isinstance(alloc, Alloc)
+        plain = _short(alloc.label.partition(".")[0]), _PLURALS[alloc.kind]
+        yield (*belongs.get(index, plain), alloc.nbytes)
+    if workspace is not None and workspace.workspace_bytes:
+        yield _short(workspace.name), "workspace", workspace.workspace_bytes
+
+
+def _peak_place(trace: Trace) -> tuple[int, Op | None]:
+    """The event at which the most bytes are alive, and the operation whose workspace counts."""
+    live = peak = 0
+    place, workspace = -1, None
+    sizes: dict[int, int] = {}
+    for index, event in enumerate(trace.events):
+        if isinstance(event, Alloc):
+            live += event.nbytes
+            sizes[event.tensor] = event.nbytes
+            if live > peak:
+                peak, place, workspace = live, index, None
+        elif isinstance(event, Free):
+            live -= sizes.pop(event.tensor)
+        elif isinstance(event, Op) and live + (event.workspace_bytes or 0) > peak:
+            peak, place, workspace = live + (event.workspace_bytes or 0), index, event
+    return place, workspace
+
+
+def _owners(trace: Trace) -> dict[int, tuple[str, str]]:
+    """Owner and word of parameters, and of what an update uses with them, by place of birth."""
+    births: dict[int, int] = {}
+    users: dict[int, str] = {}
+    found: dict[int, tuple[str, str]] = {}
+    for index, event in enumerate(trace.events):
+        if isinstance(event, Alloc):
+            births[event.tensor] = index
+        elif isinstance(event, Op):
+            touched = {births[a.tensor] for a in (*event.reads, *event.writes)}
+            kinds = {birth: _alloc(trace, birth).kind for birth in touched}
+            for birth in (birth for birth, kind in kinds.items() if kind == "parameter"):
+                owner = users.setdefault(birth, _short(event.name))
+                found[birth] = owner, "parameters"
+                if event.phase == "update":
+                    for other, kind in kinds.items():
+                        word = f"{event.name} state" if kind == "state" else _PLURALS[kind]
+                        found[other] = owner, word
+    return found
+
+
+def _alloc(trace: Trace, birth: int) -> Alloc:
+    alloc = trace.events[birth]
+    assert isinstance(alloc, Alloc)
+    return alloc
+
+
+def _short(name: str) -> str:
+    """Chainer's ``LinearFunction`` as people call it."""
+    return name.removesuffix("Function") or name

@@ -1,0 +1,238 @@
+"""What happens in a step: allocations, releases, operations, hints, marks.
+
+Everything in umem that follows a run, or replays one, is fed with these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from umem.errors import TraceError
+from umem.printable import quoted
+
+PHASES = ("forward", "backward", "update", "array")
+PATTERNS = ("stream", "random", "strided")
+KINDS = ("parameter", "input", "activation", "stash", "gradient", "state", "array")
+LARGEST_BYTES = 1 << 46
+"""The most that one figure of bytes in a trace may say: 64 TiB, more than a machine has."""
+LARGEST_TOTAL_BYTES = 1 << 54
+"""The most that all allocations of a trace may come to, workspace included: 16 PiB."""
+LONGEST_TEXT = 10_000
+"""The most letters of a name."""
+ACTIONS = ("prefetch", "discard", "read_mostly", "preferred_location", "accessed_by")
+
+
+class Access(NamedTuple):
+    """A byte range of a tensor that an operation reads or writes."""
+
+    tensor: int
+    start: int
+    stop: int
+
+
+class Alloc(NamedTuple):
+    """A tensor comes into being.
+
+    ``uploaded`` says that its contents come from the host rather than from an operation.
+    ``stack`` is where in the user's code, the innermost place first, each ``file:line function``;
+    empty where stacks were not recorded.
+    """
+
+    tensor: int
+    nbytes: int
+    kind: str
+    label: str
+    uploaded: bool = False
+    stack: tuple[str, ...] = ()
+
+
+class Free(NamedTuple):
+    """The last reference to a tensor's memory is gone."""
+
+    tensor: int
+
+
+class Op(NamedTuple):
+    """An operation has run.
+
+    ``flops`` is an estimate. ``traffic_bytes`` is what it moves through device memory, which
+    for gathers is more than what it touches. ``pattern`` is how it walks: ``stream``,
+    ``random`` or ``strided``. ``host_seconds`` is what the host measured, None where memory
+    rather than time was measured; ``workspace_bytes`` the reverse.
+    """
+
+    name: str
+    phase: str
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    flops: int = 0
+    traffic_bytes: int = 0
+    pattern: str = "stream"
+    host_seconds: float | None = None
+    workspace_bytes: int | None = None
+
+
+class Hint(NamedTuple):
+    """A prefetch, a discard or advice was given.
+
+    ``action`` is ``prefetch``, ``discard`` or an advice; ``place`` a GPU's ordinal or ``"cpu"``;
+    ``overlap`` says that a prefetch runs beside the operations, on a stream of its own.
+    """
+
+    action: str
+    accesses: tuple[Access, ...]
+    place: int | str | None = None
+    unset: bool = False
+    overlap: bool = False
+
+
+class Mark(NamedTuple):
+    """A place in the trace with a name.
+
+    ``"step"`` is the end of an optimizer's update. ``"start"``, before the first operation, is
+    where the clock of a replay starts: what was uploaded before is there already.
+    """
+
+    label: str
+
+
+Event = Alloc | Free | Op | Hint | Mark
+CODES: dict[type, str] = {Alloc: "alloc", Free: "free", Op: "op", Hint: "hint", Mark: "mark"}
+TYPES = {code: kind for kind, code in CODES.items()}
+
+
+def decode(code: str, *fields: Any) -> Event:
+    """The event of a kind's name and plain fields, as a file and a recorder keep it."""
+    event: Event = TYPES[code](*fields)
+    if isinstance(event, Op):
+        return event._replace(reads=_accesses(event.reads), writes=_accesses(event.writes))
+    if isinstance(event, Hint):
+        return event._replace(accesses=_accesses(event.accesses))
+    if isinstance(event, Alloc):
+        stack: Any = event.stack
+        return event._replace(stack=tuple(stack)) if isinstance(stack, list) else event
+    return event
+
+
+def _accesses(items: Iterable[Any]) -> tuple[Access, ...]:
+    return tuple(Access(*item) for item in items)
+
+
+class Checker:
+    """Follows events and raises TraceError at the first that does not hold together.
+
+    What it lets through, everything that follows a trace can work with: figures of bytes are no
+    larger than any machine's, alone and added up.
+    """
+
+    def __init__(self) -> None:
+        self.access_count = 0
+        self._sizes: dict[int, int] = {}
+        self._total_bytes = 0
+
+    def check(self, event: Event) -> None:
+        """Check one event against those before it."""
+        if isinstance(event, Op):
+            self._check_op(event)
+        elif isinstance(event, Alloc):
+            self._check_alloc(event)
+        elif isinstance(event, Free):
+            _check_count(event.tensor, "tensor")
+            if self._sizes.pop(event.tensor, None) is None:
+                raise TraceError(f"tensor {event.tensor} is freed, and is not alive")
+        elif isinstance(event, Hint):
+            self._check_hint(event)
+        else:
+            _check_text(event.label, "label")
+
+    def _check_alloc(self, alloc: Alloc) -> None:
+        tensor, nbytes, kind, label, uploaded, stack = alloc
+        _check_count(tensor, "tensor")
+        self._add(nbytes, "nbytes")
+        _check_text(label, "label")
+        _check_type(uploaded, bool, "uploaded")
+        _check_type(stack, tuple, "stack")
+        for place in stack:
+            _check_text(place, "a place of the stack")
+        if kind not in KINDS:
+            raise TraceError(f"kind {quoted(kind)} is unknown")
+        if tensor in self._sizes:
+            raise TraceError(f"tensor {tensor} is allocated twice")
+        self._sizes[tensor] = nbytes
+
+    def _check_op(self, op: Op) -> None:
+        _check_text(op.name, "name")
+        if op.phase not in PHASES or op.pattern not in PATTERNS:
+            raise TraceError(f"phase {quoted(op.phase)} or pattern {quoted(op.pattern)} is unknown")
+        _check_count(op.flops, "flops")
+        _check_count(op.traffic_bytes, "traffic_bytes")
+        if op.workspace_bytes is not None:
+            self._add(op.workspace_bytes, "workspace_bytes")
+        seconds = op.host_seconds
+        if seconds is not None and not (type(seconds) in (int, float) and 0 <= seconds < 1e18):
+            raise TraceError(f"host_seconds is {quoted(seconds)}")
+        self._check_accesses(op.reads)
+        self._check_accesses(op.writes)
+
+    def _add(self, nbytes: int, name: str) -> None:
+        """Check bytes, alone and with all before them: sums of them have to fit 64 bits."""
+        _check_count(nbytes, name)
+        self._total_bytes += nbytes
+        if nbytes > LARGEST_BYTES or self._total_bytes > LARGEST_TOTAL_BYTES:
+            most = LARGEST_BYTES if nbytes > LARGEST_BYTES else LARGEST_TOTAL_BYTES
+            what = name if nbytes > LARGEST_BYTES else "what is allocated up to here"
+            value = nbytes if nbytes > LARGEST_BYTES else self._total_bytes
+            raise TraceError(f"{what} is {value} bytes; no trace has more than {most}")
+
+    def _check_hint(self, hint: Hint) -> None:
+        if hint.action not in ACTIONS:
+            raise TraceError(f"action {quoted(hint.action)} is unknown")
+        if hint.place is not None and hint.place != "cpu":
+            _check_count(hint.place, "place")
+        _check_type(hint.unset, bool, "unset")
+        _check_type(hint.overlap, bool, "overlap")
+        self._check_accesses(hint.accesses)
+
+    def _check_accesses(self, accesses: tuple[Access, ...]) -> None:
+        self.access_count += len(accesses)
+        for tensor, start, stop in accesses:
+            if type(tensor) is not int or type(start) is not int or type(stop) is not int:
+                found = quoted([tensor, start, stop])
+                raise TraceError(f"an access is three whole numbers; got {found}")
+            size = self._sizes.get(tensor)
+            if size is None:
+                raise TraceError(f"tensor {tensor} is used, and is not alive")
+            if not 0 <= start <= stop <= size:
+                raise TraceError(f"bytes {start}:{stop} of tensor {tensor}, which has {size}")
+
+
+def check_figures(events: Iterable[Event]) -> None:
+    """Whether a trace's bytes are what `Checker` lets through, where nobody has checked it.
+
+    Raises:
+        TraceError: they are more than any machine has.
+    """
+    checker = Checker()
+    for event in events:
+        if isinstance(event, Alloc):
+            checker._add(event.nbytes, f"the tensor {quoted(event.label)}")
+        elif isinstance(event, Op) and event.workspace_bytes:
+            checker._add(event.workspace_bytes, f"the workspace of {quoted(event.name)}")
+
+
+def _check_type(value: Any, kind: type, name: str) -> None:
+    if not isinstance(value, kind):
+        raise TraceError(f"{name} is {quoted(value)}, not a {kind.__name__}")
+
+
+def _check_text(value: Any, name: str) -> None:
+    if not isinstance(value, str):
+        raise TraceError(f"{name} is {quoted(value)}, not a str")
+    if len(value) > LONGEST_TEXT:
+        raise TraceError(f"{name} has {len(value):,} letters; {LONGEST_TEXT:,} are the most")
+
+
+def _check_count(value: Any, name: str) -> None:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise TraceError(f"{name} is {quoted(value)}, not a count of at most 63 bits")

@@ -1,0 +1,314 @@
+"""The file format of traces, version 2.
+
+gzip-compressed UTF-8 text, one JSON value a line. The first line is an object,
+``{"format": "umem-trace", "version": 2, "backend": "numpy", "meta": {...}}``. Then one array an
+event, its kind first and its fields in the order of the classes of `umem.trace.events`:
+``["alloc", tensor, nbytes, kind, label, uploaded, stack]``, ``["free", tensor]``,
+``["op", name, phase, reads, writes, flops, traffic_bytes, pattern, host_seconds,
+workspace_bytes]``, ``["hint", action, accesses, place, unset, overlap]``, ``["mark", label]``.
+An access is ``[tensor, start, stop]`` in bytes. The last line is ``["end", event_count]``, so
+that a truncated file is told from a short one. Loading parses JSON and executes nothing. The file
+is one gzip member, with nothing behind it, and no line is longer than `LINE_BYTES`.
+
+A trace of several sizes has them in its first line, ``"sizes": [4, 8]``, ascending, and then the
+events of one size after another, each closed by its own ``["end", event_count]``.
+"""
+
+from __future__ import annotations
+import gzip
+import io
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+from umem.errors import FileError, TraceError
+from umem.trace.events import CODES, LONGEST_TEXT, TYPES, Checker, Event, decode
+from umem.files import check_target, open_regular, reason, whole
+from umem.printable import quoted, shown
+from umem.units import format_bytes
+import zlib
+from typing import IO
+
+
+_CHUNK = 16 << 10
+"""Of compressed bytes; they may hold a thousand times as many."""
+_MAGIC = b"\x1f\x8b"
+
+
+class NotGzipError(ValueError):
+    """It is no gzip file, or one that is damaged or goes on after its end."""
+
+
+class TooLargeError(ValueError):
+    """It holds more than was allowed."""
+
+
+class Inflating(io.RawIOBase):
+    """The contents of a gzip file of one member, as a stream to read; checksum and length too.
+
+    Put an `io.BufferedReader` around it. An empty file has no contents.
+
+    Args:
+        file: the compressed file; whoever opened it closes it.
+        max_bytes: of contents; what holds more raises TooLargeError.
+
+    Raises, from `readinto`:
+        NotGzipError, TooLargeError, OSError; EOFError where the file ends too early.
+    """
+
+    def __init__(self, file: IO[bytes], max_bytes: int) -> None:
+        self._file = file
+        self._left = max_bytes
+        self._inflater = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        self._has_begun = False
+
+    def readable(self) -> bool:
+        """It is there to be read."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill the buffer, or a part of it; 0 at the end."""
+        while not self._inflater.eof:
+            data = self._inflater.unconsumed_tail or self._file.read(_CHUNK)
+            if not self._has_begun:
+                if not data:
+                    return 0
+                self._check_magic(data)
+            found = self._inflate(data, len(buffer))
+            if found:
+                self._left -= len(found)
+                if self._left < 0:
+                    raise TooLargeError
+                buffer[: len(found)] = found
+                return len(found)
+            if not data:
+                raise EOFError("its compressed data end too early")
+        if self._inflater.unused_data or self._file.read(1):
+            raise NotGzipError("it goes on after its end")
+        return 0
+
+    def _check_magic(self, data: bytes) -> None:
+        self._has_begun = True
+        if not _MAGIC.startswith(data[:2]):
+            raise NotGzipError("it is not compressed with gzip, as every trace is")
+
+    def _inflate(self, data: bytes, count: int) -> bytes:
+        try:
+            return self._inflater.decompress(data, count)
+        except zlib.error:
+            raise NotGzipError("its compressed data are damaged") from None
+
+
+FORMAT = "umem-trace"
+VERSION = 2
+LINE_BYTES = 1 << 20
+"""The longest line that is read: what is longer is no event."""
+MAX_EVENTS = 1_500_000
+"""How many events are read unless told otherwise; `umem run --record` keeps a million."""
+MAX_BYTES = 256 << 20
+"""How much text is read unless told otherwise; events take about 100 bytes of it each."""
+ACCESSES = 4
+"""How many accesses an event may have, on average over a file of as many events as are read."""
+_BUFFER_BYTES = 128 << 10
+_MORE_EVENTS = "max_events=, or --max-events, reads more"
+_MORE_BYTES = "max_bytes=, or --max-bytes, reads more"
+
+
+class Header(NamedTuple):
+    """What the first line says besides the format; ``sizes`` is empty for one section."""
+
+    backend: str
+    meta: Mapping[str, str]
+    sizes: tuple[int, ...] = ()
+
+
+def write(path: Path, header: Header, sections: list[list[Event]], *, force: bool) -> Path:
+    """Write a file of a section a size, whole or not at all; see `umem.Trace.save`."""
+    try:
+        check_target(path, force=force, way_out="pass force=True to overwrite it")
+        with whole(path, force=force) as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
+            file.writelines(map(_encoded, _lines(header, sections)))
+    except FileError as error:
+        raise TraceError(str(error)) from None
+    except TraceError:
+        raise
+    except (OSError, ValueError) as error:
+        raise TraceError(f"cannot write the trace to {shown(path)}: {reason(error)}") from error
+    return path
+
+
+def _encoded(line: str) -> bytes:
+    text = line.encode()
+    if len(text) > LINE_BYTES:
+        most = format_bytes(LINE_BYTES)
+        raise TraceError(f"the trace cannot be saved: an event takes more than {most} of text")
+    return text
+
+
+def _lines(header: Header, sections: list[list[Event]]) -> Iterator[str]:
+    first = {"format": FORMAT, "version": VERSION, "backend": header.backend}
+    sizes = {"sizes": list(header.sizes)} if header.sizes else {}
+    yield json.dumps({**first, "meta": dict(header.meta), **sizes}) + "\n"
+    for events in sections:
+        for event in events:
+            yield json.dumps([CODES[type(event)], *event], separators=(",", ":")) + "\n"
+        yield json.dumps(["end", len(events)]) + "\n"
+
+
+def read(path: Path, max_events: int, max_bytes: int) -> tuple[Header, list[list[Event]]]:
+    """The first line of a file and the events of its sections; see `umem.Trace.load`."""
+    name = shown(path)
+    try:
+        with open_regular(path) as file:
+            lines = _Lines(name, io.BufferedReader(Inflating(file, max_bytes), _BUFFER_BYTES))
+            header = _header(name, lines.next())
+            return header, _sections(name, lines, max(1, len(header.sizes)), max_events)
+    except EOFError as error:
+        raise TraceError(f"{name} is truncated: {error}") from None
+    except TooLargeError:
+        raise TraceError(
+            f"{name} holds more than {format_bytes(max_bytes)}; {_MORE_BYTES}"
+        ) from None
+    except TraceError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: also a path with a null byte
+        raise TraceError(f"{name} cannot be read as a trace: {reason(error)}") from None
+
+
+class _Lines:
+    """The lines of a file, none of them longer than any event is."""
+
+    def __init__(self, name: str, file: IO[bytes]) -> None:
+        self._name, self._file = name, file
+        self.number = 0
+
+    def next(self) -> bytes:
+        """The next line; empty at the end.
+
+        Raises:
+            TraceError: it is too long.
+        """
+        line = self._file.readline(LINE_BYTES + 1)
+        self.number += 1
+        if len(line) > LINE_BYTES:
+            raise TraceError(
+                f"{self._name}, line {self.number}: it is longer than {format_bytes(LINE_BYTES)}"
+            )
+        return line
+
+
+def _header(name: str, line: bytes) -> Header:
+    try:
+        if not line:
+            raise ValueError("it is empty")
+        header = _json(line)
+        if not isinstance(header, dict) or header.get("format") != FORMAT:
+            raise ValueError(f'it does not begin with {{"format": "{FORMAT}"')
+        version, backend, meta = header.get("version"), header.get("backend"), header.get("meta")
+        if type(version) is not int or version < 1:
+            raise ValueError(f"version is {quoted(version)}")
+        if version > VERSION:
+            raise TraceError(
+                f"{name} is a trace of version {quoted(version)}; this umem reads up to version "
+                f"{VERSION}: update umem to read it"
+            )
+        if not isinstance(backend, str) or not isinstance(meta, dict):
+            raise ValueError("backend or meta is missing")
+        if len(backend) > LONGEST_TEXT:
+            raise ValueError("the name of the backend is too long")
+        if not all(isinstance(value, str) for value in meta.values()):
+            raise ValueError("meta holds something other than text")
+        sizes = _sizes(header.get("sizes", []))
+    except TraceError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{name} is not a umem trace (line 1: {error})") from error
+    return Header(backend, meta, sizes)
+
+
+def _json(line: bytes) -> Any:
+    try:
+        return _JSON.decode(str(line, "utf-8"))
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number)
+
+
+def _sizes(value: Any) -> tuple[int, ...]:
+    counts = isinstance(value, list) and all(
+        type(size) is int and 0 < size < 1 << 63 for size in value
+    )
+    if not counts or len(value) == 1 or sorted(set(value)) != value:
+        raise ValueError(f"sizes are two or more ascending whole numbers; got {quoted(value)}")
+    return tuple(value)
+
+
+def _sections(name: str, lines: _Lines, count: int, max_events: int) -> list[list[Event]]:
+    sections: list[list[Event]] = []
+    for _ in range(count):
+        sections.append(_events(name, lines, max_events, sections))
+    if lines.next():
+        raise TraceError(f"{name} goes on after its end")
+    return sections
+
+
+def _events(name: str, lines: _Lines, max_events: int, before: list[list[Event]]) -> list[Event]:
+    """The events of a section; in all sections together not more than allowed."""
+    events: list[Event] = []
+    checker = Checker()
+    check, append = checker.check, events.append
+    left = max_events - sum(map(len, before))
+    texts: dict[Any, Any] = {}
+    while line := lines.next():
+        try:
+            event = _decode(line, texts)
+            if isinstance(event, int):
+                if event != len(events):
+                    raise TraceError(f"{len(events)} events instead of the {event} it announces")
+                return events
+            check(event)
+        except (ValueError, RecursionError) as error:
+            raise TraceError(f"{name}, line {lines.number}: {error}") from None
+        if len(events) == left:
+            raise TraceError(f"{name} has more than {max_events:,} events; {_MORE_EVENTS}")
+        if checker.access_count > ACCESSES * max_events:
+            most = f"{ACCESSES * max_events:,} accesses, {ACCESSES} for each of the {max_events:,}"
+            raise TraceError(f"{name} has more than {most} events; {_MORE_EVENTS}")
+        append(event)
+    raise TraceError(f"{name} is truncated: it has {len(events)} events and no end")
+
+
+_TEXT_AT = {"alloc": 3, "op": 0, "mark": 0}
+"""Which field of an event is its name."""
+_STACK_AT = 5
+
+
+def _decode(line: bytes, texts: dict[Any, Any]) -> Event | int:
+    """The event in a line, or the count that the last line announces.
+
+    ``texts`` has each name and stack once: most events share theirs with others.
+    """
+    value = _json(line)
+    if not isinstance(value, list) or not value or not isinstance(value[0], str):
+        raise TraceError("not an event: an event is a list that begins with its kind")
+    code, *fields = value
+    if code == "end" and len(fields) == 1 and type(fields[0]) is int:
+        return fields[0]
+    if code not in TYPES:
+        raise TraceError(f"there is no event {quoted(code)}")
+    try:
+        at = _TEXT_AT.get(code, len(fields))
+        if at < len(fields):
+            fields[at] = texts.setdefault(fields[at], fields[at])
+            if at == 3 and len(fields) > _STACK_AT and isinstance(fields[_STACK_AT], list):
+                stack = tuple(fields[_STACK_AT])
+                fields[_STACK_AT] = texts.setdefault(stack, stack)
+        return decode(code, *fields)
+    except TypeError as error:
+        raise TraceError(f"{quoted(code)} has other fields: {error}") from error

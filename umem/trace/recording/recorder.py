@@ -1,0 +1,365 @@
+"""Turns a running step into events.
+
+A `Recorder` knows arrays by their root (the end of the ``.base`` chain), so that views are not
+counted twice, and by weak reference, so that lifetimes are real. *Sources* tell it what runs: the
+virtual GPU's array functions, and Chainer's functions once ``umem.chainer`` is imported.
+
+Thread-safety: a recorder sees the thread that entered it, and there the asyncio task that did, with
+those which that task makes. Any thread may leave it. Arrays may die in any thread; their deaths are
+queued and become events before the next event of the recording thread.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tracemalloc
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import numpy as np
+
+from umem.errors import OutOfMemoryError, StateError
+from umem.trace.events import CODES, Alloc, Event, Free, Hint, Mark, Op
+from umem.trace.recording.thread import Following, Measured, active, forget_operation, inside, paused
+from umem.trace.recording.storage import Reach, address_of, part_of, root_of
+from umem.trace.recording.sources import Source, add_source, start_sources, stop_sources
+from umem.trace.recording.buffer import Boundary, Raw, Store
+from umem.scopes import Scope, Scoped, changed
+from umem.trace.stacks import user_places
+from umem.trace.trace import Trace
+
+__all__ = [
+    "Measured", "Reach", "Recorder", "Source", "active", "add_source", "address_of", "inside",
+    "paused", "record", "root_of",
+]  # fmt: skip
+
+Measure = Literal["time", "workspace"]
+
+
+class _Ref(weakref.ref[Any]):
+    """A weak reference to a root array that knows its tensor, and how it was allocated."""
+
+    __slots__ = ("access", "fields", "key")
+    key: int
+    access: Reach
+    fields: tuple[Any, ...]
+
+
+def record(*, measure: Measure = "time", stacks: bool = False) -> Recorder:
+    """Record the operations of a block: ``with umem.record() as recorder: step()``.
+
+    Args:
+        measure: ``"time"``, which leaves workspace unknown and the peak too low by it; or
+            ``"workspace"``, a calibration pass of its own whose measured workspace
+            `Trace.with_workspace` adds to a trace of the same step.
+        stacks: keep with each tensor the user's places that made it, for reports to name lines.
+
+    The trace is at ``recorder.trace``, during the block and after it.
+    """
+    if measure not in ("time", "workspace"):
+        raise StateError(f"measure is 'time' or 'workspace'; got {measure!r}")
+    if not isinstance(stacks, bool):
+        raise StateError(f"stacks is True or False; got {stacks!r}")
+    return Recorder(measure=measure, stacks=stacks)
+
+
+class Recorder(Scoped["Recorder"], Following):
+    """Events of the calling thread's operations, kept as a trace and sent to a listener.
+
+    Use it as a context manager; ``umem.record()`` makes one. With ``measure="workspace"`` it is
+    a calibration pass: tracemalloc measures what each operation needs only while it runs, and no
+    times are kept, because tracemalloc slows everything down.
+
+    ``limit`` is the most events to store, about: what comes later is followed and not stored.
+    ``marked`` is called with each mark, once it is recorded. Without ``keep`` the listener hears of
+    arrays that die after the end too, whenever somebody calls `flush`.
+
+    Cost: bench/overhead.py measures it; nothing when no recorder is active.
+    """
+
+    def __init__(
+        self,
+        listener: Callable[[Event], None] | None = None,
+        *,
+        keep: bool = True,
+        measure: Measure = "time",
+        stacks: bool = False,
+        limit: int = sys.maxsize,
+        marked: Callable[[Mark], None] | None = None,
+    ) -> None:
+        self.measure = measure
+        self.backend = "numpy"
+        self._listener = listener
+        self._marked = marked
+        self._stacks, self._limit = stacks, limit
+        self._last_stack: tuple[Any, ...] = ()
+        self._store = Store() if keep else None
+        self._raw: list[Raw] | None = None if self._store is None else self._store.raw
+        self._known: dict[int, _Ref] = {}
+        self._dead: deque[_Ref] = deque()
+        self._count = 0
+        self._owns_tracemalloc = False
+        self._entered = False
+
+    title = "a recorder"
+
+    # -- context ---------------------------------------------------------------------------
+
+    def _open(self, scope: Scope) -> Recorder:
+        self.join(scope)
+        scope.open(self)
+        return self
+
+    def _not_inside(self) -> str:
+        return "not inside this recorder's block"
+
+    def join(self, scope: Scope) -> None:
+        """Be ready to follow whoever opens this scope, which then holds the recorder."""
+        if self._entered:
+            raise StateError("this recorder was used before; make a new one for each recording")
+        self._entered = True
+        scope.at_close(forget_operation)
+        scope.at_close(self._forget)
+        scope.at_close(self.flush)
+        scope.at_close(lambda: self._trace_memory(False))
+        self._trace_memory(self.measure == "workspace")
+        scope.at_close(lambda: stop_sources(scope))
+        start_sources(scope)
+
+    def _forget(self) -> None:
+        if self._store is not None:
+            self._known.clear()
+
+    @property
+    def trace(self) -> Trace:
+        """What was recorded so far."""
+        return Trace(self._stored.events(), self.backend)
+
+    @property
+    def _stored(self) -> Store:
+        if self._store is None:
+            raise StateError("this recorder keeps no events: it only feeds a virtual GPU")
+        return self._store
+
+    # -- parts of a recording --------------------------------------------------------------
+
+    def switch(self, measure: Measure) -> None:
+        """Measure something else from now on; between operations only."""
+        self.measure = measure
+        self._trace_memory(measure == "workspace")
+        changed()
+
+    def _trace_memory(self, on: bool) -> None:
+        """Start tracemalloc unless somebody else has; stop it only if it is ours."""
+        if on and not tracemalloc.is_tracing():
+            self._owns_tracemalloc = True
+            tracemalloc.start(1)
+        elif not on and self._owns_tracemalloc:
+            tracemalloc.stop()
+            self._owns_tracemalloc = False
+
+    @property
+    def stored_count(self) -> int:
+        """How many events are stored."""
+        return len(self._stored)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the limit is reached: events are missing at the end."""
+        return self._raw is None
+
+    def boundary(self) -> Boundary:
+        """This place, from which a part of the recording may begin."""
+        self.flush()
+        found = sorted(ref.fields for ref in list(self._known.values()))
+        alive = tuple((*fields[:5], True, *fields[6:]) for fields in found)
+        return Boundary(len(self._stored), (*alive, ("mark", "start")))
+
+    def drop_before(self, boundary: Boundary) -> None:
+        """Forget what was stored before; what was alive there counts as uploaded there."""
+        nothing_missing = boundary.position == len(self._stored)
+        self._stored.drop_before(boundary)
+        if nothing_missing:
+            self._raw = self._stored.raw
+
+    # -- what sources call -----------------------------------------------------------------
+
+    def known(self, array: Any) -> Reach | None:
+        """The access to an array that is followed, None for one never seen."""
+        ref = self._known.get(id(array))
+        if ref is not None and ref() is array:
+            return ref.access
+        if array.base is None:
+            return None
+        root = root_of(array)
+        ref = self._known.get(id(root))
+        if ref is None or ref() is not root:
+            return None
+        return part_of(array, root, ref.access)
+
+    def access(self, array: Any, kind: str, label: str, uploaded: bool = False) -> Reach:
+        """The access to an array; one that was never seen is allocated first.
+
+        Raises:
+            OutOfMemoryError: the listener has no room, even after the garbage was collected;
+                the array stays unknown.
+        """
+        if array.base is None:
+            ref = self._known.get(id(array))
+            if ref is not None and ref() is array:
+                return ref.access
+            return self._allocate(array, kind, label, uploaded)
+        found = self.known(array)
+        if found is not None:
+            return found
+        root = root_of(array)
+        return part_of(array, root, self._allocate(root, kind, label, uploaded))
+
+    def find(self, arrays: list[Any]) -> list[Any]:
+        """The access to each array; None where it was never seen, or there is no array."""
+        found: list[Any] = []
+        table = self._known
+        for array in arrays:
+            ref = table.get(id(array))
+            if ref is not None and ref() is array:
+                found.append(ref.access)
+            else:
+                found.append(None if array is None else self.known(array))
+        return found
+
+    def follow(self, arrays: list[Any], kind: str, label: str) -> list[Any]:
+        """The access to each array, allocated where it was never seen; None stays None."""
+        found: list[Any] = []
+        table = self._known
+        for array in arrays:
+            ref = table.get(id(array))
+            if ref is not None and ref() is array:
+                found.append(ref.access)
+            elif array is None:
+                found.append(None)
+            elif array.base is None:
+                found.append(self._allocate(array, kind, label, False))
+            else:
+                found.append(self.access(array, kind, label))
+        return found
+
+    def emit(self, event: Hint | Mark) -> None:
+        """Something has happened; its accesses come from `access`."""
+        if self._dead:
+            self.flush()
+        if self._listener is not None:
+            self._listener(event)
+        if self._raw is not None:
+            self._raw.append((CODES[type(event)], *event))
+        if self._marked is not None and isinstance(event, Mark):
+            self._marked(event)
+
+    def emit_op(
+        self,
+        name: str,
+        phase: str,
+        reads: list[Any],
+        writes: list[Any],
+        flops: int,
+        traffic_bytes: int | None,
+        pattern: str,
+        host_seconds: float | None,
+        workspace_bytes: int | None,
+    ) -> None:
+        """An operation has run, see `Op`; None among the accesses is an array that was not there.
+
+        ``traffic_bytes`` of None is every byte of the accesses once.
+        """
+        if None in reads or None in writes:
+            reads = [access for access in reads if access is not None]
+            writes = [access for access in writes if access is not None]
+        if traffic_bytes is None:
+            traffic_bytes = 0
+            for _, start, stop in reads:
+                traffic_bytes += stop - start
+            for _, start, stop in writes:
+                traffic_bytes += stop - start
+        if self._dead:
+            self.flush()
+        fields = (
+            "op", name, phase, tuple(reads), tuple(writes), flops, traffic_bytes, pattern,
+            host_seconds, workspace_bytes,
+        )  # fmt: skip
+        if self._listener is not None:
+            self._listener(tuple.__new__(Op, fields[1:]))
+        if self._raw is not None:
+            self._raw.append(fields)
+            if len(self._raw) >= self._limit:
+                self._raw = None
+
+    def flush(self) -> None:
+        """Turn the deaths of arrays so far into events."""
+        dead, known, raw = self._dead, self._known, self._raw
+        while dead:
+            try:
+                ref = dead.popleft()
+            except IndexError:  # another thread, which asks for figures, was faster
+                return
+            if known.get(ref.key) is not ref:
+                continue
+            try:
+                if self._listener is not None:
+                    self._listener(Free(ref.access[0]))
+            except BaseException:
+                dead.appendleft(ref)  # interrupted
+                raise
+            del known[ref.key]
+            if raw is not None:
+                raw.append(("free", ref.access[0]))
+
+    def adopt(self, arrays: Iterable[tuple[Any, str, str]]) -> None:
+        """Follow arrays (array, kind, label) that exist already, as if uploaded from the host."""
+        for array, kind, label in arrays:
+            self.access(array, kind, label, uploaded=True)
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _allocate(self, root: Any, kind: str, label: str, uploaded: bool) -> Reach:
+        if self._dead:
+            self.flush()
+        nbytes = int(root.nbytes)
+        if type(root) is not np.ndarray and type(root).__module__.startswith("cupy"):
+            self.backend = "cupy"
+        count = self._count
+        self._count = count + 1
+        fields: tuple[Any, ...] = ("alloc", count, nbytes, kind, label, uploaded)
+        ref = _Ref(root, self._dead.append)
+        ref.key = id(root)
+        ref.access = access = (count, 0, nbytes)
+        if self._listener is not None:
+            self._known[ref.key] = ref  # before the listener: a signal may interrupt it
+            try:
+                self._announce(Alloc(*fields[1:]))
+            except OutOfMemoryError as error:
+                self._count = count
+                del self._known[ref.key]
+                raise error.with_traceback(None)  # noqa: B904 (the same error, without our frames)
+        if self._stacks:
+            stack = user_places(3)  # what called follow, access or adopt
+            if stack == self._last_stack:  # often, and one tuple is less for the collector
+                stack = self._last_stack
+            self._last_stack = stack
+            fields = (*fields, stack)
+        ref.fields = fields
+        self._known[ref.key] = ref
+        if self._raw is not None:
+            self._raw.append(fields)
+        return access
+
+    def _announce(self, alloc: Alloc) -> None:
+        """Ask the listener for room, once more after the garbage was collected."""
+        assert self._listener is not None
+        try:
+            self._listener(alloc)
+        except OutOfMemoryError:
+            gc.collect()
+            self.flush()
+            self._listener(alloc)

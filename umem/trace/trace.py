@@ -1,0 +1,214 @@
+"""Traces: what a step allocated, freed, read and wrote, in order.
+
+A trace is a list of events. It says nothing of contents, so it can be replayed on any device.
+`umem.trace.file` documents the file format.
+"""
+
+from __future__ import annotations
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+from umem.trace import file as trace_file
+from umem.errors import TraceError
+from umem.trace.events import Access, Alloc, Checker, Event, Free, Hint, Mark, Op
+from umem.printable import quoted
+from umem.trace.events import Alloc, Event, Free, Mark
+
+
+__all__ = [
+    "Access", "Alloc", "Checker", "Event", "Free", "Hint", "Lifetime", "Mark", "Op", "Trace",
+]  # fmt: skip
+
+
+class Lifetime(NamedTuple):
+    """From the event that allocates a tensor to the one that frees it (None: never)."""
+
+    alloc: Alloc
+    birth: int
+    death: int | None
+
+
+@dataclass(frozen=True, repr=False)
+class Trace:
+    """The events of a run, and the backend (``numpy``, ``cupy``, or ``model``) they came from.
+
+    ``recordings`` has the events of the same step by the size that it was run at, in a trace that
+    can be scaled; ``events`` are then those of the largest size.
+    """
+
+    events: list[Event]
+    backend: str = "numpy"
+    meta: Mapping[str, str] = field(default_factory=dict)
+    recordings: Mapping[int, list[Event]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        counts = [
+            f"{count:,} {what}" + "s" * (count != 1)
+            for count, what in (
+                (len(self), "event"),
+                (sum(1 for _ in self.ops), "operation"),
+                (self.step_count, "step"),
+            )
+        ]
+        sizes = [f"sizes {', '.join(map(str, self.sizes))}"] if self.recordings else []
+        return f"<Trace of {self.backend}: {', '.join(counts + sizes)}>"
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    @property
+    def ops(self) -> Iterator[Op]:
+        """The operations, in order."""
+        return (event for event in self.events if isinstance(event, Op))
+
+    @property
+    def step_count(self) -> int:
+        """How many optimizer updates ended in it."""
+        return sum(event == Mark("step") for event in self.events)
+
+    @property
+    def unmeasured_count(self) -> int:
+        """Of how many operations the workspace is unknown: without it the peak is too low."""
+        return sum(op.workspace_bytes is None for op in self.ops)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes alive at once, an operation's workspace included where it is known."""
+        live = peak = 0
+        sizes: dict[int, int] = {}
+        for event in self.events:
+            if isinstance(event, Alloc):
+                live += event.nbytes
+                sizes[event.tensor] = event.nbytes
+            elif isinstance(event, Free):
+                live -= sizes.pop(event.tensor)
+            elif isinstance(event, Op):
+                peak = max(peak, live + (event.workspace_bytes or 0))
+            peak = max(peak, live)
+        return peak
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes that it was recorded at, ascending; empty where nobody said."""
+        return tuple(sorted(self.recordings))
+
+    def at(self, size: int, degree: int = 1) -> Trace:
+        """This step at another size, every figure fitted over the sizes that were recorded.
+
+        Args:
+            size: such as a batch; one that was recorded gives that recording.
+            degree: 1 where bytes and operations are affine in the size, 2 where they are its
+                square too, as in attention over a sequence's length.
+
+        Raises:
+            ScalingError: recorded at too few sizes, or a further size shows that the fit is wrong.
+            SizeError: not a whole number of at least 1, or too large for any machine.
+        """
+        from umem.trace import scale as scaling
+
+        events = scaling.events_at(self.recordings, size, degree)
+        return Trace(events, self.backend, self.meta)
+
+    def lifetimes(self) -> dict[int, Lifetime]:
+        """Each tensor's birth and death, as indexes into the events."""
+        found: dict[int, Lifetime] = {}
+        for index, event in enumerate(self.events):
+            if isinstance(event, Alloc):
+                found[event.tensor] = Lifetime(event, index, None)
+            elif isinstance(event, Free):
+                found[event.tensor] = found[event.tensor]._replace(death=index)
+        return found
+
+    def with_workspace(self, calibration: Trace) -> Trace:
+        """This trace with the workspace that a calibration pass of the same code measured.
+
+        Raises:
+            TraceError: the two passes did not run the same operations, or the calibration pass
+                measured times.
+        """
+        measured = [(op.name, op.phase, op.workspace_bytes) for op in calibration.ops]
+        own = [(op.name, op.phase) for op in self.ops]
+        if own != [(name, phase) for name, phase, _ in measured]:
+            raise TraceError(
+                f"the calibration pass ran {len(measured)} operations and the recorded one "
+                f"{len(own)}, or in another order: record the same step twice"
+            )
+        if measured and all(workspace is None for _, _, workspace in measured):
+            raise TraceError(
+                'the calibration pass measured no workspace: record it with measure="workspace"'
+            )
+        workspace = iter(measured)
+        events: list[Event] = [
+            event._replace(workspace_bytes=next(workspace)[2]) if isinstance(event, Op) else event
+            for event in self.events
+        ]
+        return Trace(events, self.backend, self.meta)
+
+    def save(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write the trace; refuses to overwrite a file without ``force``.
+
+        Raises:
+            TraceError: the file exists, or cannot be written; nothing is left half-written.
+        """
+        sections = [self.recordings[size] for size in self.sizes] or [self.events]
+        header = trace_file.Header(self.backend, dict(self.meta), self.sizes)
+        return trace_file.write(Path(path), header, sections, force=force)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        max_events: int = trace_file.MAX_EVENTS,
+        max_bytes: int = trace_file.MAX_BYTES,
+    ) -> Trace:
+        """Read a trace and check that it holds together; executes nothing.
+
+        Args:
+            path: a regular file.
+            max_events, max_bytes: how many events are read, and how much text once it is
+                decompressed. A small file can hold more than fits any memory.
+
+        Raises:
+            TraceError: no such file, not a trace, truncated, longer than allowed, from a newer
+                umem, or inconsistent (a tensor used before it is allocated, freed twice, bytes
+                that no machine has, ...). Names the line.
+        """
+        header, sections = trace_file.read(Path(path), max_events, max_bytes)
+        recordings = dict(zip(header.sizes, sections, strict=False))
+        return cls(sections[-1], header.backend, header.meta, recordings)
+
+
+def check_trace(trace: object) -> None:
+    """Whether this is a trace.
+
+    Raises:
+        TraceError: it is something else, such as the path of one.
+    """
+    if isinstance(trace, (str, Path)):
+        raise TraceError(
+            f"a trace is needed, and this is a path: umem.Trace.load({quoted(str(trace))}) reads it"
+        )
+    if not isinstance(trace, Trace):
+        raise TraceError(
+            "a trace is needed, such as the .trace of umem.record() or what umem.Trace.load "
+            f"reads; got {type(trace).__name__}"
+        )
+
+
+def tail(trace: Trace, start: int) -> Trace:
+    """The trace from event ``start`` on, in which a step is seen with all that it found.
+
+    What is alive at ``start`` is uploaded first, in the order in which it was allocated, so that
+    optimizer state and gradients of the step before count from the first operation. Then comes
+    the mark ``"start"``: to upload them takes no time of the step's.
+    """
+    alive: dict[int, Alloc] = {}
+    for event in trace.events[:start]:
+        if isinstance(event, Alloc):
+            alive[event.tensor] = event._replace(uploaded=True)
+        elif isinstance(event, Free):
+            del alive[event.tensor]
+    events: list[Event] = [*alive.values(), Mark("start"), *trace.events[start:]]
+    return Trace(events, trace.backend, trace.meta)
