@@ -31,7 +31,7 @@ setup(
     # Said, so that an editable install is a path and no finder of imports: a finder comes
     # after the path, where a script beside a clone called umem finds that folder instead.
     package_dir={"": "."},
-    package_data={"umem": ["py.typed", "**/*.csv", "**/*.json", "reports/page_parts/*"]},
+    package_data={"umem": ["py.typed", "**/*.csv", "**/*.json", "reports/page/page_parts/*"]},
     install_requires=["numpy>=1.24", "click>=8.1", "rich>=13.0"],
     extras_require={
         "plot": ["matplotlib>=3.7"],

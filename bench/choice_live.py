@@ -27,8 +27,7 @@ from report_tables import counted, figure, quantity, text
 import umem
 import umem.chainer
 from umem.predict.choosing import Option, choose
-from umem.devices.base import BLOCK_BYTES
-from umem.units import MIB
+from umem.units import BLOCK_BYTES, MIB
 
 GPU = "v100-16gb"
 BATCHES = {

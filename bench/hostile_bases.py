@@ -19,8 +19,8 @@ import chainer.links as L
 import numpy as np
 
 import umem
-from umem.trace.trace import tail
 from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
+from umem.trace.trace import tail
 
 MOST_OPS = 200
 

@@ -31,11 +31,11 @@ from report_tables import quantity, span, text
 import umem
 import umem.chainer
 from umem.chainer.demo_workload import Workload
-from umem.devices.base import BLOCK_BYTES, Policy
+from umem.devices.base import Policy
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.devices.virtual import VirtualGPU
 from umem.trace.events import Event, Mark, Op
-from umem.units import MIB
+from umem.units import BLOCK_BYTES, MIB
 
 FACTORS = (1.25, 1.5, 2.0)
 DEPTHS = (1, 2, 3)

@@ -22,11 +22,12 @@ import click
 import common
 from report_tables import quantity, span, text
 
-from umem.devices.base import BLOCK_BYTES, Policy
+from umem.devices.base import Policy
 from umem.devices.specs import COSTS, gpu_spec
 from umem.devices.virtual.model import Model
 from umem.devices.virtual.residency import READ_MOSTLY, Residency
 from umem.trace import Access, Alloc, Hint, Op
+from umem.units import BLOCK_BYTES
 
 WANTED = 1_000_000
 BLOCKS = 3_000

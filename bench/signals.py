@@ -33,10 +33,11 @@ import common
 from report_tables import counted, quantity, text
 
 import umem
-from umem.memory import process as memory
 from umem import scopes
 from umem.devices import cuda
-from umem.trace.recording import thread as measuring, sources
+from umem.memory import process as memory
+from umem.trace.recording import sources
+from umem.trace.recording import thread as measuring
 
 WANTED_LEFT_OF_10000 = 5
 COUNTED = (

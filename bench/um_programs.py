@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from umem.devices.base import BLOCK_BYTES
 from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
+from umem.units import BLOCK_BYTES
 
 FLOAT = 4
 PAGE_BYTES = 4096

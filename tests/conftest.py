@@ -24,8 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _nothing_stays_on() -> object:
     """A test leaves nothing enabled, no block open and no recorder active behind."""
     yield
-    from umem.memory import process as memory
     from umem import scopes
+    from umem.memory import process as memory
 
     assert (memory._enabled, scopes.inside(), scopes._unfinished) == (None, (), set())
 

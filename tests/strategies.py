@@ -6,8 +6,20 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from umem.trace.events import ACTIONS, KINDS, PATTERNS, PHASES, Access, Alloc, Event, Free, Hint, Mark, Op
 from umem.trace import Trace
+from umem.trace.events import (
+    ACTIONS,
+    KINDS,
+    PATTERNS,
+    PHASES,
+    Access,
+    Alloc,
+    Event,
+    Free,
+    Hint,
+    Mark,
+    Op,
+)
 
 LABELS = st.text(st.characters(exclude_categories=()), max_size=6)
 COUNTS = st.integers(0, 2**40)

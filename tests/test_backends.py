@@ -25,10 +25,17 @@ from hypothesis import given, settings
 from strategies import traces
 
 import umem
-from umem.predict.cupy_differences import CORRECTIONS, CUDNN_LIMIT_BYTES, HALVED, WITH_CUDNN, WITHOUT_CUDNN, on_gpu
 from umem.errors import StateError
-from umem.trace.events import Access, Alloc, Checker, Free, Hint, Op
+from umem.predict.cupy_differences import (
+    CORRECTIONS,
+    CUDNN_LIMIT_BYTES,
+    HALVED,
+    WITH_CUDNN,
+    WITHOUT_CUDNN,
+    on_gpu,
+)
 from umem.trace import Trace
+from umem.trace.events import Access, Alloc, Checker, Free, Hint, Op
 
 pytestmark = pytest.mark.thorough
 

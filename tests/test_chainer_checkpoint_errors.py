@@ -15,7 +15,13 @@ import pytest
 from checkpoint_cases import agree, variable
 
 from umem.chainer import checkpoint
-from umem.errors import RecomputeCountError, RecomputeDtypeError, RecomputeError, RecomputeShapeError, UnsupportedError
+from umem.errors import (
+    RecomputeCountError,
+    RecomputeDtypeError,
+    RecomputeError,
+    RecomputeShapeError,
+    UnsupportedError,
+)
 
 # -- the second run is not the first -----------------------------------------------------------
 

@@ -28,17 +28,18 @@ from hypothesis import strategies as st
 
 import umem
 from umem.chainer import LookaheadPrefetch
-from umem.chainer.lookahead import session as lookahead_session
 from umem.chainer.demo_workload import Workload
+from umem.chainer.lookahead import session as lookahead_session
 from umem.chainer.lookahead.prefetch import LookaheadWarning
 from umem.chainer.lookahead.side_stream import CudaSideStream
-from umem.devices.base import BLOCK_BYTES, Device
+from umem.devices.base import Device
 from umem.devices.cuda import cuda_reason
 from umem.errors import DeviceNotFoundError, StateError
 from umem.planner.prefetch.moves import plan_moves
 from umem.planner.prefetch.order import Iteration, Order, Step
-from umem.trace.recording.thread import active
 from umem.trace import Alloc, Checker, Hint, Op
+from umem.trace.recording.thread import active
+from umem.units import BLOCK_BYTES
 
 pytestmark = pytest.mark.thorough
 

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import umem
-from umem.trace.recording import recorder as recorder_module
 from umem.chainer import source as recording
 from umem.chainer.flops import estimator
 from umem.chainer.gcn import GCN, Adjacency
@@ -26,6 +25,7 @@ from umem.devices.cuda import cuda_reason
 from umem.errors import OutOfMemoryError
 from umem.graphs import normalised_adjacency, rmat
 from umem.trace import Alloc, Checker, Event, Mark, Op, Trace
+from umem.trace.recording import recorder as recorder_module
 
 # -- programs ----------------------------------------------------------------------------------
 
@@ -473,7 +473,10 @@ def test_memory_that_runs_out_in_any_operation_leaves_the_recorder_as_it_was() -
 
     for count in range(0, allocations, 5):
         run = Run("residual")
-        with umem.trace.recording.recorder.Recorder(full_after(count)) as recorder, umem.record() as beside:
+        with (
+            umem.trace.recording.recorder.Recorder(full_after(count)) as recorder,
+            umem.record() as beside,
+        ):
             with pytest.raises(OutOfMemoryError):
                 run.step()
             assert not recorder_module.inside()

@@ -11,11 +11,11 @@ import pytest
 from test_techniques import chain_of, step
 
 import umem
-from umem.predict.choosing import Choice, Search, choose_each
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import ScalingError, SizeError, TraceError, UnknownGpuError
-from umem.reports.text.choice import choice_text, gpus_text
+from umem.predict.choosing import Choice, Search, choose_each
 from umem.predict.techniques.registry import TECHNIQUES
+from umem.reports.text.choice import choice_text, gpus_text
 from umem.trace import Access, Alloc, Free, Hint, Mark, Op, Trace
 from umem.units import MIB
 
@@ -180,10 +180,10 @@ def test_a_trace_of_cupy_has_its_own_host_times() -> None:
 
 
 def test_a_step_is_taken_to_a_size_that_was_not_recorded() -> None:
-    from umem.trace.scale import join
+    from umem.trace import Trace
 
     small, large = (Trace([*chain_of(12, size * MIB), Mark("step")]) for size in (4, 8))
-    trace = join([small, large], (4, 8))
+    trace = Trace.join([small, large], (4, 8))
     wanted = Trace([*chain_of(12, 64 * MIB), Mark("step")])
     ours, theirs = umem.choose(trace, "t4", size=64), umem.choose(wanted, "t4")
     assert ours.size == 64 and theirs.size is None

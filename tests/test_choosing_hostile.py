@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 from strategies import traces
 
 import umem
-from umem.trace import scale as scaling
-from umem.devices.virtual.figures import Moves
+from umem.devices.virtual.clock import Moves
 from umem.devices.virtual.residency import ACCESSED_BY_GPU, Residency
 from umem.errors import SizeError, TraceError
 from umem.planner import plan
+from umem.predict.techniques.budget_graph import tapes_of
 from umem.predict.techniques.rewrite import rewrite
 from umem.predict.techniques.settled import _period, distinct, settled
-from umem.predict.techniques.budget_graph import tapes_of
 from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
 
 SIZE = 8 << 20
@@ -165,7 +164,7 @@ def test_a_size_beyond_any_machine_is_a_sentence() -> None:
         used = (Access(0, 0, size),)
         return Trace([Alloc(0, size, "input", "x", True), Op("f", "forward", used, used)])
 
-    joined = scaling.join([at(4), at(8)], (4, 8))
+    joined = Trace.join([at(4), at(8)], (4, 8))
     assert umem.choose(joined, size=1 << 30).best
     with pytest.raises(TraceError, match="no trace has more"):
         umem.choose(joined, size=1 << 60)

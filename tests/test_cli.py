@@ -72,13 +72,15 @@ def test_help_loads_neither_chainer_nor_cupy() -> None:
 # -- what starting costs (bench/import_time.py measures it) -------------------------------------
 
 STANDARD = (
-    "contextlib, contextvars, dataclasses, functools, gc, inspect, os, re, textwrap, threading, "
-    "types, typing"
+    "contextlib, contextvars, dataclasses, functools, gc, inspect, os, re, shlex, textwrap, "
+    "threading, types, typing"
 )
 OWN = (
-    "umem umem.memory.blocks umem.memory.statistics umem.devices umem.devices.base umem.devices.presets "
-    "umem.memory.environment umem.errors umem.locks umem.memory.hints umem.memory.status umem.memory.limits umem.memory "
-    "umem.scopes umem.trace.stacks umem.memory.tracking umem.units umem.memory.hints"
+    "umem umem.devices umem.devices.base umem.devices.presets umem.errors umem.locks "
+    "umem.memory umem.memory.blocks umem.memory.environment umem.memory.hints "
+    "umem.memory.limits umem.memory.process umem.memory.statistics umem.memory.status "
+    "umem.memory.tracking umem.printable umem.scopes umem.trace umem.trace.events "
+    "umem.trace.stacks umem.trace.trace umem.units"
 )
 
 

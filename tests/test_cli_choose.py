@@ -18,12 +18,11 @@ from click.testing import CliRunner, Result
 from rich.cells import cell_len
 from test_techniques import chain_of
 
-from umem.predict.choosing import choose, choose_each
 from umem.cli import main
 from umem.devices.specs import GPUS, gpu_spec
-from umem.reports.text.choice import choice_text, gpus_text
-from umem.trace.scale import join
+from umem.predict.choosing import choose, choose_each
 from umem.predict.techniques.registry import TECHNIQUES
+from umem.reports.text.choice import choice_text, gpus_text
 from umem.trace import Mark, Op, Trace
 from umem.units import GIB, MIB, format_seconds
 
@@ -148,7 +147,7 @@ def test_two_traces_are_joined_and_taken_to_a_size(tmp_path: Path) -> None:
 
 
 def test_a_trace_of_two_sizes_says_which_one_is_taken(tmp_path: Path) -> None:
-    joined = join([trace(4 * MIB, 6), trace(8 * MIB, 6)], (4, 8))
+    joined = Trace.join([trace(4 * MIB, 6), trace(8 * MIB, 6)], (4, 8))
     path = joined.save(tmp_path / "joined.umem.gz")
     done = run(path)
     assert "at size 8, shortest" in " ".join(done.output.split())

@@ -15,9 +15,9 @@ from typing import IO, Any
 import pytest
 from click.testing import CliRunner, Result
 
-from umem.trace import file as trace_file
 from umem.cli import main
 from umem.trace import Access, Alloc, Free, Mark, Op, Trace
+from umem.trace import file as trace_file
 from umem.units import MIB
 
 ROOT = Path(__file__).parent.parent

@@ -22,7 +22,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import umem
-from umem.errors import DeviceNotFoundError, LeakError, LimitError, OutOfMemoryError, SizeError, StateError
+from umem.errors import (
+    DeviceNotFoundError,
+    LeakError,
+    LimitError,
+    OutOfMemoryError,
+    SizeError,
+    StateError,
+)
 from umem.trace.events import Access, Alloc, Free, Op
 
 ROOT = Path(__file__).parent.parent

@@ -8,8 +8,7 @@ from __future__ import annotations
 import pytest
 
 from umem.devices.specs import COSTS, GPUS, GpuSpec, gpu_spec
-from umem.devices.virtual.clock import Clock
-from umem.devices.virtual.figures import Moves
+from umem.devices.virtual.clock import Clock, Moves
 from umem.errors import UnknownGpuError
 
 US = 1e-6

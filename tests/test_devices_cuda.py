@@ -26,10 +26,18 @@ from umem.devices.cuda import CudaDevice, cuda_reason, dispatching, open_cuda  #
 from umem.devices.cuda import device as cuda  # noqa: E402
 from umem.devices.cuda import driver as cuda_driver  # noqa: E402
 from umem.devices.cuda.dispatching import in_force  # noqa: E402
-from umem.devices.cuda.out_of_memory import CudaLimitError, CudaOutOfMemoryError  # noqa: E402
 from umem.devices.cuda.modes import LARGE_BYTES, PROBE_EVERY, Hybrid  # noqa: E402
+from umem.devices.cuda.out_of_memory import CudaLimitError, CudaOutOfMemoryError  # noqa: E402
 from umem.devices.presets import PRESETS  # noqa: E402
-from umem.errors import DeviceError, DeviceNotFoundError, LimitError, MissingDependencyError, OutOfMemoryError, SizeError, StateError  # noqa: E402
+from umem.errors import (  # noqa: E402
+    DeviceError,
+    DeviceNotFoundError,
+    LimitError,
+    MissingDependencyError,
+    OutOfMemoryError,
+    SizeError,
+    StateError,
+)
 
 MIB = 1 << 20
 MANAGED, HYBRID, UNMANAGED = Policy("managed"), Policy("hybrid"), Policy("unmanaged")

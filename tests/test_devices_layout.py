@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umem.devices.base import BLOCK_BYTES, Policy
+from umem.devices.base import Policy
 from umem.devices.specs import COSTS, extremes, gpu_spec
 from umem.devices.virtual.clock import Clock
 from umem.devices.virtual.layout import Replayer, lay_out
 from umem.devices.virtual.model import Model
 from umem.predict.stepping import SettledStep, settled_steps
 from umem.trace import Access, Alloc, Free, Hint, Mark, Op, Trace
+from umem.units import BLOCK_BYTES
 
 SIZES = st.sampled_from((0, 100, 700_000, BLOCK_BYTES, 5 * BLOCK_BYTES, 23 << 20))
 GPUS = [gpu_spec(name) for name in ("t4", "h200", "p100-16gb")]

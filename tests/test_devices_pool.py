@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from umem.devices.base import Policy, Span
 from umem.devices.specs import COSTS, gpu_spec
+from umem.devices.virtual.clock import Moves
 from umem.devices.virtual.driver import Driver
 from umem.devices.virtual.model import Model
-from umem.devices.virtual.figures import Moves
 from umem.devices.virtual.pool import Pool, UncachedPool
 from umem.errors import LimitError, OutOfMemoryError, SizeError, SpanError
 from umem.trace import Access, Alloc, Free, Hint, Op

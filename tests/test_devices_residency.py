@@ -14,8 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_um import Oracle
 
-from umem.devices.virtual.figures import Moves
-from umem.devices.virtual.residency import ACCESSED_BY_GPU, PREFER_GPU, PREFER_HOST, READ_MOSTLY, Residency
+from umem.devices.virtual.clock import Moves
+from umem.devices.virtual.residency import (
+    ACCESSED_BY_GPU,
+    PREFER_GPU,
+    PREFER_HOST,
+    READ_MOSTLY,
+    Residency,
+)
 
 pytestmark = pytest.mark.thorough
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import umem
-from umem.memory import environment
 from umem.devices.base import Policy
 from umem.devices.cuda import cuda_reason
 from umem.devices.virtual import VirtualGPU
 from umem.errors import DeviceNotFoundError, SizeError, StateError
+from umem.memory import environment
 from umem.units import MIB
 
 UNMANAGED = Policy("unmanaged")

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from strategies import traces
 
 import umem
-from umem.trace.events import Access, Alloc, Event, Free, Mark, Op
-from umem.trace.analysis.explain import missing_workspace, peak_shares, why_peak
 from umem.trace import Trace
+from umem.trace.analysis.explain import missing_workspace, peak_shares, why_peak
+from umem.trace.events import Access, Alloc, Event, Free, Mark, Op
 
 
 def whole(alloc: Alloc) -> Access:

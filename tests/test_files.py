@@ -13,9 +13,8 @@ import pytest
 import umem
 from umem import files
 from umem.errors import FileError, UmemError
-from umem.files import check_folder, check_target, open_regular, whole
+from umem.files import check_folder, check_target, claimed, open_regular, whole
 from umem.graphs import karate_club, load_npz, save_npz
-from umem.files import claimed
 from umem.trace import Mark, Trace
 
 

@@ -16,12 +16,12 @@ import pytest
 import scipy.sparse
 
 import umem
-from umem.devices.base import BLOCK_BYTES, Location
+from umem.devices.base import Location
 from umem.devices.virtual import VirtualGPU
 from umem.errors import DeviceError, HintError, LimitError, SizeError, StateError
 from umem.memory.hints import PRESETS, arrays_in
 from umem.trace import Access, Alloc, Hint
-from umem.units import MIB
+from umem.units import BLOCK_BYTES, MIB
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import umem
 from umem.devices.virtual import VirtualGPU
 from umem.errors import SizeError
+from umem.trace import Trace
 from umem.trace.events import Alloc, Checker, Event, Free, Mark, Op
-from umem.trace.recording.recorder import active
 from umem.trace.recording.kept_steps import Keeper, Kept, Steps
-from umem.trace.scale import join
+from umem.trace.recording.recorder import active
 
 chainer = pytest.importorskip("umem.chainer").chainer
 F, L = chainer.functions, chainer.links
@@ -453,7 +453,7 @@ def test_traces_of_two_batches_tell_the_peak_of_a_third() -> None:
         training = Training()
         return run(Keeper(), [lambda: training.step(batch)] * 4).trace
 
-    joined = join([traced(64), traced(128)], (64, 128))
+    joined = Trace.join([traced(64), traced(128)], (64, 128))
     recorded = traced(512).peak_bytes
     assert abs(joined.at(512).peak_bytes - recorded) < 0.02 * recorded
 

@@ -1,4 +1,4 @@
-"""Imports flow down the levels of docs/design.md, imports inside functions included."""
+"""The house: imports flow down the folders, names are said once, and no file is long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,37 +18,67 @@ import pytest
 import umem
 
 ROOT = Path(umem.__file__).parent
-LEVELS = {
-    "errors": 0, "units": 0, "stacks": 0, "forking": 0, "shown": 0, "extras": 0, "files": 0,
-    "inflating": 0, "scopes": 0,
-    "events": 1, "trace": 1, "trace_file": 1, "recorder": 1, "recording": 1,
-    "graphs": 1, "compat": 1,
-    "aligning": 1, "scaling": 1, "cutting": 1, "explaining": 1, "backends": 1,
-    "devices": 2, "planner": 2, "order": 2,
-    "limits": 3, "environment": 3, "blocks": 3, "memory": 3, "inspecting": 3, "hints": 3,
-    "counters": 3, "tracking": 3, "views": 3, "lookahead_moves": 3,
-    "analysis": 4, "replaying": 4, "comparing": 4, "stepping": 4, "techniques": 4, "choosing": 4,
-    "": 4,
-    "chainer": 5, "reports": 5,
-    "cli": 6, "__main__": 7,
-}  # fmt: skip
-"""The empty name is the package itself: its public names, the highest of which is `replay`."""
+LOOSE = ("errors", "units", "extras", "printable", "files", "locks", "scopes")
+"""Modules that lie at the top of umem/, beside `__init__` and `__main__`."""
+FOLDERS = ("trace", "devices", "planner", "memory", "predict", "reports", "chainer", "cli")
+"""From the ground up: a folder imports the loose modules, itself and what comes before it."""
+ANNEXES = ("compat", "graphs")
+"""They import loose modules only, and only chainer and cli import them."""
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
-FILES = sorted(ROOT.rglob("*.py"))
+LONGEST = 350
+STILL_LONG = {
+    "umem.chainer.recompute.course",
+    "umem.chainer.recompute.recompute",
+    "umem.chainer.recompute.tape",
+    "umem.chainer.source",
+    "umem.cli.run",
+    "umem.devices.cuda.device",
+    "umem.devices.virtual.arrays",
+    "umem.devices.virtual.model",
+    "umem.devices.virtual.residency",
+    "umem.trace.recording.recorder",
+}
+STILL_TWICE = {
+    "Block",
+    "Call",
+    "Driver",
+    "Graph",
+    "Learned",
+    "Moves",
+    "Pass",
+    "Pool",
+    "Recording",
+    "Source",
+    "Watch",
+    "_Again",
+    "_Bar",
+    "_Chain",
+    "_Local",
+    "_Reader",
+    "_Ref",
+    "_Step",
+}
+PARALLEL = {"devices/cuda", "devices/virtual"}
+"""Folders whose files bear the same names where they do the same."""
 
 
-def part(name: str) -> str:
-    """The part of umem that a module's full name belongs to."""
-    return name.split(".")[1] if "." in name else ""
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of umem by its full name."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
 
 
-def name_of(path: Path) -> str:
-    parts = path.relative_to(ROOT.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+@cache
+def imported() -> dict[str, set[str]]:
+    """What each module imports anywhere in it, but for annotations only."""
+    return {name: set(_imports(path)) - {name} for name, path in modules().items()}
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Everything that a file imports anywhere in it, but for annotations only."""
+def _imports(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -57,51 +89,113 @@ def imports(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: imports are absolute"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name if is_module(name) else str(node.module) for name in names)
+            yield from (name if name in modules() else str(node.module) for name in names)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             argument = node.args[0]
             if isinstance(argument, ast.Constant):
                 yield argument.value
 
 
-def is_module(name: str) -> bool:
-    path = ROOT.parent.joinpath(*name.split("."))
-    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+def inside() -> dict[str, set[str]]:
+    """What each module imports of umem."""
+    return {m: {n for n in found if n in modules()} for m, found in imported().items()}
 
 
-def refused(importer: str, imported: str) -> str | None:
+def part(name: str) -> str:
+    """The part of umem that a module's full name belongs to; empty for umem itself."""
+    return name.split(".")[1] if "." in name else ""
+
+
+def refused(importer: str, module: str) -> str | None:
     """Why one module may not import another."""
-    here, there = part(importer), part(imported)
-    if LEVELS[there] > LEVELS[here]:
-        return f"level {LEVELS[here]} imports level {LEVELS[there]}"
-    if there == "cli" and here not in ("cli", "__main__"):
-        return "nothing imports cli"
-    allocator = there in ("memory", "blocks") or imported.startswith(
-        ("umem.devices.virtual", "umem.devices.cuda")
-    )
-    if here == "reports" and allocator:
-        return "a report sees no allocator"
+    here, there = part(importer), part(module)
+    if here in ("", "__main__") or there in LOOSE or (here == there and here not in LOOSE):
+        return None
+    if there == "":
+        return None if here in ("chainer", "cli") else f"{here} stands below the public names"
+    if here in LOOSE or here in ANNEXES:
+        return f"{here} stands below {there}"
+    if there in ANNEXES:
+        return None if here in ("chainer", "cli") else f"{there} is an annex"
+    if there == "__main__" or FOLDERS.index(there) > FOLDERS.index(here):
+        return f"{here} stands below {there}"
     if here == "planner" and there == "devices":
         return "a planner sees no device"
+    allocators = ("umem.memory.process", "umem.memory.blocks", "umem.devices.virtual")
+    if here == "reports" and module.startswith((*allocators, "umem.devices.cuda")):
+        return "a report sees no allocator"
     return None
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_flow_down(path: Path) -> None:
-    importer = name_of(path)
-    found = {name for name in imports(path) if name.partition(".")[0] == "umem"}
-    wrong = {name: why for name in found if (why := refused(importer, name))}
+def test_imports_flow_down() -> None:
+    wrong = [
+        f"{importer} imports {module}: {why}"
+        for importer, found in imported().items()
+        for module in found
+        if module.partition(".")[0] == "umem" and (why := refused(importer, module))
+    ]
     assert not wrong
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_only_the_cuda_device_imports_cupy(path: Path) -> None:
-    found = {name for name in imports(path) if name.partition(".")[0] in CUDA}
-    name = name_of(path)
-    if name == "umem.chainer.gcn":  # cuSPARSE's matrices: arithmetic, not allocation
-        found -= {"cupyx.scipy.sparse"}
-    mends = name.startswith("umem.compat.")  # of CuPy itself, once it is being imported
-    assert not found or mends or name.startswith("umem.devices.cuda")
+def test_only_the_cuda_device_imports_cupy() -> None:
+    may = {
+        "umem.chainer.gcn": {"cupyx.scipy.sparse"}  # cuSPARSE's matrices: no allocation
+    }
+    wrong = [
+        f"{name} imports {module}"
+        for name, found in imported().items()
+        for module in found - may.get(name, set())
+        if module.partition(".")[0] in CUDA
+        and not name.startswith("umem.devices.cuda")
+        and not name.startswith("umem.compat.")  # which mends CuPy as it is imported
+    ]
+    assert not wrong
+
+
+def test_the_top_of_the_house_is_small() -> None:
+    files = {path.stem for path in ROOT.glob("*.py")}
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert files == {"__init__", "__main__", *LOOSE}
+    assert folders == {*FOLDERS, *ANNEXES}
+
+
+def test_no_file_is_long() -> None:
+    lengths = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
+    assert {name for name, lines in lengths.items() if lines > LONGEST} == STILL_LONG
+
+
+def test_no_two_files_bear_the_same_name() -> None:
+    places = defaultdict(list)
+    for path in modules().values():
+        folder = str(path.relative_to(ROOT).parent)
+        if path.stem != "__init__":
+            places[path.stem].append("devices" if folder in PARALLEL else folder)
+    assert not {stem: found for stem, found in places.items() if len(set(found)) > 1}
+
+
+def test_no_two_classes_bear_the_same_name() -> None:
+    names = Counter(
+        node.name
+        for path in modules().values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, count in names.items() if count > 1} == STILL_TWICE
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    found = inside()
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            new = found.get(todo.pop(), set()) - seen
+            seen |= new
+            todo += new
+        return seen
+
+    assert not sorted(name for name in found if name in reached(name))
 
 
 def test_no_public_function_is_called_as_a_module_beside_it() -> None:
@@ -113,8 +207,8 @@ def test_no_public_function_is_called_as_a_module_beside_it() -> None:
 
 
 @pytest.mark.parametrize("name", umem._LATER)
-def test_what_is_loaded_later_flows_down_too(name: str) -> None:
-    assert refused("umem", umem._LATER[name]) is None
+def test_what_is_loaded_later_exists(name: str) -> None:
+    assert umem._LATER[name] in modules()
 
 
 def test_every_public_name_exists_and_is_said_once() -> None:

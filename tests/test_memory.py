@@ -19,7 +19,17 @@ import umem
 from umem.devices.base import Policy
 from umem.devices.cuda import cuda_reason
 from umem.devices.virtual import VirtualGPU
-from umem.errors import DeviceError, DeviceNotFoundError, LimitError, OutOfMemoryError, SizeError, StateError, UmemError, UnknownGpuError, UnsupportedError
+from umem.errors import (
+    DeviceError,
+    DeviceNotFoundError,
+    LimitError,
+    OutOfMemoryError,
+    SizeError,
+    StateError,
+    UmemError,
+    UnknownGpuError,
+    UnsupportedError,
+)
 from umem.memory.process import current_device
 from umem.trace.recording.recorder import active
 from umem.units import MIB

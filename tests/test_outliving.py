@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import umem
+from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
 from umem.trace.analysis.analysis import analyse
 from umem.trace.analysis.leaks import Leak
-from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
 
 needs_chainer = pytest.mark.skipif(find_spec("chainer") is None, reason="no Chainer")
 

@@ -21,9 +21,9 @@ from chainer import _backprop_utils, function_node, optimizer
 
 import umem
 from umem.errors import ScalingError, SizeError
+from umem.trace import Trace
 from umem.trace.events import Alloc, Mark, Op
 from umem.trace.recording.recorder import active
-from umem.trace import Trace
 
 WIDTH, HIDDEN, CLASSES = 256, 512, 10
 

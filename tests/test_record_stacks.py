@@ -19,9 +19,9 @@ import pytest
 import umem
 from umem.devices.virtual import arrays as xp
 from umem.errors import StateError
+from umem.trace import Alloc
 from umem.trace.recording.recorder import active
 from umem.trace.stacks import USER_DEPTH, Frame
-from umem.trace import Alloc
 
 chainer = pytest.importorskip("umem.chainer").chainer
 F, L = chainer.functions, chainer.links

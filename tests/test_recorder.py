@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import umem
-from umem.trace.recording import recorder as module
 from umem.devices.virtual import arrays as xp
 from umem.errors import OutOfMemoryError, StateError
-from umem.trace.recording.recorder import Measured, Recorder, active, paused, root_of
-from umem.trace.recording import sources
 from umem.trace import Access, Alloc, Checker, Event, Free, Mark, Op
+from umem.trace.recording import recorder as module
+from umem.trace.recording import sources
+from umem.trace.recording.recorder import Measured, Recorder, active, paused, root_of
 
 
 def check(events: list[Event]) -> None:

@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 from strategies import traces
 
 import umem
-from umem.predict.comparing import replayed_row, simulated_row
-from umem.devices.base import BLOCK_BYTES
 from umem.devices.virtual import VirtualGPU
 from umem.errors import HintError, SizeError, StateError, TraceError, UnknownGpuError
+from umem.predict.comparing import replayed_row, simulated_row
 from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
-from umem.units import MIB
+from umem.units import BLOCK_BYTES, MIB
 
 BLOCK = BLOCK_BYTES
 

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from strategies import traces
 
 import umem
-from umem.devices.base import BLOCK_BYTES as BLOCK
+from umem.units import BLOCK_BYTES as BLOCK
 from umem.devices.specs import COSTS, RANGES, Costs, extremes
 from umem.devices.virtual.residency import Residency
 from umem.errors import SizeError, TraceError, UnknownGpuError
-from umem.trace.events import Access, Alloc, Event, Free, Op
-from umem.trace.scale import join
 from umem.trace import Trace
+from umem.trace.events import Access, Alloc, Event, Free, Op
 
 US = 1e-6
 
@@ -102,7 +101,7 @@ def at_two_sizes(nbytes: int) -> Trace:
         tensor = Alloc(0, nbytes * size, "activation", "f")
         return Trace([tensor, Op("f", "forward", (), (Access(0, 0, nbytes * size),))])
 
-    return join([step(4), step(8)], (4, 8))
+    return Trace.join([step(4), step(8)], (4, 8))
 
 
 def test_a_replay_at_a_size_is_the_replay_of_the_trace_at_that_size() -> None:

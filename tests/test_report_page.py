@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from browser import Browser, BrowserError, executable
 
-from umem.trace.analysis.analysis import Vram, analyse
-from umem.trace.analysis.tensors import KINDS
 from umem.reports.page.step_page import PARTS, SCRIPTS, embedded, step_page
 from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
+from umem.trace.analysis.analysis import Vram, analyse
+from umem.trace.analysis.tensors import KINDS
 from umem.units import format_bytes
 
 needs_browser = pytest.mark.skipif(
@@ -115,7 +115,7 @@ def test_the_page_carries_figures_and_where_it_comes_from() -> None:
 
 
 def test_every_part_of_the_page_is_installed() -> None:
-    root = PARTS.parents[1]
+    root = PARTS.parents[2]
     setup = ast.parse((root.parent / "setup.py").read_text(encoding="utf-8"))
     (data,) = (
         node.value

@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from umem.predict.comparing import ModeRow, simulated_row
 from umem.devices.virtual.figures import Sample
 from umem.errors import MissingDependencyError
+from umem.predict.comparing import ModeRow, simulated_row
 from umem.reports.pictures.mode_picture import draw_modes
 from umem.reports.text.mode_table import mode_table
 from umem.units import GIB, MIB

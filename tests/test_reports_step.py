@@ -16,19 +16,18 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from strategies import traces
 
+from umem.errors import MissingDependencyError
+from umem.printable import printable
+from umem.reports.as_json import comparison_json, step_json
+from umem.reports.perfetto import perfetto
+from umem.reports.pictures.timeline import draw_timeline
+from umem.reports.text.comparison import comparison_text, signed
+from umem.reports.text.lines import Column, table, wrapped
+from umem.reports.text.step import _leak, step_text
+from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
 from umem.trace.analysis.analysis import Vram, analyse
 from umem.trace.analysis.differences import compare
 from umem.trace.analysis.tensors import KINDS
-from umem.errors import MissingDependencyError
-from umem.reports.as_json import comparison_json
-from umem.reports.text.comparison import comparison_text, signed
-from umem.reports.text.lines import Column, table, wrapped
-from umem.reports.perfetto import perfetto
-from umem.reports.as_json import step_json
-from umem.reports.text.step import _leak, step_text
-from umem.reports.pictures.timeline import draw_timeline
-from umem.printable import printable
-from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
 from umem.units import MIB, format_bytes
 
 

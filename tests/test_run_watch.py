@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 import umem
 from umem.cli.run_watch import LiveRegion
-from umem.trace.recording.recorder import Recorder
-from umem.trace.recording.tally import GROUPS, Tally
 from umem.reports.text.live import Seen, Simulated, line, summary, view
 from umem.trace import Alloc, Free, Mark, Op
+from umem.trace.recording.recorder import Recorder
+from umem.trace.recording.tally import GROUPS, Tally
 
 pytest.importorskip("umem.chainer")
 

@@ -15,9 +15,8 @@ from strategies import traces
 
 import umem
 from umem.errors import ScalingError, SizeError, TraceError
-from umem.trace.events import Access, Alloc, Checker, Event, Free, Hint, Mark, Op
-from umem.trace.scale import join
 from umem.trace import Trace
+from umem.trace.events import Access, Alloc, Checker, Event, Free, Hint, Mark, Op
 
 # -- traces that are polynomials of the size ---------------------------------------------------
 
@@ -81,7 +80,7 @@ SIZES = st.lists(st.integers(1, 64), min_size=2, max_size=3, unique=True)
 @given(traces(), SIZES, st.integers(1, 1000))
 @settings(deadline=None, max_examples=60)
 def test_what_is_affine_is_predicted_exactly(trace: Trace, sizes: list[int], size: int) -> None:
-    joined = join([grown(trace, n) for n in sizes], sizes)
+    joined = Trace.join([grown(trace, n) for n in sizes], sizes)
     assert joined.sizes == tuple(sorted(sizes))
     assert joined.events == grown(trace, max(sizes)).events
     assert joined.at(size) == grown(trace, size)
@@ -91,7 +90,7 @@ def test_what_is_affine_is_predicted_exactly(trace: Trace, sizes: list[int], siz
 @settings(deadline=None, max_examples=60)
 def test_what_is_a_square_is_predicted_exactly_from_three_sizes(trace: Trace, size: int) -> None:
     sizes = (3, 8, 20)
-    joined = join([grown(trace, n, 2) for n in sizes], sizes)
+    joined = Trace.join([grown(trace, n, 2) for n in sizes], sizes)
     found, expected = joined.at(size, degree=2), grown(trace, size, 2)
     if size not in sizes:  # times are affine here, and fitted with a parabola: equal but rounding
         found = without_times(found)
@@ -144,28 +143,30 @@ def step(nbytes: int, workspace: int | None = None, seconds: float | None = None
 
 
 def test_bytes_are_rounded_up_and_never_negative() -> None:
-    joined = join([step(10), step(13)], (4, 8))
+    joined = Trace.join([step(10), step(13)], (4, 8))
     assert [joined.at(n).events[0].nbytes for n in (1, 3, 5, 6, 9)] == [8, 10, 11, 12, 14]
     falling = unchecked([step(100), step(50)], (4, 8))
     assert falling.at(1000).peak_bytes == 0
 
 
 def test_host_time_that_shrinks_with_the_size_is_noise() -> None:
-    joined = join([step(1, seconds=0.5), step(2, seconds=0.25)], (4, 8))
+    joined = Trace.join([step(1, seconds=0.5), step(2, seconds=0.25)], (4, 8))
     assert [op.host_seconds for op in joined.at(64).ops] == [0.375]
-    missing = join([step(1, seconds=0.5), step(2)], (4, 8))
+    missing = Trace.join([step(1, seconds=0.5), step(2)], (4, 8))
     assert [op.host_seconds for op in missing.at(64).ops] == [None]
 
 
 def test_workspace_follows_the_steepest_slope() -> None:
     """400 and 800 bytes, then 1000: as when larger arrays get by with fewer temporaries."""
     for found in ((400, 800, 1000), (400, 500, 1400)):
-        joined = join([step(n, w) for n, w in zip((4, 8, 16), found, strict=True)], (4, 8, 16))
+        joined = Trace.join(
+            [step(n, w) for n, w in zip((4, 8, 16), found, strict=True)], (4, 8, 16)
+        )
         assert [op.workspace_bytes for op in joined.at(32).ops] == [3200]
 
 
 def test_the_largest_figure_that_a_trace_holds_is_an_error_beyond() -> None:
-    joined = join([step(4), step(8)], (4, 8))
+    joined = Trace.join([step(4), step(8)], (4, 8))
     assert joined.at(10**9).peak_bytes == 10**9
     assert joined.at(1 << 62).peak_bytes == 1 << 62
     with pytest.raises(SizeError, match=r"would need a figure of 4\.6e"):
@@ -195,7 +196,7 @@ def two(frees: list[list[int]], size: int) -> Trace:
 )
 def test_a_tensor_lives_until_the_later_of_its_deaths(one: Any, other: Any, expected: Any) -> None:
     for traces_ in ([two(one, 4), two(other, 8)], [two(other, 4), two(one, 8)]):
-        assert gaps(join(traces_, (4, 8)).at(16)) == [set(gap) for gap in expected]
+        assert gaps(Trace.join(traces_, (4, 8)).at(16)) == [set(gap) for gap in expected]
 
 
 def gaps(trace: Trace) -> list[set[int]]:
@@ -222,7 +223,7 @@ def test_numbers_of_tensors_do_not_matter() -> None:
         Alloc(3, 32, "array", "b"),
         Op("f", "array", (Access(3, 0, 32),), ()),
     ]
-    found = join([Trace(events), Trace(other)], (1, 2)).at(3)
+    found = Trace.join([Trace(events), Trace(other)], (1, 2)).at(3)
     assert [e.nbytes for e in found.events if isinstance(e, Alloc)] == [24, 48]
     assert found.peak_bytes == 48
 
@@ -232,7 +233,7 @@ def test_numbers_of_tensors_do_not_matter() -> None:
 
 def test_a_third_size_that_no_line_passes_is_an_error_and_a_parabola_fits_it() -> None:
     sizes = (8, 16, 32)
-    joined = join([step(n * n * 1000) for n in sizes], sizes)
+    joined = Trace.join([step(n * n * 1000) for n in sizes], sizes)
     with pytest.raises(ScalingError, match=r"'f' \(activation\) has 62.5 KiB at 8, .* degree=2"):
         joined.at(64)
     assert joined.at(64, degree=2).peak_bytes == 64 * 64 * 1000
@@ -240,9 +241,12 @@ def test_a_third_size_that_no_line_passes_is_an_error_and_a_parabola_fits_it() -
 
 def test_within_the_tolerance_a_third_size_says_nothing() -> None:
     sizes = (8, 16, 32)
-    assert join([step(n) for n in (80_700, 160_000, 320_000)], sizes).at(64).peak_bytes == 640_000
+    assert (
+        Trace.join([step(n) for n in (80_700, 160_000, 320_000)], sizes).at(64).peak_bytes
+        == 640_000
+    )
     with pytest.raises(ScalingError):
-        join([step(n) for n in (80_900, 160_000, 320_000)], sizes).at(64)
+        Trace.join([step(n) for n in (80_900, 160_000, 320_000)], sizes).at(64)
 
 
 def test_a_tensor_that_does_not_matter_is_not_checked() -> None:
@@ -251,9 +255,9 @@ def test_a_tensor_that_does_not_matter_is_not_checked() -> None:
         return Trace([Alloc(0, small, "activation", "small"), large])
 
     sizes = (8, 16, 32)
-    join([both(s, n) for s, n in zip((5000, 8, 8), sizes, strict=True)], sizes).at(64)
+    Trace.join([both(s, n) for s, n in zip((5000, 8, 8), sizes, strict=True)], sizes).at(64)
     with pytest.raises(ScalingError, match="'small'"):
-        join([both(s, n) for s, n in zip((50_000, 8, 8), sizes, strict=True)], sizes).at(64)
+        Trace.join([both(s, n) for s, n in zip((50_000, 8, 8), sizes, strict=True)], sizes).at(64)
 
 
 # -- what cannot be scaled ---------------------------------------------------------------------
@@ -268,11 +272,11 @@ def test_a_trace_of_one_size_says_how_to_record_two() -> None:
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "8", None])
 def test_what_is_no_size_is_refused(size: Any) -> None:
-    joined = join([step(4), step(8)], (4, 8))
+    joined = Trace.join([step(4), step(8)], (4, 8))
     with pytest.raises(SizeError, match="whole number of at least 1"):
         joined.at(size)
     with pytest.raises(SizeError, match="whole number of at least 1"):
-        join([step(4), step(8)], (4, size))
+        Trace.join([step(4), step(8)], (4, size))
 
 
 @pytest.mark.parametrize(
@@ -289,33 +293,33 @@ def test_what_is_no_size_is_refused(size: Any) -> None:
 )
 def test_what_cannot_be_joined_is_refused(count: int, sizes: Any, said: str) -> None:
     with pytest.raises(ScalingError, match=said):
-        join([step(4)] * count, sizes)
+        Trace.join([step(4)] * count, sizes)
 
 
 @pytest.mark.parametrize("wrong", [None, "ab", step(4), 3])
 def test_traces_that_are_no_list_are_refused(wrong: Any) -> None:
     with pytest.raises(ScalingError, match=r"traces come as a list, such as \[a, b\]; got"):
-        join(wrong, (4, 8))
+        Trace.join(wrong, (4, 8))
 
 
 def test_traces_of_two_backends_or_of_several_sizes_are_not_joined() -> None:
     cupy = Trace(step(8).events, "cupy")
     with pytest.raises(ScalingError, match="of numpy, cupy"):
-        join([step(4), cupy], (4, 8))
-    joined = join([step(4), step(8)], (4, 8))
+        Trace.join([step(4), cupy], (4, 8))
+    joined = Trace.join([step(4), step(8)], (4, 8))
     with pytest.raises(ScalingError, match="holds sizes 4, 8 already"):
-        join([joined, step(16)], (8, 16))
+        Trace.join([joined, step(16)], (8, 16))
 
 
 @pytest.mark.parametrize("degree", [0, 3, 1.5, None])
 def test_other_degrees_are_refused(degree: Any) -> None:
     with pytest.raises(ScalingError, match="degree is 1"):
-        join([step(4), step(8)], (4, 8)).at(64, degree)
+        Trace.join([step(4), step(8)], (4, 8)).at(64, degree)
 
 
 def test_a_parabola_needs_three_sizes() -> None:
     with pytest.raises(ScalingError, match=r"degree=2 needs three recorded sizes; .* has 4, 8"):
-        join([step(4), step(8)], (4, 8)).at(64, degree=2)
+        Trace.join([step(4), step(8)], (4, 8)).at(64, degree=2)
 
 
 def test_the_first_operation_that_differs_is_named_with_both_names() -> None:
@@ -323,10 +327,10 @@ def test_the_first_operation_that_differs_is_named_with_both_names() -> None:
         return Trace([Op(name, "forward", (), ()) for name in names])
 
     with pytest.raises(ScalingError) as caught:
-        join([ops("a", "b", "c"), ops("a", "d", "c")], (4, 8))
+        Trace.join([ops("a", "b", "c"), ops("a", "d", "c")], (4, 8))
     assert "operation 2 is 'b' forward at size 4 and 'd' forward at size 8" in str(caught.value)
     with pytest.raises(ScalingError) as caught:
-        join([ops("a", "b"), ops("a")], (8, 4))
+        Trace.join([ops("a", "b"), ops("a")], (8, 4))
     said = str(caught.value)
     assert "operation 2 is the end of the step at size 4 and 'b' forward at size 8" in said
 
@@ -336,18 +340,18 @@ def test_a_constant_in_a_name_may_depend_on_the_size() -> None:
         return Trace([Alloc(0, nbytes, "gradient", name), Op(name, "backward", (), ())])
 
     names = ("_ * 0.0001220703125", "_ * 6.103515625e-05")
-    found = join([multiplied(names[0]), multiplied(names[1], 16)], (4, 8)).at(16)
+    found = Trace.join([multiplied(names[0]), multiplied(names[1], 16)], (4, 8)).at(16)
     assert [op.name for op in found.ops] == [names[1]]
     for one, other in (("conv2d", "conv3d"), ("_ * 2", "_ + 2"), ("_ * 2", "_ * x")):
         with pytest.raises(ScalingError, match="operation 1 is"):
-            join([multiplied(one), multiplied(other)], (4, 8))
+            Trace.join([multiplied(one), multiplied(other)], (4, 8))
 
 
 def test_the_first_tensor_or_access_that_differs_is_named() -> None:
     one = Trace([Op("a", "forward", (), ()), Alloc(0, 8, "stash", "mask")])
     other = Trace([Op("a", "forward", (), ()), Alloc(0, 8, "activation", "y")])
     with pytest.raises(ScalingError) as caught:
-        join([one, other], (4, 8))
+        Trace.join([one, other], (4, 8))
     said = str(caught.value)
     assert "after 'a' forward comes a tensor 'mask' (stash) at size 4" in said
     assert "a tensor 'y' (activation) at size 8" in said
@@ -356,16 +360,16 @@ def test_the_first_tensor_or_access_that_differs_is_named() -> None:
         Trace([Alloc(0, 8, "array", "x"), op]) for op in (reads, reads._replace(reads=()))
     )
     with pytest.raises(ScalingError, match="'a' forward on 1 and 0 tensors at size 4"):
-        join([one, other], (4, 8))
+        Trace.join([one, other], (4, 8))
     with pytest.raises(ScalingError, match="the mark 'step' at size 4 and nothing more at size 8"):
-        join([Trace([Mark("step")]), Trace([])], (4, 8))
+        Trace.join([Trace([Mark("step")]), Trace([])], (4, 8))
 
 
 def test_a_trace_that_does_not_hold_together_is_not_joined() -> None:
     use = Op("f", "forward", (Access(5, 0, 1),), ())
     for event in (Free(5), use, Hint("prefetch", (Access(5, 0, 1),))):
         with pytest.raises(TraceError, match="tensor 5 is used or freed, and is not alive"):
-            join([Trace([event]), Trace([event])], (4, 8))
+            Trace.join([Trace([event]), Trace([event])], (4, 8))
 
 
 @pytest.mark.parametrize("sizes", [(8, 4), (4, 16, 8), (16, 4, 8)])
@@ -374,14 +378,14 @@ def test_a_step_that_shrinks_as_the_size_grows_asks_whether_sizes_are_swapped(
 ) -> None:
     recorded = [step(1024 * n) for n in (4, 8, 16)[: len(sizes)]]
     with pytest.raises(ScalingError, match=r"it allocates and moves .*Are the sizes swapped\?"):
-        join(recorded, sizes)
+        Trace.join(recorded, sizes)
     with pytest.raises(ScalingError, match=r"8\.0 KiB at size 4 and 4\.0 KiB at size 8"):
-        join([step(1024 * 4), step(1024 * 8)], (8, 4))
+        Trace.join([step(1024 * 4), step(1024 * 8)], (8, 4))
 
 
 def test_a_step_may_hold_less_at_its_peak_because_of_its_workspace() -> None:
     """NumPy gets by with fewer temporaries for larger arrays."""
-    joined = join([step(100, 5000), step(200, 100)], (4, 8))
+    joined = Trace.join([step(100, 5000), step(200, 100)], (4, 8))
     assert joined.at(4).peak_bytes > joined.at(8).peak_bytes
 
 
@@ -389,19 +393,19 @@ def test_one_recording_at_two_sizes_is_refused_whatever_its_times_and_workspace(
     again = step(8, workspace=5, seconds=0.25)
     for other in (again, step(8, workspace=70, seconds=0.5)):
         with pytest.raises(ScalingError, match="nothing of the step depends on the size: at 4 and"):
-            join([again, other], (4, 8))
+            Trace.join([again, other], (4, 8))
     with pytest.raises(ScalingError, match="at 8 and 16 it is the same"):
-        join([step(4), step(8), step(8)], (4, 8, 16))
+        Trace.join([step(4), step(8), step(8)], (4, 8, 16))
 
 
 def test_what_was_measured_with_and_without_workspace_is_not_joined() -> None:
     said = r"the workspace of 'f' forward was measured at size {} and not at size {}\. `umem run"
     with pytest.raises(ScalingError, match=said.format(8, 4)):
-        join([step(4), step(8, workspace=0)], (4, 8))
+        Trace.join([step(4), step(8, workspace=0)], (4, 8))
     with pytest.raises(ScalingError, match=said.format(4, 16)):
-        join([step(4, workspace=1), step(8, workspace=1), step(16)], (4, 8, 16))
-    assert join([step(4), step(8)], (4, 8)).at(16).unmeasured_count == 1
-    assert join([step(4, 0), step(8, 0)], (4, 8)).at(16).unmeasured_count == 0
+        Trace.join([step(4, workspace=1), step(8, workspace=1), step(16)], (4, 8, 16))
+    assert Trace.join([step(4), step(8)], (4, 8)).at(16).unmeasured_count == 1
+    assert Trace.join([step(4, 0), step(8, 0)], (4, 8)).at(16).unmeasured_count == 0
 
 
 # -- files -------------------------------------------------------------------------------------
@@ -410,7 +414,7 @@ def test_what_was_measured_with_and_without_workspace_is_not_joined() -> None:
 @given(traces(), SIZES)
 @settings(deadline=None, max_examples=30)
 def test_a_trace_of_several_sizes_is_one_file(trace: Trace, sizes: list[int]) -> None:
-    joined = join([grown(trace, n) for n in sizes], sizes)
+    joined = Trace.join([grown(trace, n) for n in sizes], sizes)
     with tempfile.TemporaryDirectory() as folder:
         loaded = Trace.load(joined.save(Path(folder) / "x.trace"))
     assert loaded == joined
@@ -418,7 +422,7 @@ def test_a_trace_of_several_sizes_is_one_file(trace: Trace, sizes: list[int]) ->
 
 
 def test_the_documented_text_is_the_format_of_two_sizes(tmp_path: Path) -> None:
-    joined = join([step(4), step(8)], (4, 8))
+    joined = Trace.join([step(4), step(8)], (4, 8))
     lines = gzip.decompress(joined.save(tmp_path / "x").read_bytes()).decode().splitlines()
     assert json.loads(lines[0])["sizes"] == [4, 8]
     assert [json.loads(line)[0] for line in lines[1:]] == ["alloc", "op", "free", "end"] * 2
@@ -427,7 +431,7 @@ def test_the_documented_text_is_the_format_of_two_sizes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sizes", [[4], [8, 4], [4, 4], [4, 8, 16], [0, 4], [4.0, 8], "48", {}, 3])
 def test_sizes_of_a_file_that_do_not_hold_together_are_refused(tmp_path: Path, sizes: Any) -> None:
-    path = join([step(4), step(8)], (4, 8)).save(tmp_path / "x")
+    path = Trace.join([step(4), step(8)], (4, 8)).save(tmp_path / "x")
     lines = gzip.decompress(path.read_bytes()).decode().splitlines(keepends=True)
     header = {**json.loads(lines[0]), "sizes": sizes}
     path.write_bytes(gzip.compress((json.dumps(header) + "\n" + "".join(lines[1:])).encode()))
@@ -436,7 +440,7 @@ def test_sizes_of_a_file_that_do_not_hold_together_are_refused(tmp_path: Path, s
 
 
 def test_a_file_without_its_second_size_is_truncated(tmp_path: Path) -> None:
-    path = join([step(4), step(8)], (4, 8)).save(tmp_path / "x")
+    path = Trace.join([step(4), step(8)], (4, 8)).save(tmp_path / "x")
     lines = gzip.decompress(path.read_bytes()).decode().splitlines(keepends=True)
     for count in range(len(lines)):
         path.write_bytes(gzip.compress("".join(lines[:count]).encode()))

@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 
 import umem
-from umem.memory import process as memory
 from umem import scopes
 from umem.devices import cuda
 from umem.errors import LeftOnWarning, StateError
+from umem.memory import process as memory
 from umem.memory.process import current_device
-from umem.trace.recording.recorder import active, inside
 from umem.trace.recording import sources
+from umem.trace.recording.recorder import active, inside
 
 FOLDER = str(Path(umem.__file__).parent)
 BLOCKS: dict[str, Callable[[], Any]] = {

@@ -16,11 +16,11 @@ from umem.devices.specs import gpu_spec
 from umem.errors import BudgetError, GraphError, StateError, TraceError
 from umem.planner import plan, simulate
 from umem.predict.techniques import recomputation as budgets
+from umem.predict.techniques.budget_graph import tapes_of
 from umem.predict.techniques.prefetching import with_moves
 from umem.predict.techniques.registry import TECHNIQUES
 from umem.predict.techniques.settled import settled
 from umem.predict.techniques.subject import STEPS, Subject
-from umem.predict.techniques.budget_graph import tapes_of
 from umem.trace import Access, Alloc, Checker, Free, Hint, Mark, Op, Trace
 from umem.units import MIB
 

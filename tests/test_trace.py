@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from strategies import traces
 
 import umem
-from umem.predict import choosing
-from umem.trace import scale as scaling, file as trace_file
-from umem.trace.analysis import analyse
 from umem.errors import TraceError
+from umem.predict import choosing
 from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
+from umem.trace import file as trace_file
+from umem.trace.analysis import analyse
 
 HEADER = {"format": "umem-trace", "version": 2, "backend": "numpy", "meta": {}}
 GOOD: list[Any] = [
@@ -100,7 +100,7 @@ def test_a_trace_prints_as_one_line() -> None:
         lambda wrong: umem.choose(wrong, "t4", 64),
         lambda wrong: choosing.choose_each(wrong, ["t4"]),
         analyse,
-        lambda wrong: scaling.join([EXAMPLE, wrong], (4, 8)),
+        lambda wrong: Trace.join([EXAMPLE, wrong], (4, 8)),
     ],
 )
 def test_a_path_in_the_place_of_a_trace_is_told_how_to_load_it(act: Any) -> None:

@@ -5,20 +5,19 @@
 
 from typing import TYPE_CHECKING, Any
 
-from umem.memory.blocks import hybrid, managed, unmanaged
-from umem.memory.statistics import statistics
 from umem.errors import DeviceNotFoundError, OutOfMemoryError, UmemError
-from umem.memory.hints import advise, location, prefetch, preset
-from umem.memory.status import Status, status
+from umem.memory.blocks import hybrid, managed, unmanaged
+from umem.memory.hints import advise, as_numpy, location, prefetch, preset
 from umem.memory.process import disable, enable, virtual_gpu
+from umem.memory.statistics import statistics
+from umem.memory.status import Status, status
 from umem.memory.tracking import track
-from umem.memory.hints import as_numpy
 
 if TYPE_CHECKING:
     from umem.predict.choosing import choose
-    from umem.trace.recording.recorder import record
-    from umem.trace.recording.at_sizes import record_at
     from umem.predict.replaying import Replay, replay
+    from umem.trace.recording.at_sizes import record_at
+    from umem.trace.recording.recorder import record
     from umem.trace.trace import Trace
 
 __all__ = [

@@ -1,8 +1,11 @@
-"""What optional parts of umem need, and the command that installs it."""
+"""What optional parts of umem need, whether it is installed, and the command that installs it."""
 
 from __future__ import annotations
 
 import shlex
+import sys
+from collections.abc import Iterator
+from importlib import metadata
 
 PACKAGES = {
     "plot": ("matplotlib>=3.7",),
@@ -28,3 +31,28 @@ def install(extra: str, name: str = "") -> str:
 def command(extra: str, name: str = "") -> str:
     """The same, and which extra that is."""
     return f"{install(extra, name)} (umem's extra: {extra})"
+
+
+CUPY_DISTRIBUTIONS = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")
+
+
+def installed_version(name: str) -> str | None:
+    """Return the installed version of a distribution, or None; ``python`` and ``cupy`` work too.
+
+    A module that is already imported answers for itself, which saves reading metadata.
+    """
+    if name == "python":
+        return ".".join(str(part) for part in sys.version_info[:3])
+    loaded = getattr(sys.modules.get(name), "__version__", None)
+    if isinstance(loaded, str):
+        return loaded
+    candidates = CUPY_DISTRIBUTIONS if name == "cupy" else (name,)
+    return next(_metadata_versions(candidates), None)
+
+
+def _metadata_versions(names: tuple[str, ...]) -> Iterator[str]:
+    for name in names:
+        try:
+            yield metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue

@@ -7,6 +7,7 @@ then.
 """
 
 from __future__ import annotations
+
 import contextlib
 import errno
 import os
@@ -15,10 +16,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
-from umem.errors import FileError
-from umem.printable import shown
-from umem.errors import FileError, TraceError
 
+from umem.errors import FileError, TraceError
+from umem.printable import shown
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 _PRIVATE, _COMMON = 0o600, 0o666

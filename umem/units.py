@@ -18,6 +18,9 @@ MIB = 1 << 20
 GIB = 1 << 30
 TIB = 1 << 40
 MAX_BYTES = (1 << 63) - 1
+BLOCK_BYTES = 2 * MIB
+"""The unit in which the driver moves managed memory (uvm_va_block.h of NVIDIA's open driver)."""
+
 
 _FACTORS = {
     "": 1, "B": 1,

@@ -1,33 +1,28 @@
 """``umem choose TRACE``: what makes a recorded step fit a GPU, and what it costs."""
 
 from __future__ import annotations
+
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from io import TextIOWrapper
 from pathlib import Path
+
 import click
 from rich.console import Console
-from rich.text import Text
-from umem.trace import scale as scaling
-from umem.predict.choosing import Choice, Option, Search, gpu_asked_for
-from umem.cli.in_and_out import Caps, caps
-from umem.cli.in_and_out import refuse, refuse_picture, write
-from umem.cli.in_and_out import say
-from umem.devices.specs import GPUS, gpu_spec
-from umem.errors import UmemError
-from umem.reports.text.choice import heading
-from umem.printable import command_line, quoted, shown
-from umem.trace.trace import Trace
-from collections.abc import Callable
 from rich.status import Status
-from umem.predict.choosing import Search
+from rich.text import Text
+
 from umem.cli import in_and_out as saying
-from umem.devices.specs import GpuSpec
-from umem.reports.text.choice import found_of_gpu, found_of_technique
+from umem.cli.in_and_out import Caps, caps, refuse, refuse_picture, say, write
+from umem.devices.specs import GPUS, GpuSpec, gpu_spec
+from umem.errors import UmemError
+from umem.predict.choosing import Choice, Search, gpu_asked_for
 from umem.predict.techniques.options import Option
 from umem.predict.techniques.registry import TECHNIQUES
-
+from umem.printable import command_line, quoted, shown
+from umem.reports.text.choice import found_of_gpu, found_of_technique, heading
+from umem.trace.trace import Trace
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
@@ -252,7 +247,7 @@ def _load(paths: tuple[Path, ...], sizes: tuple[int, ...] | None, caps: Caps) ->
             f"{'is' if len(paths) == 1 else 'are'} {_counted(len(paths), 'trace')}: each has one"
         )
     loaded = [Trace.load(path, **caps._asdict()) for path in paths]
-    return loaded[0] if sizes is None else scaling.join(loaded, sizes)
+    return loaded[0] if sizes is None else Trace.join(loaded, sizes)
 
 
 def _counted(count: int, what: str) -> str:

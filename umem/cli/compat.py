@@ -16,10 +16,10 @@ from rich.text import Text
 from umem.cli.in_and_out import say
 from umem.compat import Row, check, install_pth, remove_pth
 from umem.compat.installation import find_package, package_version
-from umem.compat.pth import installed_pth
-from umem.compat.requirement import installed_version
 from umem.compat.mended import import_mended
+from umem.compat.pth import installed_pth
 from umem.errors import UmemError
+from umem.extras import installed_version
 from umem.printable import shown
 
 

@@ -16,9 +16,9 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from umem.predict.comparing import ModeRow
 from umem.errors import MissingDependencyError, UmemError
 from umem.files import check_folder, check_target, reason, whole
+from umem.predict.comparing import ModeRow
 from umem.printable import shown
 from umem.units import format_bytes, format_seconds, parse_bytes
 

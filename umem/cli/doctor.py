@@ -12,14 +12,14 @@ from typing import Any
 import click
 
 import umem
-from umem.memory import environment
 from umem import extras
 from umem.cli.in_and_out import say
 from umem.devices.cuda import cuda_reason
 from umem.devices.selftest import Check, run_selftest
 from umem.errors import DeviceNotFoundError, UmemError
-from umem.memory.status import columns
+from umem.memory import environment
 from umem.memory.process import current_device
+from umem.memory.status import columns
 from umem.printable import shown
 
 _WORDS = {True: "ok", False: "FAILED", None: "skipped"}

@@ -1,20 +1,20 @@
 """Files that a command writes: refused where something is in the way, written whole or not."""
 
 from __future__ import annotations
+
 import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, NamedTuple
+
 import click
+
 from umem import extras
-from umem.errors import FileError
+from umem.errors import FileError, SizeError
 from umem.files import check_target, reason, whole
 from umem.printable import shown
-from collections.abc import Callable
-from typing import Any, NamedTuple
-from umem.errors import SizeError
 from umem.trace.file import MAX_BYTES, MAX_EVENTS
 from umem.units import format_bytes, parse_bytes
 

@@ -17,13 +17,11 @@ import click
 from rich.console import Console
 
 from umem import __version__
-from umem.trace.analysis.analysis import Analysis, Vram, analyse
-from umem.cli.in_and_out import Caps, caps
-from umem.cli.in_and_out import refuse, refuse_picture, write
-from umem.cli.in_and_out import say
+from umem.cli.in_and_out import Caps, caps, refuse, refuse_picture, say, write
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import UmemError
 from umem.printable import command_line, shown
+from umem.trace.analysis.analysis import Analysis, Vram, analyse
 from umem.trace.trace import Trace
 from umem.units import parse_bytes
 

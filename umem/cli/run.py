@@ -1,8 +1,10 @@
 """``umem run SCRIPT``: an old script, unchanged, with the Chainer layer on and memory in a mode."""
 
 from __future__ import annotations
+
 import importlib
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,22 +12,20 @@ from contextlib import ExitStack, contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
+
 import click
+
 import umem
-from umem.memory import environment
 from umem.cli.run_record import Options, Recording
 from umem.cli.run_watch import Watching
 from umem.compat.finder import arm
 from umem.compat.installation import find_package
-from umem.errors import UmemError
+from umem.errors import OutOfMemoryError, UmemError
+from umem.memory import environment
+from umem.printable import command_line, shown
 from umem.trace.recording.kept_steps import Steps
-from umem.printable import shown
 from umem.trace.stacks import end_at_user
 from umem.units import format_bytes, format_seconds
-import re
-from umem.errors import OutOfMemoryError
-from umem.printable import command_line
-
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 

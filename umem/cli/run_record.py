@@ -9,8 +9,8 @@ from pathlib import Path
 from umem.cli.in_and_out import say
 from umem.errors import TraceError
 from umem.files import claimed
-from umem.trace.recording.kept_steps import Keeper, Kept, Steps
 from umem.printable import command_line, shown
+from umem.trace.recording.kept_steps import Keeper, Kept, Steps
 from umem.units import format_bytes
 
 

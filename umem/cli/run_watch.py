@@ -1,24 +1,24 @@
 """What ``umem run --watch`` does beside the script."""
 
 from __future__ import annotations
+
 import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
+
 from rich.console import Console
 from rich.text import Text
+
+from umem.locks import safe_lock
 from umem.memory.blocks import innermost_virtual
+from umem.reports.text.live import Seen, Simulated, line, summary, view
 from umem.trace.recording.recorder import Recorder
 from umem.trace.recording.tally import Tally
-from umem.reports.text.live import Seen, Simulated, line, summary, view
-from collections.abc import Iterable
-from typing import Any, TextIO
-from umem.locks import safe_lock
-
 
 _UP_AND_CLEAR = "\x1b[1A\x1b[2K"
 
@@ -104,8 +104,8 @@ class _Through:
         return self._region.write(self._stream, text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
+        for text in lines:
+            self.write(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

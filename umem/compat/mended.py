@@ -10,9 +10,10 @@ from pathlib import Path
 
 from umem.compat import finder, installation
 from umem.compat.catalogue import SHIMS
-from umem.compat.requirement import holds, installed_version
+from umem.compat.requirement import holds
 from umem.compat.shim import Shim
 from umem.errors import CompatError, MissingDependencyError
+from umem.extras import installed_version
 
 
 @dataclass(frozen=True)

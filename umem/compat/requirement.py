@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from umem import extras
@@ -13,30 +10,6 @@ from umem.errors import CompatError, MissingDependencyError
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
-
-CUPY_DISTRIBUTIONS = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")
-
-
-def installed_version(name: str) -> str | None:
-    """Return the installed version of a distribution, or None; ``python`` and ``cupy`` work too.
-
-    A module that is already imported answers for itself, which saves reading metadata.
-    """
-    if name == "python":
-        return ".".join(str(part) for part in sys.version_info[:3])
-    loaded = getattr(sys.modules.get(name), "__version__", None)
-    if isinstance(loaded, str):
-        return loaded
-    candidates = CUPY_DISTRIBUTIONS if name == "cupy" else (name,)
-    return next(_metadata_versions(candidates), None)
-
-
-def _metadata_versions(names: tuple[str, ...]) -> Iterator[str]:
-    for name in names:
-        try:
-            yield metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
 
 
 def holds(requirement: str) -> bool:
@@ -54,7 +27,7 @@ def holds(requirement: str) -> bool:
     wanted = parsed(requirement)
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
         return True
-    version = installed_version(wanted.name)
+    version = extras.installed_version(wanted.name)
     return version is not None and (not wanted.specifier or _meets(version, wanted.specifier))
 
 

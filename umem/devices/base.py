@@ -24,8 +24,6 @@ Place = int | Literal["cpu"]
 
 MODES: tuple[Mode, ...] = ("unmanaged", "managed", "hybrid")
 ADVICE: tuple[Advice, ...] = ("read_mostly", "preferred_location", "accessed_by")
-BLOCK_BYTES = 2 << 20
-"""The unit in which the driver moves managed memory (uvm_va_block.h of NVIDIA's open driver)."""
 
 
 class Span(NamedTuple):

@@ -1,4 +1,4 @@
-"""How much host memory this process may still take.
+"""The host: how much memory it has left, what its files say of it, and arrays over its memory.
 
 Managed memory overcommits: the driver hands out addresses, and memory is found when pages are
 written. When there is none, the kernel kills the process instead of failing the allocation, so
@@ -6,13 +6,13 @@ somebody has to look before.
 """
 
 from __future__ import annotations
-from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
-import re
+
 import ctypes
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
 import numpy as np
 
 
@@ -46,7 +46,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
@@ -109,13 +109,6 @@ def kernel_driver_version(root: Path = Path("/")) -> str | None:
 
 def _nvidia(root: Path) -> str:
     return _read(root / "proc/driver/nvidia/version")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def host_view(

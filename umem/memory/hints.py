@@ -11,9 +11,12 @@ pools have the advice and no other array gets their memory.
 """
 
 from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
 import numpy as np
+
 from umem.devices.base import ADVICE, Advice, Device, Location, Place
 from umem.devices.presets import PRESETS, Preset, check_preset
 from umem.errors import HintError

@@ -7,13 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from umem.memory import environment
-from umem.memory.blocks import Block as Block
-from umem.memory.blocks import Decorator, Request, check_served, checked_request, devices_served, innermost_virtual
-from umem.memory.blocks import current_device as current_device
 from umem.devices.base import Device, Policy, policy_here
 from umem.errors import StateError, UmemError
 from umem.locks import safe_lock
+from umem.memory import environment
+from umem.memory.blocks import Block as Block
+from umem.memory.blocks import (
+    Decorator,
+    Request,
+    check_served,
+    checked_request,
+    devices_served,
+    innermost_virtual,
+)
+from umem.memory.blocks import current_device as current_device
 from umem.memory.limits import Size
 from umem.scopes import Scope, Scoped, inside, tidy
 from umem.trace.stacks import end_at_user
@@ -89,7 +96,8 @@ def enable(
         prefetch: as in `managed`; None is what UMEM_PREFETCH says, otherwise False.
 
     An argument goes before its variable, also when the others are not given, and a variable
-    before the default. The variables are read by this call: `umem.memory.environment` has their values.
+    before the default. The variables are read by this call: `environment`
+    has their values.
 
     Raises:
         DeviceNotFoundError, DeviceError, SizeError: see `managed`; nothing is on then.

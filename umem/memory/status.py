@@ -192,6 +192,6 @@ def _reason(error: Exception) -> str:
 @functools.cache
 def versions() -> dict[str, str | None]:
     """Versions of umem, Python and the libraries; None for what is not installed."""
-    from umem.compat.requirement import installed_version
+    from umem.extras import installed_version
 
     return {name: installed_version(name) for name in _PACKAGES}

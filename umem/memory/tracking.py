@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TextIO
 
-from umem.memory.statistics import Watch, format_in
 from umem.errors import LeakError
 from umem.locks import safe_lock
+from umem.memory.statistics import Watch, format_in
 from umem.scopes import Scope, Scoped
 from umem.trace.stacks import Frame, Places, Reader, places
 from umem.units import format_bytes

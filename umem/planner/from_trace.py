@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Literal
 
 from umem.errors import GraphError
-from umem.planner.graph import Graph, Node
+from umem.planner.node import Node
 from umem.trace.trace import Access, Alloc, Op, Trace
 
 Cost = Literal["paper", "seconds", "flops"]
@@ -14,7 +14,9 @@ NOT_AGAIN = frozenset(("Zoneout", "ZoneoutLSTM", "NegativeSampling", "DropoutRNN
 """Functions that draw anew when they run again."""
 
 
-def from_trace(trace: Trace, cost: Cost = "paper", not_again: Collection[str] = NOT_AGAIN) -> Graph:
+def nodes_and_edges(
+    trace: Trace, cost: Cost = "paper", not_again: Collection[str] = NOT_AGAIN
+) -> tuple[list[Node], list[tuple[str, str]]]:
     """A node for each call up to the first that is not forward.
 
     A tensor is saved where it is still alive when forward has ended. A call that writes no new
@@ -40,7 +42,7 @@ def from_trace(trace: Trace, cost: Cost = "paper", not_again: Collection[str] = 
             break
     if not reader.calls:
         raise GraphError("the trace has no forward call")
-    return reader.graph()
+    return list(map(reader.node, range(len(reader.calls)))), reader.edges
 
 
 class _Reader:
@@ -56,12 +58,12 @@ class _Reader:
         self._bases: list[str | None] = []
         self._writers: dict[Access, str] = {}
         self._last_writers: dict[int, str] = {}
-        self._edges: list[tuple[str, str]] = []
+        self.edges: list[tuple[str, str]] = []
 
     def add(self, op: Op) -> None:
         name = f"{op.name}#{len(self.calls)}"
         inputs = [writer for access in op.reads if (writer := self._writer(access)) is not None]
-        self._edges += [(writer, name) for writer in dict.fromkeys(inputs)]
+        self.edges += [(writer, name) for writer in dict.fromkeys(inputs)]
         made: list[Alloc] = []
         base = None
         for access in op.writes:
@@ -74,7 +76,7 @@ class _Reader:
             if alloc.kind not in ("stash", "parameter", "input", "state"):
                 self._writers[access] = self._last_writers[access.tensor] = name
         if base is not None and base not in inputs:
-            self._edges.append((base, name))
+            self.edges.append((base, name))
         self.calls.append(op)
         self._names.append(name)
         self._made.append(made)
@@ -84,10 +86,7 @@ class _Reader:
         """The call whose output an access reads: the last of exactly these bytes, or the last."""
         return self._writers.get(access) or self._last_writers.get(access.tensor)
 
-    def graph(self) -> Graph:
-        return Graph(map(self._node, range(len(self.calls))), self._edges)
-
-    def _node(self, index: int) -> Node:
+    def node(self, index: int) -> Node:
         op, made, base = self.calls[index], self._made[index], self._bases[index]
         outputs = [alloc for alloc in made if alloc.kind != "stash"]
         stashes = [alloc for alloc in made if alloc.kind == "stash" and self._is_saved(alloc)]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from umem.predict.cupy_differences import CORRECT, Correct, on_gpu
 from umem.devices.base import ADVICE, MODES, Mode, Policy
 from umem.devices.specs import COSTS, Costs, GpuSpec, extremes, gpu_spec
 from umem.devices.virtual import VirtualGPU
@@ -16,8 +15,9 @@ from umem.devices.virtual.clock import Clock
 from umem.devices.virtual.figures import Figures, Sample
 from umem.devices.virtual.model import Allocator
 from umem.errors import HintError, OutOfMemoryError, StateError, TraceError
-from umem.trace.analysis.explain import missing, why_peak
 from umem.memory.limits import Size
+from umem.predict.cupy_differences import CORRECT, Correct, on_gpu
+from umem.trace.analysis.explain import missing, why_peak
 from umem.trace.trace import Access, Alloc, Checker, Event, Hint, Trace, check_trace
 from umem.units import format_bytes, format_seconds, parse_bytes
 

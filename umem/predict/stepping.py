@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from umem.devices.base import BLOCK_BYTES, Mode, Policy
+from umem.devices.base import Mode, Policy
 from umem.devices.specs import COSTS, GpuSpec, extremes
 from umem.devices.virtual.clock import Clock
 from umem.devices.virtual.layout import Layout, Replayer
 from umem.devices.virtual.model import Model
 from umem.errors import OutOfMemoryError
 from umem.trace.trace import Event, Mark, Trace
+from umem.units import BLOCK_BYTES
 
 _RATES = (COSTS, *extremes(COSTS))
 """Each GPU has a clock at these costs: as they are, and at the quick and slow ends."""
@@ -61,7 +62,7 @@ def settled_steps(
     the next one misses.
 
     Args:
-        trace: two steps or more, each ended by its mark; corrected for CuPy (`umem.predict.cupy_differences`).
+        trace: two steps or more, each ended by its mark; corrected for CuPy (`cupy_differences`).
         gpus: the GPUs, one at least, with the same VRAM; any where it has room for the layout.
         mode, prefetch: as in `umem.replay`; whether a GPU has the mode is not asked.
         layout: of the trace; with one, a replay that needs no pool has none.

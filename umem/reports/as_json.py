@@ -1,14 +1,14 @@
 """An analysis as plain values for a JSON file."""
 
 from __future__ import annotations
+
 from typing import Any
+
 from umem.trace.analysis.analysis import Analysis, Vram
 from umem.trace.analysis.bands import thinned
+from umem.trace.analysis.differences import Comparison, Difference, OpDifference, vram_share
 from umem.trace.analysis.summary import summary
 from umem.trace.analysis.tensors import Tensor
-from umem.trace.analysis.analysis import Vram
-from umem.trace.analysis.differences import Comparison, Difference, OpDifference, vram_share
-
 
 TENSORS = 100
 """How many of the tensors alive at the peak are listed."""

@@ -15,8 +15,8 @@ from math import inf
 from typing import Any, NamedTuple
 
 from umem.errors import ScalingError, TraceError
-from umem.trace.events import Access, Alloc, Event, Free, Hint, Mark, Op
 from umem.printable import quoted
+from umem.trace.events import Access, Alloc, Event, Free, Hint, Mark, Op
 from umem.units import format_bytes
 
 NEVER = inf

@@ -15,20 +15,20 @@ events of one size after another, each closed by its own ``["end", event_count]`
 """
 
 from __future__ import annotations
+
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+
 from umem.errors import FileError, TraceError
-from umem.trace.events import CODES, LONGEST_TEXT, TYPES, Checker, Event, decode
 from umem.files import check_target, open_regular, reason, whole
 from umem.printable import quoted, shown
+from umem.trace.events import CODES, LONGEST_TEXT, TYPES, Checker, Event, decode
 from umem.units import format_bytes
-import zlib
-from typing import IO
-
 
 _CHUNK = 16 << 10
 """Of compressed bytes; they may hold a thousand times as many."""
@@ -122,8 +122,11 @@ class Header(NamedTuple):
     sizes: tuple[int, ...] = ()
 
 
-def write(path: Path, header: Header, sections: list[list[Event]], *, force: bool) -> Path:
+def write(
+    file_path: str | Path, header: Header, sections: list[list[Event]], *, force: bool
+) -> Path:
     """Write a file of a section a size, whole or not at all; see `umem.Trace.save`."""
+    path = Path(file_path)
     try:
         check_target(path, force=force, way_out="pass force=True to overwrite it")
         with whole(path, force=force) as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
@@ -155,9 +158,14 @@ def _lines(header: Header, sections: list[list[Event]]) -> Iterator[str]:
         yield json.dumps(["end", len(events)]) + "\n"
 
 
-def read(path: Path, max_events: int, max_bytes: int) -> tuple[Header, list[list[Event]]]:
+def read(
+    file_path: str | Path, max_events: int | None = None, max_bytes: int | None = None
+) -> tuple[Header, list[list[Event]]]:
     """The first line of a file and the events of its sections; see `umem.Trace.load`."""
+    path = Path(file_path)
     name = shown(path)
+    max_events = MAX_EVENTS if max_events is None else max_events
+    max_bytes = MAX_BYTES if max_bytes is None else max_bytes
     try:
         with open_regular(path) as file:
             lines = _Lines(name, io.BufferedReader(Inflating(file, max_bytes), _BUFFER_BYTES))

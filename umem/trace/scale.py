@@ -19,11 +19,10 @@ from math import lcm
 from operator import mul
 from typing import Any
 
-from umem.trace.align import Aligned, align, check_growth
 from umem.errors import ScalingError, SizeError
-from umem.trace.events import Access, Alloc, Event, Free, Hint, Op
 from umem.printable import quoted
-from umem.trace.trace import Trace, check_trace
+from umem.trace.align import Aligned, align
+from umem.trace.events import Access, Alloc, Event, Free, Hint, Op
 from umem.units import format_bytes
 
 LARGEST = 1 << 62
@@ -34,43 +33,11 @@ MATTERS = 0.001
 """What is smaller than this share of a step's peak is not checked."""
 
 
-def join(traces: Sequence[Trace], sizes: Sequence[int]) -> Trace:
-    """Traces of one step, recorded apart at each of ``sizes``, as one that can be scaled.
-
-    The joined trace is the one at the largest size, with `Trace.at` for the others.
-
-    Raises:
-        ScalingError: another number of sizes than traces, fewer than two, equal sizes, traces of
-            several backends, steps that do not do the same, of which nothing depends on the
-            size, or that shrink as it grows; workspace that was measured in some only.
-        SizeError: a size that is not a whole number of at least 1.
-        TraceError: what is no trace, such as the path of one.
-    """
-    check_sizes(sizes)
-    if not isinstance(traces, (list, tuple)):
-        raise ScalingError(f"traces come as a list, such as [a, b]; got {quoted(traces)}")
-    if len(traces) != len(sizes):
-        raise ScalingError(f"{len(traces)} traces and {len(sizes)} sizes: each trace has one size")
-    for trace in traces:
-        check_trace(trace)
-    if len({trace.backend for trace in traces}) > 1:
-        names = ", ".join(trace.backend for trace in traces)
-        raise ScalingError(f"traces of one backend can be joined; these are of {names}")
-    for trace in traces:
-        if trace.recordings:
-            raise ScalingError(f"a trace holds sizes {_listed(trace.sizes)} already")
-    pairs = sorted(zip(sizes, traces, strict=True), key=lambda pair: pair[0])
-    check_growth(align([(size, trace.events) for size, trace in pairs]))
-    recordings = {size: trace.events for size, trace in pairs}
-    largest = pairs[-1][1]
-    return Trace(largest.events, largest.backend, largest.meta, recordings)
-
-
 def check_sizes(sizes: Sequence[int]) -> None:
     """Whether a step can be fitted over these sizes.
 
     Raises:
-        ScalingError, SizeError: see `join`.
+        ScalingError, SizeError: see `Trace.join`.
     """
     if not isinstance(sizes, (list, tuple)) or len(sizes) < 2:
         raise ScalingError(
@@ -79,7 +46,7 @@ def check_sizes(sizes: Sequence[int]) -> None:
     for size in sizes:
         check_size(size)
     if len(set(sizes)) < len(sizes):
-        raise ScalingError(f"sizes must differ; got {_listed(sizes)}")
+        raise ScalingError(f"sizes must differ; got {listed(sizes)}")
 
 
 def check_size(size: int) -> None:
@@ -112,7 +79,7 @@ def events_at(recordings: Mapping[int, list[Event]], size: int, degree: int = 1)
 def _too_few(sizes: list[int], degree: int) -> str:
     if degree == 2:
         return (
-            f"degree=2 needs three recorded sizes; this trace has {_listed(sizes)}. Record it "
+            f"degree=2 needs three recorded sizes; this trace has {listed(sizes)}. Record it "
             "with umem.record_at(step, sizes=(4, 8, 16))."
         )
     return (
@@ -122,7 +89,7 @@ def _too_few(sizes: list[int], degree: int) -> str:
     )
 
 
-def _listed(sizes: Sequence[int]) -> str:
+def listed(sizes: Sequence[int]) -> str:
     return ", ".join(map(str, sizes))
 
 

@@ -5,16 +5,18 @@ A trace is a list of events. It says nothing of contents, so it can be replayed 
 """
 
 from __future__ import annotations
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
-from umem.trace import file as trace_file
-from umem.errors import TraceError
-from umem.trace.events import Access, Alloc, Checker, Event, Free, Hint, Mark, Op
-from umem.printable import quoted
-from umem.trace.events import Alloc, Event, Free, Mark
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import TYPE_CHECKING, NamedTuple
+
+from umem.errors import ScalingError, TraceError
+from umem.printable import quoted
+from umem.trace.events import Access, Alloc, Checker, Event, Free, Hint, Mark, Op
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
     "Access", "Alloc", "Checker", "Event", "Free", "Hint", "Lifetime", "Mark", "Op", "Trace",
@@ -105,10 +107,46 @@ class Trace:
             ScalingError: recorded at too few sizes, or a further size shows that the fit is wrong.
             SizeError: not a whole number of at least 1, or too large for any machine.
         """
-        from umem.trace import scale as scaling
+        from umem.trace.scale import events_at
 
-        events = scaling.events_at(self.recordings, size, degree)
+        events = events_at(self.recordings, size, degree)
         return Trace(events, self.backend, self.meta)
+
+    @classmethod
+    def join(cls, traces: Sequence[Trace], sizes: Sequence[int]) -> Trace:
+        """Traces of one step, recorded apart at each of ``sizes``, as one that can be scaled.
+
+        The joined trace is the one at the largest size, with `at` for the others.
+
+        Raises:
+            ScalingError: another number of sizes than traces, fewer than two, equal sizes, traces
+                of several backends, steps that do not do the same, of which nothing depends on
+                the size, or that shrink as it grows; workspace that was measured in some only.
+            SizeError: a size that is not a whole number of at least 1.
+            TraceError: what is no trace, such as the path of one.
+        """
+        from umem.trace.align import align, check_growth
+        from umem.trace.scale import check_sizes, listed
+
+        check_sizes(sizes)
+        if not isinstance(traces, (list, tuple)):
+            raise ScalingError(f"traces come as a list, such as [a, b]; got {quoted(traces)}")
+        if len(traces) != len(sizes):
+            counts = f"{len(traces)} traces and {len(sizes)} sizes"
+            raise ScalingError(f"{counts}: each trace has one size")
+        for trace in traces:
+            check_trace(trace)
+        if len({trace.backend for trace in traces}) > 1:
+            names = ", ".join(trace.backend for trace in traces)
+            raise ScalingError(f"traces of one backend can be joined; these are of {names}")
+        for trace in traces:
+            if trace.recordings:
+                raise ScalingError(f"a trace holds sizes {listed(trace.sizes)} already")
+        pairs = sorted(zip(sizes, traces, strict=True), key=lambda pair: pair[0])
+        check_growth(align([(size, trace.events) for size, trace in pairs]))
+        recordings = {size: trace.events for size, trace in pairs}
+        largest = pairs[-1][1]
+        return cls(largest.events, largest.backend, largest.meta, recordings)
 
     def lifetimes(self) -> dict[int, Lifetime]:
         """Each tensor's birth and death, as indexes into the events."""
@@ -151,31 +189,32 @@ class Trace:
         Raises:
             TraceError: the file exists, or cannot be written; nothing is left half-written.
         """
+        from umem.trace.file import Header, write
+
         sections = [self.recordings[size] for size in self.sizes] or [self.events]
-        header = trace_file.Header(self.backend, dict(self.meta), self.sizes)
-        return trace_file.write(Path(path), header, sections, force=force)
+        header = Header(self.backend, dict(self.meta), self.sizes)
+        return write(path, header, sections, force=force)
 
     @classmethod
     def load(
-        cls,
-        path: str | Path,
-        *,
-        max_events: int = trace_file.MAX_EVENTS,
-        max_bytes: int = trace_file.MAX_BYTES,
+        cls, path: str | Path, *, max_events: int | None = None, max_bytes: int | None = None
     ) -> Trace:
         """Read a trace and check that it holds together; executes nothing.
 
         Args:
             path: a regular file.
             max_events, max_bytes: how many events are read, and how much text once it is
-                decompressed. A small file can hold more than fits any memory.
+                decompressed, at most; `umem.trace.file` has the defaults. A small file can hold
+                more than fits any memory.
 
         Raises:
             TraceError: no such file, not a trace, truncated, longer than allowed, from a newer
                 umem, or inconsistent (a tensor used before it is allocated, freed twice, bytes
                 that no machine has, ...). Names the line.
         """
-        header, sections = trace_file.read(Path(path), max_events, max_bytes)
+        from umem.trace.file import read
+
+        header, sections = read(path, max_events, max_bytes)
         recordings = dict(zip(header.sizes, sections, strict=False))
         return cls(sections[-1], header.backend, header.meta, recordings)
 
@@ -186,7 +225,7 @@ def check_trace(trace: object) -> None:
     Raises:
         TraceError: it is something else, such as the path of one.
     """
-    if isinstance(trace, (str, Path)):
+    if isinstance(trace, (str, PathLike)):
         raise TraceError(
             f"a trace is needed, and this is a path: umem.Trace.load({quoted(str(trace))}) reads it"
         )

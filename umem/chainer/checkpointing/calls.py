@@ -1,21 +1,20 @@
 """The functions that a region applies: with what, at which line, and whether it is so again."""
 
 from __future__ import annotations
+
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
 import chainer
-import umem
-from umem.errors import RecomputeCountError, RecomputeDtypeError, RecomputeShapeError
-import weakref
-from collections.abc import Iterable
-from typing import Any
 import numpy as np
 from chainer import function_node, variable
-from umem.errors import StateError
 
+import umem
+from umem.errors import RecomputeCountError, RecomputeDtypeError, RecomputeShapeError, StateError
 
 _INSIDE = tuple(str(Path(str(m.__file__)).parent) + os.sep for m in (chainer, umem))
 

@@ -1,19 +1,19 @@
 """A call that is made twice: its arguments, its results, and which of them are differentiated."""
 
 from __future__ import annotations
-from collections.abc import Callable, Iterable, Sequence
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 from zlib import crc32
+
 import chainer
 import numpy as np
 from chainer import variable
+
 from umem.chainer.checkpointing.calls import outside
 from umem.chainer.checkpointing.two_runs import FirstRun, SecondRun
 from umem.errors import RecomputeCountError, RecomputeError, UnsupportedError
-from collections.abc import Callable, Iterator
-from copy import copy
-from typing import Any
-
 
 Result = Callable[[Sequence[Any]], Any]
 """Puts the outputs of a region's node into what the region returned."""

@@ -15,7 +15,12 @@ from chainer import function_hook
 from umem.chainer.checkpointing.calls import Call, call_of, check_call, outside
 from umem.chainer.checkpointing.link_state import FirstCalls, SecondCalls
 from umem.chainer.checkpointing.random_state import RandomState
-from umem.errors import RecomputeCountError, RecomputeDtypeError, RecomputeError, RecomputeShapeError
+from umem.errors import (
+    RecomputeCountError,
+    RecomputeDtypeError,
+    RecomputeError,
+    RecomputeShapeError,
+)
 
 _NOT_CARRIED = frozenset((
     "enable_backprop", "in_recomputing", "_will_recompute", "debug", "warn_nondeterministic",

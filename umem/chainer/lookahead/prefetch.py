@@ -1,52 +1,15 @@
 """Prefetch for Chainer: learn the order of a step, then move arrays before they are used."""
 
 from __future__ import annotations
+
 import sys
 from types import TracebackType
 from typing import TextIO
-from umem.chainer.lookahead.session import Follower, Session
+
+from umem.chainer.lookahead.session import Follower, LookaheadReport, LookaheadWarning, Session
 from umem.errors import StateError
 from umem.memory.process import current_device
 from umem.trace.recording.thread import active
-from dataclasses import dataclass
-from umem.units import format_bytes
-
-
-class LookaheadWarning(UserWarning):
-    """Lookahead prefetch does not help for a while, or any more; results are not concerned."""
-
-
-@dataclass(frozen=True)
-class LookaheadReport:
-    """What `LookaheadPrefetch` has done so far.
-
-    Attributes:
-        iteration_count: updates seen.
-        followed_count: iterations that took an order that was known.
-        mismatch_count: iterations that took another, and were not helped from there on.
-        fetched_bytes, sent_bytes: asked to be on the GPU, and on the host.
-        off: why it has stopped for good; None while it has not.
-        simulated: whether on a virtual GPU.
-    """
-
-    simulated: bool = False
-    iteration_count: int = 0
-    followed_count: int = 0
-    mismatch_count: int = 0
-    fetched_bytes: int = 0
-    sent_bytes: int = 0
-    off: str | None = None
-
-    def __str__(self) -> str:
-        simulated = " (simulated)" if self.simulated else ""
-        lines = [
-            f"iterations   {self.iteration_count}: {self.followed_count} in a known order, "
-            f"{self.mismatch_count} that left it",
-            f"to the GPU   {format_bytes(self.fetched_bytes)}{simulated}",
-            f"to the host  {format_bytes(self.sent_bytes)}{simulated}",
-        ]
-        return "\n".join(lines if self.off is None else [*lines, f"off          {self.off}"])
-
 
 __all__ = ["LookaheadPrefetch", "LookaheadReport", "LookaheadWarning"]
 
@@ -57,7 +20,7 @@ class LookaheadPrefetch:
     The first iteration, up to the end of an optimizer's ``update``, is learned: the order of the
     operations and the arrays that each uses. While a later iteration takes the same order, the
     arrays that ``depth`` operations ahead will use and that exist already are prefetched to the
-    GPU on a stream of their own (`umem.chainer.lookahead.side_stream`), and what is used again furthest in
+    GPU on a stream of their own (see `side_stream`), and what is used again furthest in
     the future goes back to the host, as much as there must be room for. While all that is
     reserved has room in VRAM it moves nothing. Where nothing is managed memory after the first
     iteration it lets go of Chainer until it is entered again.

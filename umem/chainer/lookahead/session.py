@@ -1,7 +1,7 @@
 """One time inside a `LookaheadPrefetch` block: what it follows, learns and moves.
 
 It follows the events of a recorder of its own, which wraps what `umem.record` wraps: function
-hooks do not see gradients. umem.planner.prefetch.order says what an order is, umem.planner.prefetch.moves plans.
+hooks do not see gradients. `umem.planner.prefetch` says what an order is, and plans the moves.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 import chainer
 import numpy as np
 
-from umem.chainer.lookahead.prefetch import LookaheadReport, LookaheadWarning
 from umem.chainer.lookahead.side_stream import SideStream, side_stream
 from umem.devices.base import Device, Place
-from umem.trace.events import Alloc, Event, Free, Mark, Op
 from umem.planner.prefetch.moves import NOTHING, ROOM, Moves, plan_moves
 from umem.planner.prefetch.order import Iteration, Order, Step
+from umem.trace.events import Alloc, Event, Free, Mark, Op
 from umem.trace.recording.recorder import Recorder
-from umem.trace.recording.thread import active, follow_last
 from umem.trace.recording.storage import Reach
+from umem.trace.recording.thread import active, follow_last
+from umem.units import format_bytes
 
 ORDERS = 4
 """How many orders are remembered: the usual one, that of a last small batch, of an alternation."""
@@ -30,6 +30,42 @@ LONGEST = 50_000
 """Operations without an update after which an iteration is given up."""
 USABLE = 0.95
 """The share of a real GPU's VRAM that a program can have; a virtual GPU states what is usable."""
+
+
+class LookaheadWarning(UserWarning):
+    """Lookahead prefetch does not help for a while, or any more; results are not concerned."""
+
+
+@dataclass(frozen=True)
+class LookaheadReport:
+    """What `LookaheadPrefetch` has done so far.
+
+    Attributes:
+        iteration_count: updates seen.
+        followed_count: iterations that took an order that was known.
+        mismatch_count: iterations that took another, and were not helped from there on.
+        fetched_bytes, sent_bytes: asked to be on the GPU, and on the host.
+        off: why it has stopped for good; None while it has not.
+        simulated: whether on a virtual GPU.
+    """
+
+    simulated: bool = False
+    iteration_count: int = 0
+    followed_count: int = 0
+    mismatch_count: int = 0
+    fetched_bytes: int = 0
+    sent_bytes: int = 0
+    off: str | None = None
+
+    def __str__(self) -> str:
+        simulated = " (simulated)" if self.simulated else ""
+        lines = [
+            f"iterations   {self.iteration_count}: {self.followed_count} in a known order, "
+            f"{self.mismatch_count} that left it",
+            f"to the GPU   {format_bytes(self.fetched_bytes)}{simulated}",
+            f"to the host  {format_bytes(self.sent_bytes)}{simulated}",
+        ]
+        return "\n".join(lines if self.off is None else [*lines, f"off          {self.off}"])
 
 
 class Follower(Recorder):

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from umem.chainer.source import _OWN, _find_arrays
 from umem.chainer.recompute.tape import DRAWS, Call
 from umem.chainer.recompute.wiring import owner_of, root_of
+from umem.chainer.source import _OWN, _find_arrays
 
 _MT19937_BYTES = 624 * 4 + 4
 """Its key and its position: mt19937_state in NumPy's random/src/mt19937/mt19937.h."""

@@ -1,6 +1,6 @@
 """One forward and the backward after it: following a plan, or learning the graph.
 
-While a graph is being learned, arrays are dropped by the rule of `umem.chainer.recompute.fallback`, so that
+While a graph is being learned, arrays are dropped by the rule of `fallback`, so that
 what does not fit gets through. In backward, what is missing is made again on demand, and goes
 after its last use.
 """

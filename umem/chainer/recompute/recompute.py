@@ -30,12 +30,18 @@ from chainer import (
 from chainer.serializer import Deserializer
 
 from umem.chainer.recompute.afterwards import watch_over
-from umem.chainer.recompute.course import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_CUT, Course, RecomputeWarning
+from umem.chainer.recompute.course import (
+    ANOTHER_ARRAY,
+    INTO_EARLIER,
+    IT_IS_CUT,
+    Course,
+    RecomputeWarning,
+)
 from umem.chainer.recompute.learning import Learned, Roots
 from umem.chainer.recompute.observing import Before, look
 from umem.chainer.recompute.plain_pass import PlainPass
-from umem.chainer.recompute.planning import check_budget
 from umem.chainer.recompute.plan_report import curves, describe
+from umem.chainer.recompute.planning import check_budget
 from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.whole_graph import bring, bring_one, check, functions
 from umem.chainer.recompute.wiring import owner_of, wait_for

@@ -23,8 +23,8 @@ from chainer.function import FunctionAdapter
 
 from umem.chainer.recompute.outside import Outside
 from umem.chainer.recompute.packing import Packed, pack, unpack
-from umem.chainer.source import rerun
 from umem.chainer.recompute.wiring import Source, checksum, owner_of, source_of
+from umem.chainer.source import rerun
 from umem.errors import RecomputeError, StateError
 
 DRAWS = frozenset(

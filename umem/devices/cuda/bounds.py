@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from umem.devices.base import Policy
 from umem.devices.cuda.driver import Driver
-from umem.devices.cuda.out_of_memory import CudaLimitError, CudaOutOfMemoryError
 from umem.devices.cuda.ledger import Kind
+from umem.devices.cuda.out_of_memory import CudaLimitError, CudaOutOfMemoryError
 from umem.units import format_bytes
 
 HOST_SHARE = 0.9

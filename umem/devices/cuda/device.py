@@ -16,7 +16,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from umem import extras
-from umem.devices.base import Advice, Device, Feature, Location, Mode, Place, Policy, Span, Usage, Watched, Watcher, byte_ranges
+from umem.devices.base import (
+    Advice,
+    Device,
+    Feature,
+    Location,
+    Mode,
+    Place,
+    Policy,
+    Span,
+    Usage,
+    Watched,
+    Watcher,
+    byte_ranges,
+)
 from umem.devices.cuda import fork
 from umem.devices.host import host_view, unmanaged_text
 from umem.errors import DeviceError, DeviceNotFoundError, HintError, UmemError

@@ -13,9 +13,11 @@ from typing import Any, Protocol
 import cupy
 from cupy.cuda import runtime
 
-from umem.devices import host as host_memory, host as machine
+from umem.devices import host as host_memory
+from umem.devices import host as machine
 from umem.devices.base import Advice, Place, Span
-from umem.devices.cuda import fork, ranges as hints
+from umem.devices.cuda import fork
+from umem.devices.cuda import ranges as hints
 from umem.devices.cuda.ranges import CoreHints
 from umem.devices.presets import PRESETS
 from umem.errors import DeviceError

@@ -6,10 +6,10 @@ import os
 import re
 
 from umem import extras
-from umem.compat.requirement import installed_version
 from umem.devices import host as machine
 from umem.devices.base import Feature
 from umem.devices.cuda.driver import Driver
+from umem.extras import installed_version
 from umem.units import format_bytes
 
 OLDEST_CORE = (1, 1)

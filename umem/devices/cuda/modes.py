@@ -1,18 +1,20 @@
 """Which allocator a policy means on CUDA."""
 
 from __future__ import annotations
+
+import sys
 from typing import Any
+
+from cupy.cuda.memory import OutOfMemoryError
+
 from umem.devices.base import Policy
+from umem.devices.cuda import driver as cuda_driver
 from umem.devices.cuda.bounds import limit_of
 from umem.devices.cuda.driver import Driver, Malloc, Pool
 from umem.devices.cuda.ledger import Kind
 from umem.devices.cuda.pools import Pools
 from umem.errors import DeviceError, SizeError
 from umem.units import format_bytes
-import sys
-from cupy.cuda.memory import OutOfMemoryError
-from umem.devices.cuda import driver as cuda_driver
-
 
 LARGE_BYTES = 1 << 20
 """From this size on, requests go straight to managed memory while the pressure lasts. Smaller

@@ -17,8 +17,8 @@ from umem.devices.cuda import driver as cuda_driver
 from umem.devices.cuda import fork
 from umem.devices.cuda.bounds import Bounds
 from umem.devices.cuda.driver import Driver, Malloc, Pool
-from umem.devices.cuda.out_of_memory import CudaOutOfMemoryError
 from umem.devices.cuda.ledger import Kind, Ledger
+from umem.devices.cuda.out_of_memory import CudaOutOfMemoryError
 from umem.errors import DeviceError
 from umem.units import format_bytes
 

@@ -13,21 +13,44 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from umem.devices.base import BLOCK_BYTES, Advice, Device, Feature, Location, Mode, Place, Policy, Span, Usage, Watched, Watcher, byte_ranges, policy_here
+from umem.devices.base import (
+    Advice,
+    Device,
+    Feature,
+    Location,
+    Mode,
+    Place,
+    Policy,
+    Span,
+    Usage,
+    Watched,
+    Watcher,
+    byte_ranges,
+    policy_here,
+)
 from umem.devices.host import host_view, unmanaged_text
 from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec
-from umem.devices.virtual.clock import Clock
+from umem.devices.virtual.clock import Clock, Moves
 from umem.devices.virtual.driver import covered, half_covered
 from umem.devices.virtual.features import features
 from umem.devices.virtual.figures import Figures, Sample
 from umem.devices.virtual.model import Allocator, Model
-from umem.devices.virtual.figures import Moves
-from umem.devices.virtual.residency import ACCESSED_BY_GPU, ACCESSED_BY_HOST, PREFER_GPU, PREFER_HOST, READ_MOSTLY, TO_GPU, TO_HOST, Residency
+from umem.devices.virtual.residency import (
+    ACCESSED_BY_GPU,
+    ACCESSED_BY_HOST,
+    PREFER_GPU,
+    PREFER_HOST,
+    READ_MOSTLY,
+    TO_GPU,
+    TO_HOST,
+    Residency,
+)
 from umem.devices.virtual.watching import Watch
 from umem.errors import DeviceError, HintError, StateError
-from umem.trace.recording.recorder import Reach, Recorder, active, address_of, root_of
 from umem.scopes import Scope, derived
+from umem.trace.recording.recorder import Reach, Recorder, active, address_of, root_of
 from umem.trace.trace import Access, Event, Free, Hint
+from umem.units import BLOCK_BYTES
 
 UNMANAGED = Policy("unmanaged")
 _PLACES: dict[int, Place | None] = {0: None, TO_GPU: 0, TO_HOST: "cpu"}

@@ -12,13 +12,20 @@ import operator
 from collections.abc import Callable
 from typing import Literal
 
-from umem.devices.base import BLOCK_BYTES, Place, Policy, Span
+from umem.devices.base import Place, Policy, Span
 from umem.devices.presets import PRESETS
-from umem.devices.virtual.figures import Moves
+from umem.devices.virtual.clock import Moves
 from umem.devices.virtual.pool import Pool, UncachedPool
-from umem.devices.virtual.residency import ACCESSED_BY_GPU, ACCESSED_BY_HOST, PREFER_GPU, PREFER_HOST, READ_MOSTLY, Residency
+from umem.devices.virtual.residency import (
+    ACCESSED_BY_GPU,
+    ACCESSED_BY_HOST,
+    PREFER_GPU,
+    PREFER_HOST,
+    READ_MOSTLY,
+    Residency,
+)
 from umem.errors import HintError, OutOfMemoryError, SizeError
-from umem.units import format_bytes
+from umem.units import BLOCK_BYTES, format_bytes
 
 SMALL_BYTES = BLOCK_BYTES // 2
 ADDRESS_LIMIT_BYTES = 8 << 40

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from operator import gt
 from typing import NamedTuple
 
-from umem.devices.base import BLOCK_BYTES, Policy, Span
-from umem.devices.virtual.clock import Clock
+from umem.devices.base import Policy, Span
+from umem.devices.virtual.clock import Clock, Moves
 from umem.devices.virtual.driver import Driver, covered
-from umem.devices.virtual.figures import Moves
 from umem.devices.virtual.pool import Pool
 from umem.devices.virtual.residency import Residency
 from umem.errors import OutOfMemoryError
 from umem.trace.events import Access, Alloc, Event, Free, Hint, Mark, Op
+from umem.units import BLOCK_BYTES
 
 Blocks = tuple[int, int]
 """A range of blocks: the first, and the one after the last."""

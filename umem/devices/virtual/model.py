@@ -11,17 +11,23 @@ from dataclasses import dataclass
 from operator import gt
 from typing import Any, Literal
 
-from umem.devices.base import BLOCK_BYTES, Policy, Span
+from umem.devices.base import Policy, Span
 from umem.devices.specs import Costs, GpuSpec
-from umem.devices.virtual.clock import Clock
-from umem.devices.virtual.driver import ADDRESS_LIMIT_BYTES, Driver, advice_flag, covered, half_covered, wholly_covered
+from umem.devices.virtual.clock import Clock, Moves
+from umem.devices.virtual.driver import (
+    ADDRESS_LIMIT_BYTES,
+    Driver,
+    advice_flag,
+    covered,
+    half_covered,
+    wholly_covered,
+)
 from umem.devices.virtual.figures import Counters, Figures
-from umem.devices.virtual.figures import Moves
 from umem.devices.virtual.pool import Pool
 from umem.errors import LimitError, OutOfMemoryError, SizeError
 from umem.locks import safe_lock
 from umem.trace.trace import Access, Alloc, Event, Free, Hint, Mark, Op
-from umem.units import format_bytes
+from umem.units import BLOCK_BYTES, format_bytes
 
 Allocator = Literal["caching", "plain"]
 FEW = 8

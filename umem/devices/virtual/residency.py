@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from umem.devices.virtual.figures import Moves
+from umem.devices.virtual.clock import Moves
 from umem.devices.virtual.runs import end_of_run, end_of_stamp, fill, stretches
 
 FEW = 6

@@ -19,8 +19,8 @@ import heapq
 from dataclasses import dataclass, field
 from math import inf
 
-from umem.devices.base import BLOCK_BYTES
 from umem.planner.prefetch.order import Order
+from umem.units import BLOCK_BYTES
 
 ROOM = 0.9
 """The share of usable VRAM to plan with; gaps in the pool and workspace take the rest."""

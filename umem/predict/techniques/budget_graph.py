@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 
-from umem.trace.trace import tail
 from umem.devices.specs import COSTS, GPUS
 from umem.errors import BudgetError, GraphError
 from umem.planner import Graph, Node, Plan, plan
 from umem.predict.techniques.drawn import DRAWS, PACKED, packed_bytes
 from umem.predict.techniques.forward_passes import Pass, passes
-from umem.trace.trace import Alloc, Free, Op, Trace
+from umem.trace.trace import Alloc, Free, Op, Trace, tail
 from umem.units import format_apart
 
 FLOPS_PER_BYTE = median(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from umem.predict.techniques import recomputation as budgets, hybrid, prefetching as lookahead, managed, unmanaged
+from umem.predict.techniques import hybrid, managed, unmanaged
+from umem.predict.techniques import prefetching as lookahead
+from umem.predict.techniques import recomputation as budgets
 from umem.predict.techniques.technique import Technique
 
 TECHNIQUES = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from umem.devices.base import BLOCK_BYTES, Mode
+from umem.devices.base import Mode
 from umem.devices.specs import GpuSpec
 from umem.devices.virtual import VirtualGPU
 from umem.devices.virtual.layout import Layout, lay_out
 from umem.predict.stepping import SettledStep, has_room, settled_steps
 from umem.trace.trace import Trace
-from umem.units import format_bytes
+from umem.units import BLOCK_BYTES, format_bytes
 
 _Key = tuple[int, Mode, bool]
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import takewhile
 
-from umem.trace.trace import tail
 from umem.errors import TraceError
-from umem.trace.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
+from umem.trace.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace, tail
 
 STEP, START = Mark("step"), Mark("start")
 _LASTING = ("parameter", "state", "input")

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TypeVar
 
-from umem.predict.cupy_differences import on_gpu
 from umem.devices.specs import GpuSpec
 from umem.errors import UmemError
-from umem.trace.events import check_figures
-from umem.trace.analysis.explain import missing_when_repeated
 from umem.planner import Plan
-from umem.predict.techniques.rewrite import rewrite
-from umem.predict.techniques.replays import Replays
-from umem.predict.techniques.settled import settled
+from umem.predict.cupy_differences import on_gpu
 from umem.predict.techniques.budget_graph import Tape, tapes_of
+from umem.predict.techniques.replays import Replays
+from umem.predict.techniques.rewrite import rewrite
+from umem.predict.techniques.settled import settled
+from umem.trace.analysis.explain import missing_when_repeated
+from umem.trace.events import check_figures
 from umem.trace.trace import Trace
 
 _T = TypeVar("_T")

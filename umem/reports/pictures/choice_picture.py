@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from umem import extras
-from umem.predict.choosing import Choice, Option
 from umem.errors import MissingDependencyError
+from umem.predict.choosing import Choice, Option
 from umem.printable import shown
 from umem.units import format_bytes, format_seconds
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from umem import extras
-from umem.predict.comparing import ModeRow
 from umem.errors import MissingDependencyError
+from umem.predict.comparing import ModeRow
 from umem.units import MIB, format_bytes, format_seconds
 
 PLAIN, SLOW, FITS, OVER, VRAM = "#2b9c8e", "#3f74bd", "#9fbbe0", "#e28c22", "#b3261e"

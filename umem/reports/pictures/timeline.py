@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from umem import extras
+from umem.errors import MissingDependencyError
+from umem.printable import shown
 from umem.trace.analysis.analysis import Analysis, Vram
 from umem.trace.analysis.bands import kind_curves, thinned
 from umem.trace.analysis.tensors import KINDS
-from umem.errors import MissingDependencyError
-from umem.printable import shown
 from umem.units import GIB, KIB, MIB, format_bytes, format_seconds
 
 COLORS = dict(

@@ -1,13 +1,15 @@
 """What makes a step fit, as text for a terminal of any width; all of it simulated."""
 
 from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Sequence
+
 from rich.text import Text
+
 from umem.predict.choosing import Choice, Option
-from umem.reports.text.lines import Column, table, wrapped
+from umem.reports.text.lines import Column, clipped, table, wrapped
 from umem.units import format_bytes, format_seconds
-from umem.reports.text.lines import clipped, wrapped
 
 
 def choice_text(choice: Choice, width: int, *, every: bool = False) -> Iterator[Text]:

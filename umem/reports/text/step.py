@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from rich.text import Text
 
+from umem.predict.cupy_differences import on_gpu
+from umem.reports.text.lines import Column, clipped, table, wrapped
 from umem.trace.analysis.analysis import Analysis, OpTotal, Vram
 from umem.trace.analysis.bands import thinned
 from umem.trace.analysis.leaks import Leak
 from umem.trace.analysis.tensors import Tensor
-from umem.predict.cupy_differences import on_gpu
-from umem.reports.text.lines import Column, clipped, table, wrapped
 from umem.units import format_bytes, format_seconds
 
 ROWS = 10

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from umem.trace.analysis.explain import missing
 from umem.trace.analysis.leaks import Leak, can_tell, find_leaks
 from umem.trace.analysis.tensors import KINDS, LASTING, WORKSPACE, Reading, Tensor, read_tensors
 from umem.trace.events import Op
-from umem.trace.analysis.explain import missing
 from umem.trace.trace import Trace, check_trace
 from umem.units import format_bytes
 

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from umem.trace.events import Alloc, Free, Mark, Op
 from umem.printable import quoted
+from umem.trace.events import Alloc, Free, Mark, Op
 from umem.trace.trace import Trace
 
 _PLURALS = {

@@ -6,12 +6,11 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from umem.trace.align import VARIED
-from umem.trace.trace import tail
 from umem.errors import ScalingError, TraceError, UmemError
+from umem.trace.align import VARIED
 from umem.trace.recording.recorder import record
-from umem.trace.scale import check_sizes, join
-from umem.trace.trace import Trace
+from umem.trace.scale import check_sizes
+from umem.trace.trace import Trace, tail
 
 
 def record_at(step: Callable[[int], Any], sizes: Sequence[int] = (4, 8)) -> Trace:
@@ -40,7 +39,7 @@ def record_at(step: Callable[[int], Any], sizes: Sequence[int] = (4, 8)) -> Trac
     first, *others = sizes
     traces = [_record(step, first)]
     traces += [_record_after(step, size, first) for size in others]
-    return join(traces, sizes)
+    return Trace.join(traces, sizes)
 
 
 def _record_after(step: Callable[[int], Any], size: int, first: int) -> Trace:

@@ -1,21 +1,20 @@
 """Which steps of a run are kept, and the recorder that keeps them and then goes out of the way."""
 
 from __future__ import annotations
+
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
-from umem.compat.requirement import installed_version
-from umem.errors import SizeError
-from umem.trace.events import Event, Mark, Op
-from umem.trace.recording.recorder import Recorder
-from umem.trace.recording.buffer import Boundary
-from umem.trace.trace import Trace
-from collections.abc import Iterable, Sequence
-from umem.trace.events import Event, Op
 
+from umem.errors import SizeError
+from umem.extras import installed_version
+from umem.trace.events import Event, Mark, Op
+from umem.trace.recording.buffer import Boundary
+from umem.trace.recording.recorder import Recorder
+from umem.trace.trace import Trace
 
 EVENT_LIMIT = 1_000_000
 """The most events that are stored, of which an operation makes about three."""

@@ -22,12 +22,19 @@ from typing import Any, Literal
 import numpy as np
 
 from umem.errors import OutOfMemoryError, StateError
-from umem.trace.events import CODES, Alloc, Event, Free, Hint, Mark, Op
-from umem.trace.recording.thread import Following, Measured, active, forget_operation, inside, paused
-from umem.trace.recording.storage import Reach, address_of, part_of, root_of
-from umem.trace.recording.sources import Source, add_source, start_sources, stop_sources
-from umem.trace.recording.buffer import Boundary, Raw, Store
 from umem.scopes import Scope, Scoped, changed
+from umem.trace.events import CODES, Alloc, Event, Free, Hint, Mark, Op
+from umem.trace.recording.buffer import Boundary, Raw, Store
+from umem.trace.recording.sources import Source, add_source, start_sources, stop_sources
+from umem.trace.recording.storage import Reach, address_of, part_of, root_of
+from umem.trace.recording.thread import (
+    Following,
+    Measured,
+    active,
+    forget_operation,
+    inside,
+    paused,
+)
 from umem.trace.stacks import user_places
 from umem.trace.trace import Trace
 
