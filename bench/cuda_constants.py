@@ -22,7 +22,7 @@ from report_tables import Row, duration, listed, quantity, text
 from umem.devices.base import Policy
 from umem.devices.cuda import CudaDevice, open_cuda
 from umem.errors import UmemError
-from umem.units import GIB, MIB
+from umem.units import BLOCK_BYTES, GIB, MIB
 
 
 class Bench:

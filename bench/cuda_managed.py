@@ -27,7 +27,7 @@ import umem
 from umem.devices.base import Device
 from umem.devices.cuda import open_cuda
 from umem.errors import UmemError
-from umem.units import MIB
+from umem.units import BLOCK_BYTES, MIB
 
 WARMUP_STEPS = 3
 MOST_OF_UNMANAGED = 1.02
