@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 import click
 import common
-import numpy as np
 from report_tables import figure, listed, quantity, text
+from stub_gpu import NBYTES, stub_device
 
 import umem
 from umem.devices.base import Policy, Watcher
@@ -40,7 +40,6 @@ from umem.units import MIB
 
 WANTED_HYBRID_US = 1.0
 WANTED_BLOCK_US = 0.1
-NBYTES = 64 << 10
 FRAMES = 20
 MANAGED = Policy("managed")
 
@@ -53,53 +52,6 @@ class Case(NamedTuple):
     pool: str
     name: str
     open: Callable[[], Any]
-
-
-# -- a pool that costs nothing -------------------------------------------------------------------
-
-
-def stub_device() -> CudaDevice:
-    """umem's CUDA device over stub pools; imports CuPy, asks for no GPU."""
-    import cupy
-
-    from umem.devices.cuda.driver import Driver
-
-    buffer = np.empty(NBYTES, np.uint8)
-    memory = cupy.cuda.UnownedMemory(buffer.ctypes.data, NBYTES, buffer, device_id=0)
-    pointer = cupy.cuda.MemoryPointer(memory, 0)
-
-    class Pool:
-        def malloc(self, nbytes: int) -> Any:
-            return pointer
-
-        def free_all_blocks(self) -> None: ...
-        def set_limit(self, size: int) -> None: ...
-        def used_bytes(self) -> int:
-            return 0
-
-        def total_bytes(self) -> int:
-            return 0
-
-    class StubDriver(Driver):
-        default_pool = Pool()
-
-        def __init__(self) -> None:
-            self.ordinal, self.name, self.cuda_major = 0, "stub", 12
-            self.vram_bytes, self.integrated, self._core = 1 << 30, False, None
-
-        def current(self) -> Any:
-            return nullcontext()
-
-        def make_pool(self, grow: Malloc) -> Any:
-            return Pool()
-
-        def capturing(self) -> bool:
-            return False
-
-        def managed_problem(self) -> str | None:
-            return None
-
-    return CudaDevice(StubDriver())
 
 
 # -- the cases -----------------------------------------------------------------------------------
@@ -362,14 +314,9 @@ def main(device: str, repeats: int, quick: bool, path: Path | None) -> None:
     repeats, count = (5, 500) if quick else (repeats, 5000)
     found = cases(device)
     made = rows(found, measure(found, repeats, count))
-    options = {
-        "device": device,
-        "repeats": repeats,
-        "quick": quick,
-        "count": count,
-        "nbytes": NBYTES,
-        "frames": FRAMES,
-    }
+    options = dict(
+        device=device, repeats=repeats, quick=quick, count=count, nbytes=NBYTES, frames=FRAMES
+    )
     BENCH.finish(
         made,
         path,

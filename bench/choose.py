@@ -26,6 +26,7 @@ from models import build
 from report_tables import Column, counted, figure, quantity, span, text, verdict
 
 import umem
+import umem.chainer
 from umem.devices.specs import GPUS, GpuSpec, gpu_spec
 from umem.predict.choosing import Choice, Search
 from umem.units import MIB

@@ -186,6 +186,13 @@ def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
         raise click.ClickException(f"cannot write {path}: {reason(error)}") from error
 
 
+def writable(*paths: str | Path | None) -> None:
+    """Refuse a folder that is not there before minutes of work, not after."""
+    for path in paths:
+        if path and not Path(path).resolve().parent.is_dir():
+            raise click.ClickException(f"cannot write {path}: its folder does not exist")
+
+
 class Summary(NamedTuple):
     """Median of repeats, and the smallest and largest."""
 

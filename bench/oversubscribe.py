@@ -26,6 +26,7 @@ import common
 import oversubscribe_views as views
 
 import umem
+import umem.chainer
 from umem.devices.specs import gpu_spec
 from umem.errors import OutOfMemoryError, UmemError
 from umem.memory.process import Block
@@ -84,7 +85,7 @@ def sum_arrays(xp: Any, nbytes: int, steps: int, now: Now) -> list[float]:
 
 def train(nodes: int, steps: int, device: Any = None, now: Now = time.perf_counter) -> list[float]:
     """Train a GCN on a graph of so many nodes; the seconds of each step."""
-    import chainer
+    import chainer  # after umem.chainer, which makes it ready
     from models import build
 
     device = chainer.get_device("@numpy") if device is None else device
@@ -200,7 +201,7 @@ class CudaBench:
         nbytes = round(factor * self.vram_bytes)
         return self._run("tensors", mode, factor, nbytes, self.vram_bytes, self._sum)
 
-    def _sum(self, memory: umem.memory.process.Memory, nbytes: int) -> list[float]:
+    def _sum(self, memory: Any, nbytes: int) -> list[float]:
         return sum_arrays(memory.xp, nbytes, self.steps, self._now)
 
     def gcn(self, mode: str, factor: float) -> Outcome:
@@ -210,9 +211,7 @@ class CudaBench:
         limit = round(self._top_bytes / factor)
         return self._run("gcn", mode, factor, self._top_bytes, limit, self._train)
 
-    def _train(self, memory: umem.memory.process.Memory, nbytes: int) -> list[float]:
-        import umem.chainer
-
+    def _train(self, memory: Any, nbytes: int) -> list[float]:
         assert self._nodes is not None
         return train(self._nodes, self.steps, umem.chainer.device(), self._now)
 
@@ -287,25 +286,12 @@ def rows(outcomes: list[Outcome], simulated: bool) -> list[dict[str, Any]]:
             base.setdefault((outcome.workload, outcome.mode), per_byte)
         first = base.get((outcome.workload, outcome.mode))
         relative = per_byte / first if per_byte is not None and first else None
-        found.append(
-            {
-                **asdict(outcome),
-                "seconds": seconds,
-                "seconds_per_byte": per_byte,
-                "relative": relative,
-                "simulated": simulated,
-            }
-        )
+        more = dict(seconds=seconds, seconds_per_byte=per_byte, relative=relative)
+        found.append({**asdict(outcome), **more, "simulated": simulated})
     return found
 
 
 BENCH = common.Bench("oversubscribe", __doc__, views.answer, tables=views.by_workload)
-
-
-def _writable(path: str | Path | None) -> None:
-    """Refuse a folder that is not there before minutes of work, not after."""
-    if path and not Path(path).resolve().parent.is_dir():
-        raise click.ClickException(f"cannot write {path}: its folder does not exist")
 
 
 @click.command(help=__doc__)
@@ -339,8 +325,7 @@ def main(
         vram, steps = vram or 16 * MIB, 3
         factors = factors or (0.5, 3.0)
     factors = tuple(dict.fromkeys(factors or FACTORS))
-    _writable(path)
-    _writable(picture)
+    common.writable(path, picture)
     try:
         bench = open_bench(device, vram, max(factors), steps)
         repeats = 1 if bench.simulated else repeats
@@ -350,14 +335,14 @@ def main(
     found = rows(outcomes, bench.simulated)
     if picture:
         views.plot(found, bench.name, bench.simulated, picture)
-    options = {
-        "device": device,
-        "vram_bytes": bench.vram_bytes,
-        "factors": sorted(factors),
-        "steps": steps,
-        "repeats": repeats,
-        "quick": quick,
-    }
+    options = dict(
+        device=device,
+        vram_bytes=bench.vram_bytes,
+        factors=sorted(factors),
+        steps=steps,
+        repeats=repeats,
+        quick=quick,
+    )
     gpu = None if bench.simulated else {"name": bench.name}
     BENCH.finish(found, path, simulated=bench.simulated, options=options, gpu=gpu)
 

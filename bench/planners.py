@@ -234,9 +234,9 @@ def optimum_answer(result: common.Result) -> str:
     same = sum(row["overhead"] <= row["optimum"] + 1e-6 for row in proved)
     apart = [(row["overhead"] - row["optimum"]) / row["forward"] for row in proved]
     return (
-        f"Of {len(rows)} programmes {len(proved)} were solved; {same} of those plans are the "
-        f"optimum, and the others recompute up to {percent(max(apart, default=0))} of a forward "
-        "pass more."
+        f"Of {len(rows)} programmes {len(proved)} were solved, of which {same} have the optimum as "
+        f"their plan, and none is more than {percent(max(apart, default=0))} of a forward pass "
+        "above it."
     )
 
 

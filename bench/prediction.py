@@ -29,6 +29,7 @@ from recompute_parts.steps import object_bytes
 from report_tables import counted, figure, quantity, text, verdict
 
 import umem
+import umem.chainer
 from umem.units import MIB
 
 # isort: split
