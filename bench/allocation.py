@@ -289,8 +289,8 @@ BENCH = common.Bench(
         quantity("added", "added_us", "us", places=3, signed=True),
     ),
     notes=lambda result: [
-        f"Wanted: a block adds at most {WANTED_BLOCK_US:g} us, and hybrid less than "
-        f"{WANTED_HYBRID_US:g} us before pressure."
+        f"Wanted: a block adds at most {WANTED_BLOCK_US:g} microseconds, and hybrid less than "
+        f"{WANTED_HYBRID_US:g} before pressure."
     ],
 )
 

@@ -83,21 +83,19 @@ class Training:
     @property
     def arrays(self) -> tuple[Any, ...]:
         """What a step finds in memory: parameters, their state, data."""
-        return self.optimizer.target, self.optimizer, *self.inputs
+        data = (getattr(x, "matrix", x) for x in self.inputs)  # of an adjacency
+        return self.optimizer.target, self.optimizer, *data
 
 
 def training(name: str, size: str, batch: int) -> Training:
     """Make a model on the current umem device, with one batch for all its steps."""
     import umem.chainer  # isort: skip  (before the models, whose Chainer it makes ready)
-    from models import build
+    from models import build, sent
 
     place = umem.chainer.device()
     np.random.seed(0)
     model = build(name, size)
-    inputs = tuple(
-        x.to_device(place) if hasattr(x, "to_device") else place.send(x)
-        for x in model.inputs(batch)
-    )
+    inputs = sent(model.inputs(batch), place)
     optimizer = model.make_optimizer().setup(model.link.to_device(place))
     return Training(lambda: model.loss(*inputs), optimizer, inputs)
 

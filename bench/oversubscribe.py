@@ -86,12 +86,11 @@ def sum_arrays(xp: Any, nbytes: int, steps: int, now: Now) -> list[float]:
 def train(nodes: int, steps: int, device: Any = None, now: Now = time.perf_counter) -> list[float]:
     """Train a GCN on a graph of so many nodes; the seconds of each step."""
     import chainer  # after umem.chainer, which makes it ready
-    from models import build
+    from models import build, sent
 
     device = chainer.get_device("@numpy") if device is None else device
     model = build("GCN", GRAPH_NETWORK)
-    adjacency, *arrays = model.inputs(nodes)
-    inputs = (adjacency.to_device(device), *device.send(arrays))
+    inputs = sent(model.inputs(nodes), device)
     optimizer = chainer.optimizers.Adam().setup(model.link.to_device(device))
     ends = [now()]
     for _ in range(steps):

@@ -154,5 +154,5 @@ class Table:
             table.add_row(*map(Text, line))
         console = Console(file=sys.stdout, highlight=False)
         if not console.is_terminal:  # a pipe or a file takes lines of any length
-            console = Console(file=sys.stdout, highlight=False, width=200)
+            console = Console(file=sys.stdout, highlight=False, width=400)
         console.print(table)

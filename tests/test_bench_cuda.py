@@ -153,7 +153,7 @@ def test_a_run_prints_its_table_and_writes_every_repeat(
     path = tmp_path / "report.json"
     done = CliRunner().invoke(bench.main, ["--quick", "--repeats", "4", "--json", str(path)])
     assert done.exit_code == 0, done.output
-    for text in ("A step", "x: y", "2.00", "at most 1.5", "MISS", "shown"):
+    for text in ("x: y", "2.00", "at most 1.5", "MISS", "shown"):
         assert text in done.output
     report = json.loads(path.read_text())
     assert (report["simulated"], report["budget_bytes"]) == (False, 123)

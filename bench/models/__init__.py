@@ -12,6 +12,6 @@ from umem.compat import install
 install()
 
 from models.catalogue import MODELS, build  # noqa: E402  (after the layer: they import Chainer)
-from models.model import Model, Region, call  # noqa: E402
+from models.model import Model, Region, call, sent  # noqa: E402
 
-__all__ = ["MODELS", "Model", "Region", "build", "call"]
+__all__ = ["MODELS", "Model", "Region", "build", "call", "sent"]

@@ -57,6 +57,11 @@ class Model:
         return getattr(chainer.optimizers, self.optimizer)(**RATES[self.optimizer])
 
 
+def sent(inputs: tuple[Any, ...], place: Any) -> tuple[Any, ...]:
+    """Move an input to a Chainer device."""
+    return tuple(place.send(x) if isinstance(x, np.ndarray) else x.to_device(place) for x in inputs)
+
+
 def chain(functions: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
     """Make one function of several, each called with what the one before returns."""
 
