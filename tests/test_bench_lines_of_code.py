@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from bench_scripts import module, run, written
 
+pytestmark = pytest.mark.thorough
+
 lines_of_code = module("lines_of_code")
 
 SOURCE = '''"""A docstring

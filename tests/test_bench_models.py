@@ -14,6 +14,8 @@ if find_spec("chainer") is None:
 
 import umem.chainer
 
+pytestmark = pytest.mark.thorough
+
 assert umem.chainer
 models = module("models")
 LARGE = ("224 px", "572 px", "713 px", "128 px", "6 layers")
