@@ -271,8 +271,8 @@ def answer(result: common.Result) -> str:
     ]
     first = result["rows"][0]
     return (
-        f"{figure(first['median_us'], 2)} us from the {first['pool']}'s {first['allocation']}"
-        f"{' and ' + listed(added) + ' more' if added else ''}."
+        f"{figure(first['median_us'], 2)} us ({first['pool']}, {first['allocation']})"
+        f"{', and ' + listed(added) + ' more' if added else ''}."
     )
 
 
