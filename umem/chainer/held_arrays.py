@@ -19,7 +19,8 @@ NODE_ATTRIBUTES = frozenset((
     "_input_indexes_to_retain", "_output_indexes_to_retain", "_output_count",
     "_retained_output_data", "_use_cudnn", "_local_function_hooks", "_n_local_function_hooks",
 ))  # fmt: skip
-"""Attributes that function nodes have anyway."""
+"""Attributes that function nodes have anyway, Chainer's private ones too: graph, layouts, retained
+arrays, which are inputs and outputs and followed as those."""
 
 
 def values_on(func: Any) -> list[Any]:
@@ -41,6 +42,7 @@ def holds_nothing(func: Any) -> bool:
     of layouts, two of a graph, and what was retained, of which indexes may be None.
     """
     kinds = [*map(type, get_referents(func))]
+    # Chainer's privates, read because each may be one more tuple; there is no public way to ask.
     tuple_count = 2 if func.inputs is None else 4
     if func._input_indexes_to_retain.__class__ is tuple:
         tuple_count += 1

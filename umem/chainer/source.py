@@ -61,9 +61,8 @@ class ChainerSource(Subscriber):
         try:
             outputs = proceed(func, inputs)
             measured.stop()
-            # Variable.array would copy what is on a ChainerX device, and checks for it each time.
             made = []
-            for y in outputs:
+            for y in outputs:  # _data: see _array; not called, for speed
                 made.append(y._data[0])
             _emit_apply(told, func, inputs, made, before, measured)
         finally:
@@ -168,15 +167,14 @@ def _emit_apply(
         phase, made = "forward", "activation"
     ins = []
     for x in inputs:
-        ins.append(x._data[0] if isinstance(x, Variable) else x)
+        ins.append(x._data[0] if isinstance(x, Variable) else x)  # as _array
     held = None if holds_nothing(func) else arrays_on(func)
     flops, traffic = kind.estimate(func, ins, outs)
     for recorder in told.recorders:
         reads = recorder.find(ins)
-        if None in reads:
-            for index, reach in enumerate(reads):
-                if reach is None and ins[index] is not None:
-                    reads[index] = _first_read(recorder, inputs[index], ins[index], name)
+        for index, reach in enumerate(reads):
+            if reach is None and ins[index] is not None:
+                reads[index] = _first_read(recorder, inputs[index], ins[index], name)
         writes = recorder.follow(outs, made, name)
         if held:
             _add_held(recorder, name, held, before, reads, writes)
@@ -233,7 +231,7 @@ def _emit_backprop(
     grads = []
     for summands in grad_inputs.values():
         for g in summands:
-            array = g._data[0] if isinstance(g, Variable) else g
+            array = g._data[0] if isinstance(g, Variable) else g  # as _array
             if array is not None:
                 grads.append(array)
     for recorder in told.recorders:
@@ -243,6 +241,7 @@ def _emit_backprop(
         name = func.label
         used = [_array(g) for g in grad_outputs if g is not None]
         used += [node.data for node in func.inputs]
+        # FunctionNode.output_data raises where nothing was retained, and has None for the others.
         used += list(func._retained_output_data or ())
         used += [array for _, array in arrays_on(func)]
         reads = [recorder.known(a) or _first_read(recorder, None, a, name) for a in _present(used)]
@@ -266,6 +265,7 @@ def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) 
         return
     name = type(rule).__name__.removesuffix("Rule")
     owned = [("parameter", param.name or name, param.array)]
+    # Under use_fp32_update the rule updates a copy that only it knows; there is no public name.
     full = getattr(rule, "_fp32_param", None)
     if full is not None and full.array is not None:
         owned.append(("state", f"{name}.fp32", full.array))
@@ -320,7 +320,10 @@ def _kind_of(func: Any) -> _Kind:
 
 
 def _array(x: Any) -> Any:
-    """The array of a Variable, or the array itself."""
+    """The array of a Variable, or the array itself.
+
+    Variable.array raises where the layout is not the standard one, and asks for it each time.
+    """
     return x._data[0] if isinstance(x, Variable) else x
 
 

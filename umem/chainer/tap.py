@@ -103,13 +103,16 @@ POINTS = (
     # Where the loops over the graph begin; function_node has imported the other by its name.
     Point(_backprop, "_backprop_to_all", "backward"),
     Point(function_node, "_backprop", "grad"),
+    # Once a parameter; then once a step, in every optimizer that goes by gradients.
     Point(optimizer.UpdateRule, "update", "update"),
     Point(optimizer.GradientMethod, "update", "step"),
+    # Every way to cut a graph ends in one of the three; the graph itself keeps no note of it.
     Point(function_node.FunctionNode, "unchain", "unchain"),
     Point(variable.Variable, "unchain", "unchain_variable"),
     Point(variable.VariableNode, "unchain", "unchain_variable"),
     # The setter of Variable.array, of Variable.data, and what loads parameters in place.
     Point(variable.Variable, "_set_array", "set_array"),
+    # Loading and copying write into arrays that are there, which no setter sees.
     Point(link.Link, "serialize", "serialize"),
     Point(variable.Variable, "copydata", "copydata"),
 )
