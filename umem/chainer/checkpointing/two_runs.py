@@ -190,7 +190,7 @@ class SecondRun(_Hook):
 
 
 class _ThisThread(threading.local):
-    """Whether a run around this one moved the random numbers before the present function."""
+    """Tell whether a run around this one moved the random numbers before the present function."""
 
     jumped = False
 
@@ -199,12 +199,12 @@ _local = _ThisThread()
 
 
 def _real(function: Any) -> Any:
-    """What holds a function's attributes: an old-style function is behind an adapter."""
+    """The object that holds a function's attributes: an old-style one is behind an adapter."""
     return getattr(function, "_function", None) or function
 
 
 def _lasts(node: Any) -> bool:
-    """Whether a node from outside a region was there before it, as far as can be told.
+    """Tell whether a node from outside a region was there before it, as far as can be told.
 
     A leaf may as well be a constant that each run makes for itself.
     """

@@ -1,4 +1,4 @@
-"""What was planned and what came of it, for a person."""
+"""Describes plans and what came of them, for a person."""
 
 from __future__ import annotations
 

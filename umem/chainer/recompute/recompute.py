@@ -116,7 +116,7 @@ class Recompute:
 
     @property
     def graphs(self) -> tuple[SeenGraph, ...]:
-        """What is known of each graph that was seen, in that order; values that never change."""
+        """Every graph that was seen, the oldest first, as values that never change."""
         return tuple(self._training.graphs)
 
     @property
@@ -130,7 +130,7 @@ class Recompute:
         return max(found, key=lambda pair: pair[0], default=(0, None))[1]
 
     def report(self, picture: str | Path | None = None) -> str:
-        """What was planned for each graph that was seen, predicted and measured.
+        """Describe the plan of each graph that was seen, predicted and measured.
 
         Args:
             picture: also write the predicted memory over the step, before and after, as PNG.
