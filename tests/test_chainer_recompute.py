@@ -17,10 +17,9 @@ import chainer.functions as F
 import chainer.links as L
 
 from umem.chainer.recompute import course, wiring
-from umem.chainer.recompute.recompute import RecomputeWarning
 from umem.chainer.recompute.sums import Sums
 from umem.chainer.recompute.tracing import Tracing
-from umem.errors import BudgetError
+from umem.errors import BudgetError, RecomputeWarning
 
 expected: dict[str, dict[str, Any]] = {}
 
@@ -360,7 +359,7 @@ def test_calls_on_a_gpu_are_timed_to_the_end_of_their_kernels(
 
 
 @pytest.mark.parametrize("over", [0.03, 10.0])
-@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.recompute.RecomputeWarning")
+@pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 def test_a_budget_that_was_passed_is_planned_for_again_or_said(
     monkeypatch: pytest.MonkeyPatch, over: float
 ) -> None:

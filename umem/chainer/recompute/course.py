@@ -19,7 +19,7 @@ from umem.chainer.recompute.planning import Budget, prepare
 from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.tracing import Tracing, What
 from umem.chainer.recompute.whole_graph import bring_one, functions
-from umem.errors import BudgetError
+from umem.errors import BudgetError, RecomputeWarning
 from umem.planner.plans import Method
 from umem.units import format_bytes
 
@@ -36,10 +36,6 @@ OTHER_ORDER = (
     "a pass goes backward in another order than when its graph was learned: it does so without a "
     "plan, and the plan is made anew"
 )
-
-
-class RecomputeWarning(UserWarning):
-    """A pass is not, or cannot be, run by a plan; it is exact all the same. Said once each."""
 
 
 class Course:

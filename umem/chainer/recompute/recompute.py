@@ -30,13 +30,7 @@ from chainer import (
 from chainer.serializer import Deserializer
 
 from umem.chainer.recompute.afterwards import watch_over
-from umem.chainer.recompute.course import (
-    ANOTHER_ARRAY,
-    INTO_EARLIER,
-    IT_IS_CUT,
-    Course,
-    RecomputeWarning,
-)
+from umem.chainer.recompute.course import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_CUT, Course
 from umem.chainer.recompute.learning import Learned, Roots
 from umem.chainer.recompute.observing import Before, look
 from umem.chainer.recompute.plain_pass import PlainPass
@@ -466,4 +460,4 @@ def _check(func: Any, inputs: Any) -> None:
             )
 
 
-__all__ = ["Recompute", "RecomputeWarning"]
+__all__ = ["Recompute"]
