@@ -28,7 +28,7 @@ import oversubscribe_views as views
 import umem
 from umem.devices.specs import gpu_spec
 from umem.errors import OutOfMemoryError, UmemError
-from umem.memory.process import Block
+from umem.memory.blocks import Block, Memory
 from umem.units import MIB
 
 QUESTION = "How does each mode behave as the data outgrow VRAM?"
@@ -205,7 +205,7 @@ class CudaBench:
         nbytes = round(factor * self.vram_bytes)
         return self._run("tensors", mode, factor, nbytes, self.vram_bytes, self._sum)
 
-    def _sum(self, memory: umem.memory.process.Memory, nbytes: int) -> list[float]:
+    def _sum(self, memory: Memory, nbytes: int) -> list[float]:
         return sum_arrays(memory.xp, nbytes, self.steps, self._now)
 
     def gcn(self, mode: str, factor: float) -> Outcome:
@@ -215,7 +215,7 @@ class CudaBench:
         limit = round(self._top_bytes / factor)
         return self._run("gcn", mode, factor, self._top_bytes, limit, self._train)
 
-    def _train(self, memory: umem.memory.process.Memory, nbytes: int) -> list[float]:
+    def _train(self, memory: Memory, nbytes: int) -> list[float]:
         import umem.chainer
 
         assert self._nodes is not None

@@ -10,12 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from umem.errors import StateError
 from umem.scopes import Scope, derived
+
+if TYPE_CHECKING:
+    from umem.devices.virtual.figures import Figures
 
 Mode = Literal["unmanaged", "managed", "hybrid"]
 Advice = Literal["read_mostly", "preferred_location", "accessed_by"]
@@ -135,14 +138,12 @@ class Device(ABC):
     scope (`umem.scopes`); the rest may be called from any thread.
     """
 
-    kind: ClassVar[Literal["cuda", "virtual"]]
+    simulated: ClassVar[bool]
+    """Residency and time are a model's."""
+    backend: ClassVar[Literal["numpy", "cupy"]]
+    """The library whose arrays live here."""
     name: str
     ordinal: int
-
-    @property
-    def simulated(self) -> bool:
-        """Whether residency and time are a model's."""
-        return self.kind == "virtual"
 
     @property
     @abstractmethod
@@ -153,6 +154,18 @@ class Device(ABC):
     @abstractmethod
     def xp(self) -> Any:
         """The array module whose arrays live on this device."""
+
+    @property
+    def figures(self) -> Figures | None:
+        """What a model has counted so far; None where there is no model."""
+        return None
+
+    def enter(self, scope: Scope) -> tuple[Any, ...]:
+        """Get ready to be the current device while ``scope`` is open.
+
+        Returns what the scope has to hold beside the device.
+        """
+        return ()
 
     @abstractmethod
     def why_not(self, mode: Mode) -> str | None:

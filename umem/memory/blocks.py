@@ -10,45 +10,14 @@ from __future__ import annotations
 
 import inspect
 from contextlib import ContextDecorator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from umem.devices.base import MODES, Device, Mode, Policy, Served
+from umem.devices.open import current_device
 from umem.devices.presets import Preset, check_preset
 from umem.errors import DeviceError, StateError, UnsupportedError
 from umem.memory.limits import Limit, Size, parse_limit
-from umem.scopes import Scope, Scoped, derived, inside, tidy
-
-if TYPE_CHECKING:  # who wants a virtual GPU imports it; nobody else waits for it
-    from umem.devices.virtual import VirtualGPU
-
-
-def current_device() -> Device:
-    """The innermost virtual GPU that the calling code is inside of, else the current CUDA device.
-
-    Raises:
-        DeviceNotFoundError: there is neither; the message names both ways out.
-    """
-    tidy()
-    virtual = innermost_virtual()
-    if virtual is not None:
-        return virtual
-    from umem.devices.cuda import open_cuda
-
-    return open_cuda()
-
-
-def innermost_virtual() -> VirtualGPU | None:
-    """The virtual GPU that the calling code is inside of, or None."""
-    return derived(_innermost)
-
-
-def _innermost(payload: tuple[Any, ...]) -> VirtualGPU | None:
-    if not payload:
-        return None
-    from umem.devices.virtual import VirtualGPU
-
-    found = [part for part in payload if isinstance(part, VirtualGPU)]
-    return found[-1] if found else None
+from umem.scopes import Scope, Scoped, inside
 
 
 def devices_served() -> list[Device]:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from umem.devices.base import ADVICE, Advice, Device, Location, Place
+from umem.devices.open import current_device
 from umem.devices.presets import PRESETS, Preset, check_preset
 from umem.errors import HintError
-from umem.memory.process import current_device
 
 
 def arrays_in(x: Any) -> Iterator[Any]:

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from umem.devices.base import Device, Watcher
+from umem.devices.open import current_device
 from umem.errors import SizeError, StateError
 from umem.locks import safe_lock
-from umem.memory.process import current_device
 from umem.scopes import Scope, Scoped
 from umem.units import GIB, KIB, MIB, TIB, format_bytes
 

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from umem.devices.base import Device, Feature, Usage
+from umem.devices.open import current_device
 from umem.errors import DeviceNotFoundError
-from umem.memory.process import active_policy, current_device, why_on
+from umem.memory.process import active_policy, why_on
 from umem.units import format_bytes
 
 WIDTH = 80

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import TextIO
 
 from umem.chainer.lookahead.session import Follower, LookaheadReport, Session
+from umem.devices.open import current_device
 from umem.errors import StateError
-from umem.memory.process import current_device
 from umem.trace.recording.thread import active
 
 __all__ = ["LookaheadPrefetch", "LookaheadReport"]

@@ -135,7 +135,8 @@ class CudaDevice(Device):
     profiler. A child by fork gets a StateError from all of it.
     """
 
-    kind: ClassVar[Literal["cuda", "virtual"]] = "cuda"
+    simulated: ClassVar[bool] = False
+    backend: ClassVar[Literal["numpy", "cupy"]] = "cupy"
 
     def __init__(self, driver: Driver) -> None:
         from umem.devices.cuda.install import Installer

@@ -69,7 +69,8 @@ class VirtualGPU(Device):
     Thread-safe. Cost: bench/residency.py (block touches a second), bench/overhead.py (live).
     """
 
-    kind: ClassVar[Literal["cuda", "virtual"]] = "virtual"
+    simulated: ClassVar[bool] = True
+    backend: ClassVar[Literal["numpy", "cupy"]] = "numpy"
 
     def __init__(
         self,
@@ -102,6 +103,13 @@ class VirtualGPU(Device):
         from umem.devices.virtual import arrays
 
         return arrays
+
+    def enter(self, scope: Scope) -> tuple[Recorder]:
+        """Follow the operations of whoever is inside ``scope``."""
+        self.recorder = Recorder(self.on_event, keep=False)
+        scope.at_close(self.model.end)
+        self.recorder.join(scope)
+        return (self.recorder,)
 
     def why_not(self, mode: Mode) -> str | None:
         """Managed memory needs a host link to move blocks over."""
