@@ -406,7 +406,7 @@ class TestInstalling:
         assert cupy.cuda.get_allocator() is own
 
 
-class TestChainersAlias:
+class TestPoolAlias:
     @pytest.fixture
     def chainer(self, monkeypatch):
         module = types.ModuleType("chainer.backends.cuda")
@@ -429,8 +429,7 @@ class TestChainersAlias:
             module = types.ModuleType("chainer.backends.cuda")
             module.memory_pool = "default"
             monkeypatch.setitem(sys.modules, "chainer.backends.cuda", module)
-            device.follow_chainer()
-            device.follow_chainer()
+            assert importlib.util.find_spec("no_such_module") is None  # as an import does
             assert module.memory_pool is device._pools.pool("managed")
         assert module.memory_pool == "default"
 

@@ -288,9 +288,6 @@ class Device(ABC):
     def synchronize(self) -> None:
         """Wait until everything that was asked for has happened."""
 
-    def follow_chainer(self) -> None:  # noqa: B027 (most devices have nothing to do)
-        """Chainer was imported just now: point its alias of the pool at the one installed."""
-
 
 def _opened(scope: Scope, opening: Callable[[], None], leave: Callable[[Scope], None]) -> Restore:
     try:

@@ -168,12 +168,6 @@ def disable() -> None:
         handle._installed.close()
 
 
-def follow_chainer() -> None:
-    """Chainer was imported just now; what was enabled before concerns it too."""
-    if _enabled is not None and _enabled._device is not None:
-        _enabled._device.follow_chainer()
-
-
 def _outside_blocks(device: Device | None, what: str) -> None:
     if device in devices_served():
         raise StateError(f"umem.{what}() inside a block of umem memory; leave the block first")

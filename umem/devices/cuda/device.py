@@ -258,10 +258,6 @@ class CudaDevice(Device):
         """Whether the calling code's allocations are served by a policy of this device."""
         return self._installer.policy() is not None
 
-    def follow_chainer(self) -> None:
-        """Point Chainer's alias of the pool at the one installed; for after Chainer's import."""
-        self._installer.follow_chainer()
-
     def cap_managed(self, nbytes: int | None) -> None:
         """Bound all managed memory of this process together, whatever the mode; None lifts it."""
         self._pools.bounds.cap_bytes = nbytes

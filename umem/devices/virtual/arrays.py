@@ -1,8 +1,8 @@
 """NumPy arrays that a virtual GPU follows: what ``memory.xp`` is when there is no real one.
 
 It has creation functions, every ufunc with its reductions, copies and slicing, under the names
-that CuPy gives them; anything else is an `UnsupportedError`. Inside a Chainer function the arrays
-behave as NumPy's, because there the function as a whole is followed.
+that CuPy gives them; anything else is an `UnsupportedError`. Inside a framework's function the
+arrays behave as NumPy's, because there the function as a whole is followed.
 
 Models: allocation, reads and writes of each operation, by the byte range of views.
 Does not model: ``np.asarray(a)``, which gives the host a view without a copy (CuPy refuses it).
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from umem.errors import UnsupportedError
+from umem.trace.frameworks import names
 from umem.trace.recording.recorder import Measured, Reach, Recorder, active, inside
 
 _METHODS = {
@@ -249,7 +250,7 @@ def __getattr__(name: str) -> Any:
 def _unsupported(what: str) -> _UnsupportedName:
     return _UnsupportedName(
         f"{what} is not followed by the virtual GPU: its arrays have creation functions, ufuncs, "
-        "copies and slicing. Use Chainer functions, or a real GPU."
+        f"copies and slicing. Use functions of {names()}, or a real GPU."
     )
 
 
