@@ -48,13 +48,12 @@ def host_gpu(monkeypatch):
     pytest.importorskip("cupy")
     from cuda_host_driver import HostDriver
 
-    from umem.devices.cuda import CudaDevice
-    from umem.devices.cuda import device as cuda
+    from umem.devices.cuda import CudaDevice, gpus
     from umem.devices.cuda import driver as cuda_driver
 
     driver = HostDriver()
     found = CudaDevice(driver)
-    monkeypatch.setattr(cuda, "_devices", {0: found})
+    monkeypatch.setattr(gpus, "_devices", {0: found})
     monkeypatch.setattr(cuda_driver, "current_ordinal", lambda: 0)
     return found
 

@@ -47,7 +47,7 @@ class ToySource:
                 )
             return made
 
-        double = recorded  # type: ignore[assignment]
+        double = recorded
 
     def stop(self) -> None:
         global double

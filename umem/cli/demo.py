@@ -189,11 +189,11 @@ def _with_all_its_vram(trace: Trace, gpu: str) -> float | None:
 
 
 def _on_cuda(console: Console, size: str, factor: float | None, steps: int) -> _Result:
-    from umem.devices.open import current_device
+    from umem.devices.open import device_kind
 
     if factor is not None and math.isnan(factor):
         raise click.BadParameter("nan is no number", param_hint="--factor")
-    gpu = current_device()
+    gpu: Any = device_kind("cuda").open()
     needed = parse_bytes(size, "--bytes")
     if factor is not None:
         needed = round(factor * gpu.vram_bytes)

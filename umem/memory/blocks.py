@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from umem.devices.base import MODES, Device, Mode, Policy, Served
 from umem.devices.open import current_device
 from umem.devices.presets import Preset, check_preset
-from umem.errors import DeviceError, StateError, UnsupportedError
+from umem.errors import StateError, UnsupportedError
 from umem.memory.limits import Limit, Size, parse_limit
 from umem.scopes import Scope, Scoped, inside
 
@@ -56,13 +56,6 @@ def checked_request(
         check_preset(preset)
     checked = None if limit is None else parse_limit(limit)
     return Request(mode, checked, bool(prefetch), spill, preset)  # type: ignore[arg-type]
-
-
-def check_served(device: Device, mode: Mode) -> None:
-    """Raise DeviceError where a device cannot serve a mode, with the reason."""
-    reason = device.why_not(mode)
-    if reason is not None:
-        raise DeviceError(f"{device.name} cannot serve {mode} memory: {reason}")
 
 
 class Memory:
@@ -110,7 +103,6 @@ class Block(Decorator, Scoped[Memory]):
     def _open(self, scope: Scope) -> Memory:
         device = current_device()
         policy = self._request.on(device)
-        check_served(device, policy.mode)
         device.serve(scope, policy)
         return Memory(device, policy)
 

@@ -12,12 +12,12 @@ pools have the advice and no other array gets their memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from umem.devices.base import ADVICE, Advice, Device, Location, Place
+from umem.devices.base import ADVICE, Advice, Device, Location, Place, common
 from umem.devices.open import current_device
 from umem.devices.presets import PRESETS, Preset, check_preset
 from umem.errors import HintError
@@ -161,22 +161,7 @@ def location(x: Any) -> Location:
     found = [device.location(array) for array in arrays_in(x)]
     if not found:
         raise HintError("there is no array to locate")
-    first = found[0]
-    resident = [item.resident_bytes for item in found]
-    return Location(
-        managed=all(item.managed for item in found),
-        preferred=first.preferred if _agree(item.preferred for item in found) else None,
-        accessed_by=first.accessed_by if _agree(item.accessed_by for item in found) else (),
-        last_prefetch=(
-            first.last_prefetch if _agree(item.last_prefetch for item in found) else None
-        ),
-        read_mostly=all(item.read_mostly for item in found),
-        resident_bytes=None if None in resident else sum(r for r in resident if r is not None),
-    )
-
-
-def _agree(values: Iterable[Any]) -> bool:
-    return len(set(values)) == 1
+    return common(found)
 
 
 def _place(to: Place | None, device: Device) -> Place:

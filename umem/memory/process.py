@@ -12,7 +12,7 @@ from umem.devices.open import current_device, device_kind, entered_device
 from umem.errors import StateError, UmemError
 from umem.locks import safe_lock
 from umem.memory import environment
-from umem.memory.blocks import Decorator, Request, check_served, checked_request, devices_served
+from umem.memory.blocks import Decorator, Request, checked_request, devices_served
 from umem.memory.limits import Size
 from umem.scopes import Scope, Scoped, inside, tidy
 from umem.trace.stacks import end_at_user
@@ -123,7 +123,6 @@ def _enabled_by(
     if request is not None and device is not None:
         _outside_blocks(device, "enable")
         policy = request.on(device)
-        check_served(device, policy.mode)
     handle = Handle(device, request if policy else None, policy)
     made.append(handle)
     handle._installed.at_close(lambda: _forget(handle))

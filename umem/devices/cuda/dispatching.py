@@ -67,7 +67,7 @@ class Layer:
                 if isinstance(part, Watched) and part.device.backend == "cupy":
                     watches.append((part, mine))
                 elif isinstance(part, Served) and part.device.backend == "cupy" and mine:
-                    policy, malloc = part.policy, part.how
+                    policy, malloc = part.policy, part.how[0]
         found = self._below() if malloc is None else malloc
         for watch, mine in watches:
             if mine or malloc is not None:

@@ -16,7 +16,7 @@ from cupy.cuda import memory
 
 from umem.devices.base import Device, Policy, Restore, policy_here
 from umem.devices.cuda import dispatching
-from umem.devices.cuda.driver import Malloc, Pool
+from umem.devices.cuda.driver import CupyPool, Malloc
 from umem.errors import StateError
 from umem.scopes import Scope, changed
 from umem.trace.frameworks import FOLDERS
@@ -28,7 +28,7 @@ class _Installed:
 
     scope: Scope
     policy: Policy
-    pool: Pool
+    pool: CupyPool
     before: Malloc
     may_be_in: bool = True
     alias: PoolAlias = field(default_factory=lambda: PoolAlias())
@@ -44,9 +44,9 @@ class PoolAlias(MetaPathFinder):
 
     def __init__(self) -> None:
         self._undo: dict[str, Restore] = {}
-        self._pool: Pool | None = None
+        self._pool: CupyPool | None = None
 
-    def point_at(self, pool: Pool) -> None:
+    def point_at(self, pool: CupyPool) -> None:
         """Make the names mean ``pool``, now or when their framework is imported."""
         self._pool = pool
         self._follow()
@@ -99,7 +99,7 @@ class Installer:
         """Take out of the calling thread what no open scope needs any more."""
         dispatching.clear()
 
-    def serve_all(self, scope: Scope, policy: Policy, malloc: Malloc, pool: Pool) -> None:
+    def serve_all(self, scope: Scope, policy: Policy, malloc: Malloc, pool: CupyPool) -> None:
         """Make ``malloc``, bare, the allocator of the process until the scope is closed.
 
         Raises:

@@ -163,24 +163,15 @@ def empty(shape: Any, dtype: Any = float, order: Any = "C") -> Any:
     return _follow(np.empty(shape, dtype, order), "empty")
 
 
-def zeros(shape: Any, dtype: Any = float, order: Any = "C") -> Any:
-    """An array of zeros."""
-    return _record("zeros", lambda: np.zeros(shape, dtype, order), (), ())
+def _maker(name: str) -> Callable[..., Any]:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        return _record(name, lambda: getattr(np, name)(*args, **kwargs), (), ())
+
+    make.__name__, make.__doc__ = name, f"As ``numpy.{name}``, made on the device."
+    return make
 
 
-def ones(shape: Any, dtype: Any = float, order: Any = "C") -> Any:
-    """An array of ones."""
-    return _record("ones", lambda: np.ones(shape, dtype, order), (), ())
-
-
-def full(shape: Any, fill_value: Any, dtype: Any = None, order: Any = "C") -> Any:
-    """An array of one value."""
-    return _record("full", lambda: np.full(shape, fill_value, dtype, order), (), ())
-
-
-def arange(*args: Any, **kwargs: Any) -> Any:
-    """Evenly spaced values, made on the device."""
-    return _record("arange", lambda: np.arange(*args, **kwargs), (), ())
+zeros, ones, full, arange = map(_maker, ("zeros", "ones", "full", "arange"))
 
 
 def empty_like(a: Any, dtype: Any = None) -> Any:
