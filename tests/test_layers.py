@@ -26,25 +26,15 @@ ANNEXES = ("compat", "graphs")
 """They import loose modules only, and only chainer and cli import them."""
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
 LONGEST = 350
-STILL_LONG = {
-    "umem.chainer.recompute.course",
-    "umem.chainer.recompute.tape",
-    "umem.chainer.source",
-    "umem.cli.run",
-    "umem.trace.recording.recorder",
-}
+STILL_LONG = {"umem.chainer.source", "umem.cli.run", "umem.trace.recording.recorder"}
 STILL_TWICE = {
     "Block",
-    "Call",
     "Graph",
-    "Learned",
     "Pass",
     "Recording",
-    "Source",
+    "Tape",
     "_Again",
     "_Bar",
-    "_Chain",
-    "_Local",
     "_Reader",
     "_Step",
 }
