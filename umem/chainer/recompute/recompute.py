@@ -16,7 +16,6 @@ from types import TracebackType
 
 from umem.chainer.recompute.carrying import Target, check_budget
 from umem.chainer.recompute.executor import Executor
-from umem.chainer.recompute.graphs_seen import RecomputeWarning
 from umem.chainer.recompute.seen import SeenGraph
 from umem.chainer.recompute.training import Training
 from umem.errors import StateError
@@ -26,7 +25,7 @@ from umem.planner.plans import Method
 from umem.planner.referee import Simulation
 from umem.units import format_bytes
 
-__all__ = ["Recompute", "RecomputeWarning"]
+__all__ = ["Recompute"]
 
 _on: list[Recompute] = []
 
