@@ -17,10 +17,9 @@ import chainer.functions as F
 import chainer.links as L
 
 from umem.chainer.recompute import graphs_seen, inputs, training
-from umem.chainer.recompute.gradient_sums import GradientSums
-from umem.chainer.recompute.graphs_seen import RecomputeWarning
+from umem.chainer.recompute.gradients import GradientSums
 from umem.chainer.recompute.host_peaks import HostPeaks
-from umem.errors import BudgetError
+from umem.errors import BudgetError, RecomputeWarning
 
 expected: dict[str, dict[str, Any]] = {}
 
@@ -189,7 +188,7 @@ def test_state_that_goes_through_passes_is_cut() -> None:
 
 
 def test_dropout_masks_are_packed_and_come_back() -> None:
-    from umem.chainer.recompute.packing import pack, unpack
+    from umem.chainer.recompute.stash import pack, unpack
 
     flags = np.random.default_rng(0).random((3, 5, 7)) > 0.3
     for kind in (np.float16, np.float32, np.float64):
@@ -360,7 +359,7 @@ def test_calls_on_a_gpu_are_timed_to_the_end_of_their_kernels(
 
 
 @pytest.mark.parametrize("over", [0.03, 10.0])
-@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.recompute.RecomputeWarning")
+@pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 def test_a_budget_that_was_passed_is_planned_for_again_or_said(
     monkeypatch: pytest.MonkeyPatch, over: float
 ) -> None:

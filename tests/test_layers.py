@@ -26,36 +26,8 @@ ANNEXES = ("compat", "graphs")
 """They import loose modules only, and only chainer and cli import them."""
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
 LONGEST = 350
-STILL_LONG = {
-    "umem.chainer.recompute.course",
-    "umem.chainer.recompute.tape",
-    "umem.cli.run",
-    "umem.devices.cuda.device",
-    "umem.devices.virtual.arrays",
-    "umem.devices.virtual.model",
-    "umem.devices.virtual.residency",
-    "umem.trace.recording.recorder",
-}
-STILL_TWICE = {
-    "Block",
-    "Call",
-    "Driver",
-    "Graph",
-    "Learned",
-    "Moves",
-    "Pass",
-    "Pool",
-    "Recording",
-    "Source",
-    "Watch",
-    "_Again",
-    "_Bar",
-    "_Chain",
-    "_Local",
-    "_Reader",
-    "_Ref",
-    "_Step",
-}
+STILL_LONG = {"umem.cli.run", "umem.trace.recording.recorder"}
+STILL_TWICE = {"Block", "Graph", "Pass", "Recording", "Tape", "_Again", "_Bar", "_Reader", "_Step"}
 PARALLEL = {"devices/cuda", "devices/virtual"}
 """Folders whose files bear the same names where they do the same."""
 
