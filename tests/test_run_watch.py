@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import umem
 from umem.cli.run_watch import LiveRegion
+from umem.devices.cost import StepCost
 from umem.reports.text.live import Seen, Simulated, line, summary, view
 from umem.trace import Alloc, Free, Mark, Op
 from umem.trace.recording.recorder import Recorder
@@ -126,7 +127,10 @@ SEEN = Seen(
     steps_per_second=20.25,
     ops_per_second=4000.4,
     kinds={"parameters": 100 * MIB, "state": 200 * MIB, "inputs": 0},
-    simulated=Simulated("t4", 1234, 3 << 30, 7.5),
+    simulated=Simulated(
+        "t4",
+        StepCost(fault_count=1234, migrated_in_bytes=3 << 30, migrated_out_bytes=0, seconds=7.5),
+    ),
 )
 
 

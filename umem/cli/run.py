@@ -290,10 +290,9 @@ def _report(process: int) -> None:
         return
     if isinstance(device, VirtualGPU):
         figures = device.figures
-        moved = format_bytes(figures.migrated_in_bytes + figures.migrated_out_bytes)
         click.echo(
             f"{'peak':<14}{format_bytes(figures.peak_bytes)} of tensors\n"
-            f"{'moved':<14}{moved} (simulated)\n"
+            f"{'moved':<14}{format_bytes(figures.migrated_bytes)} (simulated)\n"
             f"{'time':<14}{format_seconds(figures.seconds)} (simulated)",
             err=True,
         )

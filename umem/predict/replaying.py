@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from umem.devices.base import ADVICE, MODES, Mode, Policy
+from umem.devices.cost import Sample, StepCost
 from umem.devices.specs import COSTS, Costs, GpuSpec, extremes, gpu_spec
 from umem.devices.virtual import VirtualGPU
 from umem.devices.virtual.clock import Clock
-from umem.devices.virtual.figures import Figures, Sample
 from umem.devices.virtual.model import Allocator
 from umem.errors import HintError, OutOfMemoryError, StateError, TraceError
 from umem.memory.limits import Size
@@ -41,7 +41,7 @@ class Replay:
     prefetch: bool
     fits: bool
     reason: str | None
-    figures: Figures
+    figures: StepCost
     timeline: tuple[Sample, ...]
     seconds_low: float
     seconds_high: float
@@ -62,17 +62,17 @@ class Replay:
     @property
     def seconds(self) -> float:
         """Simulated seconds of the whole trace, be it one step or several; see `step_seconds`."""
-        return self.figures.seconds
+        return self.figures.seconds or 0.0
 
     @property
     def peak_bytes(self) -> int:
         """The most that tensors and workspace held at once."""
-        return self.figures.peak_bytes
+        return self.figures.peak_bytes or 0
 
     @property
     def resident_peak_bytes(self) -> int:
         """The most VRAM in use, in whole blocks."""
-        return self.figures.resident_peak_bytes
+        return self.figures.resident_peak_bytes or 0
 
     @property
     def step_seconds(self) -> tuple[float, ...]:
@@ -82,7 +82,7 @@ class Replay:
     @property
     def migrated_bytes(self) -> int:
         """Bytes of the blocks that moved, both ways."""
-        return self.figures.migrated_in_bytes + self.figures.migrated_out_bytes
+        return self.figures.migrated_bytes or 0
 
     @property
     def factor(self) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from umem.devices.base import Mode, Policy
+from umem.devices.cost import StepCost
 from umem.devices.specs import COSTS, GpuSpec, extremes
 from umem.devices.virtual.clock import Clock
 from umem.devices.virtual.layout import Layout, Replayer
@@ -21,29 +22,17 @@ _RATES = (COSTS, *extremes(COSTS))
 
 @dataclass(frozen=True)
 class SettledStep:
-    """A step on a GPU, simulated; where ``reason`` says why it does not fit, nothing else holds.
+    """A step on a GPU, simulated: its cost, or the reason why it does not fit.
 
-    ``seconds_low`` and ``seconds_high`` are as in `umem.replay`. ``moved_bytes`` are blocks both
-    ways, and what is read and written over the bus in place. Peaks are of all steps.
-    ``host_bytes`` is the most host memory that what has no room in VRAM takes. ``host_seconds``
-    is what the host needs to issue a step's ``op_count`` operations: no GPU makes it shorter.
+    Times and bytes that move are the mean of all steps but the first, peaks are of all of them.
     """
 
-    reason: str | None
-    seconds: float = 0.0
-    seconds_low: float = 0.0
-    seconds_high: float = 0.0
-    moved_bytes: int = 0
-    peak_bytes: int = 0
-    resident_peak_bytes: int = 0
-    reserved_peak_bytes: int = 0
-    host_bytes: int = 0
-    host_seconds: float = 0.0
-    op_count: int = 0
+    cost: StepCost
+    reason: str | None = None
 
     @property
     def fits(self) -> bool:
-        """Whether the trace came to its end."""
+        """Tell whether the trace came to its end."""
         return self.reason is None
 
 
@@ -75,24 +64,30 @@ def settled_steps(
             ran = _on_model(trace, gpus[0], clocks, Policy(mode, None, prefetch))
         except OutOfMemoryError as error:
             said = [str(error).replace(gpus[0].title, gpu.title) for gpu in gpus]
-            return tuple(map(SettledStep, said))
-    first, last, count = ran.ends[0], ran.ends[-1], len(ran.ends) - 1
-    means = iter([(end - start) / count for start, end in zip(first, last, strict=True)])
-    host_seconds, op_count = _issuing(trace, gpus[0], len(ran.ends))
-    step = SettledStep(
-        None,
-        moved_bytes=round((ran.moved[-1] - ran.moved[0]) / count),
-        peak_bytes=ran.peak_bytes,
-        resident_peak_bytes=ran.resident_peak_bytes,
-        reserved_peak_bytes=ran.reserved_peak_bytes,
-        host_bytes=_host_bytes(ran, mode, gpus[0]),
+            return tuple(SettledStep(StepCost(), text) for text in said)
+    (first, start), (last, end) = ran[0], ran[-1]
+    count = len(ran) - 1
+    means = iter([(after - before) / count for before, after in zip(first, last, strict=True)])
+    host_seconds, op_count = _issuing(trace, gpus[0], len(ran))
+    cost = StepCost(
+        peak_bytes=end.peak_bytes,
+        resident_peak_bytes=end.resident_peak_bytes,
+        reserved_peak_bytes=end.reserved_peak_bytes,
+        migrated_in_bytes=_mean(start.migrated_in_bytes, end.migrated_in_bytes, count),
+        migrated_out_bytes=_mean(start.migrated_out_bytes, end.migrated_out_bytes, count),
+        remote_bytes=_mean(start.remote_bytes, end.remote_bytes, count),
+        host_bytes=_host_bytes(end, mode, gpus[0]),
         host_seconds=host_seconds,
         op_count=op_count,
     )
     return tuple(
-        replace(step, seconds=seconds, seconds_low=low, seconds_high=high)
+        SettledStep(replace(cost, seconds=seconds, seconds_low=low, seconds_high=high))
         for seconds, low, high in zip(means, means, means, strict=True)
     )
+
+
+def _mean(start: int | None, end: int | None, count: int) -> int:
+    return round(((end or 0) - (start or 0)) / count)
 
 
 def has_room(gpu: GpuSpec, layout: Layout) -> bool:
@@ -100,20 +95,16 @@ def has_room(gpu: GpuSpec, layout: Layout) -> bool:
     return layout.block_count <= gpu.usable_bytes // BLOCK_BYTES
 
 
-class _Ran(NamedTuple):
-    """What a replay came to: seconds of each clock, and bytes moved so far, by step; peaks."""
+class _StepEnd(NamedTuple):
+    """The seconds of each clock where a step ends, and what was counted up to there."""
 
-    ends: list[list[float]]
-    moved: list[int]
-    evicted_bytes: int
-    peak_bytes: int
-    resident_peak_bytes: int
-    reserved_peak_bytes: int
+    seconds: list[float]
+    so_far: StepCost
 
 
 def _on_layout(
     trace: Trace, layout: Layout, gpu: GpuSpec, clocks: Sequence[Clock], policy: Policy
-) -> _Ran:
+) -> list[_StepEnd]:
     replayer = Replayer(
         gpu.usable_bytes,
         clocks,
@@ -121,48 +112,35 @@ def _on_layout(
         managed=policy.mode == "managed",
         prefetch=policy.prefetch,
     )
-    ends, moved = [], []
+    ends = []
     for step in _steps(trace.events):
         replayer.follow(layout.laid[step], layout.block_count)
         replayer.synchronize()
-        ends.append([clock.seconds for clock in clocks])
         moves = replayer.moves
-        moved.append(moves.migrated_in + moves.migrated_out + moves.prefetched_out)
-    return _Ran(
-        ends,
-        [count * BLOCK_BYTES for count in moved],
-        (moves.migrated_out + moves.prefetched_out) * BLOCK_BYTES,
-        layout.peak_bytes,
-        replayer.resident_peak_count * BLOCK_BYTES,
-        layout.reserved_bytes,
-    )
+        so_far = StepCost(
+            peak_bytes=layout.peak_bytes,
+            resident_peak_bytes=replayer.resident_peak_count * BLOCK_BYTES,
+            reserved_peak_bytes=layout.reserved_bytes,
+            migrated_in_bytes=moves.migrated_in * BLOCK_BYTES,
+            migrated_out_bytes=(moves.migrated_out + moves.prefetched_out) * BLOCK_BYTES,
+        )
+        ends.append(_StepEnd([clock.seconds for clock in clocks], so_far))
+    return ends
 
 
-def _on_model(trace: Trace, gpu: GpuSpec, clocks: Sequence[Clock], policy: Policy) -> _Ran:
+def _on_model(
+    trace: Trace, gpu: GpuSpec, clocks: Sequence[Clock], policy: Policy
+) -> list[_StepEnd]:
     model = Model(gpu, COSTS, "caching", trace.backend, lambda: policy, clocks)
+    ends = []
     try:
-        return _followed(model, trace, clocks)
+        for step in _steps(trace.events):
+            model.follow(trace.events[step])
+            model.synchronize()
+            ends.append(_StepEnd([clock.seconds for clock in clocks], model.figures))
     finally:
         model.driver.residency.forget()
-
-
-def _followed(model: Model, trace: Trace, clocks: Sequence[Clock]) -> _Ran:
-    ends, moved = [], []
-    for step in _steps(trace.events):
-        model.follow(trace.events[step])
-        model.synchronize()
-        ends.append([clock.seconds for clock in clocks])
-        figures = model.figures
-        migrated = figures.migrated_in_bytes + figures.migrated_out_bytes
-        moved.append(migrated + figures.remote_bytes)
-    return _Ran(
-        ends,
-        moved,
-        figures.migrated_out_bytes,
-        figures.peak_bytes,
-        figures.resident_peak_bytes,
-        figures.reserved_peak_bytes,
-    )
+    return ends
 
 
 def _steps(events: Sequence[Event]) -> Iterator[slice]:
@@ -183,10 +161,11 @@ def _issuing(trace: Trace, gpu: GpuSpec, step_count: int) -> tuple[float, int]:
     return clock.host_seconds / step_count, round(count / step_count)
 
 
-def _host_bytes(ran: _Ran, mode: Mode, gpu: GpuSpec) -> int:
+def _host_bytes(ran: StepCost, mode: Mode, gpu: GpuSpec) -> int:
     """What was reserved beyond VRAM: hybrid memory's from the start, managed once some has left."""
+    reserved = ran.reserved_peak_bytes or 0
     if mode == "hybrid":
-        return max(0, ran.reserved_peak_bytes - ran.resident_peak_bytes)
-    if mode == "managed" and ran.evicted_bytes:
-        return max(0, ran.reserved_peak_bytes - gpu.usable_bytes)
+        return max(0, reserved - (ran.resident_peak_bytes or 0))
+    if mode == "managed" and ran.migrated_out_bytes:
+        return max(0, reserved - gpu.usable_bytes)
     return 0

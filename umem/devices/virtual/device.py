@@ -28,12 +28,12 @@ from umem.devices.base import (
     byte_ranges,
     policy_here,
 )
+from umem.devices.cost import Sample, StepCost
 from umem.devices.host import host_view, unmanaged_text
 from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec
 from umem.devices.virtual.clock import Clock, Moves
 from umem.devices.virtual.driver import covered, half_covered
 from umem.devices.virtual.features import features
-from umem.devices.virtual.figures import Figures, Sample
 from umem.devices.virtual.model import Allocator, Model
 from umem.devices.virtual.residency import (
     ACCESSED_BY_GPU,
@@ -213,7 +213,7 @@ class VirtualGPU(Device):
         return everywhere[-1][0] if everywhere else UNMANAGED
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> StepCost:
         """What was counted so far (simulated)."""
         with self.model.lock:
             self._flush()

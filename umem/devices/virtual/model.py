@@ -12,6 +12,7 @@ from operator import gt
 from typing import Any, Literal
 
 from umem.devices.base import Policy, Span
+from umem.devices.cost import StepCost
 from umem.devices.specs import Costs, GpuSpec
 from umem.devices.virtual.clock import Clock, Moves
 from umem.devices.virtual.driver import (
@@ -22,7 +23,7 @@ from umem.devices.virtual.driver import (
     half_covered,
     wholly_covered,
 )
-from umem.devices.virtual.figures import Counters, Figures
+from umem.devices.virtual.figures import Counters
 from umem.devices.virtual.pool import Pool
 from umem.errors import LimitError, OutOfMemoryError, SizeError
 from umem.locks import safe_lock
@@ -102,7 +103,7 @@ class Model:
         }
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> StepCost:
         """What was counted so far (simulated)."""
         return self.counters.figures(self.clock)
 

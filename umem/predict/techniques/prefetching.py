@@ -31,7 +31,7 @@ def lookahead(subject: Subject, trace: Trace, gpu: GpuSpec, line: str) -> Prepar
     step = subject.replays.step(trace, gpu, "managed")
     if step.reason is not None:
         raise StateError(step.reason)
-    reserved = step.reserved_peak_bytes
+    reserved = step.cost.reserved_peak_bytes or 0
     if reserved <= gpu.usable_bytes:
         raise StateError(
             f"it moves nothing: {format_bytes(reserved)} are reserved, and all of that has room "

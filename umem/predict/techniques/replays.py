@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from umem.devices.base import Mode
+from umem.devices.cost import StepCost
 from umem.devices.specs import GpuSpec
 from umem.devices.virtual import VirtualGPU
 from umem.devices.virtual.layout import Layout, lay_out
@@ -56,7 +57,7 @@ class Replays:
             if reason is None:
                 steps.update(self._replayed(trace, gpu, mode, prefetch))
             else:
-                steps[gpu] = SettledStep(reason)
+                steps[gpu] = SettledStep(StepCost(), reason)
         return steps[gpu]
 
     def layout(self, trace: Trace) -> Layout | None:

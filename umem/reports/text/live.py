@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rich.text import Text
 
+from umem.devices.cost import StepCost
 from umem.units import format_bytes, format_seconds
 
 _LABEL, _VALUE = 12, 12
@@ -26,9 +27,17 @@ class Simulated:
     """What a virtual GPU says so far; all of it simulated."""
 
     gpu: str
-    fault_count: int
-    moved_bytes: int
-    seconds: float
+    cost: StepCost
+
+    @property
+    def faults(self) -> str:
+        """How many blocks faults brought in."""
+        return f"{self.cost.fault_count or 0:,}"
+
+    @property
+    def moved(self) -> str:
+        """The bytes of the blocks that moved."""
+        return format_bytes(self.cost.migrated_bytes)
 
 
 @dataclass(frozen=True)
@@ -71,9 +80,9 @@ def _counted(name: str, count: int, rate: float | None) -> Text:
 def _simulated_lines(found: Simulated) -> Iterator[Text]:
     yield Text(f"simulated {found.gpu}", "dim")
     values = {
-        "faults": f"{found.fault_count:,}",
-        "moved": format_bytes(found.moved_bytes),
-        "time": format_seconds(found.seconds),
+        "faults": found.faults,
+        "moved": found.moved,
+        "time": format_seconds(found.cost.seconds),
     }
     for name, value in values.items():
         yield Text(f"  {name:<{_LABEL - 2}}{value:>{_VALUE}}", "dim")
@@ -116,9 +125,8 @@ def _kinds(seen: Seen) -> str:
 def _simulated(seen: Seen) -> Iterator[str]:
     found = seen.simulated
     if found is not None:
-        moved, seconds = format_bytes(found.moved_bytes), format_seconds(found.seconds)
-        faults = f"{found.fault_count:,} faults"
-        yield f"simulated {found.gpu}: {faults}, {moved} moved, {seconds}"
+        seconds = format_seconds(found.cost.seconds)
+        yield f"simulated {found.gpu}: {found.faults} faults, {found.moved} moved, {seconds}"
 
 
 def _rate(rate: float) -> str:
