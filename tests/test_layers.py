@@ -18,7 +18,7 @@ import pytest
 import umem
 
 ROOT = Path(umem.__file__).parent
-LOOSE = ("errors", "units", "extras", "printable", "files", "locks", "scopes")
+LOOSE = ("errors", "units", "extras", "printable", "as_json", "files", "locks", "scopes")
 """Modules that lie at the top of umem/, beside `__init__` and `__main__`."""
 FOLDERS = ("trace", "devices", "planner", "memory", "predict", "reports", "chainer", "cli")
 """From the ground up: a folder imports the loose modules, itself and what comes before it."""

@@ -18,9 +18,9 @@ from strategies import traces
 
 from umem.errors import MissingDependencyError
 from umem.printable import printable
-from umem.reports.as_json import comparison_json, step_json
 from umem.reports.perfetto import perfetto
 from umem.reports.pictures.timeline import draw_timeline
+from umem.reports.step_json import comparison_json, step_json
 from umem.reports.text.comparison import comparison_text, signed
 from umem.reports.text.lines import Column, table, wrapped
 from umem.reports.text.step import _leak, step_text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from math import isfinite
 from pathlib import PurePath
 from typing import Any
 
@@ -13,10 +14,13 @@ def plain(value: Any) -> Any:
     """Turn a result into dictionaries, lists, texts and numbers.
 
     A dataclass and a named tuple become a dictionary of their fields, any other collection a
-    list; what has a ``to_json`` of its own says itself what it becomes.
+    list; what has a ``to_json`` of its own says itself what it becomes. JSON has no infinity and
+    nothing that is not a number: they become None.
     """
-    if value is None or isinstance(value, (str, bool, int, float)):
+    if value is None or isinstance(value, (str, int)):
         return value
+    if isinstance(value, float):
+        return value if isfinite(value) else None
     if hasattr(value, "to_json"):
         return plain(value.to_json())
     if is_dataclass(value):
@@ -46,7 +50,6 @@ def named(record: Any, names: Iterable[str], simulated: Collection[str] = ()) ->
 
 def json_text(value: Any, *, compact: bool = False) -> str:
     """Return the JSON text of a result; in one line where it is ``compact``."""
-    content = plain(value)
-    if compact:
-        return json.dumps(content, separators=(",", ":"), allow_nan=False)
-    return json.dumps(content, indent=2, allow_nan=False)
+    if compact:  # what is plain already, such as a long page, is not walked through twice
+        return json.dumps(value, separators=(",", ":"), default=plain, allow_nan=False)
+    return json.dumps(plain(value), indent=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable
 from io import TextIOWrapper
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from umem.as_json import json_text
 from umem.cli import in_and_out as saying
 from umem.cli.in_and_out import Caps, caps, refuse, refuse_picture, say, write
 from umem.devices.specs import GPUS, GpuSpec, gpu_spec
@@ -256,7 +256,7 @@ def _counted(count: int, what: str) -> str:
 
 def _for_one(choice: Choice, every: bool, as_json: bool, png: Path | None, force: bool) -> None:
     if as_json:
-        _print_json(choice.to_json())
+        say(json_text(choice))
     else:
         from umem.reports.text.choice import choice_text
 
@@ -270,7 +270,7 @@ def _for_one(choice: Choice, every: bool, as_json: bool, png: Path | None, force
 
 def _among_all(choices: tuple[Choice, ...], as_json: bool, png: Path | None, force: bool) -> None:
     if as_json:
-        _print_json({"simulated": True, "gpus": [choice.to_json() for choice in choices]})
+        say(json_text({"simulated": True, "gpus": choices}))
     else:
         from umem.reports.text.choice import gpus_text
 
@@ -280,10 +280,6 @@ def _among_all(choices: tuple[Choice, ...], as_json: bool, png: Path | None, for
 
         write(png, lambda file: draw_gpus(choices, file), force=force)
         say(f"Wrote {shown(png)}.", err=as_json)
-
-
-def _print_json(content: object) -> None:
-    say(json.dumps(content, indent=2, allow_nan=False))
 
 
 def _print(lines: Iterable[Text]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import click
 from rich.console import Console
 
 from umem import __version__
+from umem.as_json import json_text
 from umem.cli.in_and_out import Caps, caps, refuse, refuse_picture, say, write
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import UmemError
@@ -134,17 +134,13 @@ def _report(
     analysis: Analysis, path: Path, outputs: _Outputs, vram: Vram | None, as_json: bool
 ) -> None:
     if as_json:
-        from umem.reports.as_json import step_json
+        from umem.reports.step_json import step_json
 
-        _print_json(step_json(analysis, path.name, vram))
+        say(json_text(step_json(analysis, path.name, vram)))
     elif not outputs.paths:
         _print_text(analysis, path.name, vram)
     for output in _write(analysis, path, outputs, vram):
         say(output, err=as_json)
-
-
-def _print_json(content: object) -> None:
-    say(json.dumps(content, indent=2, allow_nan=False))
 
 
 def _print_text(analysis: Analysis, name: str, vram: Vram | None) -> None:
@@ -164,9 +160,9 @@ def _compare(
     before, after = (path.name for path in traces)
     comparison = compare(*analyses)
     if as_json:
-        from umem.reports.as_json import comparison_json
+        from umem.reports.step_json import comparison_json
 
-        _print_json(comparison_json(comparison, before, after, vram))
+        say(json_text(comparison_json(comparison, before, after, vram)))
         return
     from umem.reports.text.comparison import comparison_text
 
@@ -198,7 +194,7 @@ def _write(analysis: Analysis, path: Path, outputs: _Outputs, vram: Vram | None)
     if outputs.perfetto is not None:
         from umem.reports.perfetto import perfetto
 
-        text = json.dumps(perfetto(analysis, path.name))
+        text = json_text(perfetto(analysis, path.name), compact=True)
         write(outputs.perfetto, _putting(text), force=outputs.force)
         yield f"Wrote {shown(outputs.perfetto)}. Open it at ui.perfetto.dev or chrome://tracing."
     if outputs.paths:

@@ -10,6 +10,7 @@ from itertools import groupby
 from math import inf
 from typing import Any, Literal
 
+from umem.as_json import named
 from umem.devices.specs import GPUS, GpuSpec, gpu_spec
 from umem.devices.virtual import VirtualGPU
 from umem.memory.limits import Size
@@ -59,17 +60,13 @@ class Choice:
         return min(known, key=lambda option: option.peak_bytes or 0, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """For a JSON file."""
-        return {
-            "simulated": True,
-            "gpu": self.gpu,
-            "title": self.title,
-            "vram_bytes": self.vram_bytes,
-            "size": self.size,
-            "caveat": self.caveat,
-            "options": [option.to_json() for option in self.options],
-            "dropped": [option.to_json() for option in self.dropped],
-        }
+        """Return the choice for a JSON file."""
+        return named(self, _JSON_FIELDS)
+
+
+_JSON_FIELDS = (
+    "simulated", "gpu", "title", "vram_bytes", "size", "caveat", "options", "dropped",
+)  # fmt: skip
 
 
 class Search:

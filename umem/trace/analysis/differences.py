@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from umem.as_json import named
 from umem.trace.analysis.analysis import Analysis, OpTotal, Vram
 
 
@@ -20,6 +22,10 @@ class Difference:
     def change(self) -> float | None:
         """How much more the second has; None where one has no figure."""
         return None if self.before is None or self.after is None else self.after - self.before
+
+    def to_json(self) -> dict[str, Any]:
+        """Return both figures and the change, for a JSON file."""
+        return named(self, ("before", "after", "change"))
 
 
 @dataclass(frozen=True)
