@@ -197,7 +197,7 @@ def test_a_resumed_run_keeps_its_peak_and_its_time(tmp_path: Path, clock: Clock)
     chainer.functions.relu(chainer.Variable(np.ones(4)))
     big.run()
     report = big.get_extension("MemoryReport")
-    report._tally._hold(-1, "activations", 64 * MIB)  # as if more had been alive
+    report._tally.on_event(Alloc(-1, 64 * MIB, "activation", "more"))  # as if more had been alive
     path = tmp_path / "snapshot.npz"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -46,7 +46,6 @@ STILL_TWICE = {
     "Moves",
     "Pass",
     "Pool",
-    "Recording",
     "Source",
     "Watch",
     "_Again",

@@ -23,6 +23,7 @@ from umem.errors import ScalingError, SizeError
 from umem.printable import quoted
 from umem.trace.align import Aligned, align
 from umem.trace.events import Access, Alloc, Event, Free, Hint, Op
+from umem.trace.walk import used_bytes
 from umem.units import format_bytes
 
 LARGEST = 1 << 62
@@ -241,13 +242,7 @@ def _bent(alloc: Alloc, sizes: tuple[int, ...], values: list[int], degree: int) 
 
 def _held_bytes(aligned: Aligned, index: int) -> int:
     """The most that tensors hold at once in one of the recordings."""
-    live = peak = 0
-    sizes: list[int] = []
-    for row, frees in zip(aligned.rows, aligned.frees, strict=False):
-        live -= sum(sizes[tensor] for tensor in frees)
-        event = row[index]
-        if isinstance(event, Alloc):
-            sizes.append(event.nbytes)
-            live += event.nbytes
-            peak = max(peak, live)
-    return peak
+    steps = zip(aligned.rows, aligned.frees, strict=False)
+    events = ([*map(Free, frees), row[index]] for row, frees in steps)
+    held = (e for e in itertools.chain.from_iterable(events) if isinstance(e, (Alloc, Free)))
+    return max(used_bytes(held), default=0)

@@ -17,7 +17,8 @@ from umem.errors import BudgetError, GraphError
 from umem.planner import Graph, Node, Plan, plan
 from umem.predict.techniques.drawn import DRAWS, PACKED, packed_bytes
 from umem.predict.techniques.forward_passes import Pass, passes
-from umem.trace.trace import Alloc, Free, Op, Trace, tail
+from umem.trace.trace import Alloc, Op, Trace, tail
+from umem.trace.walk import allocations, used_bytes
 from umem.units import format_apart
 
 FLOPS_PER_BYTE = median(
@@ -103,19 +104,10 @@ def tapes_of(trace: Trace) -> list[Tape]:
 def _peaks(trace: Trace, starts: list[int]) -> dict[int, int]:
     """By a pass's start, the most alive from there to the next one; before all: the first's."""
     peaks = dict.fromkeys(starts, 0)
-    allocs: dict[int, int] = {}
-    start, live = starts[0], 0
-    for index, event in enumerate(trace.events):
+    start = starts[0]
+    for index, used in enumerate(used_bytes(trace.events)):
         start = index if index in peaks else start
-        workspace = 0
-        if isinstance(event, Alloc):
-            allocs[event.tensor] = event.nbytes
-            live += event.nbytes
-        elif isinstance(event, Free):
-            live -= allocs.pop(event.tensor)
-        elif isinstance(event, Op):
-            workspace = event.workspace_bytes or 0
-        peaks[start] = max(peaks[start], live + workspace)
+        peaks[start] = max(peaks[start], used)
     return peaks
 
 
@@ -167,7 +159,7 @@ def _packing(node: Node, mask_bytes: int) -> Node:
 
 def _updates(trace: Trace) -> dict[int, int]:
     """The parameters that the first step updates, and the bytes of the gradient of each."""
-    kinds = {event.tensor: event for event in trace.events if isinstance(event, Alloc)}
+    kinds = allocations(trace.events)
     found: dict[int, int] = {}
     for op in trace.ops:
         if op.phase == "update":
@@ -203,7 +195,7 @@ def _backward_workspace(trace: Trace, first: Pass) -> list[int]:
 def _constant_bytes(trace: Trace, first: Pass) -> int:
     """All that the pass reads and no call made, and the state of what is updated."""
     made = {alloc.tensor for alloc in first.allocs}
-    allocs = {event.tensor: event for event in trace.events if isinstance(event, Alloc)}
+    allocs = allocations(trace.events)
     beside = {tensor for tensor in first.near if tensor not in made}
     beside |= {
         access.tensor

@@ -20,6 +20,7 @@ from umem.predict.techniques.drawn import DRAWS, Masks, is_mask
 from umem.predict.techniques.forward_passes import Pass, passes
 from umem.predict.techniques.stream import Stream
 from umem.trace.trace import Alloc, Event, Free, Hint, Op, Trace
+from umem.trace.walk import allocations
 
 
 def rewrite(trace: Trace, plan: Plan) -> Trace:
@@ -39,7 +40,7 @@ def rewrite(trace: Trace, plan: Plan) -> Trace:
     planned = [one for one in passes(trace) if sorted(one.names) == names]
     if not planned:
         raise GraphError("no forward pass of the trace has the calls that the plan was made for")
-    return Trace(_Rewriter(trace, planned, plan).events(), trace.backend, trace.meta)
+    return trace.with_events(_Rewriter(trace, planned, plan).events())
 
 
 class _Rewriter:
@@ -57,7 +58,7 @@ class _Rewriter:
         self._lasting = set(self._read_again)
         self._read_in_backward = _read_in_backward(trace)
         self._left = _left_over(trace)
-        fresh = 1 + max(trace.lifetimes(), default=0)
+        fresh = 1 + max(allocations(trace.events), default=0)
         self._stream = Stream(self._is_kept.keys() | self._read_again, fresh)
         self._masks = Masks(self._stream, _masks(planned) if any(plan.recomputed) else ())
         self._waiting: list[Alloc] = []  # of an operation to come
