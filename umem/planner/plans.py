@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Method = Literal["auto", "store_all", "chen", "lower_sets", "lower_sets_exact"]
+Method = str
+"""The name of a method, see `umem.planner.dispatch.METHODS`; ``auto`` takes the best of some."""
 Objective = Literal["time", "memory"]
 Model = Literal["paper", "saved"]
-METHODS = ("auto", "store_all", "chen", "lower_sets", "lower_sets_exact")
 OBJECTIVES = ("time", "memory")
 MODELS = ("paper", "saved")
 

@@ -91,7 +91,7 @@ class Search:
         for event in trace.events:
             checker.check(event)
         self.size = trace.sizes[-1] if size is None and trace.sizes else size
-        self._subject = Subject(trace if self.size is None else trace.at(self.size), self.gpus)
+        self._subject = Subject(trace, self.gpus, self.size)
         self._found: dict[GpuSpec, dict[str, Option]] = {gpu: {} for gpu in self.gpus}
         self._plain: dict[GpuSpec, dict[int, Plain]] = {gpu: {} for gpu in self.gpus}
 

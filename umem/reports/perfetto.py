@@ -10,8 +10,10 @@ The format: "Trace Event Format" of the Chromium project (JSON object format; ph
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
+from umem.as_json import json_text
+from umem.reports.outputs import ReportRequest
 from umem.trace.analysis.analysis import Analysis
 from umem.trace.analysis.bands import Curve, kind_curves
 from umem.trace.events import PHASES, Op
@@ -34,6 +36,12 @@ def perfetto(analysis: Analysis, name: str) -> dict[str, Any]:
         },
         "traceEvents": [*_names(name, timed), *_events(analysis, timed)],
     }
+
+
+def write(request: ReportRequest, file: IO[bytes]) -> None:
+    """Write the trace file that was asked for."""
+    content = perfetto(request.analysis, request.name)
+    file.write(json_text(content, compact=True).encode("ascii"))
 
 
 def _names(name: str, timed: bool) -> Iterator[dict[str, Any]]:

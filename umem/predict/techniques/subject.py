@@ -32,22 +32,39 @@ class Subject:
     thread-safe.
 
     Args:
-        trace: one step or more.
+        recorded: one step or more.
         gpus: the GPUs to choose for; replays are shared among them.
+        size: what the step is taken to, such as a batch; None: as it was recorded.
 
     Raises:
         TraceError: the trace has no operation, or bytes that no machine has.
+        ScalingError, SizeError: see `Trace.at`.
     """
 
-    def __init__(self, trace: Trace, gpus: Iterable[GpuSpec] = ()) -> None:
+    def __init__(
+        self, recorded: Trace, gpus: Iterable[GpuSpec] = (), size: int | None = None
+    ) -> None:
+        self.recorded, self.gpus, self.size = recorded, tuple(gpus), size
+        self._at: dict[int, Subject] = {}
+        trace = recorded if size is None else recorded.at(size)
         self.caveat = missing_when_repeated(trace)
         corrected = on_gpu(trace)
         check_figures(corrected.events)
         self.trace = settled(corrected, STEPS)
-        self.replays = Replays(gpus)
+        self.replays = Replays(self.gpus)
         self._plans: dict[Budget, list[Plan] | UmemError] = {}
         self._made: dict[tuple[object, ...], Trace] = {}
         self._shared: set[tuple[object, ...]] = set()
+
+    def at(self, size: int) -> Subject:
+        """Return the same step at another size, such as a smaller batch; made once.
+
+        Raises:
+            ScalingError, SizeError: see `Trace.at`.
+        """
+        if size not in self._at:
+            self._at[size] = Subject(self.recorded, self.gpus, size)
+        return self._at[size]
 
     def fits(self, gpu: GpuSpec, trace: Trace | None = None) -> bool:
         """Whether the step, or what was made of it, fits a GPU's plain memory."""

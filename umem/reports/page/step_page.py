@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from umem.as_json import json_text
+from umem.reports.outputs import ReportRequest
 from umem.reports.step_json import summary
 from umem.trace.analysis.analysis import Analysis, Vram
 from umem.trace.analysis.bands import Bands, bands, kind_curves
@@ -46,6 +47,12 @@ def step_page(
     ):
         page = page.replace(place, part, 1)
     return page
+
+
+def write(request: ReportRequest, file: IO[bytes]) -> None:
+    """Write the page that was asked for."""
+    analysis, name, vram, provenance = request
+    file.write(step_page(analysis, name, provenance, vram).encode("ascii"))
 
 
 def embedded(content: Any) -> str:

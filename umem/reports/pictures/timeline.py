@@ -9,6 +9,7 @@ from typing import IO, Any
 from umem import extras
 from umem.errors import MissingDependencyError
 from umem.printable import shown
+from umem.reports.outputs import ReportRequest
 from umem.trace.analysis.analysis import Analysis, Vram
 from umem.trace.analysis.bands import kind_curves, thinned
 from umem.trace.analysis.tensors import KINDS
@@ -62,6 +63,11 @@ def draw_timeline(
     with warnings.catch_warnings():  # a name may have letters that the font does not have
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         figure.savefig(file, dpi=110, format="png")
+
+
+def write(request: ReportRequest, file: IO[bytes]) -> None:
+    """Write the picture that was asked for; see `draw_timeline`."""
+    draw_timeline(request.analysis, request.name, file, request.vram)
 
 
 def _plain(text: str) -> str:
