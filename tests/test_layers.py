@@ -37,25 +37,7 @@ STILL_LONG = {
     "umem.devices.virtual.residency",
     "umem.trace.recording.recorder",
 }
-STILL_TWICE = {
-    "Block",
-    "Call",
-    "Driver",
-    "Graph",
-    "Learned",
-    "Moves",
-    "Pass",
-    "Pool",
-    "Source",
-    "Watch",
-    "_Again",
-    "_Bar",
-    "_Chain",
-    "_Local",
-    "_Reader",
-    "_Ref",
-    "_Step",
-}
+STILL_TWICE = {"Call", "Driver", "Learned", "Pool", "Source", "Watch"}
 PARALLEL = {"devices/cuda", "devices/virtual"}
 """Folders whose files bear the same names where they do the same."""
 

@@ -56,7 +56,7 @@ def devices_served() -> list[Device]:
     return [part.device for scope in inside() for part in scope.payload if isinstance(part, Served)]
 
 
-class ReportRequest(NamedTuple):
+class Request(NamedTuple):
     """What was asked for; on a device it becomes a policy."""
 
     mode: Mode
@@ -73,7 +73,7 @@ class ReportRequest(NamedTuple):
 
 def checked_request(
     mode: str, limit: Size | None, prefetch: bool, spill: str = "host", preset: Preset | None = None
-) -> ReportRequest:
+) -> Request:
     """What was asked for, once it is seen to make sense on some device.
 
     Raises:
@@ -86,7 +86,7 @@ def checked_request(
     if preset is not None:
         check_preset(preset)
     checked = None if limit is None else parse_limit(limit)
-    return ReportRequest(mode, checked, bool(prefetch), spill, preset)  # type: ignore[arg-type]
+    return Request(mode, checked, bool(prefetch), spill, preset)  # type: ignore[arg-type]
 
 
 def check_served(device: Device, mode: Mode) -> None:
@@ -131,7 +131,7 @@ _RUN_LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.
 class Block(Decorator, Scoped[Memory]):
     """A block, or a function, whose allocations come from one mode."""
 
-    def __init__(self, request: ReportRequest) -> None:
+    def __init__(self, request: Request) -> None:
         self._request = request
         self.title = f"umem.{request.mode}()"
 

@@ -14,7 +14,7 @@ from umem.memory import environment
 from umem.memory.blocks import Block as Block
 from umem.memory.blocks import (
     Decorator,
-    ReportRequest,
+    Request,
     check_served,
     checked_request,
     devices_served,
@@ -43,7 +43,7 @@ class Handle(Scoped["Handle"]):
     title = "umem.enable()"
 
     def __init__(
-        self, device: Device | None, request: ReportRequest | None, policy: Policy | None
+        self, device: Device | None, request: Request | None, policy: Policy | None
     ) -> None:
         self._device, self._request, self.policy = device, request, policy
         self._installed = Scope(self.title)
@@ -60,7 +60,7 @@ class Handle(Scoped["Handle"]):
         """CuPy, or the virtual GPU's array functions."""
         return self.device.xp
 
-    def _answers(self, device: Device | None, request: ReportRequest | None) -> bool:
+    def _answers(self, device: Device | None, request: Request | None) -> bool:
         return self._device is device and self._request == request
 
     def __str__(self) -> str:
@@ -148,7 +148,7 @@ def _forget(handle: Handle) -> None:
         handle._until.handle = handle._ready = None
 
 
-def _requested(mode: str | None, limit: Size | None, prefetch: bool | None) -> ReportRequest | None:
+def _requested(mode: str | None, limit: Size | None, prefetch: bool | None) -> Request | None:
     """What is asked of `enable`, by its arguments or the environment; None is nothing."""
     chosen = environment.mode() if mode is None else mode
     if chosen == "off" and mode is None:

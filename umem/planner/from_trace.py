@@ -33,7 +33,7 @@ def nodes_and_edges(
     """
     if cost not in ("paper", "seconds", "flops"):
         raise GraphError(f"cost is 'paper', 'seconds' or 'flops'; got {cost!r}")
-    reader = _Reader(trace, cost, not_again)
+    reader = _CallReader(trace, cost, not_again)
     for index, event in enumerate(trace.events):
         if isinstance(event, Op) and event.phase == "forward":
             reader.add(event)
@@ -45,7 +45,7 @@ def nodes_and_edges(
     return list(map(reader.node, range(len(reader.calls)))), reader.edges
 
 
-class _Reader:
+class _CallReader:
     """Calls and their edges, as they come."""
 
     def __init__(self, trace: Trace, cost: Cost, not_again: Collection[str]) -> None:

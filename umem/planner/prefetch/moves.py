@@ -29,7 +29,7 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Moves:
+class MovePlan:
     """For each operation, the slots to bring to the GPU and to send to the host while it runs.
 
     There are none at all where all arrays have room.
@@ -44,10 +44,10 @@ class Moves:
         return any(self.sends) or any(self.fetches)
 
 
-NOTHING = Moves((), ())
+NOTHING = MovePlan((), ())
 
 
-def plan_moves(order: Order, depth: int, capacity_bytes: int) -> Moves:
+def plan_moves(order: Order, depth: int, capacity_bytes: int) -> MovePlan:
     """The moves that keep the arrays of ``depth`` operations ahead in VRAM.
 
     Fetched is what exists and has room, once for each operation that will use it, resident or
@@ -60,7 +60,7 @@ def plan_moves(order: Order, depth: int, capacity_bytes: int) -> Moves:
         walk.round()
     if not walk.short:
         return NOTHING
-    return Moves(tuple(map(tuple, walk.fetches)), tuple(map(tuple, walk.sends)))
+    return MovePlan(tuple(map(tuple, walk.fetches)), tuple(map(tuple, walk.sends)))
 
 
 @dataclass

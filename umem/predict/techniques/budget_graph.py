@@ -16,7 +16,7 @@ from umem.devices.specs import COSTS, GPUS
 from umem.errors import BudgetError, GraphError
 from umem.planner import Graph, Node, Plan, plan
 from umem.predict.techniques.drawn import DRAWS, PACKED, packed_bytes
-from umem.predict.techniques.forward_passes import Pass, passes
+from umem.predict.techniques.forward_passes import ForwardPass, passes
 from umem.trace.trace import Alloc, Op, Trace, tail
 from umem.trace.walk import allocations, used_bytes
 from umem.units import format_apart
@@ -89,7 +89,7 @@ def tapes_of(trace: Trace) -> list[Tape]:
     Raises:
         GraphError: no backward follows a forward pass.
     """
-    kinds: dict[tuple[str, ...], list[Pass]] = {}
+    kinds: dict[tuple[str, ...], list[ForwardPass]] = {}
     for one in passes(trace):
         kinds.setdefault(tuple(one.names), []).append(one)
     if not kinds:
@@ -170,7 +170,7 @@ def _updates(trace: Trace) -> dict[int, int]:
     return found
 
 
-def _stays(first: Pass, updates: dict[int, int]) -> list[int]:
+def _stays(first: ForwardPass, updates: dict[int, int]) -> list[int]:
     """By call, the gradients that its backward is the first to make."""
     stays = [0] * len(first.calls)
     for tensor, nbytes in updates.items():
@@ -179,7 +179,7 @@ def _stays(first: Pass, updates: dict[int, int]) -> list[int]:
     return stays
 
 
-def _backward_workspace(trace: Trace, first: Pass) -> list[int]:
+def _backward_workspace(trace: Trace, first: ForwardPass) -> list[int]:
     """By call, the most that an operation of its backward needs only while it runs."""
     found = [0] * len(first.calls)
     for event in trace.events[first.turn :]:
@@ -192,7 +192,7 @@ def _backward_workspace(trace: Trace, first: Pass) -> list[int]:
     return found
 
 
-def _constant_bytes(trace: Trace, first: Pass) -> int:
+def _constant_bytes(trace: Trace, first: ForwardPass) -> int:
     """All that the pass reads and no call made, and the state of what is updated."""
     made = {alloc.tensor for alloc in first.allocs}
     allocs = allocations(trace.events)

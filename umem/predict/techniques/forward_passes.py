@@ -11,7 +11,7 @@ _MADE = ("activation", "stash", "array")
 
 
 @dataclass
-class Pass:
+class ForwardPass:
     """The calls of a forward pass that a backward follows.
 
     Calls and what they make are those of `umem.planner.from_trace`.
@@ -63,10 +63,10 @@ class Pass:
         self.made.append(made)
 
 
-def passes(trace: Trace) -> Iterator[Pass]:
+def passes(trace: Trace) -> Iterator[ForwardPass]:
     """Each run of forward calls that a backward follows, in order."""
     allocs: dict[int, Alloc] = {}
-    now = Pass()
+    now = ForwardPass()
     before = 0  # the event after the last operation
     for index, event in enumerate(trace.events):
         if isinstance(event, Alloc):
@@ -79,7 +79,7 @@ def passes(trace: Trace) -> Iterator[Pass]:
             elif now.calls and event.phase == "backward":
                 now.turn = before
                 yield now
-                now = Pass()
+                now = ForwardPass()
             elif event.phase == "update":
-                now = Pass()
+                now = ForwardPass()
             before = index + 1

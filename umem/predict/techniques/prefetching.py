@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from umem.devices.specs import GpuSpec
 from umem.errors import StateError
-from umem.planner.prefetch.moves import NOTHING, ROOM, Moves, plan_moves
+from umem.planner.prefetch.moves import NOTHING, ROOM, MovePlan, plan_moves
 from umem.planner.prefetch.order import Iteration, Order
 from umem.predict.techniques.subject import Subject
 from umem.predict.techniques.technique import Prepared
@@ -77,7 +77,7 @@ class _Helper:
         self._bytes: dict[int, int] = {}
         self._iteration = Iteration(0)
         self._order: Order | None = None
-        self._moves: Moves = NOTHING
+        self._moves: MovePlan = NOTHING
         self._follows = False
 
     def after(self, event: Event) -> Sequence[Hint]:

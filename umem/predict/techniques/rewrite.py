@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from umem.errors import GraphError
 from umem.planner.plans import Plan
 from umem.predict.techniques.drawn import DRAWS, Masks, is_mask
-from umem.predict.techniques.forward_passes import Pass, passes
+from umem.predict.techniques.forward_passes import ForwardPass, passes
 from umem.predict.techniques.stream import Stream
 from umem.trace.trace import Alloc, Event, Free, Hint, Op, Trace
 from umem.trace.walk import allocations
@@ -46,7 +46,7 @@ def rewrite(trace: Trace, plan: Plan) -> Trace:
 class _Rewriter:
     """Sends the events of a trace to a stream, and what runs again in between."""
 
-    def __init__(self, trace: Trace, planned: Sequence[Pass], plan: Plan) -> None:
+    def __init__(self, trace: Trace, planned: Sequence[ForwardPass], plan: Plan) -> None:
         self._events = trace.events
         self._planned = {one.turn: one for one in planned}
         self._blocks = [list(map(_number, names)) for names in plan.blocks]
@@ -62,7 +62,7 @@ class _Rewriter:
         self._stream = Stream(self._is_kept.keys() | self._read_again, fresh)
         self._masks = Masks(self._stream, _masks(planned) if any(plan.recomputed) else ())
         self._waiting: list[Alloc] = []  # of an operation to come
-        self._pass: Pass | None = None  # whose backward it is
+        self._pass: ForwardPass | None = None  # whose backward it is
         self._waits: set[int] = set()  # blocks whose turn has not come
         self._turned: set[int] = set()  # tensors of passes whose forward is over
 
@@ -126,7 +126,7 @@ class _Rewriter:
 
     # -- backward --------------------------------------------------------------------------
 
-    def _turn(self, now: Pass) -> None:
+    def _turn(self, now: ForwardPass) -> None:
         """Forward is over: what is not kept is gone."""
         self._pass, self._waits = now, set(range(len(self._again)))
         self._stream.rest()
@@ -135,7 +135,7 @@ class _Rewriter:
             if not self._is_kept[alloc.tensor]:
                 self._stream.drop(alloc.tensor)
 
-    def _begin_what_is_due(self, now: Pass, op: Op) -> None:
+    def _begin_what_is_due(self, now: ForwardPass, op: Op) -> None:
         """Begin the block that an operation belongs to, and those that it needs something of."""
         calls = now.calls_near(op)
         if calls:
@@ -146,7 +146,7 @@ class _Rewriter:
                 if self._stream.is_gone(tensor):
                     self._begin(now, self._block[index])
 
-    def _begin(self, now: Pass, block: int) -> None:
+    def _begin(self, now: ForwardPass, block: int) -> None:
         """A block's backward begins: run again what must, once."""
         if block not in self._waits:
             return
@@ -176,7 +176,7 @@ def _number(name: str) -> int:
     return int(name.rpartition("#")[2])
 
 
-def _kept(planned: Iterable[Pass], plan: Plan) -> dict[int, bool]:
+def _kept(planned: Iterable[ForwardPass], plan: Plan) -> dict[int, bool]:
     """Whether each tensor that a pass makes is kept; what was drawn at random always is."""
     kept, stashed = set(map(_number, plan.kept)), set(map(_number, plan.stashed))
     return {
@@ -189,12 +189,12 @@ def _kept(planned: Iterable[Pass], plan: Plan) -> dict[int, bool]:
     }
 
 
-def _masks(planned: Iterable[Pass]) -> list[Alloc]:
+def _masks(planned: Iterable[ForwardPass]) -> list[Alloc]:
     calls = [pair for one in planned for pair in zip(one.calls, one.made, strict=True)]
     return [alloc for op, made in calls for alloc in made if is_mask(op, alloc)]
 
 
-def _reads(planned: Iterable[Pass], again: Iterable[Sequence[int]]) -> set[int]:
+def _reads(planned: Iterable[ForwardPass], again: Iterable[Sequence[int]]) -> set[int]:
     """All that calls read that run again."""
     numbers = [index for block in again for index in block]
     return {a.tensor for one in planned for index in numbers for a in one.calls[index].reads}

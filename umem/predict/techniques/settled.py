@@ -36,7 +36,7 @@ def settled(trace: Trace, step_count: int = 2) -> Trace:
     events = whole.events
     step = tail(whole, ends[-2]).events if len(ends) > 1 else events
     events = _as_first(events)
-    again = _Again(events, step)
+    again = _Repeater(events, step)
     for _ in range(step_count - len(ends)):
         events = [*events, *again.events()]
     return trace.with_events(events)
@@ -134,7 +134,7 @@ def _as_first(events: list[Event]) -> list[Event]:
     return first
 
 
-class _Again:
+class _Repeater:
     """A step, on and on.
 
     Args:

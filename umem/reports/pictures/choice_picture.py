@@ -18,7 +18,7 @@ WIDE = 30
 """Times that differ by more than this factor are drawn on a logarithmic scale."""
 
 
-class _Bar(NamedTuple):
+class _Row(NamedTuple):
     """A row: its name, what is written beside it, and the option that is drawn, if any."""
 
     name: str
@@ -32,7 +32,7 @@ def draw_choice(choice: Choice, file: Path | IO[bytes]) -> None:
     Raises:
         MissingDependencyError: matplotlib is not installed. OSError: the file cannot be written.
     """
-    bars = [_Bar(option.name, _note(option), option) for option in choice.options]
+    bars = [_Row(option.name, _note(option), option) for option in choice.options]
     vram = format_bytes(choice.vram_bytes)
     _draw(bars, f"Step time on a simulated {choice.title}, {vram} usable{_at(choice)}", file)
 
@@ -40,9 +40,9 @@ def draw_choice(choice: Choice, file: Path | IO[bytes]) -> None:
 def draw_gpus(choices: Sequence[Choice], file: Path | IO[bytes]) -> None:
     """Write a PNG of the GPUs that run a step, each with its best technique; see `draw_choice`."""
     bars = [
-        _Bar(choice.gpu, _note(choice.best, _with(choice.best)), choice.best)
+        _Row(choice.gpu, _note(choice.best, _with(choice.best)), choice.best)
         if choice.best
-        else _Bar(choice.gpu, "cannot run it", None)
+        else _Row(choice.gpu, "cannot run it", None)
         for choice in choices
     ]
     _draw(bars, f"Step time on each GPU, simulated{_at(choices[0])}", file)
@@ -63,7 +63,7 @@ def _note(option: Option, how: str | None = None) -> str:
     return said if how is None else f"{said}, {how}"
 
 
-def _draw(bars: Sequence[_Bar], title: str, file: Path | IO[bytes]) -> None:
+def _draw(bars: Sequence[_Row], title: str, file: Path | IO[bytes]) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -84,7 +84,7 @@ def _draw(bars: Sequence[_Bar], title: str, file: Path | IO[bytes]) -> None:
         figure.savefig(file, dpi=110, format="png")
 
 
-def _bars(panel: Any, bars: Sequence[_Bar]) -> bool:
+def _bars(panel: Any, bars: Sequence[_Row]) -> bool:
     """Draw the rows; whether on a logarithmic scale, as points because that has no zero."""
     drawn = [bar.option for bar in bars if bar.option is not None]
     seconds = [option.seconds or 0.0 for option in drawn]

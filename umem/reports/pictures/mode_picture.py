@@ -102,7 +102,7 @@ def _length(bar: _Bar, plain_seconds: float | None) -> str:
 # -- in memory ---------------------------------------------------------------------------------
 
 
-class _Step(NamedTuple):
+class _StepCurve(NamedTuple):
     """Bytes of one step: a share of its time each, and what tensors hold from then on."""
 
     shares: list[float]
@@ -111,7 +111,7 @@ class _Step(NamedTuple):
     ends: tuple[str, str]
 
 
-def _step(rows: Sequence[ModeRow]) -> _Step | None:
+def _step(rows: Sequence[ModeRow]) -> _StepCurve | None:
     """The last step of the first mode that came to the end of one, else how far one came.
 
     Tensors are the same in every mode; how long they live differs, so that time goes in shares.
@@ -131,10 +131,10 @@ def _step(rows: Sequence[ModeRow]) -> _Step | None:
     length = end - start or 1.0
     shares = [min(1.0, max(0.0, (sample.seconds - start) / length)) for sample in samples]
     allocated = [sample.allocated_bytes / MIB for sample in samples]
-    return _Step([*shares, 1.0], [*allocated, allocated[-1]], row.title, names)
+    return _StepCurve([*shares, 1.0], [*allocated, allocated[-1]], row.title, names)
 
 
-def _draw_memory(panel: Any, step: _Step | None, vram_bytes: int) -> None:
+def _draw_memory(panel: Any, step: _StepCurve | None, vram_bytes: int) -> None:
     vram = vram_bytes / MIB
     highest = vram if step is None else max(step.allocated)
     if step is not None:
@@ -157,7 +157,7 @@ def _draw_memory(panel: Any, step: _Step | None, vram_bytes: int) -> None:
     panel.set_title(_heading(step), loc="left", fontsize=11, color=INK)
 
 
-def _heading(step: _Step | None) -> str:
+def _heading(step: _StepCurve | None) -> str:
     if step is None:
         return "Memory of one step"
     if step.ends[1] == OUT:
@@ -165,7 +165,7 @@ def _heading(step: _Step | None) -> str:
     return f"Memory of one step, the same in every mode (drawn at the pace of {step.mode})"
 
 
-def _fill(panel: Any, step: _Step, vram: float) -> None:
+def _fill(panel: Any, step: _StepCurve, vram: float) -> None:
     low = [min(allocated, vram) for allocated in step.allocated]
     panel.fill_between(
         step.shares, low, step="post", color=FITS, linewidth=0, label="has room in VRAM"

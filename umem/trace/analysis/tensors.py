@@ -120,7 +120,7 @@ class _Life:
         return _PLAIN.get(kind) or ("saved for backward" if self.saved else "other activations")
 
 
-class _Reader:
+class _TensorReader:
     """One pass over the events; a report of a long trace spends its time here."""
 
     def __init__(self, count: int) -> None:
@@ -189,7 +189,7 @@ def read_tensors(trace: Trace) -> Reading:
         TraceError: the trace does not hold together (only where its events were put there by
             hand; what was recorded or loaded does).
     """
-    reader = _Reader(len(trace))
+    reader = _TensorReader(len(trace))
     try:
         reader.read(trace.events)
     except KeyError as error:

@@ -46,7 +46,7 @@ __all__ = [
 Measure = Literal["time", "workspace"]
 
 
-class _Ref(weakref.ref[Any]):
+class _RootRef(weakref.ref[Any]):
     """A weak reference to a root array that knows its tensor, and how it was allocated."""
 
     __slots__ = ("access", "fields", "key")
@@ -105,8 +105,8 @@ class Recorder(Scoped["Recorder"], Following):
         self._last_stack: tuple[Any, ...] = ()
         self._store = Store() if keep else None
         self._raw: list[Raw] | None = None if self._store is None else self._store.raw
-        self._known: dict[int, _Ref] = {}
-        self._dead: deque[_Ref] = deque()
+        self._known: dict[int, _RootRef] = {}
+        self._dead: deque[_RootRef] = deque()
         self._count = 0
         self._owns_tracemalloc = False
         self._entered = False
@@ -338,7 +338,7 @@ class Recorder(Scoped["Recorder"], Following):
         count = self._count
         self._count = count + 1
         fields: tuple[Any, ...] = ("alloc", count, nbytes, kind, label, uploaded)
-        ref = _Ref(root, self._dead.append)
+        ref = _RootRef(root, self._dead.append)
         ref.key = id(root)
         ref.access = access = (count, 0, nbytes)
         if self._listener is not None:

@@ -32,12 +32,12 @@ class _State:
         self.operation: weakref.ref[Measured] | None = None
 
 
-class _Local(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.state = _State()
 
 
-_local = _Local()
+_local = _ThreadState()
 _PAUSE = object()
 
 
