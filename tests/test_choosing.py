@@ -15,7 +15,7 @@ from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import ScalingError, SizeError, TraceError, UnknownGpuError
 from umem.predict.choosing import Choice, Search, choose_each
 from umem.predict.techniques.registry import TECHNIQUES
-from umem.reports.text.choice import choice_text, gpus_text
+from umem.reports.choice_report import choice_text, gpus_text
 from umem.trace import Access, Alloc, Free, Hint, Mark, Op, Trace
 from umem.units import MIB
 
@@ -208,7 +208,8 @@ def test_a_choice_among_gpus_is_the_choice_for_each() -> None:
 def test_plans_are_made_once_and_a_replay_serves_all_gpus_with_as_much_vram(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from umem.predict.techniques import replays, subject
+    from umem.predict import stepping as replays
+    from umem.predict.techniques import subject
 
     planned: list[Any] = []
     replayed: list[Any] = []

@@ -80,7 +80,7 @@ OWN = (
     "umem.memory umem.memory.blocks umem.memory.environment umem.memory.hints "
     "umem.memory.limits umem.memory.process umem.memory.statistics umem.memory.status "
     "umem.memory.tracking umem.printable umem.scopes umem.trace umem.trace.events "
-    "umem.trace.stacks umem.trace.trace umem.units"
+    "umem.trace.stacks umem.trace.trace umem.trace.walk umem.units"
 )
 
 

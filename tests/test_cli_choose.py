@@ -22,7 +22,7 @@ from umem.cli import main
 from umem.devices.specs import GPUS, gpu_spec
 from umem.predict.choosing import choose, choose_each
 from umem.predict.techniques.registry import TECHNIQUES
-from umem.reports.text.choice import choice_text, gpus_text
+from umem.reports.choice_report import choice_text, gpus_text
 from umem.trace import Mark, Op, Trace
 from umem.units import GIB, MIB, format_seconds
 

@@ -224,14 +224,11 @@ def test_a_failed_write_keeps_the_old_file(trace: Path, monkeypatch: pytest.Monk
     page = trace.with_name("p.html")
     page.write_text("old")
 
-    def full(text: str) -> Any:
-        def put(file: IO[bytes]) -> None:
-            file.write(text[:100].encode())
-            raise OSError(28, "No space left on device")
+    def full(request: Any, file: IO[bytes]) -> None:
+        file.write(b"a beginning")
+        raise OSError(28, "No space left on device")
 
-        return put
-
-    monkeypatch.setattr("umem.cli.report._putting", full)
+    monkeypatch.setattr("umem.reports.page.step_page.write", full)
     assert "no space left on device" in failure(trace, "--html", page, "--force")
     assert page.read_text() == "old"
     assert sorted(p.name for p in trace.parent.iterdir()) == ["p.html", "run.umem.gz"]

@@ -146,11 +146,11 @@ def test_a_recorder_follows_the_child_in_a_trace_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "lock", ["umem.memory.process._lock", "umem.trace.recording.sources._lock", "gpu.model.lock"]
+    "lock", ["umem.memory.process._lock", "umem.trace.recording.thread._lock", "gpu.model.lock"]
 )
 def test_a_lock_that_another_thread_holds_is_free_in_the_child(lock: str) -> None:
     run(f"""
-        import time, umem.trace.recording.sources
+        import time, umem.trace.recording.thread
         with umem.virtual_gpu("t4") as gpu, umem.managed() as memory:
             held = threading.Event()
 

@@ -30,12 +30,10 @@ STILL_LONG = {
     "umem.chainer.recompute.course",
     "umem.chainer.recompute.tape",
     "umem.chainer.source",
-    "umem.cli.run",
     "umem.devices.cuda.device",
     "umem.devices.virtual.arrays",
     "umem.devices.virtual.model",
     "umem.devices.virtual.residency",
-    "umem.trace.recording.recorder",
 }
 STILL_TWICE = {"Call", "Driver", "Learned", "Pool", "Source", "Watch"}
 PARALLEL = {"devices/cuda", "devices/virtual"}

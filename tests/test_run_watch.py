@@ -19,9 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import umem
-from umem.cli.run_watch import LiveRegion
+from umem.cli.run_watch import LiveRegion, Seen, Simulated, line, summary, view
 from umem.devices.cost import StepCost
-from umem.reports.text.live import Seen, Simulated, line, summary, view
 from umem.trace import Alloc, Free, Mark, Op
 from umem.trace.recording.recorder import Recorder
 from umem.trace.recording.tally import GROUPS, Tally

@@ -21,7 +21,15 @@ from umem.predict.choosing import Choice, Search, gpu_asked_for
 from umem.predict.techniques.options import Option
 from umem.predict.techniques.registry import TECHNIQUES
 from umem.printable import command_line, quoted, shown
-from umem.reports.text.choice import found_of_gpu, found_of_technique, heading
+from umem.reports.choice_report import (
+    choice_text,
+    draw_choice,
+    draw_gpus,
+    found_of_gpu,
+    found_of_technique,
+    gpus_text,
+    heading,
+)
 from umem.trace.trace import Trace
 
 INTERRUPTED = 130
@@ -258,12 +266,8 @@ def _for_one(choice: Choice, every: bool, as_json: bool, png: Path | None, force
     if as_json:
         say(json_text(choice))
     else:
-        from umem.reports.text.choice import choice_text
-
         _print(choice_text(choice, Console().width, every=every))
     if png is not None:
-        from umem.reports.pictures.choice_picture import draw_choice
-
         write(png, lambda file: draw_choice(choice, file), force=force)
         say(f"Wrote {shown(png)}.", err=as_json)
 
@@ -272,12 +276,8 @@ def _among_all(choices: tuple[Choice, ...], as_json: bool, png: Path | None, for
     if as_json:
         say(json_text({"simulated": True, "gpus": choices}))
     else:
-        from umem.reports.text.choice import gpus_text
-
         _print(gpus_text(choices, Console().width))
     if png is not None:
-        from umem.reports.pictures.choice_picture import draw_gpus
-
         write(png, lambda file: draw_gpus(choices, file), force=force)
         say(f"Wrote {shown(png)}.", err=as_json)
 

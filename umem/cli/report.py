@@ -22,7 +22,7 @@ from umem.cli.in_and_out import Caps, caps, refuse, refuse_picture, say, write
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import UmemError
 from umem.printable import command_line, shown
-from umem.reports.outputs import OUTPUTS, Output, ReportRequest
+from umem.reports.outputs import JSON, OUTPUTS, TEXT, Output, ReportRequest
 from umem.trace.analysis.analysis import Analysis, Vram, analyse
 from umem.trace.trace import Trace
 from umem.units import parse_bytes
@@ -150,15 +150,11 @@ def _print(
     analysis: Analysis, name: str, vram: Vram | None, as_json: bool, *, is_quiet: bool
 ) -> None:
     if as_json:
-        from umem.reports.step_json import step_json
-
-        say(json_text(step_json(analysis, name, vram)))
+        say(json_text(JSON.of_step(analysis, name, vram)))
     elif not is_quiet:
-        from umem.reports.text.step import step_text
-
         console = Console(highlight=False, markup=False)
         plain = not (console.encoding or "").lower().startswith("utf")
-        _print_lines(step_text(analysis, name, console.width, vram=vram, plain=plain))
+        _print_lines(TEXT.of_step(analysis, name, console.width, vram=vram, plain=plain))
 
 
 def _compare(
@@ -169,13 +165,10 @@ def _compare(
     before, after = (path.name for path in traces)
     comparison = compare(*analyses)
     if as_json:
-        from umem.reports.step_json import comparison_json
-
-        say(json_text(comparison_json(comparison, before, after, vram)))
-        return
-    from umem.reports.text.comparison import comparison_text
-
-    _print_lines(comparison_text(comparison, before, after, Console().width, vram))
+        say(json_text(JSON.of_comparison(comparison, before, after, vram)))
+    else:
+        width = Console().width
+        _print_lines(TEXT.of_comparison(comparison, before, after, width, vram))
 
 
 def _print_lines(lines: Iterable[Text]) -> None:

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.machinery import SourceFileLoader
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType, TracebackType
 
 import click
 
 import umem
-from umem.cli.run_record import Options, Recording
+from umem.cli.in_and_out import say
+from umem.cli.run_script import run_script
 from umem.cli.run_watch import Watching
 from umem.compat.finder import arm
 from umem.compat.installation import find_package
-from umem.errors import OutOfMemoryError, UmemError
+from umem.errors import TraceError, UmemError
+from umem.files import claimed
 from umem.memory import environment
 from umem.printable import command_line, shown
-from umem.trace.recording.kept_steps import Steps
-from umem.trace.stacks import end_at_user
+from umem.trace.recording.kept_steps import Keeper, Kept, Steps
 from umem.units import format_bytes, format_seconds
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -106,7 +103,7 @@ def command(
                 watching.follow(stack)
         except UmemError as error:
             raise click.ClickException(str(error)) from error
-        code, hint = _run(script, source, arguments, virtual, vram, traceback)
+        code, hint = run_script(script, source, arguments, virtual, vram, traceback)
     if hint is not None:
         click.echo(hint, err=True)
     if recording is not None and recording.error is not None and code in (0, None):
@@ -219,64 +216,6 @@ def _set(variables: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _run(
-    script: Path,
-    source: bytes,
-    arguments: tuple[str, ...],
-    virtual: str | None,
-    vram: str | None,
-    whole: bool,
-) -> tuple[int | str | None, str | None]:
-    """Run the script as ``__main__``, as Python would: its exit code, and what to do about it.
-
-    Its module stays ``__main__``: what runs at exit, or is pickled, looks there.
-    """
-    path = os.path.abspath(script)
-    sys.argv = [str(script), *arguments]
-    if not getattr(sys.flags, "safe_path", False):  # python -P, from 3.11 on
-        sys.path[0] = str(Path(path).resolve().parent)
-    module = sys.modules["__main__"] = _main_module(path)
-    code: int | str | None = 0
-    hint = None
-    try:
-        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
-    except SystemExit as stop:
-        code = stop.code
-    except BaseException as error:
-        _show(error, path, whole)
-        code = 130 if isinstance(error, KeyboardInterrupt) else 1
-        hint = advice(error, [str(script), *arguments], virtual, vram)
-    _wait_for_threads()
-    return code, hint
-
-
-def _main_module(path: str) -> ModuleType:
-    module = ModuleType("__main__")
-    module.__file__, module.__spec__ = path, None
-    module.__loader__ = SourceFileLoader("__main__", path)
-    return module
-
-
-def _show(error: BaseException, path: str, whole: bool) -> None:
-    """The traceback as Python shows it for the script alone, by the script's own hook if any.
-
-    That of an error of umem's ends at the script's own line, unless the ``whole`` is wanted.
-    """
-    if isinstance(error, UmemError) and not whole:
-        end_at_user(error)
-    frames: TracebackType | None = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename != path:
-        frames = frames.tb_next
-    sys.excepthook(type(error), error.with_traceback(frames), frames)
-
-
-def _wait_for_threads() -> None:
-    # Python waits too, but later: they still need what is taken away before.
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-
-
 def _report(process: int) -> None:
     if os.getpid() != process:
         return  # a child by fork that came to the end of the script
@@ -298,55 +237,81 @@ def _report(process: int) -> None:
         )
 
 
-_NO_GPU = "CUDA environment is not correctly set up"
-"""How Chainer begins to say that it has no GPU."""
-_NO_NUMBER = re.compile(
-    r"only 0-dimensional arrays can be converted to Python scalars"
-    r"|%\w format: a real number is required, not numpy\.ndarray"
-)
-"""What NumPy says from 2.4 on where an array of one element was taken for a number before."""
+# -- the recording --------------------------------------------------------------------------------
 
 
-def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | None) -> str | None:
-    """The way out of an error, where umem knows one; None elsewhere.
+@dataclass(frozen=True)
+class Options:
+    """What was asked for."""
 
-    Args:
-        words: the script and its arguments.
-        gpu: the virtual GPU that the script ran on, if any.
-        vram: what it had instead of the table's, if anything.
-    """
-    causes = list(_causes(error))
-    if any(isinstance(cause, OutOfMemoryError) for cause in causes):
-        asked = ["--gpu", gpu or "t4", *(["--vram", vram] if vram else [])]
-        return _what_it_needs(command_line(*words), command_line(*asked))
-    if any(isinstance(cause, RuntimeError) and str(cause).startswith(_NO_GPU) for cause in causes):
-        follows = "" if gpu is None else f", which the virtual {gpu} follows"
-        return (
-            f"umem: Chainer finds no GPU here. Have the script compute with NumPy{follows}: "
-            "most of Chainer's own take -g -1, --gpu -1 or --device -1"
+    path: Path
+    steps: Steps
+    force: bool
+    stacks: bool
+    workspace: bool
+    stop: bool
+
+
+class Recording:
+    """Records the calling thread, writes the trace as soon as it is complete, and tells of it."""
+
+    def __init__(self, options: Options, script: Path) -> None:
+        self._options, self._script = options, script
+        self._keeper = Keeper(
+            options.steps, options.stacks, options.workspace, complete=self._complete
         )
-    if any(isinstance(c, TypeError) and _NO_NUMBER.fullmatch(str(c)) for c in causes):
-        return (
-            "umem: NumPy up to 2.3 took an array of shape (1,) for a number, with a warning; "
-            "newer ones do not. Write a.item() for int(a) and float(a), or run the script as it "
-            "is with the older one: pip install 'numpy<2.4'"
-        )
-    return None
+        self._path = options.path.absolute()  # the script may change folders
+        self._written = False
+        self.error: str | None = None
 
+    def begin(self, stack: ExitStack) -> None:
+        """Record until the stack is left.
 
-def _what_it_needs(command: str, asked: str) -> str:
-    return (
-        "umem: what the script would need is told by a recording of two steps, made where there "
-        "is room for them (without --virtual, or with --mode managed):\n"
-        f"  umem run --record out/run.umem.gz {command}\n"
-        f"  umem choose out/run.umem.gz {asked}"
-    )
+        Raises:
+            TraceError: the file cannot be written; nothing has begun.
+        """
+        stack.enter_context(claimed(self._path, force=self._options.force))
+        self._keeper.start()
+        stack.callback(self._end)
 
+    def _complete(self, kept: Kept) -> None:
+        self._write(kept)
+        if self._options.stop:
+            raise SystemExit(0)  # the script's own clean-up runs
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what it was raised from, each once: a program can tie them in a circle."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    def _end(self) -> None:
+        kept = self._keeper.finish()
+        if kept is None:
+            return  # a child process by fork
+        if not any(kept.trace.ops):
+            self.error = (
+                "nothing was recorded: no operation of Chainer ran in the script's main thread"
+            )
+        elif not self._written:
+            self._write(kept)
+        self._tell(kept)
+
+    def _write(self, kept: Kept) -> None:
+        """Failing must not stop the training; it is told, and tried once more, at the end."""
+        trace = replace(kept.trace, meta={**kept.trace.meta, "script": self._script.name})
+        try:
+            trace.save(self._path, force=self._options.force)
+        except TraceError as error:
+            self.error = str(error)
+        else:
+            self._written, self.error = True, None
+
+    def _tell(self, kept: Kept) -> None:
+        if self.error is not None:
+            say(f"umem: {self.error}", err=True)
+            return
+        path, count = self._options.path, sum(1 for _ in kept.trace.ops)
+        what = f"steps {kept.steps}" if "-" in kept.steps else f"step {kept.steps}"
+        what = what if kept.steps else "no whole step"
+        peak = format_bytes(kept.trace.peak_bytes)
+        done = f"{what}, {count:,} operations, peak {peak}"
+        say(f"umem: wrote {shown(path)}: {done}", err=True)
+        for note in kept.notes:
+            say(f"umem: {note}", err=True)
+        name = command_line(path)
+        say(f"  umem report {name}\n  umem choose {name} --gpu t4", err=True)

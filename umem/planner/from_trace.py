@@ -10,6 +10,8 @@ from umem.planner.node import Node
 from umem.trace.trace import Access, Alloc, Op, Trace
 
 Cost = Literal["paper", "seconds", "flops"]
+MADE = ("activation", "stash", "array")
+"""The kinds of tensors that a call makes."""
 NOT_AGAIN = frozenset(("Zoneout", "ZoneoutLSTM", "NegativeSampling", "DropoutRNN"))
 """Functions that draw anew when they run again."""
 
@@ -71,7 +73,7 @@ class _CallReader:
             if access.tensor in self._last_writers:
                 writer = self._writer(access)
                 base = base if writer == name else writer  # of several views, another is its own
-            elif not alloc.uploaded and alloc.kind in ("activation", "stash", "array"):
+            elif not alloc.uploaded and alloc.kind in MADE:
                 made.append(alloc)
             if alloc.kind not in ("stash", "parameter", "input", "state"):
                 self._writers[access] = self._last_writers[access.tensor] = name

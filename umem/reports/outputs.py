@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from umem.errors import StateError
 from umem.trace.analysis.analysis import Analysis, Vram
@@ -51,28 +51,37 @@ class Output:
         return ["--export", self.name, path] if self.is_export else [f"--{self.name}", path]
 
 
-def _later(module: str) -> Callable[[ReportRequest, IO[bytes]], None]:
-    """The function ``write`` of a module that is loaded when it is called."""
+def _later(module: str, name: str = "write") -> Callable[..., Any]:
+    """A function of a module that is loaded when it is called."""
 
-    def write(request: ReportRequest, file: IO[bytes]) -> None:
-        import_module(module).write(request, file)
+    def call(*arguments: Any, **options: Any) -> Any:
+        return getattr(import_module(f"umem.reports.{module}"), name)(*arguments, **options)
 
-    return write
+    return call
 
 
+class Printed(NamedTuple):
+    """What standard output gets of a trace, and of two that are compared."""
+
+    of_step: Callable[..., Any]
+    of_comparison: Callable[..., Any]
+
+
+TEXT = Printed(_later("text.step", "step_text"), _later("text.comparison", "comparison_text"))
+JSON = Printed(_later("step_json", "step_json"), _later("step_json", "comparison_json"))
 OUTPUTS = [
     Output(
         "html",
         "One page to explore in a browser; needs no network.",
-        _later("umem.reports.page.step_page"),
+        _later("page.step_page"),
         is_export=False,
         then="Open it in a browser; it needs no network.",
     ),
-    Output("png", "A picture.", _later("umem.reports.pictures.timeline"), is_export=False),
+    Output("png", "A picture.", _later("pictures.timeline"), is_export=False),
     Output(
         "perfetto",
         "For ui.perfetto.dev and chrome://tracing.",
-        _later("umem.reports.perfetto"),
+        _later("perfetto"),
         then="Open it at ui.perfetto.dev or chrome://tracing.",
     ),
 ]

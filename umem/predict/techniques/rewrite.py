@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 
 from umem.errors import GraphError
 from umem.planner.plans import Plan
+from umem.predict.techniques.budget_graph import ForwardPass, passes
 from umem.predict.techniques.drawn import DRAWS, Masks, is_mask
-from umem.predict.techniques.forward_passes import ForwardPass, passes
 from umem.predict.techniques.stream import Stream
 from umem.trace.trace import Alloc, Event, Free, Hint, Op, Trace
 from umem.trace.walk import allocations

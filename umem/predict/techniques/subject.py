@@ -10,8 +10,8 @@ from umem.devices.specs import GpuSpec
 from umem.errors import UmemError
 from umem.planner import Plan
 from umem.predict.cupy_differences import on_gpu
+from umem.predict.stepping import Replays
 from umem.predict.techniques.budget_graph import Tape, tapes_of
-from umem.predict.techniques.replays import Replays
 from umem.predict.techniques.rewrite import rewrite
 from umem.predict.techniques.settled import settled
 from umem.trace.analysis.explain import missing_when_repeated

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from umem import extras
-from umem.errors import MissingDependencyError
+from umem.reports.pictures.drawing import finish, new_figure
 from umem.units import MIB
 
 KEPT, PLANNED, LIMIT, MEASURED = "#9aa5b1", "#2166ac", "#b2182b", "#1b7837"
@@ -25,13 +24,7 @@ def draw_steps(
     Raises:
         MissingDependencyError: matplotlib is not installed. OSError: the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingDependencyError(
-            f"pictures need matplotlib; {extras.command('plot')}"
-        ) from None
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = new_figure(9, 4)
     panel = figure.subplots()
     for values, color, label in (
         (before, KEPT, "plain step (predicted)"),
@@ -48,8 +41,5 @@ def draw_steps(
     panel.set_ylim(bottom=0)
     panel.set_ylabel("MiB")
     panel.set_xlabel("actions of a step, from first to last")
-    panel.set_title("Memory over a training step", loc="left", fontsize=11)
     panel.legend(frameon=False, fontsize=8)
-    for side in ("top", "right"):
-        panel.spines[side].set_visible(False)
-    figure.savefig(file, dpi=110, format="png")
+    finish(figure, "Memory over a training step", file)

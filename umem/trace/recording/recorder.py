@@ -14,7 +14,6 @@ from __future__ import annotations
 import gc
 import sys
 import tracemalloc
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -25,52 +24,28 @@ from umem.errors import OutOfMemoryError, StateError
 from umem.scopes import Scope, Scoped, changed
 from umem.trace.events import CODES, Alloc, Event, Free, Hint, Mark, Op
 from umem.trace.recording.buffer import Boundary, Raw, Store
-from umem.trace.recording.sources import Source, add_source, start_sources, stop_sources
-from umem.trace.recording.storage import Reach, address_of, part_of, root_of
+from umem.trace.recording.storage import Reach, RootRef, address_of, part_of, root_of
 from umem.trace.recording.thread import (
     Following,
     Measured,
+    Source,
     active,
+    add_source,
     forget_operation,
     inside,
     paused,
+    start_sources,
+    stop_sources,
 )
 from umem.trace.stacks import user_places
 from umem.trace.trace import Trace
 
 __all__ = [
     "Measured", "Reach", "Recorder", "Source", "active", "add_source", "address_of", "inside",
-    "paused", "record", "root_of",
+    "paused", "root_of",
 ]  # fmt: skip
 
 Measure = Literal["time", "workspace"]
-
-
-class _RootRef(weakref.ref[Any]):
-    """A weak reference to a root array that knows its tensor, and how it was allocated."""
-
-    __slots__ = ("access", "fields", "key")
-    key: int
-    access: Reach
-    fields: tuple[Any, ...]
-
-
-def record(*, measure: Measure = "time", stacks: bool = False) -> Recorder:
-    """Record the operations of a block: ``with umem.record() as recorder: step()``.
-
-    Args:
-        measure: ``"time"``, which leaves workspace unknown and the peak too low by it; or
-            ``"workspace"``, a calibration pass of its own whose measured workspace
-            `Trace.with_workspace` adds to a trace of the same step.
-        stacks: keep with each tensor the user's places that made it, for reports to name lines.
-
-    The trace is at ``recorder.trace``, during the block and after it.
-    """
-    if measure not in ("time", "workspace"):
-        raise StateError(f"measure is 'time' or 'workspace'; got {measure!r}")
-    if not isinstance(stacks, bool):
-        raise StateError(f"stacks is True or False; got {stacks!r}")
-    return Recorder(measure=measure, stacks=stacks)
 
 
 class Recorder(Scoped["Recorder"], Following):
@@ -105,8 +80,8 @@ class Recorder(Scoped["Recorder"], Following):
         self._last_stack: tuple[Any, ...] = ()
         self._store = Store() if keep else None
         self._raw: list[Raw] | None = None if self._store is None else self._store.raw
-        self._known: dict[int, _RootRef] = {}
-        self._dead: deque[_RootRef] = deque()
+        self._known: dict[int, RootRef] = {}
+        self._dead: deque[RootRef] = deque()
         self._count = 0
         self._owns_tracemalloc = False
         self._entered = False
@@ -338,7 +313,7 @@ class Recorder(Scoped["Recorder"], Following):
         count = self._count
         self._count = count + 1
         fields: tuple[Any, ...] = ("alloc", count, nbytes, kind, label, uploaded)
-        ref = _RootRef(root, self._dead.append)
+        ref = RootRef(root, self._dead.append)
         ref.key = id(root)
         ref.access = access = (count, 0, nbytes)
         if self._listener is not None:

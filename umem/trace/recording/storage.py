@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
 
 Reach = tuple[int, int, int]
 """An `Access` while recording: a plain tuple, which the garbage collector soon leaves alone."""
+
+
+class RootRef(weakref.ref[Any]):
+    """A weak reference to a root array that knows its tensor, and how it was allocated."""
+
+    __slots__ = ("access", "fields", "key")
+    key: int
+    access: Reach
+    fields: tuple[Any, ...]
 
 
 def root_of(array: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A comparison of modes as a picture: what a step takes in each, and what it needs of memory."""
+"""A comparison of modes: a table for the terminal, and a picture of times and memory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from umem import extras
-from umem.errors import MissingDependencyError
+from rich import box
+from rich.table import Table
+
 from umem.predict.comparing import ModeRow
+from umem.reports.pictures.drawing import INK, QUIET, finish, new_figure
 from umem.units import MIB, format_bytes, format_seconds
 
 PLAIN, SLOW, FITS, OVER, VRAM = "#2b9c8e", "#3f74bd", "#9fbbe0", "#e28c22", "#b3261e"
 OUT = "out of memory"
-INK, QUIET = "#1b2130", "#5b6475"
 BOX = {"facecolor": "white", "alpha": 0.9, "linewidth": 0, "pad": 1.5}
 
 
@@ -33,23 +34,14 @@ def draw_modes(
     Raises:
         MissingDependencyError: matplotlib is not installed. OSError: the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingDependencyError(
-            f"pictures need matplotlib; {extras.command('plot')}"
-        ) from None
     bars = _bars(rows, plain_seconds)
-    figure = Figure(figsize=(9, 4.2 + 0.34 * len(bars)), layout="constrained")
+    figure = new_figure(9, 4.2 + 0.34 * len(bars))
     times, memory = figure.subplots(2, 1, height_ratios=[0.5 + 0.34 * len(bars), 2.7])
     _draw_times(times, bars, plain_seconds)
     _draw_memory(memory, _step(rows), vram_bytes)
     for panel in (times, memory):
         panel.tick_params(labelsize=9, colors=INK)
-        for side in ("top", "right"):
-            panel.spines[side].set_visible(False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=INK, parse_math=False)
-    figure.savefig(file, dpi=110, format="png")
+    finish(figure, title, file)
 
 
 # -- how slow --------------------------------------------------------------------------------
@@ -204,3 +196,69 @@ def _fill(panel: Any, step: _StepCurve, vram: float) -> None:
 
 def _last(values: Sequence[float], value: float) -> int:
     return min(len(values) - 1, len(values) - values[::-1].index(value))
+
+
+# -- as a table -----------------------------------------------------------------------------------
+
+_NEXT = {"KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
+
+
+def mode_table(rows: Sequence[ModeRow], title: str, *, simulated: bool) -> Table:
+    """A table of 80 columns at most; a dash is what did not happen or cannot be known.
+
+    The losses are the first step's and the last's.
+
+    Args:
+        simulated: whether residency and times are a model's; the headings then say so.
+    """
+    step = "step\n(simul.)" if simulated else "step"
+    table = Table(
+        title=title, title_justify="left", box=box.HORIZONTALS, show_edge=False, padding=0
+    )
+    for heading in ("mode", "", "fits"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("peak", "peak in\nVRAM", "moved\nin", "moved\nout", "faults", step, "loss"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _cells(row: ModeRow) -> list[str]:
+    return [
+        row.title.replace(" + ", "\n+ "),
+        row.how,
+        "yes" if row.fits else "NO",
+        _size(row.peak_bytes),
+        _size(row.resident_peak_bytes),
+        _size(row.migrated_in_bytes),
+        _size(row.migrated_out_bytes),
+        _count(row.fault_count),
+        "-" if row.seconds is None else format_seconds(row.seconds).replace(" h ", " h\n"),
+        f"{_loss(row.loss[0])}\n{_loss(row.loss[-1])}" if row.loss else "-",
+    ]
+
+
+def _count(number: int | None) -> str:
+    """A count in at most seven characters."""
+    if number is None:
+        return "-"
+    if number < 10**6:
+        return f"{number:,}"
+    return f"{number / 10**6:.1f} M" if number < 999.95e6 else f"{number:.1e}"
+
+
+def _loss(loss: float) -> str:
+    """A loss in at most five characters."""
+    return f"{loss:.2f}" if abs(loss) < 99.99 else f"{loss:.0f}" if loss < 10**5 else f"{loss:.0e}"
+
+
+def _size(nbytes: int | None) -> str:
+    """A size in at most seven characters."""
+    if not nbytes:
+        return "-" if nbytes is None else "0"
+    number, unit = format_bytes(nbytes).split()
+    whole = f"{float(number):.0f}" if len(number) > 3 else number
+    if len(whole) > 3 and unit in _NEXT:
+        return f"1.0 {_NEXT[unit]}"
+    return f"{whole} {unit}"
