@@ -6,8 +6,9 @@ import importlib
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
@@ -57,24 +58,7 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.option("--traceback", is_flag=True, help="Show umem's own part of its errors' tracebacks.")
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(
-    mode: str | None,
-    limit: str | None,
-    prefetch: bool,
-    virtual: str | None,
-    vram: str | None,
-    report: bool,
-    record: Path | None,
-    steps: str | None,
-    stacks: bool,
-    no_workspace: bool,
-    stop: bool,
-    force: bool,
-    watch: bool,
-    traceback: bool,
-    script: Path,
-    arguments: tuple[str, ...],
-) -> None:
+def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
     """Run SCRIPT unchanged, with Chainer made to work on today's NumPy, Python and CuPy.
 
     What follows SCRIPT is the script's own. Its exit code and its traceback are its own too.
@@ -85,16 +69,17 @@ def command(
     --record keeps steps 2 and 3, where a step ends with an optimizer's update, and then records
     no more; --stop ends the script there.
     """
+    asked = _Asked(**options)
     source = _read(script)
-    if vram and not virtual:
+    if asked.vram and not asked.virtual:
         raise click.UsageError("--vram needs --virtual GPU")
-    recording = _recording(record, steps, stacks, no_workspace, stop, force, script)
-    watching = Watching() if watch else None
+    recording = _recording(asked, script)
+    watching = Watching() if asked.watch else None
     with ExitStack() as stack:
         try:
             if watching is not None:
                 watching.begin(stack)
-            _prepare(stack, mode, limit, prefetch, virtual, vram, report)
+            _prepare(stack, asked)
             if recording is not None:
                 _import_chainer()
                 recording.begin(stack)
@@ -103,7 +88,8 @@ def command(
                 watching.follow(stack)
         except UmemError as error:
             raise click.ClickException(str(error)) from error
-        code, hint = run_script(script, source, arguments, virtual, vram, traceback)
+        gpu = asked.virtual, asked.vram
+        code, hint = run_script(script, source, arguments, *gpu, asked.traceback)
     if hint is not None:
         click.echo(hint, err=True)
     if recording is not None and recording.error is not None and code in (0, None):
@@ -111,35 +97,39 @@ def command(
     raise SystemExit(code)
 
 
-def _recording(
-    path: Path | None,
-    steps: str | None,
-    stacks: bool,
-    no_workspace: bool,
-    stop: bool,
-    force: bool,
-    script: Path,
-) -> Recording | None:
+class _Asked(NamedTuple):
+    """What the command was asked for."""
+
+    mode: str | None
+    limit: str | None
+    prefetch: bool
+    virtual: str | None
+    vram: str | None
+    report: bool
+    record: Path | None
+    steps: str | None
+    stacks: bool
+    no_workspace: bool
+    stop: bool
+    force: bool
+    watch: bool
+    traceback: bool
+
+
+def _recording(asked: _Asked, script: Path) -> Recording | None:
     """What is to be recorded, if anything."""
-    if path is None:
-        options = {
-            "--steps": steps,
-            "--stacks": stacks,
-            "--no-workspace": no_workspace,
-            "--stop": stop,
-            "--force": force,
-        }
-        given = [name for name, value in options.items() if value]
-        if given:
-            raise click.UsageError(f"{given[0]} needs --record FILE")
+    if asked.record is None:
+        for name in ("steps", "stacks", "no_workspace", "stop", "force"):
+            if getattr(asked, name):
+                raise click.UsageError(f"--{name.replace('_', '-')} needs --record FILE")
         return None
     try:
-        chosen = Steps() if steps is None else Steps.parse(steps)
+        steps = Steps() if asked.steps is None else Steps.parse(asked.steps)
     except UmemError as error:
         raise click.BadParameter(str(error), param_hint="--steps") from error
-    if stop and chosen.last is None:
+    if asked.stop and steps.last is None:
         raise click.UsageError("--stop needs --steps that end; all of them have no end")
-    return Recording(Options(path, chosen, force, stacks, not no_workspace, stop), script)
+    return Recording(asked, asked.record, steps, script)
 
 
 def _read(script: Path) -> bytes:
@@ -158,29 +148,22 @@ def _read(script: Path) -> bytes:
     raise click.BadParameter(problem, param_hint="SCRIPT")
 
 
-def _prepare(
-    stack: ExitStack,
-    mode: str | None,
-    limit: str | None,
-    prefetch: bool,
-    virtual: str | None,
-    vram: str | None,
-    report: bool,
-) -> None:
+def _prepare(stack: ExitStack, asked: _Asked) -> None:
     """Put everything in place; the stack takes it away again, the report first."""
-    chosen = mode or environment.mode()
-    on = chosen not in (None, "off")
-    for name, value in (("--limit", limit), ("--prefetch", prefetch)):
+    mode = asked.mode or environment.mode()
+    on = mode not in (None, "off")
+    for name, value in (("--limit", asked.limit), ("--prefetch", asked.prefetch)):
         if value and not on:
             raise click.UsageError(f"{name} needs a --mode")
     arm()
-    if virtual:
+    if asked.virtual:
         _import_chainer()
-        stack.enter_context(umem.virtual_gpu(virtual, vram))
+        stack.enter_context(umem.virtual_gpu(asked.virtual, asked.vram))
     if on:
-        stack.enter_context(umem.enable(chosen, limit=limit, prefetch=prefetch or None))  # type: ignore[arg-type]
-    stack.enter_context(_variables(mode, limit, prefetch))
-    if report:
+        prefetch = asked.prefetch or None
+        stack.enter_context(umem.enable(mode, limit=asked.limit, prefetch=prefetch))  # type: ignore[arg-type]
+    stack.enter_context(_variables(asked.mode, asked.limit, asked.prefetch))
+    if asked.report:
         stack.callback(_report, os.getpid())
 
 
@@ -240,27 +223,13 @@ def _report(process: int) -> None:
 # -- the recording --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Options:
-    """What was asked for."""
-
-    path: Path
-    steps: Steps
-    force: bool
-    stacks: bool
-    workspace: bool
-    stop: bool
-
-
 class Recording:
     """Records the calling thread, writes the trace as soon as it is complete, and tells of it."""
 
-    def __init__(self, options: Options, script: Path) -> None:
-        self._options, self._script = options, script
-        self._keeper = Keeper(
-            options.steps, options.stacks, options.workspace, complete=self._complete
-        )
-        self._path = options.path.absolute()  # the script may change folders
+    def __init__(self, asked: _Asked, path: Path, steps: Steps, script: Path) -> None:
+        self._asked, self._named, self._script = asked, path, script
+        self._keeper = Keeper(steps, asked.stacks, not asked.no_workspace, complete=self._complete)
+        self._path = path.absolute()  # the script may change folders
         self._written = False
         self.error: str | None = None
 
@@ -270,13 +239,13 @@ class Recording:
         Raises:
             TraceError: the file cannot be written; nothing has begun.
         """
-        stack.enter_context(claimed(self._path, force=self._options.force))
+        stack.enter_context(claimed(self._path, force=self._asked.force))
         self._keeper.start()
         stack.callback(self._end)
 
     def _complete(self, kept: Kept) -> None:
         self._write(kept)
-        if self._options.stop:
+        if self._asked.stop:
             raise SystemExit(0)  # the script's own clean-up runs
 
     def _end(self) -> None:
@@ -295,7 +264,7 @@ class Recording:
         """Failing must not stop the training; it is told, and tried once more, at the end."""
         trace = replace(kept.trace, meta={**kept.trace.meta, "script": self._script.name})
         try:
-            trace.save(self._path, force=self._options.force)
+            trace.save(self._path, force=self._asked.force)
         except TraceError as error:
             self.error = str(error)
         else:
@@ -305,7 +274,7 @@ class Recording:
         if self.error is not None:
             say(f"umem: {self.error}", err=True)
             return
-        path, count = self._options.path, sum(1 for _ in kept.trace.ops)
+        path, count = self._named, sum(1 for _ in kept.trace.ops)
         what = f"steps {kept.steps}" if "-" in kept.steps else f"step {kept.steps}"
         what = what if kept.steps else "no whole step"
         peak = format_bytes(kept.trace.peak_bytes)
