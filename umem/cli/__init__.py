@@ -74,7 +74,7 @@ class _Lazy(click.Group):
 
 @contextlib.contextmanager
 def _in_a_sentence() -> Iterator[None]:
-    """What went wrong, as one sentence that is safe to print; click prints it and exits.
+    """Word what went wrong as one sentence that is safe to print; click prints it and exits.
 
     click itself repeats what it was given, such as the name of an option.
     """

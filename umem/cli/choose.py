@@ -39,7 +39,7 @@ Say = Callable[[Text], None]
 
 
 def carry_out(search: Search, say: Say | None, width: int) -> bool:
-    """Try everything, telling ``say`` of each result as it comes; whether it came to its end.
+    """Try everything, telling ``say`` of each result as it comes; return whether it ended.
 
     Ctrl-C ends it: what is left is said on standard error.
     """
@@ -185,7 +185,7 @@ def command(max_events: int, max_bytes: int, **options: Any) -> None:
 
 
 class _Asked(NamedTuple):
-    """What the command was asked for."""
+    """The arguments and options of the command."""
 
     traces: tuple[Path, ...]
     sizes: tuple[int, ...] | None

@@ -111,7 +111,7 @@ def command(
 
 
 def _choose(device: str, vram: str) -> GpuSpec | Literal["cuda"]:
-    """What ``--device`` names, before anything else happens."""
+    """Open what ``--device`` names, before anything else happens."""
     _refuse_options_of_others("virtual" if device == "cuda" else "cuda")
     if device == "cuda":
         return "cuda"

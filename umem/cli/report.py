@@ -117,7 +117,7 @@ def command(
 
 
 def _vram(gpu: str | None, vram: str | None) -> Vram | None:
-    """What to compare with: a size that is given goes before the table's."""
+    """Return what to compare with: a size that is given goes before the table's."""
     nbytes = None if vram is None else parse_bytes(vram, "--vram")
     if gpu is None:
         return None if nbytes is None else Vram("a GPU", nbytes)
@@ -218,7 +218,7 @@ def _vram_options(vram: Vram | None) -> list[str]:
 
 
 def _provenance(analysis: Analysis, command: str) -> dict[str, str]:
-    """Where a report comes from; what the trace says of itself comes last."""
+    """Say where a report comes from; what the trace says of itself comes last."""
     known = {
         "umem": __version__,
         "written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z"),

@@ -98,7 +98,7 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
 
 
 class _Asked(NamedTuple):
-    """What the command was asked for."""
+    """The options of the command."""
 
     mode: str | None
     limit: str | None
@@ -117,7 +117,7 @@ class _Asked(NamedTuple):
 
 
 def _recording(asked: _Asked, script: Path) -> Recording | None:
-    """What is to be recorded, if anything."""
+    """Return the recording that was asked for, if any."""
     if asked.record is None:
         for name in ("steps", "stacks", "no_workspace", "stop", "force"):
             if getattr(asked, name):
@@ -168,14 +168,14 @@ def _prepare(stack: ExitStack, asked: _Asked) -> None:
 
 
 def _import_chainer() -> None:
-    """What recorders and the virtual GPU follow; a script without Chainer is welcome too."""
+    """Import what recorders and the virtual GPU follow; a script without Chainer is welcome too."""
     if find_package() is not None:
         importlib.import_module("umem.chainer")
 
 
 @contextmanager
 def _variables(mode: str | None, limit: str | None, prefetch: bool) -> Iterator[None]:
-    """What the script and its processes find in the environment, for the length of the run."""
+    """Set what the script and its processes find in the environment, for the length of the run."""
     folder = str(Path(__file__).parent / "startup")
     path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
     options = {

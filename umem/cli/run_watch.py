@@ -1,4 +1,4 @@
-"""What ``umem run --watch`` does beside the script."""
+"""``umem run --watch``: memory and speed, shown while the script runs."""
 
 from __future__ import annotations
 
@@ -237,14 +237,14 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a virtual GPU says so far; all of it simulated."""
+    """The figures of a virtual GPU so far; all of them simulated."""
 
     gpu: str
     cost: StepCost
 
     @property
     def faults(self) -> str:
-        """How many blocks faults brought in."""
+        """The number of blocks that faults brought in."""
         return f"{self.cost.fault_count or 0:,}"
 
     @property
@@ -255,7 +255,7 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen of a run so far; ``kinds`` is what is alive now, or was at the peak.
+    """The figures of a run so far; ``kinds`` is what is alive now, or was at the peak.
 
     Rates are those of the last seconds; None where nothing has happened yet.
     """
@@ -320,7 +320,7 @@ def line(seen: Seen) -> str:
 
 
 def summary(seen: Seen) -> str:
-    """What a whole run came to, in one line; ``seen.kinds`` are those at the peak."""
+    """Return what a whole run came to, in one line; ``seen.kinds`` are those at the peak."""
     if not seen.op_count:
         return "umem: no operation of Chainer ran in the script's main thread"
     took = f"umem: {seen.step_count:,} steps in {format_seconds(seen.seconds)}"

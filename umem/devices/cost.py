@@ -1,4 +1,4 @@
-"""What a training step takes on a GPU, whoever says so: a replay, a run, a real device."""
+"""The cost of a training step on a GPU, whoever tells it: a replay, a run, a real device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """What a step, or a run of several, takes; a figure that nobody knows is None.
+    """The cost of a step, or of a run of several; a figure that nobody knows is None.
 
     Attributes:
         seconds: the time; ``seconds_low`` and ``seconds_high`` with every cost constant of the

@@ -33,7 +33,7 @@ def plan(
     objective: Objective = "time",
     model: Model = "paper",
 ) -> Plan:
-    """What to keep and what to run again, so that a step takes no more than a budget.
+    """Decide what to keep and what to run again, so that a step takes no more than a budget.
 
     Cost: about a second for ``auto`` and ``lower_sets``, two with 10,000 nodes;
     ``lower_sets_exact`` grows with the square of the number of lower sets. Pure; what it

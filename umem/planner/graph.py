@@ -50,9 +50,9 @@ class Numbered(NamedTuple):
     needs: tuple[tuple[int, ...], ...]
     recomputable: tuple[bool, ...]
     pinned: tuple[bool, ...]
-    """Whether a node lies in the bytes of one that must not run twice."""
+    """True for a node that lies in the bytes of one that must not run twice."""
     costly: tuple[bool, ...]
-    """Whether a node costs more than the average."""
+    """True for a node that costs more than the average."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class PaperModel:
     # -- one block -------------------------------------------------------------------------
 
     def block(self, before: int, after: int, kind: int = 0) -> Segment:
-        """What a step keeps and runs again."""
+        """Return what a step keeps and runs again."""
         nodes = numbers(after & ~before)
         inside = set(numbers(after)) if self._views else None
         beyond = ~after

@@ -1,4 +1,4 @@
-"""What a planner decides."""
+"""The decision of a planner, and the words for what it may be asked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODELS = ("paper", "saved")
 
 @dataclass(frozen=True)
 class Plan:
-    """Which values are kept, and what is run again for each block.
+    """The values that are kept, and what is run again for each block.
 
     Attributes:
         blocks: the nodes of each block, in the order in which forward runs them.

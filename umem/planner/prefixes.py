@@ -166,7 +166,7 @@ class _RerunRuns:
         self._find_rerun()
 
     def _find_rerun(self) -> None:
-        """What runs again, and for each node's bytes the last call among it that reads them."""
+        """Find what runs again, and for each node's bytes the last such call that reads them."""
         g, low = self.w.g, self.low
         self.rerun = np.zeros(self.end - low, bool)
         self.last = np.full(self.end - low, -1, np.int64)

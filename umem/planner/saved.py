@@ -63,7 +63,7 @@ class SavedModel:
     # -- one block -------------------------------------------------------------------------
 
     def block(self, before: int, after: int, kind: int) -> Segment:
-        """What a step keeps and runs again."""
+        """Return what a step keeps and runs again."""
         return _Target(self, after, kind, before).block(before)
 
     def peak_of(self, masks: Sequence[int], kinds: Iterable[int]) -> int:
@@ -192,7 +192,7 @@ class _Target:
         return first
 
     def block(self, before: int) -> Segment:
-        """What the step from a lower set keeps and runs again."""
+        """Return what the step from a lower set keeps and runs again."""
         new = self.after & ~before
         found, kept = tuple(numbers(new)), tuple(numbers(new & self.kept))
         stashed = found if self.kind == STORED else kept

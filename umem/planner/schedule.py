@@ -84,7 +84,7 @@ def actions(
 
 
 def _last_uses(steps: list[_Computation]) -> dict[int, list[Cell]]:
-    """Which cells go after which step: those that nothing reads before they are made again."""
+    """Say which cells go after which step: those that nothing reads before they are made again."""
     ends: dict[int, list[Cell]] = {}
     later: set[Cell] = set()
     for index in range(len(steps) - 1, -1, -1):
@@ -157,7 +157,7 @@ class _NumberedPlan:
     # -- without liveness ------------------------------------------------------------------
 
     def block_ends(self, steps: list[_Computation], model: Model) -> dict[int, list[Cell]]:
-        """Which cells go at the end of which block."""
+        """Say which cells go at the end of which block."""
         last: dict[tuple[bool, int], int] = {}
         for index, step in enumerate(steps):
             last[step.kind == "forward", step.block] = index
@@ -181,7 +181,7 @@ class _NumberedPlan:
 
 
 def _later_uses(steps: list[_Computation], places: set[int]) -> dict[int, set[Cell]]:
-    """What is read after each place, before it is made again."""
+    """Return what is read after each place, before it is made again."""
     found: dict[int, set[Cell]] = {}
     later: set[Cell] = set()
     for index in range(len(steps) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""Which technique makes a step fit a GPU, and what it costs; everything said is simulated."""
+"""The choice of a technique that makes a step fit a GPU; everything said is simulated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Choice", "Option", "Search", "choose", "choose_each"]
 
 @dataclass(frozen=True)
 class Choice:
-    """What can be done about a step on a GPU; simulated.
+    """The techniques for a step on a GPU; simulated.
 
     Attributes:
         gpu: the GPU's name in the table; ``title`` in full.
@@ -53,7 +53,7 @@ class Choice:
 
     @property
     def nearest(self) -> Option | None:
-        """Where nothing fits: what needs least."""
+        """The option that needs least, where nothing fits; None elsewhere."""
         known = [option for option in self.dropped if option.peak_bytes is not None]
         if self.options:
             return None
@@ -113,7 +113,7 @@ class Search:
                 self._subject.forget()
 
     def is_done(self, gpu: GpuSpec) -> bool:
-        """Whether everything was tried on a GPU."""
+        """Tell whether everything was tried on a GPU."""
         return len(self._found[gpu]) == len(TECHNIQUES)
 
     def tried(self, gpu: GpuSpec) -> list[Option]:
@@ -121,7 +121,7 @@ class Search:
         return list(self._found[gpu].values())
 
     def choice(self, gpu: GpuSpec) -> Choice:
-        """What was found for a GPU so far."""
+        """Return what was found for a GPU so far."""
         tried = self.tried(gpu)
         fit = sorted((option for option in tried if option.reason is None), key=_as_shown)
         return Choice(

@@ -24,7 +24,7 @@ from umem.units import format_bytes, format_seconds, parse_bytes
 
 @dataclass(frozen=True, repr=False)
 class Replay:
-    """What a trace would do on a GPU; all of it simulated.
+    """The course of a trace on a GPU; all of it simulated.
 
     ``fits`` is False where an allocation failed; ``reason`` is then the error's message, and
     ``figures`` and ``timeline`` end there. ``seconds_low`` and ``seconds_high`` are what
@@ -86,7 +86,7 @@ class Replay:
 
     @property
     def factor(self) -> float:
-        """What is needed over VRAM: the oversubscription factor."""
+        """The oversubscription factor: needed bytes over VRAM."""
         return self.needed_bytes / self.vram_bytes
 
 

@@ -1,4 +1,4 @@
-"""What a step takes on virtual GPUs once it has settled: the mean of all but the first.
+"""Settled steps on virtual GPUs: the mean of all steps but the first.
 
 A replay is made once for every GPU that it serves.
 """
@@ -95,7 +95,7 @@ def _mean(start: int | None, end: int | None, count: int) -> int:
 
 
 def has_room(gpu: GpuSpec, layout: Layout) -> bool:
-    """Whether a GPU has VRAM for all of a layout, so that nothing has to move or give way."""
+    """Tell whether a GPU has VRAM for all of a layout, so that nothing has to move or give way."""
     return layout.block_count <= gpu.usable_bytes // BLOCK_BYTES
 
 
@@ -148,7 +148,7 @@ def _on_model(
 
 
 def _steps(events: Sequence[Event]) -> Iterator[slice]:
-    """Where the events of each step are, its mark the last of them."""
+    """Yield the place of each step's events, its mark the last of them."""
     start = 0
     for index, event in enumerate(events):
         if type(event) is Mark and event.label == "step":
@@ -166,7 +166,7 @@ def _issuing(trace: Trace, gpu: GpuSpec, step_count: int) -> tuple[float, int]:
 
 
 def _host_bytes(ran: StepCost, mode: Mode, gpu: GpuSpec) -> int:
-    """What was reserved beyond VRAM: hybrid memory's from the start, managed once some has left."""
+    """Return the bytes beyond VRAM: hybrid memory's from the start, managed once some has left."""
     reserved = ran.reserved_peak_bytes or 0
     if mode == "hybrid":
         return max(0, reserved - (ran.resident_peak_bytes or 0))
@@ -225,7 +225,7 @@ class Replays:
         return steps[gpu]
 
     def layout(self, trace: Trace) -> Layout | None:
-        """Where a trace's tensors lie where memory is never full; None: see `lay_out`."""
+        """Say where a trace's tensors lie where memory is never full; None: see `lay_out`."""
         self._traces[id(trace)] = trace
         if id(trace) not in self._layouts:
             self._layouts[id(trace)] = lay_out(trace.events)
@@ -246,7 +246,7 @@ class Replays:
         self._layouts = {n: found for n, found in self._layouts.items() if n in self._traces}
 
     def _why_not(self, trace: Trace, gpu: GpuSpec, mode: Mode) -> str | None:
-        """What can be said without a replay."""
+        """Say why a step does not fit, where no replay is needed for that."""
         if mode != "unmanaged":
             return VirtualGPU(gpu).why_not(mode)
         peak = self.peak_bytes(trace)

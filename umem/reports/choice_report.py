@@ -1,4 +1,4 @@
-"""What makes a step fit, as text of any width and as a picture; all of it simulated."""
+"""A choice of techniques as text of any width and as a picture; all of it simulated."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ _BASIS = (
     "every GPU. CuPy leaves TF32 off; with CUPY_TF32=1 GPUs from Ampere on are faster than here, "
     "and not all alike."
 )
-"""What GPUs are compared by."""
+"""The basis on which GPUs are compared."""
 _MEANINGS = {
     "range": "range: every cost of the model at the quick, and at the slow end of its own",
     "peak": "peak: what tensors and workspace hold at once",
@@ -141,7 +141,7 @@ def _range(option: Option) -> str:
 
 
 def _moving(options: Sequence[Option], width: int) -> Iterator[Text]:
-    """Why more moves than has no room, where that is so."""
+    """Say why more moves than has no room, where that is so."""
     for option in options:
         moved, absent = option.moved_bytes or 0, option.host_bytes or 0
         if moved > MUCH * absent > 0:
@@ -154,7 +154,7 @@ def _moving(options: Sequence[Option], width: int) -> Iterator[Text]:
 
 
 def _host_bound(who: str, bound: Sequence[Option], width: int) -> Iterator[Text]:
-    """That a faster GPU would not help, where that is so."""
+    """Say that a faster GPU would not help, where that is so."""
     for option in bound[:1]:
         each = (option.host_seconds or 0.0) / max(1, option.op_count or 0)
         said = f"the host needs about {format_seconds(each)} to issue an operation, on any GPU"
@@ -209,7 +209,7 @@ GPU_WIDTH = 18
 
 
 def heading(choice: Choice, gpu_count: int, width: int) -> list[Text]:
-    """What the lines below it are."""
+    """Return the heading of the lines below it."""
     size = "" if choice.size is None else f" at size {choice.size}"
     who = f"a {choice.title} ({format_bytes(choice.vram_bytes)} usable)"
     where = who if gpu_count == 1 else f"{gpu_count} GPUs"
@@ -218,12 +218,12 @@ def heading(choice: Choice, gpu_count: int, width: int) -> list[Text]:
 
 
 def found_of_technique(option: Option, width: int) -> Text:
-    """What a technique came to."""
+    """Return a line on what a technique came to."""
     return _line(option.name, NAME_WIDTH, _figure(option), width)
 
 
 def found_of_gpu(gpu: str, best: Option | None, width: int) -> Text:
-    """What a GPU came to: as the step is, or with the best that there is."""
+    """Return a line on what a GPU came to: as the step is, or with the best that there is."""
     if best is None:
         return _line(gpu, GPU_WIDTH, "nothing makes it fit", width)
     time = format_seconds(best.seconds)

@@ -13,7 +13,7 @@ from umem.trace.analysis.analysis import Analysis, Vram
 
 
 class ReportRequest(NamedTuple):
-    """What a report is asked for.
+    """The analysis to report on, and what to say of it.
 
     Attributes:
         analysis: of the trace.
@@ -61,7 +61,7 @@ def _later(module: str, name: str = "write") -> Callable[..., Any]:
 
 
 class Printed(NamedTuple):
-    """What standard output gets of a trace, and of two that are compared."""
+    """The report of a trace on standard output, and of two that are compared."""
 
     of_step: Callable[..., Any]
     of_comparison: Callable[..., Any]

@@ -96,7 +96,7 @@ def _slice(op: Op, index: int, start: float, micros: float) -> dict[str, Any]:
 
 
 def _counter(curves: dict[str, Curve], index: int, now: float) -> Iterator[dict[str, Any]]:
-    """What is alive while an operation runs: the most since the one before."""
+    """Yield what is alive while an operation runs: the most since the one before."""
     if curves:  # a counter without a series is none
         values = {kind: int(curve[index]) for kind, curve in curves.items()}
         yield {**_base("C", "memory", 0), "ts": now, "args": values}

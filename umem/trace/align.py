@@ -146,7 +146,7 @@ def _check_events(one: Sequenced, other: Sequenced) -> None:
 
 
 def _shape(event: Event | None) -> tuple[Any, ...]:
-    """What of an event must be the same at every size."""
+    """Return what of an event must be the same at every size."""
     if isinstance(event, Alloc):
         return "alloc", event.kind, _NUMBER.sub("", event.label)
     if isinstance(event, Op):
@@ -171,7 +171,7 @@ def _describe(event: Event | None) -> str:
 
 
 def check_growth(aligned: Aligned) -> None:
-    """Whether the recordings can be of one step at these sizes.
+    """Refuse recordings that cannot be of one step at these sizes.
 
     Raises:
         ScalingError: two of them are the same but for times and workspace, one is of a larger
@@ -194,7 +194,7 @@ def check_growth(aligned: Aligned) -> None:
 
 
 def _figures(event: Event) -> tuple[Any, ...]:
-    """What may depend on the size; times and workspace are never twice the same."""
+    """Return what may depend on the size; times and workspace are never twice the same."""
     if isinstance(event, Alloc):
         return (event.nbytes,)
     if isinstance(event, Op):

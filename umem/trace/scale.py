@@ -31,11 +31,11 @@ LARGEST = 1 << 62
 TOLERANCE = 0.01
 """How far a tensor may be from the fit at a size that checks it, as a share of its bytes."""
 MATTERS = 0.001
-"""What is smaller than this share of a step's peak is not checked."""
+"""The share of a step's peak below which a tensor is not checked."""
 
 
 def check_sizes(sizes: Sequence[int]) -> None:
-    """Whether a step can be fitted over these sizes.
+    """Refuse sizes that no step can be fitted over.
 
     Raises:
         ScalingError, SizeError: see `Trace.join`.
@@ -51,7 +51,7 @@ def check_sizes(sizes: Sequence[int]) -> None:
 
 
 def check_size(size: int) -> None:
-    """Whether this is a size.
+    """Refuse what is no size.
 
     Raises:
         SizeError: it is not a whole number of at least 1, or has more than 63 bits.

@@ -59,7 +59,7 @@ class Trace:
 
     @property
     def step_count(self) -> int:
-        """How many optimizer updates ended in it."""
+        """The number of optimizer updates that ended in it."""
         return sum(event == Mark("step") for event in self.events)
 
     @property
@@ -205,7 +205,7 @@ class Trace:
 
 
 def check_trace(trace: object) -> None:
-    """Whether this is a trace.
+    """Refuse what is no trace.
 
     Raises:
         TraceError: it is something else, such as the path of one.

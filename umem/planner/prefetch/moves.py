@@ -1,4 +1,4 @@
-"""Which arrays to move while which operation runs.
+"""The arrays to move while each operation runs.
 
 A pure function of a learned order. It walks the order as if it repeated for ever, with whole
 arrays in ``capacity`` bytes of VRAM. Where the arrays of the next operations have no room, what
@@ -40,7 +40,7 @@ class MovePlan:
 
     @property
     def any(self) -> bool:
-        """Whether anything moves at all."""
+        """Tell whether anything moves at all."""
         return any(self.sends) or any(self.fetches)
 
 
@@ -143,7 +143,7 @@ class _Walk:
         return list(dict.fromkeys(fetches))
 
     def _exists(self, slot: int, k: int, number: int) -> bool:
-        """Whether there is an array during operation ``k`` that operation ``number`` will use."""
+        """Tell whether an array is there during operation ``k`` that ``number`` will use."""
         if slot in self.order.kept:
             return True
         return number < len(self._touched) and self._uses[slot][0] <= k

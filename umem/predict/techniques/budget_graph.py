@@ -1,4 +1,4 @@
-"""What `umem.chainer.Recompute` plans with, from a trace: a graph, and the bytes beside it.
+"""The graph that `umem.chainer.Recompute` plans with, from a trace, and the bytes beside it.
 
 A graph of `umem.planner.from_trace`, with what only a whole step shows: gradients of parameters,
 which come in backward and stay, those of the step before, which stay until forward is over, and
@@ -81,7 +81,7 @@ class Tape:
 
 
 def tapes_of(trace: Trace) -> list[Tape]:
-    """What there is to plan in a trace, by the first pass of each kind.
+    """Return what there is to plan in a trace, by the first pass of each kind.
 
     What running a call again costs is what the model of a GPU says, arithmetic or traffic, for a
     GPU in the middle of the table: one plan serves all of them, and no noise of a measured time

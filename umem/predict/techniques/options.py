@@ -41,7 +41,7 @@ class Option(StepCost):
 
     @property
     def is_host_bound(self) -> bool:
-        """Whether the step takes about as long as the host needs to issue it."""
+        """Tell whether the step takes about as long as the host needs to issue it."""
         if self.seconds is None or self.host_seconds is None:
             return False
         return self.host_seconds > HOST_BOUND * self.seconds
@@ -59,7 +59,7 @@ SIMULATED = frozenset(("fits", *_FIGURES))
 
 
 class Plain(NamedTuple):
-    """What fits plain memory: the technique that made it, and its time."""
+    """A step that fits plain memory: the technique that made it, and its time."""
 
     name: str
     seconds: float
@@ -91,7 +91,7 @@ def tried(technique: Technique, subject: Subject, gpu: GpuSpec, plain: dict[int,
 
 
 def _why_idle(prepared: Prepared, step: StepCost, same: Plain, gpu: GpuSpec) -> str | None:
-    """Why a technique does no better than another with the same step in plain memory."""
+    """Say why a technique does no better than another with the same step in plain memory."""
     if not step.moved_bytes:
         if prepared.mode == "unmanaged":
             return f"its plan is that of {same.name!r}"

@@ -26,7 +26,7 @@ TECHNIQUES = [
     Technique("recompute 50%, lookahead", True, partial(budgets.prepare_lookahead, budget="50%")),
     Technique("recompute min, lookahead", True, partial(budgets.prepare_lookahead, budget="min")),
 ]
-"""What is least to do comes first: it goes first where times are equal."""
+"""In the order of what there is to do: where times are equal, the least goes first."""
 
 
 def register_technique(technique: Technique) -> None:

@@ -177,7 +177,7 @@ def _number(name: str) -> int:
 
 
 def _kept(planned: Iterable[ForwardPass], plan: Plan) -> dict[int, bool]:
-    """Whether each tensor that a pass makes is kept; what was drawn at random always is."""
+    """Tell which tensors of a pass are kept; what was drawn at random always is."""
     kept, stashed = set(map(_number, plan.kept)), set(map(_number, plan.stashed))
     return {
         alloc.tensor: (op.name in DRAWS or index in stashed)
@@ -205,7 +205,7 @@ def _read_in_backward(trace: Trace) -> set[int]:
 
 
 def _left_over(trace: Trace) -> set[int]:
-    """What is there from the graph of the step before, which somebody holds and nobody uses.
+    """Return what is there from the graph of the step before, which somebody holds and nobody uses.
 
     Under a plan, that graph's arrays went in its own backward.
     """

@@ -186,7 +186,7 @@ class _Repeater:
 
 
 def _first_backward(step: list[Event]) -> int:
-    """Where the first operation of backward begins to allocate; the step's end without one."""
+    """Find where the first operation of backward begins to allocate; the step's end without one."""
     before = 0
     for index, event in enumerate(step):
         if isinstance(event, Op):
@@ -197,7 +197,7 @@ def _first_backward(step: list[Event]) -> int:
 
 
 def _taken(left: dict[int, Alloc], alloc: Alloc, is_old: bool) -> int | None:
-    """What the step before left, where the step finds such a thing."""
+    """Return what the step before left, where the step finds such a thing."""
     if not alloc.uploaded or not is_old:
         return None
     for number, other in left.items():

@@ -67,12 +67,12 @@ class Subject:
         return self._at[size]
 
     def fits(self, gpu: GpuSpec, trace: Trace | None = None) -> bool:
-        """Whether the step, or what was made of it, fits a GPU's plain memory."""
+        """Tell whether the step, or what was made of it, fits a GPU's plain memory."""
         return self.replays.step(self.trace if trace is None else trace, gpu, "unmanaged").fits
 
     @property
     def tapes(self) -> list[Tape]:
-        """What there is to plan: one for each kind of pass. Raises GraphError without any."""
+        """The graphs to plan: one for each kind of pass. Raises GraphError without any."""
         return _given(self._tapes)
 
     @cached_property
@@ -113,7 +113,7 @@ class Subject:
         return trace
 
     def made_once(self, key: tuple[object, ...], make: Callable[[], Trace]) -> Trace:
-        """What ``make`` returns; remembered until `forget`."""
+        """Return what ``make`` returns, and remember it until `forget`."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -125,7 +125,7 @@ class Subject:
 
 
 def _or_error(make: Callable[[], _T]) -> _T | UmemError:
-    """What is made, or why it cannot be, which is as dear to find out."""
+    """Return what is made, or why it cannot be, which is as dear to find out."""
     try:
         return make()
     except UmemError as error:

@@ -1,4 +1,4 @@
-"""What every picture begins and ends with: a figure of matplotlib, and a PNG."""
+"""The beginning and the end of every picture: a figure of matplotlib, and a PNG."""
 
 from __future__ import annotations
 

@@ -29,11 +29,11 @@ _SINGULAR = ("input", "state", "workspace")
 ENOUGH = 0.5
 """The share of the peak from which on one owner is reason enough."""
 MINOR = 0.1
-"""What is less than this share of an owner's bytes is not named."""
+"""The share of an owner's bytes below which a part is not named."""
 
 
 class Share(NamedTuple):
-    """What one owner holds at the peak: bytes by what they are, the largest first."""
+    """The bytes that one owner holds at the peak, by what they are, the largest first."""
 
     owner: str
     parts: tuple[tuple[str, int], ...]
@@ -145,7 +145,7 @@ def _named(share: Share) -> str:
 
 
 def peak_shares(trace: Trace) -> list[Share]:
-    """What is alive at the first moment of the most bytes, by owner, the largest first."""
+    """Return what is alive at the first moment of the most bytes, by owner, the largest first."""
     belongs = _owners(trace)
     held: dict[str, Counter[str]] = {}
     for owner, what, nbytes in _held(trace, belongs):

@@ -17,9 +17,9 @@ KINDS = (
     "parameters", "optimizer state", "other state", "input", "arrays", "saved for backward",
     "other activations", "gradients", WORKSPACE,
 )  # fmt: skip
-"""What memory is for, as a report says it; what lives long first."""
+"""The purposes of memory, as a report says them; what lives long first."""
 LASTING = ("parameters", "optimizer state", "other state")
-"""What is kept from step to step."""
+"""The purposes that are kept from step to step."""
 ACTIVATIONS = ("saved for backward", "other activations")
 _PLAIN = {"parameter": "parameters", "input": "input", "gradient": "gradients", "array": "arrays"}
 
@@ -49,13 +49,13 @@ class Tensor(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """Where it comes from if no operation of the trace made it."""
+        """The place that it comes from if no operation of the trace made it."""
         if not self.uploaded:
             return "never written"
         return "the host" if self.kind == "input" else "before the recording"
 
     def alive(self, event: int) -> bool:
-        """Whether it is alive after that event."""
+        """Tell whether it is alive after that event."""
         return self.birth <= event and (self.death is None or event < self.death)
 
 

@@ -1,4 +1,4 @@
-"""What a recorder has stored: events as plain tuples, decoded when somebody asks."""
+"""The store of a recorder: events as plain tuples, decoded when somebody asks."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Recorder(Scoped["Recorder"], Following):
 
     @property
     def trace(self) -> Trace:
-        """What was recorded so far."""
+        """The trace of what was recorded so far."""
         return Trace(self._stored.events(), self.backend)
 
     @property
@@ -145,12 +145,12 @@ class Recorder(Scoped["Recorder"], Following):
 
     @property
     def stored_count(self) -> int:
-        """How many events are stored."""
+        """The number of events that are stored."""
         return len(self._stored)
 
     @property
     def is_full(self) -> bool:
-        """Whether the limit is reached: events are missing at the end."""
+        """Tell whether the limit is reached: events are missing at the end."""
         return self._raw is None
 
     def boundary(self) -> Boundary:

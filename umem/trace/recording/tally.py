@@ -14,7 +14,7 @@ GROUPS = {
     "array": "activations",
     "input": "inputs",
 }
-"""What each kind of tensor is counted with."""
+"""The group that each kind of tensor is counted with."""
 NAMES = tuple(dict.fromkeys(GROUPS.values()))
 
 

@@ -19,7 +19,7 @@ from umem.locks import safe_lock
 
 
 class Following:
-    """What is told of operations while the scope that holds it is open: a recorder."""
+    """Something that is told of operations while the scope that holds it is open: a recorder."""
 
     measure: str
 
@@ -69,13 +69,13 @@ def follow_last(recorder: Recorder) -> None:
 
 
 def forget_operation() -> None:
-    """Where nobody follows this code any more, no operation of it is measured."""
+    """Measure no operation of the calling code any more, where nobody follows it."""
     if not active():
         _local.state.operation = None
 
 
 def inside() -> bool:
-    """Whether the calling thread is inside an operation that is being measured."""
+    """Tell whether the calling thread is inside an operation that is being measured."""
     operation = _local.state.operation
     return operation is not None and operation() is not None
 
