@@ -262,7 +262,7 @@ def test_a_jetson_is_refused_with_its_reason(tmp_path: Path) -> None:
 def test_ctrl_c_leaves_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    import umem.reports.mode_report as picture
+    import umem.reports.side_by_side as picture
 
     def interrupt(*arguments: Any) -> None:
         if where == "draw_modes":

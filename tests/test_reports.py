@@ -16,7 +16,7 @@ from rich.console import Console
 from umem.devices.cost import Sample
 from umem.errors import MissingDependencyError
 from umem.predict.comparing import ModeRow, simulated_row
-from umem.reports.mode_report import draw_modes, mode_table
+from umem.reports.side_by_side import draw_modes, mode_table
 from umem.units import GIB, MIB
 
 

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import umem
-from umem.cli.run_watch import LiveRegion, Seen, Simulated, line, summary, view
+from umem.cli.run_watch import LiveRegion, RunSoFar, Simulated, line, summary, view
 from umem.devices.cost import StepCost
 from umem.trace import Alloc, Free, Mark, Op
 from umem.trace.recording.recorder import Recorder
@@ -117,7 +117,7 @@ def test_a_recorder_feeds_a_tally() -> None:
 
 # -- what is shown -----------------------------------------------------------------------------
 
-SEEN = Seen(
+SEEN = RunSoFar(
     seconds=65.0,
     step_count=1300,
     op_count=260_000,
@@ -162,11 +162,11 @@ def test_a_line_and_a_summary() -> None:
 
 
 def test_nothing_yet_is_no_obstacle() -> None:
-    nothing = Seen(0.0, 0, 0, 0, 0)
+    nothing = RunSoFar(0.0, 0, 0, 0, 0)
     assert len(list(view(nothing, 40))) == 4
     assert line(nothing) == "umem: step 0; 0 B now: nothing; 0 B peak"
     assert "no operation of Chainer" in summary(nothing)
-    only = Seen(2.0, 0, 5, 0, 8, kinds={"inputs": 8})
+    only = RunSoFar(2.0, 0, 5, 0, 8, kinds={"inputs": 8})
     assert summary(only) == "umem: 0 steps in 2.0 s; peak 8 B: inputs 8 B"
 
 
@@ -178,7 +178,7 @@ def test_no_line_is_wider_than_the_terminal_but_counts_that_are(
     width: int, one: int, other: int, rate: float, count: int
 ) -> None:
     low, high = sorted((one, other))
-    seen = Seen(1.0, count, count, low, high, rate, rate, {"inputs": low // 2})
+    seen = RunSoFar(1.0, count, count, low, high, rate, rate, {"inputs": low // 2})
     bars = [text for text in view(seen, width)][2:]
     assert all(text.cell_len <= width for text in bars)
 

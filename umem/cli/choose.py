@@ -158,7 +158,7 @@ def command(max_events: int, max_bytes: int, **options: Any) -> None:
     """
     if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
-    asked = _Asked(**options)
+    asked = _ChooseOptions(**options)
     if asked.all_gpus and (asked.gpu is not None or asked.vram is not None):
         raise click.UsageError(
             "--all-gpus asks for every GPU of the table: leave --gpu and --vram out"
@@ -184,7 +184,7 @@ def command(max_events: int, max_bytes: int, **options: Any) -> None:
         click.get_current_context().exit(NOTHING_FITS)
 
 
-class _Asked(NamedTuple):
+class _ChooseOptions(NamedTuple):
     """The arguments and options of the command."""
 
     traces: tuple[Path, ...]
@@ -199,7 +199,7 @@ class _Asked(NamedTuple):
     force: bool
 
 
-def _answer(asked: _Asked, read: Caps) -> Option | None:
+def _answer(asked: _ChooseOptions, read: Caps) -> Option | None:
     """Say what there is to say; returns the best that was found."""
     one = gpu_asked_for("t4" if asked.gpu is None else asked.gpu, asked.vram)
     trace = _load(asked.traces, asked.sizes, read)
@@ -226,7 +226,7 @@ def _answer(asked: _Asked, read: Caps) -> Option | None:
     return best
 
 
-def _draw(choices: tuple[Choice, ...], asked: _Asked) -> None:
+def _draw(choices: tuple[Choice, ...], asked: _ChooseOptions) -> None:
     assert asked.png is not None
 
     def draw(file: IO[bytes]) -> None:
@@ -277,7 +277,7 @@ def _print(lines: Iterable[Text]) -> None:
     sys.stdout.flush()
 
 
-def _say_what_next(asked: _Asked) -> None:
+def _say_what_next(asked: _ChooseOptions) -> None:
     words: list[str | Path] = ["umem", "choose", *asked.traces]
     words += [] if asked.sizes is None else ["--sizes", ",".join(map(str, asked.sizes))]
     words += [] if asked.size is None else ["--size", str(asked.size)]

@@ -255,7 +255,7 @@ def _progress(console: Console, steps: int) -> Iterator[Any]:
 
 
 def _report(console: Console, result: _Result, out: Path) -> None:
-    from umem.reports.mode_report import mode_table
+    from umem.reports.side_by_side import mode_table
 
     simulated = "simulated " if result.simulated else ""
     vram = format_bytes(result.vram_bytes)
@@ -295,7 +295,7 @@ def _write(console: Console, result: _Result, title: str, out: Path) -> list[Pat
 
 def _picture(console: Console, result: _Result, title: str) -> bytes | None:
     """The picture as a PNG; None where there is nothing to draw, or nothing to draw it with."""
-    from umem.reports.mode_report import draw_modes
+    from umem.reports.side_by_side import draw_modes
 
     if not any(row.timeline for row in result.rows):
         return None

@@ -69,7 +69,7 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
     --record keeps steps 2 and 3, where a step ends with an optimizer's update, and then records
     no more; --stop ends the script there.
     """
-    asked = _Asked(**options)
+    asked = _RunOptions(**options)
     source = _read(script)
     if asked.vram and not asked.virtual:
         raise click.UsageError("--vram needs --virtual GPU")
@@ -97,7 +97,7 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
     raise SystemExit(code)
 
 
-class _Asked(NamedTuple):
+class _RunOptions(NamedTuple):
     """The options of the command."""
 
     mode: str | None
@@ -116,7 +116,7 @@ class _Asked(NamedTuple):
     traceback: bool
 
 
-def _recording(asked: _Asked, script: Path) -> Recording | None:
+def _recording(asked: _RunOptions, script: Path) -> Recording | None:
     """Return the recording that was asked for, if any."""
     if asked.record is None:
         for name in ("steps", "stacks", "no_workspace", "stop", "force"):
@@ -148,7 +148,7 @@ def _read(script: Path) -> bytes:
     raise click.BadParameter(problem, param_hint="SCRIPT")
 
 
-def _prepare(stack: ExitStack, asked: _Asked) -> None:
+def _prepare(stack: ExitStack, asked: _RunOptions) -> None:
     """Put everything in place; the stack takes it away again, the report first."""
     mode = asked.mode or environment.mode()
     on = mode not in (None, "off")
@@ -226,7 +226,7 @@ def _report(process: int) -> None:
 class Recording:
     """Records the calling thread, writes the trace as soon as it is complete, and tells of it."""
 
-    def __init__(self, asked: _Asked, path: Path, steps: Steps, script: Path) -> None:
+    def __init__(self, asked: _RunOptions, path: Path, steps: Steps, script: Path) -> None:
         self._asked, self._named, self._script = asked, path, script
         self._keeper = Keeper(steps, asked.stacks, not asked.no_workspace, complete=self._complete)
         self._path = path.absolute()  # the script may change folders

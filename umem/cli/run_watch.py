@@ -183,7 +183,7 @@ class Watching:
             return DRAWN_EVERY_SECONDS
         return TOLD_EVERY_SECONDS if time.perf_counter() - self._began < 60 else 60.0
 
-    def _show_once(self, seen: Seen) -> None:
+    def _show_once(self, seen: RunSoFar) -> None:
         if self._is_drawn:
             size = self._console.size
             bar = "━" if self._console.encoding.startswith("utf") else "="
@@ -198,14 +198,14 @@ class Watching:
             self._console.print(text, end="")
         return capture.get()
 
-    def _seen(self, kinds: Mapping[str, int]) -> Seen:
+    def _seen(self, kinds: Mapping[str, int]) -> RunSoFar:
         tally, now = self._tally, time.perf_counter()
         self._points.append(_Point(now, tally.step_count, tally.op_count))
         while now - self._points[0].seconds > _RATE_SECONDS and len(self._points) > 2:
             self._points.popleft()
         first, last = self._points[0], self._points[-1]
         passed = last.seconds - first.seconds
-        return Seen(
+        return RunSoFar(
             seconds=now - self._began,
             step_count=last.steps,
             op_count=last.ops,
@@ -254,7 +254,7 @@ class Simulated:
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunSoFar:
     """The figures of a run so far; ``kinds`` is what is alive now, or was at the peak.
 
     Rates are those of the last seconds; None where nothing has happened yet.
@@ -271,7 +271,7 @@ class Seen:
     simulated: Simulated | None = None
 
 
-def view(seen: Seen, width: int, bar: str = "━") -> Iterator[Text]:
+def view(seen: RunSoFar, width: int, bar: str = "━") -> Iterator[Text]:
     """The lines of the terminal's view; none is wider than ``width``, from 25 columns on."""
     yield _counted("steps", seen.step_count, seen.steps_per_second)
     yield _counted("operations", seen.op_count, seen.ops_per_second)
@@ -301,7 +301,7 @@ def _simulated_lines(found: Simulated) -> Iterator[Text]:
         yield Text(f"  {name:<{_LABEL - 2}}{value:>{_VALUE}}", "dim")
 
 
-def line(seen: Seen) -> str:
+def line(seen: RunSoFar) -> str:
     """The same as one line, for a file or a pipe."""
     rates = [
         f"{_rate(rate)} {what}/s"
@@ -319,7 +319,7 @@ def line(seen: Seen) -> str:
     )
 
 
-def summary(seen: Seen) -> str:
+def summary(seen: RunSoFar) -> str:
     """Return what a whole run came to, in one line; ``seen.kinds`` are those at the peak."""
     if not seen.op_count:
         return "umem: no operation of Chainer ran in the script's main thread"
@@ -330,12 +330,12 @@ def summary(seen: Seen) -> str:
     return "; ".join((took, peak, *_simulated(seen)))
 
 
-def _kinds(seen: Seen) -> str:
+def _kinds(seen: RunSoFar) -> str:
     parts = (f"{name} {format_bytes(nbytes)}" for name, nbytes in seen.kinds.items() if nbytes)
     return ", ".join(parts) or "nothing"
 
 
-def _simulated(seen: Seen) -> Iterator[str]:
+def _simulated(seen: RunSoFar) -> Iterator[str]:
     found = seen.simulated
     if found is not None:
         seconds = format_seconds(found.cost.seconds)

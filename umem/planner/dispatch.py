@@ -202,6 +202,12 @@ def register_method(name: str, family: Family) -> None:
     METHODS[name] = family
 
 
+_MODELS: dict[Model, type[PaperModel] | type[SavedModel]] = {
+    "paper": PaperModel,
+    "saved": SavedModel,
+}
+
+
 class _Problem(NamedTuple):
     """A graph under a model, and the steps that a method may take."""
 
@@ -219,7 +225,7 @@ class _Problem(NamedTuple):
 @lru_cache(maxsize=8)
 def _problem(graph: Graph, method: Method, model: Model) -> _Problem:
     family = METHODS[method]
-    costs = PaperModel(graph) if model == "paper" else SavedModel(graph)
+    costs = _MODELS[model](graph)
     table = costs.table(family.sets(graph, model), exact=family.exact)
     return _Problem(graph, costs, table, family)
 

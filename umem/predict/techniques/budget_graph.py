@@ -30,7 +30,7 @@ FLOPS_PER_BYTE = median(
 
 
 @dataclass(frozen=True)
-class Tape:
+class PassGraphs:
     """A forward pass, and the backward after it.
 
     Attributes:
@@ -80,7 +80,7 @@ class Tape:
         return plan(self.packing, budget_bytes - self.packed_bytes, model="saved")
 
 
-def tapes_of(trace: Trace) -> list[Tape]:
+def tapes_of(trace: Trace) -> list[PassGraphs]:
     """Return what there is to plan in a trace, by the first pass of each kind.
 
     What running a call again costs is what the model of a GPU says, arithmetic or traffic, for a
@@ -112,7 +112,7 @@ def _peaks(trace: Trace, starts: list[int]) -> dict[int, int]:
     return peaks
 
 
-def _tape(trace: Trace, plain_bytes: int) -> Tape:
+def _tape(trace: Trace, plain_bytes: int) -> PassGraphs:
     first = next(passes(trace))
     graph = Graph.from_trace(trace)
     updates = {t: nbytes for t, nbytes in _updates(trace).items() if t in first.near}
@@ -135,7 +135,7 @@ def _tape(trace: Trace, plain_bytes: int) -> Tape:
     packing = [_packing(node, mask) for node, mask in zip(whole, masks, strict=True)]
     old = sum(updates.values())
     constant = _constant_bytes(trace, first)
-    return Tape(
+    return PassGraphs(
         whole=Graph(whole, graph.edges, old),
         packing=Graph(packing, graph.edges, old),
         beside_bytes=constant + sum(drawn),

@@ -11,7 +11,7 @@ from umem.errors import UmemError
 from umem.planner import Plan
 from umem.predict.cupy_differences import on_gpu
 from umem.predict.stepping import Replays
-from umem.predict.techniques.budget_graph import Tape, tapes_of
+from umem.predict.techniques.budget_graph import PassGraphs, tapes_of
 from umem.predict.techniques.rewrite import rewrite
 from umem.predict.techniques.settled import settled
 from umem.trace.analysis.explain import missing_when_repeated
@@ -71,12 +71,12 @@ class Subject:
         return self.replays.step(self.trace if trace is None else trace, gpu, "unmanaged").fits
 
     @property
-    def tapes(self) -> list[Tape]:
+    def tapes(self) -> list[PassGraphs]:
         """The graphs to plan: one for each kind of pass. Raises GraphError without any."""
         return _given(self._tapes)
 
     @cached_property
-    def _tapes(self) -> list[Tape] | UmemError:
+    def _tapes(self) -> list[PassGraphs] | UmemError:
         return _or_error(lambda: tapes_of(self.trace))
 
     @property
@@ -138,7 +138,7 @@ def _given(found: _T | UmemError) -> _T:
     return found
 
 
-def _planned(tape: Tape, budget: Budget) -> Plan:
+def _planned(tape: PassGraphs, budget: Budget) -> Plan:
     if budget is None:
         return tape.least
     if isinstance(budget, float):
