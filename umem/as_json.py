@@ -33,7 +33,7 @@ def plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Iterable):
         return list(map(plain, value))
-    return value.item()  # a number of NumPy
+    return plain(value.item())  # a number of NumPy
 
 
 def named(record: Any, names: Iterable[str], simulated: Collection[str] = ()) -> dict[str, Any]:
