@@ -27,15 +27,13 @@ ANNEXES = ("compat", "graphs")
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
 LONGEST = 350
 STILL_LONG = {
-    "umem.chainer.recompute.course",
-    "umem.chainer.recompute.tape",
     "umem.chainer.source",
     "umem.devices.cuda.device",
     "umem.devices.virtual.arrays",
     "umem.devices.virtual.model",
     "umem.devices.virtual.residency",
 }
-STILL_TWICE = {"Call", "Driver", "Pool", "Source", "Watch"}
+STILL_TWICE = {"Driver", "Pool", "Source", "Watch"}
 WITH_ONE_USER = {
     "umem.cli.run_script": "a script as __main__ and its errors; the command would pass 350 lines",
     "umem.cli.run_watch": "--watch, with its view; the command would pass 350 lines",
