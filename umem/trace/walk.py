@@ -118,9 +118,10 @@ def numbered_by_birth(events: Iterable[Event]) -> Iterator[Event]:
     numbers: dict[int, int] = {}
     count = 0
     for event in events:
+        if isinstance(event, Free):
+            yield Free(numbers.pop(event.tensor))
+            continue
         if isinstance(event, Alloc):
             numbers[event.tensor] = count
             count += 1
         yield renumbered(event, numbers)
-        if isinstance(event, Free):
-            del numbers[event.tensor]

@@ -82,13 +82,13 @@ class _Helper:
 
     def after(self, event: Event) -> Sequence[Hint]:
         """The hints that come after an event."""
+        if isinstance(event, Op):
+            return self._after_op(event)
         self._alive.follow(event)
         if isinstance(event, Alloc):
             self._bytes[event.tensor] = event.nbytes
         elif isinstance(event, Free):
             self._iteration.free(event.tensor)
-        elif isinstance(event, Op):
-            return self._after_op(event)
         elif event == Mark("step"):
             self._learn()
         return ()
