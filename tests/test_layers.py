@@ -26,7 +26,7 @@ ANNEXES = ("compat", "graphs")
 """They import loose modules only, and only chainer and cli import them."""
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
 LONGEST = 350
-STILL_LONG = {"umem.chainer.source", "umem.cli.run", "umem.trace.recording.recorder"}
+STILL_LONG = {"umem.cli.run", "umem.trace.recording.recorder"}
 STILL_TWICE = {
     "Block",
     "Graph",
