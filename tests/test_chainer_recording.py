@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import umem
-from umem.chainer import source as recording
 from umem.chainer.flops import estimator
 from umem.chainer.gcn import GCN, Adjacency
 from umem.devices.cuda import cuda_reason
@@ -26,6 +25,7 @@ from umem.errors import OutOfMemoryError
 from umem.graphs import normalised_adjacency, rmat
 from umem.trace import Alloc, Checker, Event, Mark, Op, Trace
 from umem.trace.recording import recorder as recorder_module
+from umem.trace.recording.thread import thread_state
 
 # -- programs ----------------------------------------------------------------------------------
 
@@ -447,7 +447,7 @@ def test_a_function_that_raises_leaves_the_recorder_as_it_was(where: str) -> Non
         with pytest.raises(ZeroDivisionError):
             F.sum(Failing(where).apply((F.relu(x),))[0]).backward()
         assert not recorder_module.inside()
-        assert recording._backward.depth == 0
+        assert thread_state().backward_depth == 0
         F.sum(F.relu(x)).backward()
     trace = check(recorder.trace)
     assert [op.phase for op in trace.ops][-4:] == ["forward", "forward", "backward", "backward"]
@@ -480,7 +480,7 @@ def test_memory_that_runs_out_in_any_operation_leaves_the_recorder_as_it_was() -
             with pytest.raises(OutOfMemoryError):
                 run.step()
             assert not recorder_module.inside()
-            assert recording._backward.depth == 0
+            assert thread_state().backward_depth == 0
         check(recorder.trace)
         check(beside.trace)
         assert not any(op.phase == "update" for op in recorder.trace.ops) or count > 20

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from strategies import traces
 
 import umem
-from umem.devices.virtual.clock import Moves
-from umem.devices.virtual.residency import ACCESSED_BY_GPU, Residency
+from umem.devices.virtual.advice import ACCESSED_BY_GPU
+from umem.devices.virtual.clock import BlockMoves
+from umem.devices.virtual.residency import Residency
 from umem.errors import SizeError, TraceError
 from umem.planner import plan
 from umem.predict.techniques.budget_graph import tapes_of
@@ -205,13 +206,13 @@ def test_a_range_of_terabytes_takes_no_more_turns_than_a_small_one(
     residency.grow(1 << 22)
     moves = residency.touch(1, 1 << 22, write=True)
     count = (1 << 22) - 1
-    assert moves == Moves(populated=count, migrated_out=count - 8) and entered < 10
+    assert moves == BlockMoves(populated=count, migrated_out=count - 8) and entered < 10
     moves = residency.touch(1, 1 << 22, write=False)
-    assert moves == Moves(migrated_in=count, migrated_out=count) and entered < 20
+    assert moves == BlockMoves(migrated_in=count, migrated_out=count) and entered < 20
     residency.release(1, 1 << 22)
     residency.advise(1, 1 << 22, ACCESSED_BY_GPU, unset=False)
     moves = residency.touch(1, 1 << 22, write=True)
-    assert moves == Moves(populated=count, migrated_out=count - 8) and entered < 30
+    assert moves == BlockMoves(populated=count, migrated_out=count - 8) and entered < 30
 
 
 def test_a_replay_leaves_no_tables_behind() -> None:

@@ -19,8 +19,9 @@ from umem.devices.virtual import arrays as xp
 from umem.errors import OutOfMemoryError, StateError
 from umem.trace import Access, Alloc, Checker, Event, Free, Mark, Op
 from umem.trace.recording import recorder as module
-from umem.trace.recording import thread as sources
-from umem.trace.recording.recorder import Measured, Recorder, active, paused, root_of
+from umem.trace.recording import sources
+from umem.trace.recording.recorder import Measured, Recorder, active, root_of
+from umem.trace.recording.thread import paused
 
 
 def check(events: list[Event]) -> None:

@@ -22,6 +22,7 @@ from umem.errors import TraceError, UmemError
 from umem.files import claimed
 from umem.memory import environment
 from umem.printable import command_line, shown
+from umem.trace.frameworks import names
 from umem.trace.recording.kept_steps import Keeper, Kept, Steps
 from umem.units import format_bytes, format_seconds
 
@@ -204,14 +205,13 @@ def _report(process: int) -> None:
         return  # a child by fork that came to the end of the script
     click.echo(umem.status().table(), err=True)
     try:
-        from umem.devices.virtual import VirtualGPU
-        from umem.memory.process import current_device
+        from umem.devices.open import current_device
 
         device = current_device()
     except UmemError:
         return
-    if isinstance(device, VirtualGPU):
-        figures = device.figures
+    figures = device.figures
+    if figures is not None:
         click.echo(
             f"{'peak':<14}{format_bytes(figures.peak_bytes)} of tensors\n"
             f"{'moved':<14}{format_bytes(figures.migrated_bytes)} (simulated)\n"
@@ -254,7 +254,7 @@ class Recording:
             return  # a child process by fork
         if not any(kept.trace.ops):
             self.error = (
-                "nothing was recorded: no operation of Chainer ran in the script's main thread"
+                f"nothing was recorded: no operation of {names()} ran in the script's main thread"
             )
         elif not self._written:
             self._write(kept)

@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.text import Text
 
 from umem.devices.cost import StepCost
+from umem.devices.open import entered_device
 from umem.locks import safe_lock
-from umem.memory.blocks import innermost_virtual
+from umem.trace.frameworks import names
 from umem.trace.recording.recorder import Recorder
 from umem.trace.recording.tally import Tally
 from umem.units import format_bytes, format_seconds
@@ -139,7 +140,7 @@ class Watching:
         self._is_drawn = self._console.is_terminal and not self._console.is_dumb_terminal
         self._region = LiveRegion(self._stream)
         self._tally = Tally()
-        self._gpu = innermost_virtual()
+        self._gpu = entered_device()
         self._points: deque[_Point] = deque()
         self._over = threading.Event()
         self._process = os.getpid()
@@ -153,7 +154,7 @@ class Watching:
 
     def follow(self, stack: ExitStack) -> None:
         """Show what runs in this thread from now on; the stack ends it with a summary."""
-        self._gpu = innermost_virtual()
+        self._gpu = entered_device()
         self._began = time.perf_counter()
         self._points.append(_Point(self._began, 0, 0))
         thread = threading.Thread(target=self._show, name="umem-watch", daemon=True)
@@ -218,7 +219,8 @@ class Watching:
         )
 
     def _simulated(self) -> Simulated | None:
-        return None if self._gpu is None else Simulated(self._gpu.name, self._gpu.figures)
+        cost = None if self._gpu is None else self._gpu.figures
+        return None if self._gpu is None or cost is None else Simulated(self._gpu.name, cost)
 
 
 # -- what is shown --------------------------------------------------------------------------------
@@ -322,7 +324,7 @@ def line(seen: RunSoFar) -> str:
 def summary(seen: RunSoFar) -> str:
     """Return what a whole run came to, in one line; ``seen.kinds`` are those at the peak."""
     if not seen.op_count:
-        return "umem: no operation of Chainer ran in the script's main thread"
+        return f"umem: no operation of {names()} ran in the script's main thread"
     took = f"umem: {seen.step_count:,} steps in {format_seconds(seen.seconds)}"
     if seen.step_count:
         took += f", {_rate(seen.step_count / seen.seconds)}/s"

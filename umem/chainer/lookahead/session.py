@@ -16,6 +16,7 @@ import numpy as np
 
 from umem.chainer.lookahead.side_stream import SideStream, side_stream
 from umem.devices.base import Device, Place
+from umem.errors import LookaheadWarning
 from umem.planner.prefetch.moves import NOTHING, ROOM, MovePlan, plan_moves
 from umem.planner.prefetch.order import Iteration, Order, Step
 from umem.trace.events import Alloc, Event, Free, Mark, Op
@@ -32,13 +33,9 @@ USABLE = 0.95
 """The share of a real GPU's VRAM that a program can have; a virtual GPU states what is usable."""
 
 
-class LookaheadWarning(UserWarning):
-    """Lookahead prefetch does not help for a while, or any more; results are not concerned."""
-
-
 @dataclass(frozen=True)
 class LookaheadReport:
-    """What `LookaheadPrefetch` has done so far.
+    """Counts what `LookaheadPrefetch` has done so far.
 
     Attributes:
         iteration_count: updates seen.
@@ -76,7 +73,7 @@ class Follower(Recorder):
         self._refs: dict[int, Callable[[], Any]] = {}
 
     def is_last(self) -> bool:
-        """Whether every other recorder has seen what this one sees; if not, from now on.
+        """Tell whether every other recorder has seen what this one sees; if not, from now on.
 
         The hints are events too, and must not come before the operation that they follow.
         """
@@ -283,11 +280,11 @@ class Session:
         return self._device.prefetch(array, place, stream)
 
     def _is_here(self, array: Any) -> bool:
-        if self._device.simulated:
+        if self._device.backend == "numpy":
             return isinstance(array, np.ndarray)
         return getattr(getattr(array, "device", None), "id", None) == self._device.ordinal
 
 
 def _differs(known: Learned, order: Order, capacity_bytes: int | None) -> bool:
-    """Whether the moves planned for the same steps no longer suit."""
+    """Tell whether the moves planned for the same steps no longer suit."""
     return known.order.kept.keys() != order.kept.keys() or known.capacity_bytes != capacity_bytes

@@ -1,4 +1,4 @@
-"""What is remembered of a training run: the graphs that were seen, and what the user was told."""
+"""Remembers the graphs of a training run, plans them, and tells the user once what goes wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from umem.chainer.recompute.observing import does_more, look_beside, state_bytes
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import History, SeenGraph, tape_of
 from umem.chainer.recompute.tape import Signature
-from umem.errors import BudgetError
+from umem.errors import BudgetError, RecomputeWarning
 from umem.units import format_bytes
 
 REMEMBERED = 32
@@ -29,12 +29,8 @@ KEEPS = "a graph is not planned, and keeps everything: "
 AGAIN = "it goes backward again after an update"
 
 
-class RecomputeWarning(UserWarning):
-    """A pass is not, or cannot be, run by a plan; it is exact all the same. Said once each."""
-
-
 class Graphs:
-    """What is known of every graph, in the order in which they were first seen.
+    """The graphs that were seen, the oldest first, and all that is remembered of them.
 
     Args:
         target: what to plan for.
@@ -130,7 +126,7 @@ class Graphs:
                 self.note(other.number, differed=False)
 
     def to_measure(self, alike: Sequence[SeenGraph], *, plain: bool) -> str | None:
-        """What the pass that begins is to be measured for: its workspace, its peak, or nothing."""
+        """Choose what to measure in the pass that begins: ``workspace``, ``peak`` or nothing."""
         wait = [one for one in alike if one.history.never is None and one.history.tries < MANY]
         unmeasured = [one for one in wait if one.plan is None and not one.history.is_measured]
         unfollowed = [one for one in wait if one.plan is not None and not one.history.followed]
@@ -147,7 +143,7 @@ class Graphs:
         self._waiting = []
 
     def is_unmeasured(self, signatures: Sequence[Signature]) -> bool:
-        """Whether a graph that begins with these calls has to be measured."""
+        """Tell whether a graph that begins with these calls has to be measured."""
         return any(
             not seen.history.is_measured and seen.tape.begins_with(signatures) for seen in self
         )

@@ -1,13 +1,14 @@
-"""The running totals of a virtual GPU; all of them simulated."""
+"""What a virtual GPU counts; all of it simulated."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from umem.devices.cost import Sample, StepCost
-from umem.devices.virtual.clock import Clock, Moves
+from umem.devices.virtual.clock import BlockMoves, Clock
 from umem.units import BLOCK_BYTES
 
+__all__ = ["Counters", "Sample", "StepCost"]
 SAMPLE_LIMIT = 20_000
 
 
@@ -15,7 +16,7 @@ SAMPLE_LIMIT = 20_000
 class Counters:
     """The running totals behind a `StepCost`."""
 
-    moves: Moves = field(default_factory=Moves)
+    moves: BlockMoves = field(default_factory=BlockMoves)
     fault_count: int = 0
     remote_bytes: int = 0
     uploaded_bytes: int = 0
@@ -30,7 +31,7 @@ class Counters:
 
     def restart(self) -> None:
         """Count from here; what is held stays held, and what it took at most."""
-        self.moves = Moves()
+        self.moves = BlockMoves()
         self.fault_count = self.remote_bytes = self.uploaded_bytes = 0
         self.step_ends.clear()
         self.timeline.clear()

@@ -1,4 +1,4 @@
-"""Who records a thread, the operation that it is inside of, and what is instrumented for that."""
+"""What concerns one thread: who records it, and the operation that is being measured."""
 
 from __future__ import annotations
 
@@ -13,54 +13,60 @@ from umem.scopes import Scope, Scoped, derived
 
 if TYPE_CHECKING:
     from umem.trace.recording.recorder import Recorder
-from typing import Literal, Protocol
-
-from umem.locks import safe_lock
 
 
 class Following:
-    """Something that is told of operations while the scope that holds it is open: a recorder."""
+    """What is told of operations while the scope that holds it is open: a recorder."""
 
     measure: str
 
 
 class _State:
-    """The operation that a thread is inside of; a dead one was interrupted."""
+    """What a thread is inside of: an operation, where a dead one was interrupted; and backward."""
 
-    __slots__ = ("nested_seconds", "operation", "peak_bytes")
+    __slots__ = ("backward_depth", "nested_seconds", "operation", "peak_bytes")
 
     def __init__(self) -> None:
+        self.backward_depth = 0
         self.peak_bytes = 0
         self.nested_seconds = 0.0
         self.operation: weakref.ref[Measured] | None = None
 
 
-class _ThreadState(threading.local):
+class _Local(threading.local):
     def __init__(self) -> None:
         self.state = _State()
 
 
-_local = _ThreadState()
+_local = _Local()
 _PAUSE = object()
+
+
+class Audience:
+    """The recorders that follow the calling code, outermost first, and its thread's state."""
+
+    __slots__ = ("is_traced", "recorders", "state")
+
+    def __init__(self, payload: tuple[Any, ...]) -> None:
+        found: list[Any] = []
+        for part in payload:
+            if part is _PAUSE:
+                found.clear()
+            elif isinstance(part, Following):
+                found.append(part)
+        self.recorders: tuple[Recorder, ...] = tuple(found)
+        self.is_traced = any(follower.measure == "workspace" for follower in found)
+        self.state = _local.state  # what is derived is of one thread, where anybody follows it
+
+
+def thread_state() -> _State:
+    """What the calling thread is inside of."""
+    return _local.state
 
 
 def active() -> tuple[Recorder, ...]:
     """The recorders that follow the calling code, outermost first."""
-    return derived(_followers)
-
-
-def _followers(payload: tuple[Any, ...]) -> tuple[Any, ...]:
-    found: list[Any] = []
-    for part in payload:
-        if part is _PAUSE:
-            found.clear()
-        elif isinstance(part, Following):
-            found.append(part)
-    return tuple(found)
-
-
-def _is_traced(payload: tuple[Any, ...]) -> bool:
-    return "workspace" in [follower.measure for follower in _followers(payload)]
+    return derived(Audience).recorders
 
 
 def follow_last(recorder: Recorder) -> None:
@@ -69,13 +75,13 @@ def follow_last(recorder: Recorder) -> None:
 
 
 def forget_operation() -> None:
-    """Measure no operation of the calling code any more, where nobody follows it."""
+    """Where nobody follows this code any more, no operation of it is measured."""
     if not active():
         _local.state.operation = None
 
 
 def inside() -> bool:
-    """Tell whether the calling thread is inside an operation that is being measured."""
+    """Whether the calling thread is inside an operation that is being measured."""
     operation = _local.state.operation
     return operation is not None and operation() is not None
 
@@ -101,8 +107,10 @@ class Measured:
         "workspace_bytes",
     )  # fmt: skip
 
-    def __init__(self) -> None:
-        self._state = state = _local.state
+    def __init__(self, told: Audience | None = None) -> None:
+        if told is None:
+            told = derived(Audience)
+        self._state = state = told.state if told.recorders else _local.state
         self._outer = state.nested_seconds
         state.nested_seconds = 0.0
         self._outer_operation = state.operation
@@ -110,7 +118,7 @@ class Measured:
         self._outer_peak = -1
         self.seconds: float | None = None
         self.workspace_bytes: int | None = None
-        if derived(_is_traced):
+        if told.is_traced:
             self._outer_peak = max(state.peak_bytes, get_traced_memory()[1])
             state.peak_bytes = 0
             reset_peak()
@@ -132,65 +140,3 @@ class Measured:
         state.nested_seconds = self._outer + perf_counter() - self._start
         if self._outer_peak >= 0:
             state.peak_bytes = max(state.peak_bytes, self._outer_peak)
-
-
-# -- what is instrumented while recorders are active ----------------------------------------------
-
-
-class Source(Protocol):
-    """Something that can be instrumented while recorders are active.
-
-    A signal may interrupt both methods: then `stop` comes next, and `start` may after that.
-    """
-
-    def start(self) -> None:
-        """Instrument; called when the first recorder of any thread is entered."""
-
-    def stop(self) -> None:
-        """Restore exactly what was there; called when the last recorder is left."""
-
-
-_sources: list[Source] = []
-_users: set[object] = set()
-_state: Literal["off", "changing", "on"] = "off"
-_lock = safe_lock()
-
-
-def add_source(source: Source) -> None:
-    """Instrument ``source`` whenever a recorder is active, from now on."""
-    with _lock:
-        _sources.append(source)
-        if _state == "on":
-            source.start()
-
-
-def start_sources(user: object) -> None:
-    """A recorder is entered, for which there is this object."""
-    global _state
-    with _lock:
-        _users.add(user)
-        if _state == "on":
-            return
-        _stop_all()  # what an interrupted start has left
-        _state = "changing"
-        for source in _sources:
-            source.start()
-        _state = "on"
-
-
-def stop_sources(user: object) -> None:
-    """That recorder is left; once more changes nothing."""
-    with _lock:
-        _users.discard(user)
-        if not _users:
-            _stop_all()
-
-
-def _stop_all() -> None:
-    global _state
-    if _state == "off":
-        return
-    _state = "changing"
-    for source in reversed(_sources):
-        source.stop()
-    _state = "off"

@@ -1,0 +1,74 @@
+"""What can be instrumented while recorders are active, and who they are."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from umem.locks import safe_lock
+
+
+class Source(Protocol):
+    """Something that can be instrumented while recorders are active.
+
+    A signal may interrupt both methods: then `stop` comes next, and `start` may after that.
+    """
+
+    def start(self) -> None:
+        """Instrument; called when the first recorder of any thread is entered."""
+
+    def stop(self) -> None:
+        """Restore exactly what was there; called when the last recorder is left."""
+
+
+_sources: list[Source] = []
+_users: set[object] = set()
+_state: Literal["off", "changing", "on"] = "off"
+_lock = safe_lock()
+
+
+def add_source(source: Source) -> None:
+    """Instrument ``source`` whenever a recorder is active, from now on."""
+    with _lock:
+        _sources.append(source)
+        if _state == "on":
+            source.start()
+
+
+def remove_source(source: Source) -> None:
+    """Leave ``source`` alone from now on."""
+    with _lock:
+        if _state == "on":
+            source.stop()
+        _sources.remove(source)
+
+
+def start_sources(user: object) -> None:
+    """A recorder is entered, for which there is this object."""
+    global _state
+    with _lock:
+        _users.add(user)
+        if _state == "on":
+            return
+        _stop_all()  # what an interrupted start has left
+        _state = "changing"
+        for source in _sources:
+            source.start()
+        _state = "on"
+
+
+def stop_sources(user: object) -> None:
+    """That recorder is left; once more changes nothing."""
+    with _lock:
+        _users.discard(user)
+        if not _users:
+            _stop_all()
+
+
+def _stop_all() -> None:
+    global _state
+    if _state == "off":
+        return
+    _state = "changing"
+    for source in reversed(_sources):
+        source.stop()
+    _state = "off"
