@@ -27,7 +27,7 @@ def _nothing_stays_on() -> object:
     from umem import scopes
     from umem.memory import process as memory
 
-    assert (memory._enabled, scopes.inside(), scopes._unfinished) == (None, (), set())
+    assert (memory.enabled(), scopes.inside(), scopes.unfinished) == (None, (), set())
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from strategies import traces
 
 import umem
-from umem.units import BLOCK_BYTES as BLOCK
 from umem.trace import Trace
 from umem.trace.events import Access, Alloc, Checker, Event, Free, Mark, Op
 from umem.trace.trace import tail
+from umem.units import BLOCK_BYTES as BLOCK
 
 W = Alloc(0, 6 * BLOCK, "parameter", "W", True)
 USE = Op("use", "array", (Access(0, 0, W.nbytes),), (), 6_000_000)

