@@ -64,7 +64,7 @@ def run(work, count, record_property) -> None:
     def guarded(number: int) -> None:
         tags = range(1 + number * 31, 32 + number * 31)
         try:
-            start.wait(30)
+            start.wait(300)
             work(number, random.Random(number), tags, count // THREADS)
         except BaseException as error:
             errors.append(error)

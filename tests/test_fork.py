@@ -68,7 +68,7 @@ def run(code: str, *, cuda: bool = False) -> str:
         [sys.executable, "-W", "error", "-c", program],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=300,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )
@@ -247,7 +247,7 @@ def test_worker_processes_of_every_kind_use_virtual_gpus(method: str, tmp_path: 
         [sys.executable, "-W", "error", str(program)],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=300,
         check=False,
         env={**os.environ, "PYTHONPATH": paths},
     )
@@ -388,7 +388,7 @@ def test_a_spawned_child_is_free_of_its_parents_past(tmp_path: Path) -> None:
         [sys.executable, str(program)],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=300,
         check=False,
         env={**os.environ, "PYTHONPATH": paths},
     )

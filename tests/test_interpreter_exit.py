@@ -82,7 +82,7 @@ def run(device: str, code: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-W", "error", "-c", "import umem\n" + setup + textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )

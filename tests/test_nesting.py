@@ -51,14 +51,14 @@ class Worker:
 
     def __call__(self, action: Callable[[], Any]) -> Any:
         self._todo.put(action)
-        result, error = self._done.get(timeout=30)
+        result, error = self._done.get(timeout=300)
         if error is not None:
             raise error
         return result
 
     def stop(self) -> None:
         self._todo.put(None)
-        self._thread.join(30)
+        self._thread.join(300)
 
     def _work(self) -> None:
         while (action := self._todo.get()) is not None:
@@ -360,7 +360,7 @@ def in_threads(work: Callable[[int], None], count: int = 8) -> None:
 
     def run(seed: int) -> None:
         try:
-            start.wait(30)
+            start.wait(300)
             work(seed)
         except BaseException as error:
             errors.append(error)

@@ -399,12 +399,12 @@ def test_a_source_runs_from_the_first_recorder_to_the_last_of_any_thread(probe: 
     def other() -> None:
         with umem.record():
             inside.set()
-            leave.wait(10)
+            leave.wait(300)
 
     thread = threading.Thread(target=other)
     with umem.record():
         thread.start()
-        assert inside.wait(10)
+        assert inside.wait(300)
     assert probe.calls == ["start"]
     leave.set()
     thread.join()
