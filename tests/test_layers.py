@@ -28,7 +28,6 @@ CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
 LONGEST = 350
 STILL_LONG = {
     "umem.chainer.recompute.course",
-    "umem.chainer.recompute.recompute",
     "umem.chainer.recompute.tape",
     "umem.chainer.source",
     "umem.cli.run",

@@ -1,8 +1,5 @@
 """What a recorder sees of Chainer: every function forward and backward, every parameter update.
 
-Function hooks do not see the gradients (in backward the functions that compute them have no
-output nodes), so the classes' methods are wrapped while a recorder is active, and put back.
-
 Models: inputs, outputs, arrays that a function keeps on itself, gradients, optimizer state; a
 function inside another is its own operation.
 Does not model: temporaries inside a function (the calibration pass measures them as workspace),
@@ -12,15 +9,16 @@ arithmetic outside Chainer's functions, ChainerX arrays.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
-from chainer import Variable, _backprop_utils, function_node, optimizer
+from chainer import Variable, function_node
 from chainer.function import FunctionAdapter
 
 from umem.chainer.flops import Estimator, estimator
+from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.trace.recording.recorder import Measured, Reach, Recorder, active
 from umem.trace.trace import Mark
 
@@ -38,36 +36,6 @@ _GATHERS = frozenset(
 )
 
 
-class ChainerSource:
-    """Wraps Chainer's function, backward step and update while recorders are active."""
-
-    def __init__(self) -> None:
-        self._restore: list[Callable[[], None]] = []
-
-    def start(self) -> None:
-        """Put the wrappers in place."""
-        self._wrap(function_node.FunctionNode, "apply", _recorded_apply)
-        self._wrap(_backprop_utils, "backprop_step", _recorded_backprop)
-        self._wrap(_backprop_utils.GradTable, "pop", _recorded_pop)
-        self._wrap(optimizer.UpdateRule, "update", _recorded_update)
-        self._wrap(optimizer.GradientMethod, "update", _recorded_step)
-
-    def stop(self) -> None:
-        """Put back exactly what was there."""
-        while self._restore:
-            self._restore[-1]()
-            self._restore.pop()
-        _backward.depth = 0  # where an interrupted step of this thread has left it
-
-    def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        original = getattr(owner, name)
-        self._restore.append(lambda: setattr(owner, name, original))
-        setattr(owner, name, make(original))
-
-
-# -- forward, and the functions that backward applies ------------------------------------------
-
-
 class _Backward(threading.local):
     """How deep the calling thread is in backward steps."""
 
@@ -77,25 +45,104 @@ class _Backward(threading.local):
 _backward = _Backward()
 
 
-def _recorded_apply(original: Any) -> Any:
-    def apply(self: Any, inputs: Any) -> Any:
+class ChainerSource(Subscriber):
+    """Tells recorders of Chainer's functions, backward steps and updates while they are active.
+
+    It stands innermost: an operation's time is that of Chainer's own function.
+    """
+
+    place = 1
+
+    def start(self) -> None:
+        """Listen."""
+        subscribe(self)
+
+    def stop(self) -> None:
+        """Listen no more."""
+        unsubscribe(self)
+        _backward.depth = 0  # where an interrupted step of this thread has left it
+
+    # -- forward, and the functions that backward applies ----------------------------------
+
+    def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
+        """Record an application, with what the function keeps on itself."""
         recorders = active()
         if not recorders:
-            return original(self, inputs)
-        before = tuple(self.__dict__.values())
-        if self.__class__ is FunctionAdapter:  # what an old-style function holds is on the function
-            before += tuple(self.function.__dict__.values())
+            return proceed(func, inputs)
+        before = tuple(func.__dict__.values())
+        if func.__class__ is FunctionAdapter:  # what an old-style function holds is on the function
+            before += tuple(func.function.__dict__.values())
         measured = Measured()
         try:
-            outputs = original(self, inputs)
+            outputs = proceed(func, inputs)
             measured.stop()
             made = [y._data[0] for y in outputs]
-            _emit_apply(recorders, self, inputs, made, before, measured)
+            _emit_apply(recorders, func, inputs, made, before, measured)
         finally:
             measured.close()
         return outputs
 
-    return apply
+    # -- backward --------------------------------------------------------------------------
+
+    def backprop_step(
+        self,
+        proceed: Proceed,
+        func: Any,
+        indexes: Any = None,
+        grad_outputs: Any = None,
+        grad_inputs: Any = None,
+        is_debug: bool = False,
+    ) -> None:
+        """Record a backward step: the functions that it applies, and what it computes itself."""
+        recorders = active()
+        if not recorders:
+            proceed(func, indexes, grad_outputs, grad_inputs, is_debug)
+            return
+        measured = Measured()
+        _backward.depth += 1
+        try:
+            proceed(func, indexes, grad_outputs, grad_inputs, is_debug)
+            measured.stop()
+            _emit_backprop(recorders, func, grad_outputs, grad_inputs, measured)
+        finally:
+            _backward.depth -= 1
+            measured.close()
+
+    def pop_gradient(self, proceed: Proceed, table: Any, node: Any) -> Any:
+        """Count the summing of gradients, between two backward steps, as backward."""
+        if len(table.grads.get(node, ())) < 2:  # nothing to add up
+            return proceed(table, node)
+        _backward.depth += 1
+        try:
+            return proceed(table, node)
+        finally:
+            _backward.depth -= 1
+
+    # -- update ----------------------------------------------------------------------------
+
+    def update(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
+        """Record the update of a parameter."""
+        recorders = active()
+        if not recorders or not rule.enabled:
+            proceed(rule, parameter)
+            return
+        measured = Measured()
+        try:
+            proceed(rule, parameter)
+            measured.stop()
+            for recorder in recorders:
+                _emit_update(recorder, rule, parameter, measured)
+        finally:
+            measured.close()
+
+    def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
+        """Record that a step is over."""
+        proceed(method, *args, **kwargs)
+        for recorder in active():
+            recorder.emit(Mark("step"))
+
+
+# -- what is recorded --------------------------------------------------------------------------
 
 
 def rerun(func: Any, inputs: tuple[Any, ...]) -> Any:
@@ -190,45 +237,6 @@ def _first_read(recorder: Recorder, x: Any, array: Any, name: str) -> Reach:
     return recorder.access(array, "input", name, uploaded=True)
 
 
-# -- backward ----------------------------------------------------------------------------------
-
-
-def _recorded_backprop(original: Any) -> Any:
-    def backprop_step(
-        func: Any, indexes: Any, grad_outputs: Any, grad_inputs: Any, is_debug: bool
-    ) -> None:
-        recorders = active()
-        if not recorders:
-            original(func, indexes, grad_outputs, grad_inputs, is_debug)
-            return
-        measured = Measured()
-        _backward.depth += 1
-        try:
-            original(func, indexes, grad_outputs, grad_inputs, is_debug)
-            measured.stop()
-            _emit_backprop(recorders, func, grad_outputs, grad_inputs, measured)
-        finally:
-            _backward.depth -= 1
-            measured.close()
-
-    return backprop_step
-
-
-def _recorded_pop(original: Any) -> Any:
-    """Under ``lazy_grad_sum`` gradients are added up here, between backward steps."""
-
-    def pop(self: Any, node: Any) -> Any:
-        if len(self.grads.get(node, ())) < 2:  # nothing to add up
-            return original(self, node)
-        _backward.depth += 1
-        try:
-            return original(self, node)
-        finally:
-            _backward.depth -= 1
-
-    return pop
-
-
 def _emit_backprop(
     recorders: tuple[Recorder, ...],
     func: Any,
@@ -263,27 +271,6 @@ def _emit_backprop(
         )
 
 
-# -- update ------------------------------------------------------------------------------------
-
-
-def _recorded_update(original: Any) -> Any:
-    def update(self: Any, param: Any) -> None:
-        recorders = active()
-        if not recorders or not self.enabled:
-            original(self, param)
-            return
-        measured = Measured()
-        try:
-            original(self, param)
-            measured.stop()
-            for recorder in recorders:
-                _emit_update(recorder, self, param, measured)
-        finally:
-            measured.close()
-
-    return update
-
-
 def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) -> None:
     if param.array is None or param.grad is None:
         return
@@ -312,15 +299,6 @@ def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) 
         measured.seconds,
         measured.workspace_bytes,
     )
-
-
-def _recorded_step(original: Any) -> Any:
-    def update(self: Any, lossfun: Any = None, *args: Any, **kwargs: Any) -> None:
-        original(self, lossfun, *args, **kwargs)
-        for recorder in active():
-            recorder.emit(Mark("step"))
-
-    return update
 
 
 # -- helpers -----------------------------------------------------------------------------------

@@ -1,0 +1,299 @@
+"""What Chainer tells a `Recompute`, and what is then done to the pass that is going on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from chainer import configuration
+from chainer.serializer import Deserializer
+
+from umem.chainer.recompute.afterwards import watch_over
+from umem.chainer.recompute.course import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_CUT, Course
+from umem.chainer.recompute.learning import Roots
+from umem.chainer.recompute.observing import Before, look
+from umem.chainer.recompute.plain_pass import PlainPass
+from umem.chainer.recompute.tape import Call
+from umem.chainer.recompute.whole_graph import bring, bring_one, check, functions
+from umem.chainer.recompute.wiring import owner_of, wait_for
+from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.errors import UnsupportedError
+
+TWICE = "it is differentiated twice"
+
+
+class Executor(Subscriber):
+    """Carries plans out on Chainer's tape, for the thread that starts it."""
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._inside = False
+        self._in_plain = False
+        self._stepping: Call | None = None
+        self._depth = 0
+        self._earlier = True
+        self._thread = 0
+
+    def start(self) -> None:
+        """Follow the calling thread."""
+        self._thread = threading.get_ident()
+        subscribe(self)
+
+    def stop(self) -> None:
+        """Follow it no more, and have graphs that are alive make again what they need."""
+        unsubscribe(self)
+        self._inside = self._in_plain = False
+        watch_over(self._course.leave())
+
+    # -- forward ---------------------------------------------------------------------------
+
+    def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
+        """Follow the plan of the pass that the call is one of, or learn it."""
+        course = self._course
+        if self._inside or self._in_plain or threading.get_ident() != self._thread:
+            return proceed(func, inputs)
+        plain = course.plain
+        if plain is not None and not plain.is_over:  # one more call of it, or outside the graph
+            return self._apply_plain(proceed, plain, func, inputs)
+        if not configuration.config.enable_backprop:
+            return proceed(func, inputs)
+        now = course.current(func, inputs)
+        if now is None or isinstance(now, PlainPass):
+            return self._apply_plain(proceed, now, func, inputs)
+        now.catch_up()
+        if now.looks:  # the first call of each pass does
+            _check(func, inputs)
+            before = look(func)
+        else:
+            before = Before(dict(vars(owner_of(func))), [], None)
+        self._inside = True
+        course.tracing.call_begins()
+        course.before_call(owner_of(func))
+        if now.learns:
+            wait_for(inputs)
+        start = time.perf_counter()
+        try:
+            outputs = proceed(func, inputs)
+        finally:
+            self._inside = False
+        if now.learns:
+            wait_for(inputs)
+        seconds = time.perf_counter() - start
+        if func.inputs is not None:
+            follows = now.follows
+            now.add(func, inputs, outputs, before, seconds, course.tracing.workspace())
+            if follows is not None and now.differs:
+                course.left(now)
+        return outputs
+
+    def _apply_plain(
+        self, proceed: Proceed, plain: PlainPass | None, func: Any, inputs: Any
+    ) -> Any:
+        self._inside = True
+        try:
+            outputs = proceed(func, inputs)
+        finally:
+            self._inside = False
+        if plain is not None and func.inputs is not None:
+            plain.add(func, outputs)
+        return outputs
+
+    # -- backward --------------------------------------------------------------------------
+
+    def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
+        """Settle what the backward that begins goes through."""
+        nodes = [node for node, _ in (args[0] if args else kwargs["outputs"])]
+        if self._is_elsewhere():
+            self._bring_all(nodes)
+            proceed(*args, **kwargs)
+            return
+        now, plain = self._course.now, self._course.plain
+        if plain is not None and not _roots(nodes):
+            self._earlier = self._course.has_earlier()
+            if self._earlier:
+                check(functions(nodes))
+            self._plain_backward(plain, lambda: proceed(*args, **kwargs))
+            return
+        self._earlier = True
+        if now is None:
+            check(functions(nodes))
+            if plain is None:
+                self._course.keeps(INTO_EARLIER)
+            proceed(*args, **kwargs)
+            return
+        if now.went_back or now.is_unusual:
+            check(functions(nodes))
+        double = configuration.config.enable_backprop
+        self._course.settle(now, TWICE if double else None, _roots(nodes), nodes)
+        whole, self._depth = False, 1
+        try:
+            proceed(*args, **kwargs)
+            whole = True
+        finally:
+            self._depth = 0
+            self._course.finish(now, whole)
+
+    def _is_elsewhere(self) -> bool:
+        """Whether a backward begins in another thread than the block's, or inside of another."""
+        here = threading.get_ident() == self._thread
+        return not here or self._inside or self._in_plain or self._depth > 0
+
+    def _bring_all(self, nodes: Iterable[Any]) -> None:
+        """Have the whole graph before some nodes there, for a backward that follows no plan.
+
+        Raises:
+            RecomputeError: something of it cannot be made again, or the backward around it has a
+                plan that takes its calls in another order. Nothing has changed.
+        """
+        here = threading.get_ident() == self._thread
+        now = self._course.now
+        if here and now is not None and self._stepping is not None:
+            now.goes_backward_inside(self._stepping)
+        found = functions(nodes)
+        check(found)
+        inside, self._inside = self._inside, self._inside or here
+        try:
+            numbers = bring(found)
+        finally:
+            if here:
+                self._inside = inside
+        self._course.elsewhere(numbers)
+
+    def _plain_backward(self, plain: PlainPass, run: Callable[[], None]) -> None:
+        self._course.settle_plain(plain, TWICE if configuration.config.enable_backprop else None)
+        self._in_plain, whole = True, False
+        try:
+            run()
+            whole = True
+        finally:
+            self._in_plain = False
+            self._course.finish_plain(plain, whole)
+
+    def update(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
+        """Copy what a graph has read before it changes; learn of optimizer state."""
+        if rule.enabled:
+            self._before_change(parameter.array)
+        proceed(rule, parameter)
+        if threading.get_ident() == self._thread:
+            self._course.known.after_update(parameter)
+
+    def serialize(self, proceed: Proceed, owner: Any, serializer: Any) -> None:
+        """Copy what a graph has read before it is loaded anew."""
+        if isinstance(serializer, Deserializer):
+            for name in owner._params:
+                self._before_change(getattr(owner, name).array)
+            for name in owner._persistent:
+                self._before_change(getattr(owner, name))
+        proceed(owner, serializer)
+
+    def copydata(self, proceed: Proceed, target: Any, source: Any) -> None:
+        """Copy what a graph has read before it is written."""
+        self._before_change(target.array)
+        proceed(target, source)
+
+    def _before_change(self, array: Any) -> None:
+        """Something is about to change an array in place that a graph may have read."""
+        if hasattr(array, "dtype"):
+            self._course.before_update(array, here=threading.get_ident() == self._thread)
+
+    def unchain(self, proceed: Proceed, func: Any) -> None:
+        """Make again what can only be made before the cut."""
+        self._before_cut(func, gone=True)
+        proceed(func)
+
+    def unchain_variable(self, proceed: Proceed, y: Any) -> None:
+        """The same for a cut behind a variable or its node."""
+        self._before_cut(y.creator_node, gone=False)
+        proceed(y)
+
+    def set_array(self, proceed: Proceed, y: Any, *args: Any, **kwargs: Any) -> None:
+        """The same before a variable is given another array."""
+        self._before_cut(y.creator_node, gone=False, why=ANOTHER_ARRAY)
+        proceed(y, *args, **kwargs)
+
+    def _before_cut(self, func: Any, *, gone: bool, why: str = IT_IS_CUT) -> None:
+        """The graph is about to be cut behind a function; ``gone``: the function goes from it."""
+        call = getattr(func, "_umem_call", None)
+        if call is None:
+            return
+        if threading.get_ident() != self._thread:
+            self._course.elsewhere(self._course.make_whole(call.number))
+            return
+        if self._inside:
+            return
+        self._inside = True
+        try:
+            self._course.before_cut(call, func, gone=gone, why=why)
+        finally:
+            self._inside = False
+
+    def grad(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
+        """Settle what a ``chainer.grad`` goes through."""
+        outputs = args[0] if args else kwargs["outputs"]
+        nodes = [y.node for y in outputs]
+        if self._is_elsewhere():
+            self._bring_all(nodes)
+        else:
+            check(functions(nodes))
+            self._earlier = True
+            if self._course.now is not None:
+                self._course.settle(self._course.now, "chainer.grad goes through it")
+        return proceed(*args, **kwargs)
+
+    def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
+        """Have there what the step reads, then let go what nothing reads any more."""
+        if self._inside or threading.get_ident() != self._thread:
+            proceed(func, *args)
+            return
+        now = self._course.now
+        call = getattr(func, "_umem_call", None)
+        if now is None and call is None and not self._earlier:
+            proceed(func, *args)
+            return
+        self._inside = True
+        self._stepping = call
+        try:
+            if now is None or call is None or call.number != now.number or not now.calls:
+                if now is not None:
+                    now.never = now.never or INTO_EARLIER
+                    if call is None or not now.went_back:
+                        self._course.keeps(INTO_EARLIER)
+                bring_one(func)
+                proceed(func, *args)
+                return
+            now.before(call)
+            self._course.tracing.call_begins()
+            now.step(proceed, call, func, args)
+            now.backward_workspace[call.index] = self._course.tracing.workspace()
+            now.after(call)
+        finally:
+            self._inside = False
+            self._stepping = None
+
+
+def _roots(nodes: Iterable[Any]) -> Roots:
+    """The calls and outputs at which a backward begins."""
+    found = []
+    for node in nodes:
+        creator = node.creator_node
+        call = getattr(creator, "_umem_call", None)
+        if call is not None:
+            found += [(call.index, i) for i, y in enumerate(creator.outputs) if y() is node]
+    return tuple(sorted(found))
+
+
+def _check(func: Any, inputs: Any) -> None:
+    """Refuse what does not go through Chainer's own tape."""
+    if configuration.config.schedule_func is not None:
+        raise UnsupportedError(
+            "static_graph runs a schedule of its own, around Chainer's tape: take the decorator "
+            "away, or do not use Recompute"
+        )
+    for x in inputs:
+        if getattr(x, "_has_chainerx_array", False) or type(x).__module__ == "chainerx":
+            raise UnsupportedError(
+                f"{func.label!r} was given a ChainerX array; ChainerX keeps a graph of its own, "
+                "which Recompute cannot reach: use NumPy or CuPy arrays"
+            )

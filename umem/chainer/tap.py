@@ -1,0 +1,228 @@
+"""The one place where umem changes Chainer: its functions tell subscribers what happens.
+
+Chainer has no way to see gradients, updates of parameters or cuts of a graph (function hooks see
+forward and little of backward), so the functions in `POINTS` are replaced while somebody listens.
+Each subscriber stands around Chainer's function and the subscribers inside of it, in the order of
+`Subscriber.place`, whatever the order in which they came. They may leave in any order: when nobody
+listens at a point, Chainer's own function is back, the very object that was there.
+
+A patch that somebody else has put over umem's is kept and said, by an `umem.errors.LeftOnWarning`.
+What lies below it then passes every call straight on to Chainer, for good.
+
+Thread-safety: the functions are replaced for the process; a subscriber is told of every thread and
+looks to its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import chainer
+from chainer import _backprop, _backprop_utils, function_node, link, optimizer, variable
+
+from umem.errors import LeftOnWarning, StateError
+from umem.locks import safe_lock
+
+Proceed = Callable[..., Any]
+"""What comes next at a point: the subscribers further inside, then Chainer's own function."""
+
+
+class Subscriber:
+    """Somebody whom Chainer tells; each method stands for a point, around what comes next there.
+
+    A method that a class leaves as it is here costs nothing: nobody listens there.
+
+    Attributes:
+        place: who stands around whom; the lowest outermost.
+    """
+
+    place = 0
+
+    def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
+        """A function is applied: in forward, and in backward to gradients."""
+        return proceed(func, inputs)
+
+    def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
+        """Backward goes through one function."""
+        proceed(func, *args)
+
+    def pop_gradient(self, proceed: Proceed, table: Any, node: Any) -> Any:
+        """Backward takes the gradient of a node; under ``lazy_grad_sum`` it is summed there."""
+        return proceed(table, node)
+
+    def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
+        """``Variable.backward`` begins; the first argument has the nodes, with gradients."""
+        proceed(*args, **kwargs)
+
+    def grad(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
+        """``chainer.grad`` begins; the first argument has the variables."""
+        return proceed(*args, **kwargs)
+
+    def update(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
+        """An optimizer updates a parameter."""
+        proceed(rule, parameter)
+
+    def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
+        """An optimizer updates all of its parameters."""
+        proceed(method, *args, **kwargs)
+
+    def unchain(self, proceed: Proceed, func: Any) -> None:
+        """A function is taken from its graph."""
+        proceed(func)
+
+    def unchain_variable(self, proceed: Proceed, y: Any) -> None:
+        """The graph is cut behind a variable, or behind a variable's node."""
+        proceed(y)
+
+    def set_array(self, proceed: Proceed, y: Any, *args: Any, **kwargs: Any) -> None:
+        """A variable is given another array."""
+        proceed(y, *args, **kwargs)
+
+    def serialize(self, proceed: Proceed, owner: Any, serializer: Any) -> None:
+        """A link is saved or loaded."""
+        proceed(owner, serializer)
+
+    def copydata(self, proceed: Proceed, target: Any, source: Any) -> None:
+        """A variable's array is written from another's."""
+        proceed(target, source)
+
+
+class Point(NamedTuple):
+    """A function of Chainer that is replaced, and the method that is told."""
+
+    owner: Any
+    name: str
+    event: str
+
+
+POINTS = (
+    # Every call of a function comes through it, Chainer's old-style functions included.
+    Point(function_node.FunctionNode, "apply", "apply"),
+    # Variable.backward and chainer.grad both go through these two, function by function.
+    Point(_backprop_utils, "backprop_step", "backprop_step"),
+    Point(_backprop_utils.GradTable, "pop", "pop_gradient"),
+    # Where the loops over the graph begin; function_node has imported the other by its name.
+    Point(_backprop, "_backprop_to_all", "backward"),
+    Point(function_node, "_backprop", "grad"),
+    Point(optimizer.UpdateRule, "update", "update"),
+    Point(optimizer.GradientMethod, "update", "step"),
+    Point(function_node.FunctionNode, "unchain", "unchain"),
+    Point(variable.Variable, "unchain", "unchain_variable"),
+    Point(variable.VariableNode, "unchain", "unchain_variable"),
+    # The setter of Variable.array, of Variable.data, and what loads parameters in place.
+    Point(variable.Variable, "_set_array", "set_array"),
+    Point(link.Link, "serialize", "serialize"),
+    Point(variable.Variable, "copydata", "copydata"),
+)
+
+
+class _Patch:
+    """One point being replaced. ``around`` may be set anew while it is."""
+
+    def __init__(self, point: Point) -> None:
+        self.point = point
+        self.original = vars(point.owner)[point.name]
+        self.around: Proceed = self.original
+        self.function = self._replacement()
+
+    def _replacement(self) -> Callable[..., Any]:
+        def told(*args: Any, **kwargs: Any) -> Any:
+            return self.around(*args, **kwargs)
+
+        told.__name__ = self.point.name
+        return told
+
+    def put(self) -> None:
+        """Have Chainer call it."""
+        setattr(self.point.owner, self.point.name, self.function)
+
+    def take_back(self) -> str | None:
+        """Have Chainer call its own function; returns what is over it, where something is."""
+        self.around = self.original
+        owner, name, _ = self.point
+        now = vars(owner)[name]
+        if now is self.original:
+            return None
+        if now is not self.function:
+            return f"{getattr(owner, '__qualname__', owner.__name__)}.{name}"
+        setattr(owner, name, self.original)
+        return None
+
+
+_subscribers: list[Subscriber] = []
+_patches: dict[Point, _Patch] = {}
+_lock = safe_lock()
+
+
+def subscribe(subscriber: Subscriber) -> None:
+    """Tell a subscriber what happens, from now on until `unsubscribe`; twice is once.
+
+    Raises:
+        StateError: Chainer was imported anew, and what runs is not what umem knows; nothing has
+            changed.
+    """
+    if sys.modules.get("chainer") is not chainer:
+        raise StateError(
+            "Chainer was imported anew after umem.chainer, which sees the one before: start "
+            "Python again, or import umem.chainer after it"
+        )
+    with _lock:
+        if subscriber not in _subscribers:
+            _subscribers.append(subscriber)
+            _subscribers.sort(key=lambda one: one.place)
+        _repatch()
+
+
+def unsubscribe(subscriber: Subscriber) -> None:
+    """Tell it no more; once more changes nothing. From any thread, in any order."""
+    with _lock:
+        if subscriber in _subscribers:
+            _subscribers.remove(subscriber)
+        left = _repatch()
+    if left:
+        warnings.warn(
+            f"{', '.join(left)}: something else was put over umem's function, and stays; umem's, "
+            "below it, passes calls on to Chainer's own",
+            LeftOnWarning,
+            stacklevel=3,
+        )
+
+
+def _repatch() -> list[str]:
+    """Have each point replaced that somebody listens at, and no other.
+
+    Returns the points where another's patch lies over ours. May be interrupted, and done again.
+    """
+    left = []
+    for point in POINTS:
+        around = _around(point.event)
+        patch = _patches.get(point)
+        if around:
+            if patch is None:
+                patch = _patches[point] = _Patch(point)
+            patch.around = _nested(around, patch.original)
+            if patch.around is not None and vars(point.owner)[point.name] is patch.original:
+                patch.put()
+        elif patch is not None:
+            over = patch.take_back()
+            if over is not None:
+                left.append(over)
+            del _patches[point]
+    return left
+
+
+def _around(event: str) -> list[Callable[..., Any]]:
+    """The methods to call for an event, outermost first."""
+    plain = getattr(Subscriber, event)
+    return [getattr(s, event) for s in _subscribers if getattr(type(s), event) is not plain]
+
+
+def _nested(around: Iterable[Callable[..., Any]], original: Proceed) -> Proceed:
+    proceed = original
+    for method in reversed(list(around)):
+        proceed = partial(method, proceed)
+    return proceed
