@@ -342,10 +342,10 @@ BROKEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("line", BROKEN, ids=lambda line: line[:60] or "empty")
-def test_a_broken_line_is_named(tmp_path: Path, line: str) -> None:
-    lines = [*GOOD[:3], line, *GOOD[4:]]
-    assert "line 4: " in message(write(tmp_path / "x", lines))
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    for line in BROKEN:
+        lines = [*GOOD[:3], line, *GOOD[4:]]
+        assert "line 4: " in message(write(tmp_path / "x", lines)), line[:60]
 
 
 def test_a_dead_tensor_cannot_be_used_or_freed_again(tmp_path: Path) -> None:
