@@ -1,4 +1,4 @@
-"""What links change about themselves when a region calls them: new parameters, and vectors."""
+"""Follows what links change about themselves in a region: new parameters, and vectors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FirstCalls(link_hook.LinkHook):
             self._remember(args.link)
 
     def were_made(self) -> bool:
-        """Whether parameters got their arrays since this was last asked."""
+        """Tell whether parameters got their arrays since this was last asked."""
         before = len(self._waiting)
         if before:
             self._waiting = [p for p in self._waiting if p.array is None]

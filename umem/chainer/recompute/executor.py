@@ -1,4 +1,4 @@
-"""What Chainer tells a `Recompute`, and what is then done to the pass that is going on."""
+"""Follows what Chainer does, and has the pass that is going on do its part."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 from chainer import configuration
 from chainer.serializer import Deserializer
 
-from umem.chainer.recompute.afterwards import watch_over
 from umem.chainer.recompute.inputs import owner_of, wait_for
 from umem.chainer.recompute.observing import Before, look
 from umem.chainer.recompute.plain_pass import PlainPass
 from umem.chainer.recompute.seen import Roots
 from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.training import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_CUT, Training
-from umem.chainer.recompute.whole_graph import bring, bring_one, check, functions
+from umem.chainer.recompute.whole_graph import bring, bring_one, check, functions, watch_over
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import UnsupportedError
 
@@ -136,7 +135,7 @@ class Executor(Subscriber):
             self._training.finish(now, whole)
 
     def _is_elsewhere(self) -> bool:
-        """Whether a backward begins in another thread than the block's, or inside of another."""
+        """Tell whether a backward begins in another thread, or inside of another backward."""
         here = threading.get_ident() == self._thread
         return not here or self._inside or self._in_plain or self._depth > 0
 

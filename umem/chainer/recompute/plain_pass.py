@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from umem.chainer.recompute.inputs import owner_of
-from umem.chainer.recompute.seen import Seen
+from umem.chainer.recompute.seen import SeenGraph
 
 ENDED_EARLY = "a pass ended before its plan did: it keeps the rest"
 
 
 def other_call(index: int, label: str) -> str:
-    """What to tell the user of a pass that leaves what was learned."""
+    """Word a warning: a pass leaves the graph that was learned."""
     return (
         f"call {index} ({label}) is not what was planned: this pass keeps everything from there "
         "on. A graph that comes back is planned for"
@@ -30,7 +30,7 @@ class PlainPass:
         known: the graphs that may come, the likeliest first; all of them fit.
     """
 
-    def __init__(self, known: Sequence[Seen]) -> None:
+    def __init__(self, known: Sequence[SeenGraph]) -> None:
         self._known = known
         self.follows = known[0]
         self.went_back = self.is_stale = False
@@ -39,19 +39,19 @@ class PlainPass:
 
     @property
     def is_over(self) -> bool:
-        """Whether the next call is one of another pass: nothing of this one can still be used."""
+        """True where the next call begins another pass: nothing of this one can still be used."""
         if not self._funcs or self.went_back or self.is_stale:
             return True
         return self._funcs[-1]() is None and not self.has_graph
 
     @property
     def has_graph(self) -> bool:
-        """Whether anything of its graph is alive."""
+        """True where anything of its graph is alive."""
         return any(reference() is not None for reference in reversed(self._funcs))
 
     @property
     def is_empty(self) -> bool:
-        """Whether no function was applied: the first of them has failed."""
+        """True where no function was applied: the first of them has failed."""
         return not self._funcs
 
     def add(self, func: Any, outputs: Any) -> None:
@@ -67,7 +67,7 @@ class PlainPass:
         self.differs = other_call(index, func.label)
 
     def go_stale(self) -> None:
-        """What comes next reads other arrays, and is another pass."""
+        """End with the next call: it reads other arrays, and begins another pass."""
         self.is_stale = True
 
     def finish(self) -> bool:
@@ -91,7 +91,7 @@ class PlainPass:
                 return
         self.differs = ENDED_EARLY
 
-    def _alike(self, count: int) -> Iterator[Seen]:
+    def _alike(self, count: int) -> Iterator[SeenGraph]:
         """The other graphs whose first calls look the same."""
         so_far = self.follows.tape.looks[:count]
         for other in self._known:
@@ -99,7 +99,7 @@ class PlainPass:
                 yield other
 
 
-def _is_call(seen: Seen, index: int, func: Any, outputs: Any) -> bool:
+def _is_call(seen: SeenGraph, index: int, func: Any, outputs: Any) -> bool:
     if index >= len(seen.tape.looks):
         return False
     kind, leaves, made = seen.tape.looks[index]

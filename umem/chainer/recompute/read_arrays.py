@@ -11,7 +11,7 @@ planned. Where it happens under a plan for the first time, it is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from umem.chainer.recompute.inputs import checksum
@@ -42,17 +42,17 @@ class ReadArrays:
         """Copy parameters before an update."""
         self._does_copy = True
 
-    def add(self, array: Any) -> None:
-        """A call has read an array from outside."""
-        self._reads.add(id(array))
+    def add(self, arrays: Iterable[Any]) -> None:
+        """A call has read these arrays from outside."""
+        self._reads.update(map(id, arrays))
 
     def has(self, array: Any) -> bool:
-        """Whether a call has read it."""
+        """Tell whether a call has read it."""
         return id(array) in self._reads
 
     @property
     def is_changed(self) -> bool:
-        """Whether an optimizer has changed any parameter since."""
+        """True where an optimizer has changed any parameter since."""
         return bool(self._changed)
 
     def before_update(self, array: Any) -> None:
