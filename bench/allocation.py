@@ -35,6 +35,7 @@ import umem
 from umem.devices.base import Policy, Watcher
 from umem.devices.cuda import CudaDevice, cuda_reason, open_cuda
 from umem.devices.virtual import VirtualGPU
+from umem.scopes import Scope
 from umem.trace.events import Alloc, Free
 from umem.units import MIB
 
@@ -67,7 +68,9 @@ def installed(
     with ExitStack() as stack:
         stack.callback(device.install(policy, everywhere=False))
         for watcher in watchers:
-            stack.callback(device.watch(watcher()))
+            scope = Scope()
+            stack.callback(scope.close)
+            device.tell(scope, watcher())
         yield cupy.cuda.get_allocator()
 
 
@@ -124,8 +127,7 @@ def virtual_cases() -> list[Case]:
 
     def pool(nbytes: int) -> None:
         with lock:
-            found, span = driver.malloc(nbytes, MANAGED)
-            found.free(span)
+            driver.malloc(nbytes, MANAGED).free()
 
     def events(nbytes: int) -> None:
         gpu.on_event(Alloc(0, nbytes, "array", "x"))
@@ -133,9 +135,10 @@ def virtual_cases() -> list[Case]:
 
     @contextmanager
     def watched(watcher: Callable[[], Watcher]) -> Iterator[Malloc]:
-        restore = gpu.watch(watcher())
+        scope = Scope()
+        gpu.tell(scope, watcher())
         yield events
-        restore()
+        scope.close()
 
     name = "virtual GPU"
     return [

@@ -58,7 +58,7 @@ def live(model: tuple[str, str], batch: int, option: Option, vram_bytes: int) ->
     step(batch)
     ends: list[float] = []
     with umem.virtual_gpu(GPU, vram_bytes) as gpu, warnings.catch_warnings():
-        warnings.simplefilter("ignore", umem.chainer.lookahead.prefetch.LookaheadWarning)
+        warnings.simplefilter("ignore", umem.errors.LookaheadWarning)
 
         def train() -> None:
             for _ in range(SETTLING + STEPS):

@@ -29,7 +29,7 @@ import umem
 import umem.chainer
 from umem.devices.specs import gpu_spec
 from umem.errors import OutOfMemoryError, UmemError
-from umem.memory.process import Block
+from umem.memory.blocks import Block
 from umem.units import MIB
 
 MODES = ("unmanaged", "managed", "managed + prefetch", "hybrid")

@@ -24,8 +24,9 @@ from report_tables import quantity, span, text
 
 from umem.devices.base import Policy
 from umem.devices.specs import COSTS, gpu_spec
+from umem.devices.virtual.advice import READ_MOSTLY
 from umem.devices.virtual.model import Model
-from umem.devices.virtual.residency import READ_MOSTLY, Residency
+from umem.devices.virtual.residency import Residency
 from umem.trace import Access, Alloc, Hint, Op
 from umem.units import BLOCK_BYTES
 

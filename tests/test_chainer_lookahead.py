@@ -30,11 +30,10 @@ import umem
 from umem.chainer import LookaheadPrefetch
 from umem.chainer.demo_workload import Workload
 from umem.chainer.lookahead import session as lookahead_session
-from umem.chainer.lookahead.prefetch import LookaheadWarning
 from umem.chainer.lookahead.side_stream import CudaSideStream
 from umem.devices.base import Device
 from umem.devices.cuda import cuda_reason
-from umem.errors import DeviceNotFoundError, StateError
+from umem.errors import DeviceNotFoundError, LookaheadWarning, StateError
 from umem.planner.prefetch.moves import plan_moves
 from umem.planner.prefetch.order import Iteration, Order, Step
 from umem.trace import Alloc, Checker, Hint, Op
@@ -249,9 +248,7 @@ def test_an_iteration_that_ends_early_is_a_mismatch():
     assert (report.iteration_count, report.mismatch_count) == (6, 1)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:LookaheadPrefetch:umem.chainer.lookahead.prefetch.LookaheadWarning"
-)
+@pytest.mark.filterwarnings("ignore:LookaheadPrefetch:umem.errors.LookaheadWarning")
 @pytest.mark.parametrize("when", ["forward", "backward", "update"])
 def test_after_an_exception_training_goes_on(when):
     def fail(program: Program) -> None:

@@ -18,9 +18,8 @@ import chainer.links as L
 
 from umem.chainer.recompute import graphs_seen, inputs, training
 from umem.chainer.recompute.gradients import GradientSums
-from umem.chainer.recompute.graphs_seen import RecomputeWarning
 from umem.chainer.recompute.host_peaks import HostPeaks
-from umem.errors import BudgetError
+from umem.errors import BudgetError, RecomputeWarning
 
 expected: dict[str, dict[str, Any]] = {}
 
@@ -360,7 +359,7 @@ def test_calls_on_a_gpu_are_timed_to_the_end_of_their_kernels(
 
 
 @pytest.mark.parametrize("over", [0.03, 10.0])
-@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.recompute.RecomputeWarning")
+@pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 def test_a_budget_that_was_passed_is_planned_for_again_or_said(
     monkeypatch: pytest.MonkeyPatch, over: float
 ) -> None:

@@ -29,12 +29,18 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from umem.chainer.recompute.graphs_seen import RecomputeWarning
-from umem.errors import BudgetError, RecomputeError, SizeError, StateError, UnsupportedError
+from umem.errors import (
+    BudgetError,
+    RecomputeError,
+    RecomputeWarning,
+    SizeError,
+    StateError,
+    UnsupportedError,
+)
 
 pytestmark = pytest.mark.thorough
 
-quiet = pytest.mark.filterwarnings("ignore::umem.chainer.recompute.recompute.RecomputeWarning")
+quiet = pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 
 
 class Sizes:

@@ -162,7 +162,7 @@ class Normal(Net):
         return F.softmax_cross_entropy(h, t)
 
 
-@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.recompute.RecomputeWarning")
+@pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 def test_a_graph_in_test_mode_reads_its_statistics_as_they_were() -> None:
     step = in_test_mode_and_then_in_training
     for budget in ("min", "80%"):
@@ -192,7 +192,7 @@ class Cut(chainer.Chain):
         return F.softmax_cross_entropy(left * right, t)
 
 
-@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.recompute.RecomputeWarning")
+@pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 def test_ranks_that_order_backward_otherwise_are_noticed() -> None:
     memory = umem.chainer.Recompute("min")
     same(train(Cut, memory, steps=12), train(Cut, steps=12))
@@ -252,7 +252,7 @@ def test_a_forward_that_goes_on_after_a_gradient_is_exact() -> None:
     assert memory.planned_count == 2
 
 
-@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.recompute.RecomputeWarning")
+@pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 def test_a_backward_that_cannot_be_is_refused_before_anything_changes() -> None:
     model = Net(lambda link, h: F.tanh(link(h)))
     rule = chainer.optimizers.SGD(0.1).setup(model)
@@ -300,7 +300,7 @@ def test_a_function_that_goes_backward_inside_under_a_flag_is_found_while_it_is_
     assert memory.planned_count
 
 
-@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.recompute.RecomputeWarning")
+@pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 @pytest.mark.parametrize("cut_at", [0, 1, 2, 3])
 def test_a_value_that_was_cut_in_one_pass_is_exact_in_the_next(cut_at: int) -> None:
     class Several(Normal):
@@ -321,7 +321,7 @@ def test_a_value_that_was_cut_in_one_pass_is_exact_in_the_next(cut_at: int) -> N
         same(train(Several, umem.chainer.Recompute(budget)), expected)
 
 
-@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.recompute.RecomputeWarning")
+@pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 def test_parameters_that_are_frozen_for_a_while_are_exact() -> None:
     class Frozen(Net):
         def __init__(self) -> None:
@@ -340,7 +340,7 @@ def test_parameters_that_are_frozen_for_a_while_are_exact() -> None:
         same(train(Frozen, umem.chainer.Recompute(budget), steps=9), expected)
 
 
-@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.recompute.RecomputeWarning")
+@pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 @pytest.mark.parametrize("cut", ["unchain", "unchain_backward", "in a thread", "another array"])
 @pytest.mark.parametrize("first", [0, 3])
 @pytest.mark.parametrize("again", [False, True])

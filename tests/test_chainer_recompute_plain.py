@@ -25,9 +25,8 @@ import umem.chainer  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
 
-from umem.chainer.recompute.graphs_seen import RecomputeWarning
 from umem.chainer.recompute.tape import Call
-from umem.errors import RecomputeError
+from umem.errors import RecomputeError, RecomputeWarning
 
 pytestmark = pytest.mark.thorough
 

@@ -20,7 +20,7 @@ from umem.errors import RecomputeError
 Numbers = dict[str, Any]
 pytestmark = [
     pytest.mark.thorough,
-    pytest.mark.filterwarnings("ignore::umem.chainer.recompute.recompute.RecomputeWarning"),
+    pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning"),
 ]
 
 
@@ -362,7 +362,7 @@ def test_two_graphs_are_alive_when_the_block_is_left() -> None:
 
 @pytest.mark.parametrize("of", ["outputs", "inputs"])
 @pytest.mark.parametrize("budget", ["min", "100%", "1GiB"])
-@pytest.mark.filterwarnings("ignore::umem.chainer.recompute.recompute.RecomputeWarning")
+@pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 def test_an_accuracy_that_is_kept_over_the_update(of: str, budget: str) -> None:
     """It is no part of the next pass, whose parameters are other ones."""
     gradients = []
@@ -394,7 +394,7 @@ def test_an_accuracy_that_is_kept_over_the_update(of: str, budget: str) -> None:
 
 # -- found by a second hunt --------------------------------------------------------------------
 
-quiet = pytest.mark.filterwarnings("ignore::umem.chainer.recompute.recompute.RecomputeWarning")
+quiet = pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 
 
 def deep(count: int = 8) -> Any:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from strategies import traces
 
 import umem
-from umem.devices.virtual.clock import Moves
-from umem.devices.virtual.residency import ACCESSED_BY_GPU, Residency
+from umem.devices.virtual.advice import ACCESSED_BY_GPU
+from umem.devices.virtual.clock import BlockMoves
+from umem.devices.virtual.residency import Residency
 from umem.errors import SizeError, TraceError
 from umem.planner import plan
 from umem.predict.techniques.budget_graph import tapes_of
@@ -211,8 +212,8 @@ def test_a_range_of_terabytes_takes_no_more_turns_than_a_small_one() -> None:
     finally:
         sys.setprofile(before)
     count = (1 << 22) - 1
-    new = Moves(populated=count, migrated_out=count - 8)
-    assert moves == [new, Moves(migrated_in=count, migrated_out=count), new]
+    new = BlockMoves(populated=count, migrated_out=count - 8)
+    assert moves == [new, BlockMoves(migrated_in=count, migrated_out=count), new]
     assert calls < 2000
 
 

@@ -48,13 +48,12 @@ def host_gpu(monkeypatch):
     pytest.importorskip("cupy")
     from cuda_host_driver import HostDriver
 
-    from umem.devices.cuda import CudaDevice
-    from umem.devices.cuda import device as cuda
+    from umem.devices.cuda import CudaDevice, gpus
     from umem.devices.cuda import driver as cuda_driver
 
     driver = HostDriver()
     found = CudaDevice(driver)
-    monkeypatch.setattr(cuda, "opened", {0: found})
+    monkeypatch.setattr(gpus, "opened", {0: found})
     monkeypatch.setattr(cuda_driver, "current_ordinal", lambda: 0)
     return found
 
@@ -217,7 +216,7 @@ def test_arrays_outlive_the_block_and_the_figures_stay(device):
         array = make(device, 1000)
     before = s.summary(), t.outstanding()
     assert array.nbytes == 1000
-    assert device.kind == "virtual" or array.device.id == 0
+    assert device.simulated or array.device.id == 0
     with umem.statistics() as later:
         del array
         gc.collect()
@@ -363,7 +362,7 @@ def test_without_a_watcher_managed_is_the_pools_own_method(cuda, limit):
 
 def test_what_allocates_is_put_back_after_an_exception(device):
     def now():
-        return device.watches if device.kind == "virtual" else allocator()
+        return device.watches if device.simulated else allocator()
 
     before = now()
     for block in (umem.statistics, umem.track, lambda: umem.track(check=True)):
@@ -618,7 +617,7 @@ def test_holdings_are_grouped_by_stack_and_the_largest_comes_first(device):
 
 def test_the_inner_end_of_a_stack_is_the_users(device):
     with umem.track() as t:
-        if device.kind == "virtual":
+        if device.simulated:
             line, array = here(), np.square(device.xp.ones(100))
         else:
             line, array = here(), device.xp.ndarray((100,))
@@ -653,7 +652,7 @@ def test_without_stacks_the_label_says_what_is_known(device):
         with umem.unmanaged():
             kept.append(make(device, 5))
     found = [(h.nbytes, h.count, h.label, h.stack) for h in t.outstanding()]
-    if device.kind == "virtual":
+    if device.simulated:
         assert found == [(305, 3, "empty array", ())]
     else:
         assert found == [(300, 2, "managed memory", ()), (5, 1, "unmanaged memory", ())]

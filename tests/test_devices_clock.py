@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from umem.devices.specs import COSTS, GPUS, GpuSpec, gpu_spec
-from umem.devices.virtual.clock import Clock, Moves
+from umem.devices.virtual.clock import BlockMoves, Clock
 from umem.errors import UnknownGpuError
 
 US = 1e-6
@@ -16,7 +16,7 @@ BLOCK = 2 * 1024 * 1024
 BLOCK_IN = BLOCK / 20e9
 BLOCK_OUT = BLOCK / 10e9
 SPEC = GpuSpec("toy", "Toy", 1 << 30, 1 << 30, 1e12, 10e12, None, 20e9, 10e9, "made up", "made up")
-NOTHING = Moves()
+NOTHING = BlockMoves()
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def run(
     flops: int = 0,
     traffic: int = 0,
     remote: float = 0.0,
-    moves: Moves = NOTHING,
+    moves: BlockMoves = NOTHING,
     pattern: str = "stream",
     ready: float = 0.0,
 ) -> None:
@@ -66,23 +66,23 @@ def test_an_operation_takes_the_longer_of_its_arithmetic_and_its_traffic(clock: 
 def test_a_fault_costs_the_copy_and_the_hosts_work(
     clock: Clock, pattern: str, out: int, fault: float
 ) -> None:
-    run(clock, moves=Moves(hit=9, migrated_in=7, migrated_out=out), pattern=pattern)
+    run(clock, moves=BlockMoves(hit=9, migrated_in=7, migrated_out=out), pattern=pattern)
     assert clock.device_seconds == seconds(7 * (BLOCK_IN + fault) + out * BLOCK_OUT)
     assert clock.stall_seconds == clock.device_seconds
 
 
 def test_a_first_touch_costs_137_microseconds_and_copies_nothing(clock: Clock) -> None:
-    run(clock, moves=Moves(populated=3))
+    run(clock, moves=BlockMoves(populated=3))
     assert clock.device_seconds == seconds(3 * 137 * US)
 
 
 def test_evicting_is_free_without_a_copy(clock: Clock) -> None:
-    run(clock, moves=Moves(dropped=5, released=3, discarded=2, hit=100))
+    run(clock, moves=BlockMoves(dropped=5, released=3, discarded=2, hit=100))
     assert clock.device_seconds == 0
 
 
 def test_misses_come_on_top_of_the_arithmetic(clock: Clock) -> None:
-    run(clock, flops=6_000_000_000, moves=Moves(migrated_in=10))
+    run(clock, flops=6_000_000_000, moves=BlockMoves(migrated_in=10))
     assert clock.device_seconds == seconds(1e-3 + 10 * (BLOCK_IN + 200 * US))
 
 
@@ -90,18 +90,18 @@ def test_misses_come_on_top_of_the_arithmetic(clock: Clock) -> None:
 
 
 def test_prefetches_cost_the_copy_and_a_little_more(clock: Clock) -> None:
-    done = clock.move(Moves(migrated_in=4, populated=3, migrated_out=2, prefetched_out=1))
+    done = clock.move(BlockMoves(migrated_in=4, populated=3, migrated_out=2, prefetched_out=1))
     expected = 4 * (BLOCK_IN + 10 * US) + 3 * 15 * US + 2 * BLOCK_OUT + 1 * (BLOCK_OUT + 10 * US)
     assert done == clock.seconds == seconds(expected)
 
 
 def test_an_upload_takes_its_bytes_over_the_link(clock: Clock) -> None:
-    clock.move(Moves(populated=2), 40_000_000)
+    clock.move(BlockMoves(populated=2), 40_000_000)
     assert clock.seconds == seconds(2e-3 + 30 * US)
 
 
 def test_a_prefetch_on_its_own_stream_hides_behind_arithmetic(clock: Clock) -> None:
-    ready = clock.move(Moves(migrated_in=5), overlap=True)
+    ready = clock.move(BlockMoves(migrated_in=5), overlap=True)
     run(clock, flops=60_000_000_000)  # 10 ms, and the prefetch takes less
     run(clock, flops=6_000_000_000, ready=ready)
     assert ready == seconds(5 * (BLOCK_IN + 10 * US))
@@ -110,7 +110,7 @@ def test_a_prefetch_on_its_own_stream_hides_behind_arithmetic(clock: Clock) -> N
 
 
 def test_an_operation_waits_for_the_prefetch_that_it_needs(clock: Clock) -> None:
-    ready = clock.move(Moves(migrated_in=100), overlap=True)
+    ready = clock.move(BlockMoves(migrated_in=100), overlap=True)
     run(clock, flops=6_000_000_000)  # 1 ms beside it
     run(clock, flops=6_000_000_000, ready=ready)
     assert clock.seconds == seconds(100 * (BLOCK_IN + 10 * US) + 1e-3)
@@ -118,22 +118,22 @@ def test_an_operation_waits_for_the_prefetch_that_it_needs(clock: Clock) -> None
 
 def test_a_prefetch_without_a_stream_is_in_order_with_operations(clock: Clock) -> None:
     run(clock, flops=6_000_000_000)
-    clock.move(Moves(migrated_in=100))
+    clock.move(BlockMoves(migrated_in=100))
     run(clock, flops=6_000_000_000)
     assert clock.seconds == seconds(2e-3 + 100 * (BLOCK_IN + 10 * US))
 
 
 def test_the_link_carries_one_thing_at_a_time(clock: Clock) -> None:
-    first = clock.move(Moves(migrated_in=10), overlap=True)
-    second = clock.move(Moves(prefetched_out=10), overlap=True)
+    first = clock.move(BlockMoves(migrated_in=10), overlap=True)
+    second = clock.move(BlockMoves(prefetched_out=10), overlap=True)
     assert second - first == seconds(10 * (BLOCK_OUT + 10 * US))
-    run(clock, moves=Moves(migrated_in=1))  # a fault waits for the link
+    run(clock, moves=BlockMoves(migrated_in=1))  # a fault waits for the link
     assert clock.seconds == seconds(second + BLOCK_IN + 200 * US)
 
 
 def test_a_fault_holds_the_link(clock: Clock) -> None:
-    run(clock, moves=Moves(migrated_in=10))
-    done = clock.move(Moves(migrated_in=1), overlap=True)
+    run(clock, moves=BlockMoves(migrated_in=10))
+    done = clock.move(BlockMoves(migrated_in=1), overlap=True)
     assert done == seconds(10 * (BLOCK_IN + 200 * US) + BLOCK_IN + 10 * US)
 
 
@@ -154,7 +154,7 @@ def test_scattered_reads_make_60_million_accesses_a_second_on_pcie_5() -> None:
 
 def test_an_operation_on_the_bus_keeps_the_link(clock: Clock) -> None:
     run(clock, remote=5e-3)
-    assert clock.move(Moves(), 20_000_000, overlap=True) == seconds(6e-3)
+    assert clock.move(BlockMoves(), 20_000_000, overlap=True) == seconds(6e-3)
 
 
 # -- the host ------------------------------------------------------------------------------------
@@ -188,8 +188,8 @@ def test_measured_host_time_is_used_where_it_is_given(clock: Clock) -> None:
 def test_p100_streams_by_fault_and_by_prefetch_as_measured() -> None:
     blocks = 4000
     fault, prefetch = Clock(gpu_spec("p100-16gb"), COSTS), Clock(gpu_spec("p100-16gb"), COSTS)
-    run(fault, moves=Moves(migrated_in=blocks))
-    prefetch.move(Moves(migrated_in=blocks))
+    run(fault, moves=BlockMoves(migrated_in=blocks))
+    prefetch.move(BlockMoves(migrated_in=blocks))
     assert blocks * BLOCK / fault.seconds == pytest.approx(5.4e9, rel=0.10)
     assert blocks * BLOCK / prefetch.seconds == pytest.approx(10.9e9, rel=0.02)
 

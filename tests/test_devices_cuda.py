@@ -22,8 +22,7 @@ cupy = pytest.importorskip("cupy")
 from cuda_host_driver import GIB, PREFER_HOST, PREFETCH, HostDriver, HostPool, installed  # noqa: E402
 
 from umem.devices.base import MODES, Policy  # noqa: E402
-from umem.devices.cuda import CudaDevice, cuda_reason, dispatching, open_cuda  # noqa: E402
-from umem.devices.cuda import device as cuda  # noqa: E402
+from umem.devices.cuda import CudaDevice, cuda_reason, dispatching, gpus, open_cuda  # noqa: E402
 from umem.devices.cuda import driver as cuda_driver  # noqa: E402
 from umem.devices.cuda.dispatching import in_force  # noqa: E402
 from umem.devices.cuda.modes import LARGE_BYTES, PROBE_EVERY, Hybrid  # noqa: E402
@@ -88,7 +87,7 @@ class TestOpening:
         assert run(code).stdout.strip() == "[]"
 
     def test_without_cupy_the_reason_says_so(self):
-        code = "import sys; sys.modules['cupy'] = None; import umem.devices.cuda.device as c;"
+        code = "import sys; sys.modules['cupy'] = None; import umem.devices.cuda.gpus as c;"
         assert run(code + "print(c.cuda_reason())").stdout == "CuPy is not installed\n"
 
     def test_an_old_cupy_is_refused_with_its_version(self, monkeypatch):
@@ -112,7 +111,7 @@ class TestOpening:
         assert cuda_reason(5) == "GPU 5 was asked for, and 2 can be seen"
 
     def test_a_gpu_is_opened_once_and_found_again_without_new_checks(self, device, monkeypatch):
-        monkeypatch.setattr(cuda, "opened", {0: device})
+        monkeypatch.setattr(gpus, "opened", {0: device})
         monkeypatch.setattr(cuda_driver, "current_ordinal", lambda: 0)
         assert open_cuda() is device and open_cuda(0) is device
 
@@ -410,7 +409,7 @@ class TestInstalling:
         assert cupy.cuda.get_allocator() is own
 
 
-class TestChainersAlias:
+class TestPoolAlias:
     @pytest.fixture
     def chainer(self, monkeypatch):
         module = types.ModuleType("chainer.backends.cuda")
@@ -433,8 +432,7 @@ class TestChainersAlias:
             module = types.ModuleType("chainer.backends.cuda")
             module.memory_pool = "default"
             monkeypatch.setitem(sys.modules, "chainer.backends.cuda", module)
-            device.follow_chainer()
-            device.follow_chainer()
+            assert importlib.util.find_spec("no_such_module") is None  # as an import does
             assert module.memory_pool is device.pools.pool("managed")
         assert module.memory_pool == "default"
 

@@ -21,8 +21,7 @@ from cuda_host_driver import HostDriver, host_memory, installed  # noqa: E402
 
 import umem  # noqa: E402
 from umem.devices.base import Location, Policy, Span  # noqa: E402
-from umem.devices.cuda import CudaDevice  # noqa: E402
-from umem.devices.cuda import device as cuda_device  # noqa: E402
+from umem.devices.cuda import CudaDevice, gpus  # noqa: E402
 from umem.devices.cuda import driver as cuda_driver  # noqa: E402
 from umem.devices.cuda import ranges as cuda_hints  # noqa: E402
 from umem.devices.cuda.driver import Driver  # noqa: E402
@@ -315,47 +314,18 @@ class TestCudaCoreIsAsWeAssume:
 # -- through umem's own functions ----------------------------------------------------------------
 
 
-class Parameter:
-    """What hints ask of a Chainer parameter; Chainer itself takes CuPy's arrays on a GPU only."""
-
-    grad = None
-
-    def __init__(self, array, grad=None):
-        self.array, self.grad = array, grad
-        self.update_rule = types.SimpleNamespace(state={"m": array[:0], "t": 3})
-
-
-class Link:
-    """A link of some parameters, one of them shared."""
-
-    _persistent = ("mean",)
-
-    def __init__(self, mean, *parameters):
-        self.mean, self._parameters = mean, parameters
-
-    def params(self, include_uninit):
-        return iter(self._parameters)
-
-    def namedparams(self):
-        raise NotImplementedError
-
-    def links(self):
-        return iter([self])
-
-
 @pytest.fixture
 def current(device, monkeypatch):
     """The device as the current one of umem's functions."""
-    monkeypatch.setattr(cuda_device, "opened", {0: device})
+    monkeypatch.setattr(gpus, "opened", {0: device})
     monkeypatch.setattr(cuda_driver, "current_ordinal", lambda: 0)
     return device
 
 
 def test_every_container_gives_its_bytes_once(current, ranges, array):
     weight, bias, mean, more = (array[i * 16 : i * 16 + 16] for i in range(4))
-    shared = Parameter(weight)
-    link = Link(mean, shared, Parameter(bias, grad=more), shared)
-    assert umem.prefetch({"a": [link, (weight,)], "b": link, "c": None}) == array.nbytes
+    held = [weight, {"bias": bias}, (mean, more), weight]
+    assert umem.prefetch({"a": [held, (weight,)], "b": held, "c": None}) == array.nbytes
     assert sorted(call[:2] for call in ranges.prefetches) == [
         (part.data.ptr, part.nbytes) for part in (weight, bias, mean, more)
     ]

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from umem.devices.base import Policy, Span
 from umem.devices.specs import COSTS, gpu_spec
-from umem.devices.virtual.clock import Moves
-from umem.devices.virtual.driver import Driver
+from umem.devices.virtual.clock import BlockMoves
+from umem.devices.virtual.driver import DriverModel
 from umem.devices.virtual.model import Model
 from umem.devices.virtual.pool import Pool, UncachedPool
 from umem.errors import LimitError, OutOfMemoryError, SizeError, SpanError
@@ -196,27 +196,27 @@ def check_spans(live: list[Span], held: dict[int, int]) -> None:
 # -- the driver, by hand ---------------------------------------------------------------------------
 
 
-def make_driver(blocks: int) -> tuple[Driver, Moves]:
-    moves = Moves()
-    return Driver(blocks * BLOCK, "caching", moves.add), moves
+def make_driver(blocks: int) -> tuple[DriverModel, BlockMoves]:
+    moves = BlockMoves()
+    return DriverModel(blocks * BLOCK, "caching", moves.add), moves
 
 
 def test_cudamalloc_pushes_managed_blocks_out_and_gives_room_back() -> None:
     driver, moves = make_driver(4)
-    _, managed = driver.malloc(4 * BLOCK, Policy("managed"))
+    managed = driver.malloc(4 * BLOCK, Policy("managed")).span
     first = managed.address // BLOCK
     driver.residency.touch(first, first + 4, write=True)
-    pool, span = driver.malloc(3 * BLOCK, Policy("unmanaged"))
-    assert moves == Moves(migrated_out=3)
+    place = driver.malloc(3 * BLOCK, Policy("unmanaged"))
+    assert moves == BlockMoves(migrated_out=3)
     assert (driver.resident_count, driver.pinned_count, driver.residency.capacity) == (4, 3, 1)
-    pool.free(span)
-    pool.free_all_blocks()
+    place.free()
+    driver.unmanaged.free_all_blocks()
     assert (driver.resident_count, driver.pinned_count, driver.residency.capacity) == (1, 0, 4)
 
 
 def test_small_allocations_share_blocks_and_large_ones_do_not() -> None:
     driver, _ = make_driver(4)
-    small = [driver.malloc(100 * KIB, Policy("unmanaged"))[1] for _ in range(20)]
+    small = [driver.malloc(100 * KIB, Policy("unmanaged")).span for _ in range(20)]
     assert driver.pinned_count == 1  # 2000 KiB of 2048
     driver.malloc(100 * KIB, Policy("unmanaged"))
     assert driver.pinned_count == 2
@@ -227,7 +227,7 @@ def test_small_allocations_share_blocks_and_large_ones_do_not() -> None:
 
 def test_a_failed_cudamalloc_moves_nothing() -> None:
     driver, moves = make_driver(4)
-    _, managed = driver.malloc(4 * BLOCK, Policy("managed"))
+    managed = driver.malloc(4 * BLOCK, Policy("managed")).span
     first = managed.address // BLOCK
     driver.residency.touch(first, first + 4, write=True)
     for policy in (Policy("unmanaged"), Policy("unmanaged", limit_bytes=BLOCK)):
@@ -235,14 +235,14 @@ def test_a_failed_cudamalloc_moves_nothing() -> None:
             driver.malloc(5 * BLOCK, policy)
     with pytest.raises(LimitError):
         driver.malloc(2 * BLOCK, Policy("unmanaged", limit_bytes=BLOCK))
-    assert moves == Moves() and driver.resident_count == 4
+    assert moves == BlockMoves() and driver.resident_count == 4
 
 
 @pytest.mark.parametrize("spill", ["host", "migrate"])
 def test_hybrid_spills_what_no_longer_fits(spill: str) -> None:
     driver, _ = make_driver(4)
     policy = Policy("hybrid", spill=spill)
-    pools = [driver.malloc(2 * BLOCK, policy)[0] for _ in range(3)]
+    pools = [driver.malloc(2 * BLOCK, policy).pool for _ in range(3)]
     assert pools[:2] == [driver.unmanaged] * 2
     assert pools[2] is (driver.spill_host if spill == "host" else driver.spill_migrate)
     assert driver.managed_bytes == 2 * BLOCK
@@ -250,25 +250,25 @@ def test_hybrid_spills_what_no_longer_fits(spill: str) -> None:
 
 def test_a_limit_below_what_is_in_use_is_refused() -> None:
     driver, _ = make_driver(8)
-    pool, span = driver.malloc(2 * BLOCK, Policy("managed"))
+    place = driver.malloc(2 * BLOCK, Policy("managed"))
     with pytest.raises(SizeError, match=r"limit of 2.0 MiB is below the 4.0 MiB"):
         driver.check_limit(Policy("managed", limit_bytes=BLOCK))
     driver.check_limit(Policy("unmanaged", limit_bytes=BLOCK))
-    pool.free(span)
+    place.free()
     driver.check_limit(Policy("managed", limit_bytes=BLOCK))  # what was only cached is given back
     assert driver.managed_bytes == 0
 
 
 def test_addresses_are_handed_out_again_without_what_was_known_of_them() -> None:
     driver, _ = make_driver(8)
-    pool, span = driver.malloc(2 * BLOCK, Policy("managed"))
-    first = span.address // BLOCK
+    place = driver.malloc(2 * BLOCK, Policy("managed"))
+    first = place.span.address // BLOCK
     driver.residency.advise(first, first + 2, 1, unset=False)
     driver.residency.prefetch(first, first + 2)
-    pool.free(span)
-    pool.free_all_blocks()
-    _, again = driver.malloc(2 * BLOCK, Policy("managed"))
-    assert again == span
+    place.free()
+    driver.managed.free_all_blocks()
+    again = driver.malloc(2 * BLOCK, Policy("managed")).span
+    assert again == place.span
     assert set(driver.residency.advice[first : first + 2]) == {0}
     assert set(driver.residency.last_prefetch[first : first + 2]) == {0}
     assert driver.residency.count == 0

@@ -42,9 +42,9 @@ def in_child(work):
 CUDA = """
 from cuda_host_driver import HostDriver, installed
 import cupy
-from umem.devices.cuda import CudaDevice, device as cuda, driver as cuda_driver
+from umem.devices.cuda import CudaDevice, gpus, driver as cuda_driver
 from umem.errors import StateError
-gpu = cuda.opened[0] = CudaDevice(HostDriver())
+gpu = gpus.opened[0] = CudaDevice(HostDriver())
 cuda_driver.current_ordinal = lambda: 0
 
 def refused(*calls):

@@ -16,8 +16,8 @@ TESTS = Path(__file__).parent
 CUDA = """
 from cuda_host_driver import HostDriver
 import cupy
-from umem.devices.cuda import CudaDevice, device as cuda, driver as cuda_driver
-cuda.opened[0] = CudaDevice(HostDriver())
+from umem.devices.cuda import CudaDevice, gpus, driver as cuda_driver
+gpus.opened[0] = CudaDevice(HostDriver())
 cuda_driver.current_ordinal = lambda: 0
 xp = cupy
 """

@@ -26,32 +26,8 @@ ANNEXES = ("compat", "graphs")
 """They import loose modules only, and only chainer and cli import them."""
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
 LONGEST = 350
-STILL_LONG = {
-    "umem.chainer.source",
-    "umem.cli.run",
-    "umem.devices.cuda.device",
-    "umem.devices.virtual.arrays",
-    "umem.devices.virtual.model",
-    "umem.devices.virtual.residency",
-    "umem.trace.recording.recorder",
-}
-STILL_TWICE = {
-    "Block",
-    "Driver",
-    "Graph",
-    "Moves",
-    "Pass",
-    "Pool",
-    "Recording",
-    "Source",
-    "Tape",
-    "Watch",
-    "_Again",
-    "_Bar",
-    "_Reader",
-    "_Ref",
-    "_Step",
-}
+STILL_LONG = {"umem.cli.run", "umem.trace.recording.recorder"}
+STILL_TWICE = {"Block", "Graph", "Pass", "Recording", "Tape", "_Again", "_Bar", "_Reader", "_Step"}
 PARALLEL = {"devices/cuda", "devices/virtual"}
 """Folders whose files bear the same names where they do the same."""
 

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import umem
 from umem.devices.base import Policy
 from umem.devices.cuda import cuda_reason
+from umem.devices.open import current_device
 from umem.devices.virtual import VirtualGPU
 from umem.errors import (
     DeviceError,
@@ -30,7 +31,6 @@ from umem.errors import (
     UnknownGpuError,
     UnsupportedError,
 )
-from umem.memory.process import current_device
 from umem.trace.recording.recorder import active
 from umem.units import MIB
 

@@ -51,7 +51,7 @@ def train(hints: bool = False) -> None:
 
 def compute(hints: bool = False) -> None:
     """Arrays, views and frees on the current device."""
-    xp = umem.memory.process.current_device().xp
+    xp = umem.devices.open.current_device().xp
     a, b = xp.ones((12, MIB), "u1"), xp.asarray(np.ones((12, MIB), "u1"))
     if hints:
         umem.advise(b, "read_mostly")

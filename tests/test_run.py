@@ -148,7 +148,7 @@ TOO_MUCH = """
 import umem
 def step(xp):
     return xp.ones(80 << 20, "u1")
-gpu = umem.memory.process.current_device()
+gpu = umem.devices.open.current_device()
 step(gpu.xp)
 """
 
@@ -222,7 +222,7 @@ def test_the_script_finds_the_options_in_its_environment(run: Run) -> None:
 def test_a_report_follows_the_script_also_when_it_fails(run: Run) -> None:
     code = """
         import umem
-        from umem.memory.process import current_device
+        from umem.devices.open import current_device
         a = current_device().xp.ones(8 << 20, "u1")
         raise SystemExit(3)
     """
@@ -253,7 +253,7 @@ def test_a_child_that_comes_to_the_end_of_the_script_reports_nothing(run: Run) -
 def test_the_virtual_gpu_follows_a_chainer_script(run: Run) -> None:
     code = """
         import chainer, numpy as np, umem
-        from umem.memory.process import current_device
+        from umem.devices.open import current_device
         x = chainer.Variable(np.ones((512, 512), "f"))
         chainer.functions.sum(chainer.functions.relu(x))
         print(current_device().figures.peak_bytes > 0)
@@ -287,7 +287,7 @@ def test_a_script_that_asks_for_a_gpu_is_told_how_to_do_without(run: Run, use: s
 
 FULL = """
     import sys
-    from umem.memory.process import current_device
+    from umem.devices.open import current_device
     how = sys.argv.pop(1)
     def make():
         return current_device().xp.ones(80 << 20, "u1")

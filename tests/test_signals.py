@@ -22,9 +22,9 @@ import pytest
 import umem
 from umem import scopes
 from umem.devices import cuda
+from umem.devices.open import current_device
 from umem.errors import LeftOnWarning, StateError
 from umem.memory import process as memory
-from umem.memory.process import current_device
 from umem.trace.recording import sources
 from umem.trace.recording.recorder import active, inside
 

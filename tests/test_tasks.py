@@ -16,7 +16,7 @@ import pytest
 import umem
 from umem.devices import cuda
 from umem.devices.base import Device
-from umem.memory.process import current_device
+from umem.devices.open import current_device
 from umem.trace.recording.recorder import active
 
 
@@ -42,7 +42,7 @@ def device(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
 def is_managed(device: Device) -> bool:
     """Whether an array that is made now lies in managed memory."""
     array = device.xp.empty(1000, "u1")
-    if device.kind == "virtual":
+    if device.simulated:
         return umem.location(array).managed
     return array.data.ptr in device.driver.managed_blocks  # type: ignore[attr-defined]
 

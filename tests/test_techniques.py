@@ -482,7 +482,7 @@ def test_the_line_of_every_technique_runs(name: str) -> None:
     code = f"{line or 'if True:'}\n    for _ in range(3):\n        optimizer.update(loss)\n"
     with umem.virtual_gpu("v100-16gb") as gpu, warnings.catch_warnings():
         # Under Recompute the third step is the first that is planned: lookahead learns it anew.
-        warnings.filterwarnings("ignore", category=umem.chainer.lookahead.prefetch.LookaheadWarning)
+        warnings.filterwarnings("ignore", category=umem.errors.LookaheadWarning)
         exec(code, {"umem": umem, "optimizer": optimizer, "loss": loss})
         assert len(gpu.figures.step_seconds) == 3
 

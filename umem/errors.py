@@ -28,7 +28,8 @@
     +-- MissingDependencyError  also ImportError: names what to install
 
 Whatever is raised, the state is as before the call: nothing half-installed, nothing leaked.
-One warning belongs here too: LeftOnWarning, a UserWarning.
+Three warnings belong here too, each a UserWarning: LeftOnWarning, LookaheadWarning,
+RecomputeWarning.
 """
 
 from __future__ import annotations
@@ -135,3 +136,11 @@ class MissingDependencyError(UmemError, ImportError):
 
 class LeftOnWarning(UserWarning):
     """Something was still on that should have been over; it is off now."""
+
+
+class LookaheadWarning(UserWarning):
+    """Lookahead prefetch does not help for a while, or any more; results are not concerned."""
+
+
+class RecomputeWarning(UserWarning):
+    """A pass is not, or cannot be, run by a plan; it is exact all the same. Said once each."""

@@ -8,15 +8,13 @@ import chainer  # noqa: E402, F401  (the layer must be in place first)
 
 from umem.chainer.checkpointing.regions import checkpoint, checkpoint_sequential, checkpointed  # noqa: E402
 from umem.chainer.current_device import device  # noqa: E402
+from umem.chainer.framework import CHAINER  # noqa: E402
 from umem.chainer.lookahead.prefetch import LookaheadPrefetch  # noqa: E402
 from umem.chainer.memory_report import MemoryReport  # noqa: E402
 from umem.chainer.recompute.recompute import Recompute  # noqa: E402
-from umem.chainer.source import ChainerSource  # noqa: E402
-from umem.memory.process import follow_chainer  # noqa: E402
-from umem.trace.recording.recorder import add_source  # noqa: E402
+from umem.trace.frameworks import register  # noqa: E402
 
-add_source(ChainerSource())
-follow_chainer()
+register(CHAINER)
 
 __all__ = [
     "LookaheadPrefetch",

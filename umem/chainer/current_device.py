@@ -6,17 +6,19 @@ from typing import Any
 
 import chainer
 
-from umem.memory.process import current_device
+from umem.devices.open import current_device
 
 
 def device() -> Any:
     """The Chainer device for ``model.to_device`` and ``using_device``.
 
-    On a virtual GPU that is NumPy's, because the arithmetic runs on NumPy; on a CUDA device it
-    is CuPy's with the same ordinal.
+    Where the arithmetic runs on NumPy, as on a virtual GPU, that is NumPy's; elsewhere it is
+    CuPy's with the same ordinal.
 
     Raises:
         DeviceNotFoundError: there is no CUDA device, and no virtual GPU is open.
     """
     current = current_device()
-    return chainer.get_device("@numpy" if current.simulated else f"@cupy:{current.ordinal}")
+    return chainer.get_device(
+        "@numpy" if current.backend == "numpy" else f"@cupy:{current.ordinal}"
+    )

@@ -21,9 +21,10 @@ import umem
 from umem.chainer.current_device import device
 from umem.chainer.gcn import GCN, Adjacency
 from umem.devices.base import Mode
+from umem.devices.open import current_device
 from umem.errors import OutOfMemoryError
 from umem.graphs import Graph, normalised_adjacency, rmat
-from umem.memory.process import Block, current_device
+from umem.memory.blocks import Block
 from umem.predict.comparing import ModeRow, replayed_row, simulated_row
 from umem.trace.trace import Trace
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from chainer import reporter, training
 
+from umem.devices.open import current_device
 from umem.errors import TraceError
 from umem.files import claimed
-from umem.memory.process import current_device
 from umem.trace.recording.kept_steps import Keeper, Kept, Steps
 from umem.trace.recording.recorder import Recorder
 from umem.trace.recording.tally import NAMES, Tally

@@ -189,11 +189,11 @@ def _with_all_its_vram(trace: Trace, gpu: str) -> float | None:
 
 
 def _on_cuda(console: Console, size: str, factor: float | None, steps: int) -> _Result:
-    from umem.devices.cuda import open_cuda
+    from umem.devices.open import device_kind
 
     if factor is not None and math.isnan(factor):
         raise click.BadParameter("nan is no number", param_hint="--factor")
-    gpu = open_cuda()
+    gpu: Any = device_kind("cuda").open()
     needed = parse_bytes(size, "--bytes")
     if factor is not None:
         needed = round(factor * gpu.vram_bytes)
@@ -320,11 +320,11 @@ def _say_what_it_costs(console: Console, result: _Result) -> None:
 def _say_what_next(console: Console, simulated: bool) -> None:
     console.print("Next:")
     if simulated:
-        from umem.devices.cuda import cuda_reason
+        from umem.devices.open import device_kind
 
         console.print("  umem demo --vram 48MiB              less VRAM, more movement")
         console.print("  umem demo --device virtual:t4       another GPU")
-        if cuda_reason() is None:
+        if device_kind("cuda").why_not() is None:
             console.print("  umem demo --device cuda             on the GPU that is here")
     console.print("  umem doctor                         what this machine has")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import click
@@ -14,11 +16,11 @@ import click
 import umem
 from umem import extras
 from umem.cli.in_and_out import say
-from umem.devices.cuda import cuda_reason
+from umem.devices.open import current_device, device_kind, parse_device
 from umem.devices.selftest import Check, run_selftest
-from umem.errors import DeviceNotFoundError, UmemError
+from umem.errors import DeviceError, DeviceNotFoundError, UmemError
 from umem.memory import environment
-from umem.memory.process import current_device
+from umem.memory.process import DeviceBlock
 from umem.memory.status import columns
 from umem.printable import shown
 
@@ -63,11 +65,10 @@ def command(device: str | None, vram: str | None, as_json: bool) -> None:
     The test allocates at most 16 MiB in each mode, prefetches them there and back, gives advice,
     reads it back, takes it back, and frees. If anything fails, the exit code is 1.
     """
-    name = _virtual_name(device, vram)
+    block = _block(device, vram)
     with ExitStack() as stack:
         try:
-            if name is not None:
-                stack.enter_context(umem.virtual_gpu(name, vram))
+            stack.enter_context(block())
         except UmemError as error:
             raise click.ClickException(str(error)) from error
         report = _examine()
@@ -78,13 +79,17 @@ def command(device: str | None, vram: str | None, as_json: bool) -> None:
     raise SystemExit(0 if report.reason is None else 1)
 
 
-def _virtual_name(device: str | None, vram: str | None) -> str | None:
-    kind, _, name = (device or "cuda").partition(":")
-    if kind not in ("cuda", "virtual") or (kind == "virtual") != bool(name):
-        raise click.BadParameter(f"virtual:NAME or cuda; got {device}", param_hint="--device")
-    if vram and kind != "virtual":
+def _block(device: str | None, vram: str | None) -> Callable[[], AbstractContextManager[Any]]:
+    """What makes the device the current one; nothing for one that is there by itself."""
+    try:
+        kind, gpu = parse_device(device or "cuda")
+    except DeviceError as error:
+        raise click.BadParameter(str(error), param_hint="--device") from error
+    if gpu is not None:
+        return partial(DeviceBlock, kind.name, gpu, vram)
+    if vram:
         raise click.UsageError("--vram needs --device virtual:NAME")
-    return name or None
+    return nullcontext
 
 
 def _examine() -> _Report:
@@ -93,7 +98,8 @@ def _examine() -> _Report:
     try:
         checks += run_selftest(current_device())
     except DeviceNotFoundError as error:
-        checks.append(Check("device", False, f"no CUDA device: {cuda_reason() or error}"))
+        why_not = device_kind("cuda").why_not() or error
+        checks.append(Check("device", False, f"no CUDA device: {why_not}"))
     except Exception as error:
         checks.append(Check("device", False, f"{type(error).__name__}: {error}"))
     failed = next((check for check in checks if check.ok is False), None)

@@ -282,14 +282,13 @@ def _report(process: int) -> None:
         return  # a child by fork that came to the end of the script
     click.echo(umem.status().table(), err=True)
     try:
-        from umem.devices.virtual import VirtualGPU
-        from umem.memory.process import current_device
+        from umem.devices.open import current_device
 
         device = current_device()
     except UmemError:
         return
-    if isinstance(device, VirtualGPU):
-        figures = device.figures
+    figures = device.figures
+    if figures is not None:
         moved = format_bytes(figures.migrated_in_bytes + figures.migrated_out_bytes)
         click.echo(
             f"{'peak':<14}{format_bytes(figures.peak_bytes)} of tensors\n"

@@ -10,6 +10,7 @@ from umem.cli.in_and_out import say
 from umem.errors import TraceError
 from umem.files import claimed
 from umem.printable import command_line, shown
+from umem.trace.frameworks import names
 from umem.trace.recording.kept_steps import Keeper, Kept, Steps
 from umem.units import format_bytes
 
@@ -59,7 +60,7 @@ class Recording:
             return  # a child process by fork
         if not any(kept.trace.ops):
             self.error = (
-                "nothing was recorded: no operation of Chainer ran in the script's main thread"
+                f"nothing was recorded: no operation of {names()} ran in the script's main thread"
             )
         elif not self._written:
             self._write(kept)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TextIO
 from rich.console import Console
 from rich.text import Text
 
+from umem.devices.open import entered_device
 from umem.locks import safe_lock
-from umem.memory.blocks import innermost_virtual
 from umem.reports.text.live import Seen, Simulated, line, summary, view
 from umem.trace.recording.recorder import Recorder
 from umem.trace.recording.tally import Tally
@@ -137,7 +137,7 @@ class Watching:
         self._is_drawn = self._console.is_terminal and not self._console.is_dumb_terminal
         self._region = LiveRegion(self._stream)
         self._tally = Tally()
-        self._gpu = innermost_virtual()
+        self._gpu = entered_device()
         self._points: deque[_Point] = deque()
         self._over = threading.Event()
         self._process = os.getpid()
@@ -151,7 +151,7 @@ class Watching:
 
     def follow(self, stack: ExitStack) -> None:
         """Show what runs in this thread from now on; the stack ends it with a summary."""
-        self._gpu = innermost_virtual()
+        self._gpu = entered_device()
         self._began = time.perf_counter()
         self._points.append(_Point(self._began, 0, 0))
         thread = threading.Thread(target=self._show, name="umem-watch", daemon=True)
@@ -216,8 +216,8 @@ class Watching:
         )
 
     def _simulated(self) -> Simulated | None:
-        if self._gpu is None:
+        found = None if self._gpu is None else self._gpu.figures
+        if self._gpu is None or found is None:
             return None
-        found = self._gpu.figures
         moved = found.migrated_in_bytes + found.migrated_out_bytes
         return Simulated(self._gpu.name, found.fault_count, moved, found.seconds)

@@ -8,14 +8,17 @@ a device only does the work.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from umem.errors import StateError
+from umem.errors import DeviceError, StateError
 from umem.scopes import Scope, derived
+
+if TYPE_CHECKING:
+    from umem.devices.virtual.figures import Figures
 
 Mode = Literal["unmanaged", "managed", "hybrid"]
 Advice = Literal["read_mostly", "preferred_location", "accessed_by"]
@@ -64,6 +67,25 @@ class Location:
     last_prefetch: Place | None = None
     read_mostly: bool = False
     resident_bytes: int | None = None
+
+
+def common(locations: Sequence[Location]) -> Location:
+    """What some locations have in common, with the sum of their resident bytes."""
+    first, *others = locations
+    places = set(first.accessed_by).intersection(*(other.accessed_by for other in others))
+    resident = [each.resident_bytes for each in locations if each.resident_bytes is not None]
+    return Location(
+        managed=all(each.managed for each in locations),
+        preferred=_agreed([each.preferred for each in locations]),
+        accessed_by=tuple(place for place in first.accessed_by if place in places),
+        last_prefetch=_agreed([each.last_prefetch for each in locations]),
+        read_mostly=all(each.read_mostly for each in locations),
+        resident_bytes=sum(resident) if len(resident) == len(locations) else None,
+    )
+
+
+def _agreed(places: list[Place | None]) -> Place | None:
+    return places[0] if len(set(places)) == 1 else None
 
 
 @dataclass(frozen=True)
@@ -135,14 +157,12 @@ class Device(ABC):
     scope (`umem.scopes`); the rest may be called from any thread.
     """
 
-    kind: ClassVar[Literal["cuda", "virtual"]]
+    simulated: ClassVar[bool]
+    """Residency and time are a model's."""
+    backend: ClassVar[Literal["numpy", "cupy"]]
+    """The library whose arrays live here."""
     name: str
     ordinal: int
-
-    @property
-    def simulated(self) -> bool:
-        """Whether residency and time are a model's."""
-        return self.kind == "virtual"
 
     @property
     @abstractmethod
@@ -154,6 +174,18 @@ class Device(ABC):
     def xp(self) -> Any:
         """The array module whose arrays live on this device."""
 
+    @property
+    def figures(self) -> Figures | None:
+        """What a model has counted so far; None where there is no model."""
+        return None
+
+    def enter(self, scope: Scope) -> tuple[Any, ...]:
+        """Get ready to be the current device while ``scope`` is open.
+
+        Returns what the scope has to hold beside the device.
+        """
+        return ()
+
     @abstractmethod
     def why_not(self, mode: Mode) -> str | None:
         """Why this device cannot serve ``mode``, or None when it can."""
@@ -161,9 +193,15 @@ class Device(ABC):
     def serve(self, scope: Scope, policy: Policy) -> None:
         """Open ``scope``: inside of it, allocations follow ``policy``.
 
+        A change to managed or hybrid, here or in `serve_all`, may give back what other pools have
+        free.
+
         Raises:
-            SizeError: the limit is below what the mode's pool has in use; nothing was opened.
+            DeviceError: the device cannot serve the mode.
+            SizeError: the limit is below what the mode's pool has in use.
+            MissingDependencyError: it takes a library that is not there. Nothing was opened.
         """
+        self._check(policy.mode)
         how = self._prepared(policy)
         scope.at_close(lambda: self._left(scope))
         scope.open(Served(self, policy, how))
@@ -180,16 +218,22 @@ class Device(ABC):
         scope.open(Watched(self, watcher, how))
         self._entered(scope)
 
-    @abstractmethod
     def serve_all(self, scope: Scope, policy: Policy) -> None:
         """Serve the allocations of the whole process by ``policy`` until ``scope`` is closed.
 
         It is not opened: nobody is inside of it. Blocks go before it.
 
         Raises:
-            SizeError: the limit is below what the mode's pool has in use.
-            StateError: another allocator of the thread stands in the way. Nothing has changed.
+            StateError: another allocator of the thread stands in the way.
+            DeviceError, SizeError, MissingDependencyError: see `serve`. Nothing has changed.
         """
+        self._check(policy.mode)
+        self._serve_all(scope, policy, self._prepared(policy))
+
+    def _check(self, mode: Mode) -> None:
+        reason = self.why_not(mode)
+        if reason is not None:
+            raise DeviceError(f"{self.name} cannot serve {mode} memory: {reason}")
 
     def leave_all(self, scope: Scope) -> None:
         """Close the scope that `serve_all` was given.
@@ -207,16 +251,26 @@ class Device(ABC):
         """
         scope = Scope(f"{policy.mode} memory on {self.name}")
         serve, leave = (self.serve_all, self.leave_all) if everywhere else (self.serve, Scope.close)
-        return _opened(scope, lambda: serve(scope, policy), leave)
+        try:
+            serve(scope, policy)
+        except BaseException:
+            scope.close()
+            raise
 
-    def watch(self, watcher: Watcher) -> Restore:
-        """As `tell`; returns what ends it, to be called once."""
-        scope = Scope(f"a watch on {self.name}")
-        return _opened(scope, lambda: self.tell(scope, watcher), Scope.close)
+        def restore() -> None:
+            if scope.is_over:
+                raise StateError(f"{scope.title}: restored before")
+            leave(scope)
+
+        return restore
 
     @abstractmethod
     def _prepared(self, policy: Policy) -> Any:
-        """What serves a policy that can be served; nothing has changed by then."""
+        """Make what serves a policy; raises SizeError and so on, as `serve` does."""
+
+    @abstractmethod
+    def _serve_all(self, scope: Scope, policy: Policy, how: Any) -> None:
+        """Serve everybody who is in no block by what `_prepared` has made."""
 
     def _watch(self, watcher: Watcher) -> Any:  # noqa: B027 (not every device needs something)
         """What tells a watcher; nothing has changed by then."""
@@ -274,57 +328,3 @@ class Device(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until everything that was asked for has happened."""
-
-    def follow_chainer(self) -> None:  # noqa: B027 (most devices have nothing to do)
-        """Chainer was imported just now: point its alias of the pool at the one installed."""
-
-
-def _opened(scope: Scope, opening: Callable[[], None], leave: Callable[[Scope], None]) -> Restore:
-    try:
-        opening()
-    except BaseException:
-        scope.close()
-        raise
-    return lambda: _leave_once(scope, leave)
-
-
-def _leave_once(scope: Scope, leave: Callable[[Scope], None]) -> None:
-    if scope.is_over:
-        raise StateError(f"{scope.title}: restored before")
-    leave(scope)
-
-
-def byte_ranges(
-    address: int, shape: Iterable[int], strides: Iterable[int], itemsize: int, page: int = 4096
-) -> list[Span]:
-    """The address ranges that a strided array covers, in ascending order.
-
-    Exact for any strides, negative and zero included, except that gaps smaller than ``page``
-    are covered too: the driver works in pages, so hints round to them anyway.
-
-    >>> byte_ranges(0, (2, 4), (8192, 4), 4)
-    [Span(address=0, nbytes=16), Span(address=8192, nbytes=16)]
-    """
-    dims = sorted((abs(st), n, st) for n, st in zip(shape, strides, strict=True) if n != 1)
-    if any(n == 0 for _, n, _ in dims):
-        return []
-    address += sum((n - 1) * st for _, n, st in dims if st < 0)
-    extent = itemsize
-    outer: list[tuple[int, int]] = []
-    for step, count, _ in dims:
-        if not outer and step - extent < page:
-            extent += (count - 1) * step
-        elif step:
-            outer.append((step, count))
-    starts = np.array([address], dtype=np.int64)
-    for step, count in outer:
-        starts = np.add.outer(starts, np.arange(count, dtype=np.int64) * step).ravel()
-    starts.sort()
-    return _merge(starts, extent, page)
-
-
-def _merge(starts: Any, extent: int, page: int) -> list[Span]:
-    gaps = np.flatnonzero(np.diff(starts) - extent >= page)
-    first = starts[np.concatenate(([0], gaps + 1))]
-    last = starts[np.concatenate((gaps, [len(starts) - 1]))]
-    return [Span(int(a), int(b) + extent - int(a)) for a, b in zip(first, last, strict=True)]

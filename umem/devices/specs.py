@@ -73,10 +73,9 @@ class Costs:
     compute_efficiency: float = 0.6
     memory_efficiency: float = 0.8
     remote_efficiency: float = 0.9
-    remote_line_bytes: int = 128
-    """What one scattered access moves over the bus (about 60 M accesses/s on PCIe 5)."""
     remote_scattered: float = 60e6 * 128 / 55e9
-    """Scattered over coalesced rate of reads over the bus."""
+    """Scattered over coalesced rate of reads over the bus: about 60 M accesses/s on PCIe 5, each of
+    which moves 128 bytes."""
 
 
 COSTS = Costs()

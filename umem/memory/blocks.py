@@ -10,45 +10,14 @@ from __future__ import annotations
 
 import inspect
 from contextlib import ContextDecorator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from umem.devices.base import MODES, Device, Mode, Policy, Served
+from umem.devices.open import current_device
 from umem.devices.presets import Preset, check_preset
-from umem.errors import DeviceError, StateError, UnsupportedError
+from umem.errors import StateError, UnsupportedError
 from umem.memory.limits import Limit, Size, parse_limit
-from umem.scopes import Scope, Scoped, derived, inside, tidy
-
-if TYPE_CHECKING:  # who wants a virtual GPU imports it; nobody else waits for it
-    from umem.devices.virtual import VirtualGPU
-
-
-def current_device() -> Device:
-    """The innermost virtual GPU that the calling code is inside of, else the current CUDA device.
-
-    Raises:
-        DeviceNotFoundError: there is neither; the message names both ways out.
-    """
-    tidy()
-    virtual = innermost_virtual()
-    if virtual is not None:
-        return virtual
-    from umem.devices.cuda import open_cuda
-
-    return open_cuda()
-
-
-def innermost_virtual() -> VirtualGPU | None:
-    """The virtual GPU that the calling code is inside of, or None."""
-    return derived(_innermost)
-
-
-def _innermost(payload: tuple[Any, ...]) -> VirtualGPU | None:
-    if not payload:
-        return None
-    from umem.devices.virtual import VirtualGPU
-
-    found = [part for part in payload if isinstance(part, VirtualGPU)]
-    return found[-1] if found else None
+from umem.scopes import Scope, Scoped, inside
 
 
 def devices_served() -> list[Device]:
@@ -87,13 +56,6 @@ def checked_request(
         check_preset(preset)
     checked = None if limit is None else parse_limit(limit)
     return Request(mode, checked, bool(prefetch), spill, preset)  # type: ignore[arg-type]
-
-
-def check_served(device: Device, mode: Mode) -> None:
-    """Raise DeviceError where a device cannot serve a mode, with the reason."""
-    reason = device.why_not(mode)
-    if reason is not None:
-        raise DeviceError(f"{device.name} cannot serve {mode} memory: {reason}")
 
 
 class Memory:
@@ -141,7 +103,6 @@ class Block(Decorator, Scoped[Memory]):
     def _open(self, scope: Scope) -> Memory:
         device = current_device()
         policy = self._request.on(device)
-        check_served(device, policy.mode)
         device.serve(scope, policy)
         return Memory(device, policy)
 

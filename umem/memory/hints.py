@@ -1,8 +1,8 @@
 """Hints: tell the driver where memory will be used.
 
-Every function takes an array, a Chainer Variable, Parameter, Link or Optimizer, or any nesting
-of them in dicts, lists and tuples; shared arrays count once. All return the bytes that the hint
-reached: memory that is not managed takes none, and counts 0.
+Every function takes an array, what a framework keeps arrays in (Chainer's Variable, Parameter,
+Link, Optimizer), or any nesting of them in dicts, lists and tuples; shared arrays count once. All
+return the bytes that the hint reached: memory that is not managed takes none, and counts 0.
 
 Advice belongs to addresses, not to arrays: on memory from a pool it stays when the pool hands the
 same addresses to the next array, and it reaches neighbours on the same page. Take it back with
@@ -12,15 +12,16 @@ pools have the advice and no other array gets their memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from umem.devices.base import ADVICE, Advice, Device, Location, Place
+from umem.devices.base import ADVICE, Advice, Device, Location, Place, common
+from umem.devices.open import current_device
 from umem.devices.presets import PRESETS, Preset, check_preset
 from umem.errors import HintError
-from umem.memory.process import current_device
+from umem.trace.frameworks import parts_of
 
 
 def arrays_in(x: Any) -> Iterator[Any]:
@@ -50,39 +51,14 @@ def _walk(x: Any) -> Iterator[Any]:
     elif isinstance(x, (list, tuple, set, frozenset)):
         for value in x:
             yield from _walk(value)
-    elif hasattr(x, "target") and hasattr(x, "new_epoch"):
-        yield from _walk_optimizer(x)
-    elif hasattr(x, "params") and hasattr(x, "namedparams"):
-        yield from _walk_link(x)
-    elif hasattr(x, "array") and hasattr(type(x), "grad"):
-        grad = x.grad if getattr(x, "_grad_valid", True) else None  # Chainer would raise
-        yield from (value for value in (x.array, grad) if value is not None)
     elif hasattr(x, "indptr") and hasattr(x, "indices"):
         yield from (x.data, x.indices, x.indptr)
     else:
-        raise HintError(f"{type(x).__name__} holds no arrays that umem knows of")
-
-
-def _walk_link(link: Any) -> Iterator[Any]:
-    for param in link.params(include_uninit=False):
-        yield from _walk(param)
-    for part in link.links():
-        for name in getattr(part, "_persistent", ()):
-            value = getattr(part, name)
-            if is_array(value):
-                yield value
-
-
-def _walk_optimizer(optimizer: Any) -> Iterator[Any]:
-    """What only the update reads: the state of each parameter, and its copy in float32."""
-    if optimizer.target is None:
-        raise HintError(f"{type(optimizer).__name__} has no model yet; call its setup(model) first")
-    for param in optimizer.target.params(include_uninit=False):
-        copy = getattr(param.update_rule, "_fp32_param", None)
-        if copy is not None and copy.array is not None:
-            yield copy.array
-        state = getattr(param.update_rule, "state", None) or {}
-        yield from (value for value in state.values() if is_array(value))
+        parts = parts_of(x)
+        if parts is None:
+            raise HintError(f"{type(x).__name__} holds no arrays that umem knows of")
+        for part in parts:
+            yield from _walk(part)
 
 
 def is_array(x: Any) -> bool:
@@ -185,22 +161,7 @@ def location(x: Any) -> Location:
     found = [device.location(array) for array in arrays_in(x)]
     if not found:
         raise HintError("there is no array to locate")
-    first = found[0]
-    resident = [item.resident_bytes for item in found]
-    return Location(
-        managed=all(item.managed for item in found),
-        preferred=first.preferred if _agree(item.preferred for item in found) else None,
-        accessed_by=first.accessed_by if _agree(item.accessed_by for item in found) else (),
-        last_prefetch=(
-            first.last_prefetch if _agree(item.last_prefetch for item in found) else None
-        ),
-        read_mostly=all(item.read_mostly for item in found),
-        resident_bytes=None if None in resident else sum(r for r in resident if r is not None),
-    )
-
-
-def _agree(values: Iterable[Any]) -> bool:
-    return len(set(values)) == 1
+    return common(found)
 
 
 def _place(to: Place | None, device: Device) -> Place:
@@ -240,7 +201,7 @@ def as_numpy(a: Any) -> np.ndarray[Any, Any]:
           CuPy; what the host does through it is not followed.
 
     Args:
-        a: an array of the current device; of a Chainer Variable, its ``.array``.
+        a: an array of the current device; of a variable, its ``.array``.
 
     Returns:
         A writable array of the same shape, strides and type.

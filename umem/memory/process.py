@@ -5,22 +5,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from umem.devices.base import Device, Policy, policy_here
+from umem.devices.open import current_device, device_kind, entered_device
 from umem.errors import StateError, UmemError
 from umem.locks import safe_lock
 from umem.memory import environment
-from umem.memory.blocks import Block as Block
-from umem.memory.blocks import (
-    Decorator,
-    Request,
-    check_served,
-    checked_request,
-    devices_served,
-    innermost_virtual,
-)
-from umem.memory.blocks import current_device as current_device
+from umem.memory.blocks import Decorator, Request, checked_request, devices_served
 from umem.memory.limits import Size
 from umem.scopes import Scope, Scoped, inside, tidy
 from umem.trace.stacks import end_at_user
@@ -28,8 +20,9 @@ from umem.units import parse_bytes
 
 if TYPE_CHECKING:
     from umem.devices.specs import GpuSpec
-    from umem.devices.virtual import VirtualGPU
+    from umem.devices.virtual import VirtualGPU  # noqa: F401 (a base class names it)
 
+_Device = TypeVar("_Device", bound=Device, covariant=True)
 _lock = safe_lock()
 _enabled: Handle | None = None
 
@@ -121,7 +114,7 @@ def _enabled_by(
     """The handle of what is on or switched on now, which is ``made`` then."""
     global _enabled
     request = _requested(mode, limit, prefetch)
-    device = innermost_virtual() if request is None else current_device()
+    device = entered_device() if request is None else current_device()
     if _enabled is not None:
         if _enabled._answers(device, request):
             return _enabled
@@ -130,7 +123,6 @@ def _enabled_by(
     if request is not None and device is not None:
         _outside_blocks(device, "enable")
         policy = request.on(device)
-        check_served(device, policy.mode)
     handle = Handle(device, request if policy else None, policy)
     made.append(handle)
     handle._installed.at_close(lambda: _forget(handle))
@@ -180,18 +172,41 @@ def enabled() -> Handle | None:
     return _enabled
 
 
-def follow_chainer() -> None:
-    """Chainer was imported just now; what was enabled before concerns it too."""
-    if _enabled is not None and _enabled._device is not None:
-        _enabled._device.follow_chainer()
-
-
 def _outside_blocks(device: Device | None, what: str) -> None:
     if device in devices_served():
         raise StateError(f"umem.{what}() inside a block of umem memory; leave the block first")
 
 
-class virtual_gpu(Decorator, Scoped["VirtualGPU"]):
+class DeviceBlock(Decorator, Scoped[_Device]):
+    """A block, or a function, that runs on a device of its own, opened each time it is entered.
+
+    Args:
+        kind: the name of a row of `umem.devices.open`.
+        gpu: the GPU to model.
+        vram: its VRAM, as an int or text ("256MiB"); None is what the table says.
+    """
+
+    def __init__(self, kind: str, gpu: str | GpuSpec, vram: Size | None = None) -> None:
+        self._kind, self._gpu = device_kind(kind), gpu
+        self._vram_bytes = None if vram is None else parse_bytes(vram, "vram")
+        self.title = f"umem.{kind}_gpu()"
+
+    def _recreate_cm(self) -> DeviceBlock[_Device]:
+        return DeviceBlock(self._kind.name, self._gpu, self._vram_bytes)
+
+    def _open(self, scope: Scope) -> _Device:
+        device: Any = self._kind.open(self._gpu, self._vram_bytes)
+        held = device.enter(scope)
+        scope.at_close(lambda: _end_all_on(device))
+        scope.open(device, *held)
+        return device  # type: ignore[no-any-return]
+
+    def _seen(self, error: BaseException) -> None:
+        if isinstance(error, UmemError):
+            end_at_user(error)  # its text says all
+
+
+class virtual_gpu(DeviceBlock["VirtualGPU"]):
     """Run a block against the model of a GPU: the arithmetic is real, pages and time simulated.
 
     Args:
@@ -211,42 +226,19 @@ class virtual_gpu(Decorator, Scoped["VirtualGPU"]):
     those that it makes.
     """
 
-    title = "umem.virtual_gpu()"
-
     def __init__(self, gpu: str | GpuSpec, vram: Size | None = None) -> None:
         from umem.devices.specs import gpu_spec
-        from umem.devices.virtual import VirtualGPU  # half of what importing umem would cost
 
-        self._spec = gpu_spec(gpu)
-        self._vram_bytes = None if vram is None else parse_bytes(vram, "vram")
-        VirtualGPU(self._spec, vram_bytes=self._vram_bytes)  # refuses what is too small
-
-    def _recreate_cm(self) -> virtual_gpu:
-        return virtual_gpu(self._spec, self._vram_bytes)
-
-    def _open(self, scope: Scope) -> VirtualGPU:
-        from umem.devices.virtual import VirtualGPU
-        from umem.trace.recording.recorder import Recorder
-
-        gpu = VirtualGPU(self._spec, vram_bytes=self._vram_bytes)
-        gpu.recorder = recorder = Recorder(gpu.on_event, keep=False)
-        scope.at_close(gpu.model.end)
-        recorder.join(scope)
-        scope.at_close(lambda: _end_all_on(gpu))
-        scope.open(gpu, recorder)
-        return gpu
-
-    def _seen(self, error: BaseException) -> None:
-        if isinstance(error, UmemError):
-            end_at_user(error)  # its text says all
+        super().__init__("virtual", gpu_spec(gpu), vram)
+        self._kind.open(self._gpu, self._vram_bytes)  # refuses too little VRAM
 
 
-def _end_all_on(gpu: VirtualGPU) -> None:
-    """The calling code's blocks on a virtual GPU are over, and what is enabled on it."""
+def _end_all_on(device: Device) -> None:
+    """End the calling code's blocks on a device, and what is enabled on it."""
     for scope in inside():
-        if gpu in [getattr(part, "device", None) for part in scope.payload]:
+        if device in [getattr(part, "device", None) for part in scope.payload]:
             scope.close()
-    if _enabled is not None and _enabled._device is gpu:
+    if _enabled is not None and _enabled._device is device:
         _enabled._installed.close()
 
 

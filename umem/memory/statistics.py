@@ -10,16 +10,16 @@ measures what it costs inside.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
-from umem.devices.base import Device, Watcher
+from umem.devices.base import Device
+from umem.devices.open import current_device
 from umem.errors import SizeError, StateError
 from umem.locks import safe_lock
-from umem.memory.process import current_device
 from umem.scopes import Scope, Scoped
 from umem.units import GIB, KIB, MIB, TIB, format_bytes
 
+_Entered = TypeVar("_Entered", covariant=True)
 _UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
 _FIGURES = (
     "current_bytes",
@@ -43,7 +43,57 @@ def statistics() -> Statistics:
     return Statistics()
 
 
-class Statistics(Scoped["Statistics"]):
+class WatchingBlock(Scoped[_Entered]):
+    """A block that is told of the allocations of one device, once.
+
+    A subclass is the `Watcher`: it counts what `_dead` has in `_count_dead`, under `_lock`.
+    """
+
+    def __init__(self) -> None:
+        self._device: Device | None = None
+        self._scope = Scope()
+        self._lock = safe_lock()
+        self._dead: deque[Any] = deque()
+
+    def _open(self, scope: Scope) -> _Entered:
+        if self._device is not None:
+            raise StateError("this block was used before; make a new one for each time")
+        self._device = device = current_device()
+        self._scope = scope
+        scope.at_close(self._count_dead)
+        watcher: Any = self
+        device.tell(scope, watcher)
+        return watcher  # type: ignore[no-any-return]
+
+    def _not_inside(self) -> str:
+        return "a block is left once"
+
+    def freed(self, ticket: Any) -> None:
+        """What the device calls; see `Watcher`."""
+        self._dead.append(ticket)
+
+    def _count_dead(self) -> None:
+        raise NotImplementedError
+
+    def _settle(self) -> None:
+        """Until the end, hear of everything that was freed, and count it."""
+        if self._scope.is_open and self._device is not None:
+            self._device.settle()
+            self._count_dead()
+
+    def _where(self) -> str:
+        """Name the device, and say whether it is a model."""
+        if self._device is None:
+            return "no device yet"
+        return f"{self._device.name}{' (simulated)' if self._device.simulated else ''}"
+
+    def _where_json(self) -> dict[str, Any]:
+        if self._device is None:
+            return {"device": None, "simulated": None}
+        return {"device": self._device.name, "simulated": self._device.simulated}
+
+
+class Statistics(WatchingBlock["Statistics"]):
     """Bytes and counts of the allocations that a block made; `umem.statistics` makes one.
 
     Bytes are those asked for, before any rounding. Of a virtual GPU a replayed workspace counts
@@ -54,20 +104,11 @@ class Statistics(Scoped["Statistics"]):
     at its end.
     """
 
-    def __init__(self) -> None:
-        self._watch = Watch()
-        self._lock = safe_lock()
-        self._dead: deque[int] = deque()
-        self._figures = dict.fromkeys(_FIGURES, 0)
-
     title = "umem.statistics()"
 
-    def _open(self, scope: Scope) -> Statistics:
-        self._watch.begin(scope, self, self._count_dead)
-        return self
-
-    def _not_inside(self) -> str:
-        return "a block is left once"
+    def __init__(self) -> None:
+        super().__init__()
+        self._figures = dict.fromkeys(_FIGURES, 0)
 
     def allocated(self, nbytes: int, label: str) -> int:
         """What the device calls; see `Watcher`."""
@@ -85,10 +126,6 @@ class Statistics(Scoped["Statistics"]):
                 found["peak_count"] = count
         return nbytes
 
-    def freed(self, ticket: Any) -> None:
-        """What the device calls; see `Watcher`."""
-        self._dead.append(ticket)
-
     def _count_dead(self) -> None:
         with self._lock:
             while self._dead:
@@ -97,7 +134,7 @@ class Statistics(Scoped["Statistics"]):
 
     def summary(self) -> dict[str, int]:
         """All six figures."""
-        self._watch.settle(self._count_dead)
+        self._settle()
         with self._lock:
             return dict(self._figures)
 
@@ -133,7 +170,7 @@ class Statistics(Scoped["Statistics"]):
 
     def to_json(self) -> dict[str, Any]:
         """The figures and their device, for a JSON file."""
-        return {**self._watch.to_json(), **self.summary()}
+        return {**self._where_json(), **self.summary()}
 
     def print_report(self, file: TextIO | None = None, unit: str = "auto") -> None:
         """Print a table.
@@ -143,7 +180,7 @@ class Statistics(Scoped["Statistics"]):
             unit: of bytes: "auto", "B", "KiB", "MiB", "GiB" or "TiB".
         """
         found = self.summary()
-        lines = [f"allocations on {self._watch.title}", f"{'':<8}{'bytes':>12}{'count':>10}"]
+        lines = [f"allocations on {self._where()}", f"{'':<8}{'bytes':>12}{'count':>10}"]
         for name in ("current", "peak", "total"):
             size = format_in(found[f"{name}_bytes"], unit)
             lines.append(f"{name:<8}{size:>12}{found[f'{name}_count']:>10}")
@@ -153,41 +190,6 @@ class Statistics(Scoped["Statistics"]):
         found = self.summary()
         current, peak = format_bytes(found["current_bytes"]), format_bytes(found["peak_bytes"])
         return f"<statistics of {found['total_count']} allocations: {current} now, {peak} at most>"
-
-
-class Watch:
-    """One watch of one device, begun once; over when its scope is."""
-
-    def __init__(self) -> None:
-        self._device: Device | None = None
-        self._scope = Scope()
-
-    def begin(self, scope: Scope, watcher: Watcher, settled: Callable[[], None]) -> None:
-        """Tell ``watcher`` while ``scope`` is open; ``settled`` has it count what was freed."""
-        if self._device is not None:
-            raise StateError("this block was used before; make a new one for each time")
-        self._device = device = current_device()
-        self._scope = scope
-        scope.at_close(settled)
-        device.tell(scope, watcher)
-
-    def settle(self, settled: Callable[[], None]) -> None:
-        """Until the end, hear of everything that was freed, and have it counted."""
-        if self._scope.is_open and self._device is not None:
-            self._device.settle()
-            settled()
-
-    @property
-    def title(self) -> str:
-        """The device, and whether it is a model."""
-        if self._device is None:
-            return "no device yet"
-        return f"{self._device.name}{' (simulated)' if self._device.simulated else ''}"
-
-    def to_json(self) -> dict[str, Any]:
-        if self._device is None:
-            return {"device": None, "simulated": None}
-        return {"device": self._device.name, "simulated": self._device.simulated}
 
 
 def format_in(nbytes: int, unit: str) -> str:

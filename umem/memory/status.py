@@ -5,18 +5,18 @@ from __future__ import annotations
 import functools
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
-from umem.devices.base import Device, Feature, Usage
+from umem.devices.base import Device, Feature
+from umem.devices.open import current_device
 from umem.errors import DeviceNotFoundError
-from umem.memory.process import active_policy, current_device, why_on
+from umem.memory.process import active_policy, why_on
 from umem.units import format_bytes
 
 WIDTH = 80
 _COLUMN = 14
 _PACKAGES = ("umem", "python", "numpy", "chainer", "scipy", "cupy", "cuda-core")
-_NO_USAGE = Usage(0, 0, 0, None, "unknown")
 _Answer = TypeVar("_Answer")
 
 
@@ -28,19 +28,19 @@ class Status:
     says of each thing whether it is on, and why; ``versions`` has None where there is nothing.
     """
 
-    on: bool
-    mode: str
-    device: str | None
-    simulated: bool
-    why_not: str | None
-    limit_bytes: int | None
-    vram_bytes: int | None
-    reserved_bytes: int | None
-    peak_bytes: int | None
-    managed_bytes: int | None
-    factor: float | None
-    resident_bytes: int | None
-    paging: str
+    on: bool = False
+    mode: str = "none"
+    device: str | None = None
+    simulated: bool = False
+    why_not: str | None = None
+    limit_bytes: int | None = None
+    vram_bytes: int | None = None
+    reserved_bytes: int | None = None
+    peak_bytes: int | None = None
+    managed_bytes: int | None = None
+    factor: float | None = None
+    resident_bytes: int | None = None
+    paging: str = "unknown"
     features: tuple[Feature, ...] = field(default=(), repr=False)
     versions: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
 
@@ -126,22 +126,7 @@ def status() -> Status:
 
 def _without_device(error: Exception) -> Status:
     why = str(error) if isinstance(error, DeviceNotFoundError) else _reason(error)
-    return Status(
-        on=False,
-        mode="none",
-        device=None,
-        simulated=False,
-        why_not=why,
-        limit_bytes=None,
-        vram_bytes=None,
-        reserved_bytes=None,
-        peak_bytes=None,
-        managed_bytes=None,
-        factor=None,
-        resident_bytes=None,
-        paging="unknown",
-        versions=dict(versions()),
-    )
+    return Status(why_not=why, versions=dict(versions()))
 
 
 def _of(device: Device) -> Status:
@@ -149,14 +134,13 @@ def _of(device: Device) -> Status:
     policy = active_policy(device)
     nothing: tuple[Feature, ...] = ()
     untold: str | None = "it cannot be told"
+    unsaid: dict[str, str | None] = {}
     features = _ask("features", device.features, nothing, problems)
     why_not = _ask("modes", lambda: device.why_not("managed"), untold, problems)
     usage = _ask("usage", device.usage, None, problems)
     vram = _ask("VRAM", lambda: device.vram_bytes, None, problems)
-    unsaid: dict[str, str | None] = {}
     found = _ask("versions", device.versions, unsaid, problems)
-    known = usage or _NO_USAGE
-    return Status(
+    status = Status(
         on=policy is not None,
         mode="unmanaged" if policy is None else policy.mode,
         device=device.name,
@@ -164,15 +148,13 @@ def _of(device: Device) -> Status:
         why_not=why_not,
         limit_bytes=None if policy is None else policy.limit_bytes,
         vram_bytes=vram,
-        reserved_bytes=None if usage is None else known.reserved_bytes,
-        peak_bytes=None if usage is None else known.peak_bytes,
-        managed_bytes=None if usage is None else known.managed_bytes,
-        factor=known.reserved_bytes / vram if usage is not None and vram else None,
-        resident_bytes=known.resident_bytes,
-        paging=known.paging,
         features=(Feature("mode", policy is not None, why_on(device)), *features, *problems),
         versions={**versions(), **found},
     )
+    if usage is None:
+        return status
+    factor = usage.reserved_bytes / vram if vram else None
+    return replace(status, factor=factor, **asdict(usage))
 
 
 def _ask(

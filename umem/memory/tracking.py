@@ -6,15 +6,13 @@ What is watched, and by which thread, is as in `umem.memory.statistics`.
 from __future__ import annotations
 
 import gc
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TextIO
 
 from umem.errors import LeakError
-from umem.locks import safe_lock
-from umem.memory.statistics import Watch, format_in
-from umem.scopes import Scope, Scoped
+from umem.memory.statistics import WatchingBlock, format_in
+from umem.scopes import Scope
 from umem.trace.stacks import Frame, Places, Reader, places
 from umem.units import format_bytes
 
@@ -56,7 +54,7 @@ class _Allocation(NamedTuple):
     places: Places
 
 
-class Tracker(Scoped["Tracker"]):
+class Tracker(WatchingBlock["Tracker"]):
     """Who holds what was allocated in a block; `umem.track` makes one.
 
     A stack leaves out the frames inside umem, Chainer, CuPy and NumPy at its inner end. Arrays
@@ -65,22 +63,13 @@ class Tracker(Scoped["Tracker"]):
     Cost: a walk over the frames an allocation; lines are looked up when somebody reads them.
     """
 
-    def __init__(self, stacks: bool, check: bool) -> None:
-        self._stacks, self._check = stacks, check
-        self._watch = Watch()
-        self._lock = safe_lock()
-        self._dead: deque[int] = deque()
-        self._live: dict[int, _Allocation] = {}
-        self._next = 0
-
     title = "umem.track()"
 
-    def _open(self, scope: Scope) -> Tracker:
-        self._watch.begin(scope, self, self._drop_dead)
-        return self
-
-    def _not_inside(self) -> str:
-        return "a block is left once"
+    def __init__(self, stacks: bool, check: bool) -> None:
+        super().__init__()
+        self._stacks, self._check = stacks, check
+        self._live: dict[int, _Allocation] = {}
+        self._next = 0
 
     def _close(self, scope: Scope, kind: type[BaseException] | None) -> None:
         checked = self._check and kind is None
@@ -88,30 +77,26 @@ class Tracker(Scoped["Tracker"]):
             gc.collect()
         scope.close()
         if checked and self._live:
-            raise LeakError(_leak_text(self.outstanding(), self._watch.title))
+            raise LeakError(_leak_text(self.outstanding(), self._where()))
 
     def allocated(self, nbytes: int, label: str) -> int:
         """What the device calls; see `Watcher`."""
         stack = places() if self._stacks else ()
         with self._lock:
             if self._dead:
-                self._drop_dead()
+                self._count_dead()
             self._next = ticket = self._next + 1
             self._live[ticket] = _Allocation(nbytes, label, stack)
         return ticket
 
-    def freed(self, ticket: Any) -> None:
-        """What the device calls; see `Watcher`."""
-        self._dead.append(ticket)
-
-    def _drop_dead(self) -> None:
+    def _count_dead(self) -> None:
         with self._lock:
             while self._dead:
                 del self._live[self._dead.popleft()]
 
     def outstanding(self) -> list[Holding]:
         """What is held, one entry a stack (or a label where none was kept), largest first."""
-        self._watch.settle(self._drop_dead)
+        self._settle()
         with self._lock:
             live = list(self._live.values())
         return _grouped(live)
@@ -119,7 +104,7 @@ class Tracker(Scoped["Tracker"]):
     def to_json(self) -> dict[str, Any]:
         """What is held and on which device, for a JSON file."""
         holdings = [holding.to_json() for holding in self.outstanding()]
-        return {**self._watch.to_json(), "outstanding": holdings}
+        return {**self._where_json(), "outstanding": holdings}
 
     def print_report(
         self, file: TextIO | None = None, unit: str = "auto", *, count: int = 10
@@ -127,7 +112,7 @@ class Tracker(Scoped["Tracker"]):
         """Print the ``count`` largest holdings with their stacks; see `Statistics.print_report`."""
         found = self.outstanding()
         total = format_in(sum(holding.nbytes for holding in found), unit)
-        lines = [f"{total} held on {self._watch.title}", *_lines(found, unit, count)]
+        lines = [f"{total} held on {self._where()}", *_lines(found, unit, count)]
         print("\n".join(lines), file=file)
 
     def __repr__(self) -> str:

@@ -13,8 +13,7 @@ import chainer
 from chainer import function_hook
 
 from umem.chainer.checkpointing.calls import RegionCall, call_of, check_call, outside
-from umem.chainer.checkpointing.link_state import FirstCalls, SecondCalls
-from umem.chainer.checkpointing.random_state import RandomState
+from umem.chainer.checkpointing.region_state import FirstCalls, RandomState, SecondCalls
 from umem.chainer.forward_configuration import as_in_forward, configuration_now
 from umem.errors import (
     RecomputeCountError,

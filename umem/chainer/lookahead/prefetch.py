@@ -6,12 +6,12 @@ import sys
 from types import TracebackType
 from typing import TextIO
 
-from umem.chainer.lookahead.session import Follower, LookaheadReport, LookaheadWarning, Session
+from umem.chainer.lookahead.session import Follower, LookaheadReport, Session
+from umem.devices.open import current_device
 from umem.errors import StateError
-from umem.memory.process import current_device
 from umem.trace.recording.thread import active
 
-__all__ = ["LookaheadPrefetch", "LookaheadReport", "LookaheadWarning"]
+__all__ = ["LookaheadPrefetch", "LookaheadReport"]
 
 
 class LookaheadPrefetch:

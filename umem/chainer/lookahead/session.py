@@ -16,6 +16,7 @@ import numpy as np
 
 from umem.chainer.lookahead.side_stream import SideStream, side_stream
 from umem.devices.base import Device, Place
+from umem.errors import LookaheadWarning
 from umem.planner.prefetch.moves import NOTHING, ROOM, Moves, plan_moves
 from umem.planner.prefetch.order import Iteration, Order, Step
 from umem.trace.events import Alloc, Event, Free, Mark, Op
@@ -30,10 +31,6 @@ LONGEST = 50_000
 """Operations without an update after which an iteration is given up."""
 USABLE = 0.95
 """The share of a real GPU's VRAM that a program can have; a virtual GPU states what is usable."""
-
-
-class LookaheadWarning(UserWarning):
-    """Lookahead prefetch does not help for a while, or any more; results are not concerned."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +280,7 @@ class Session:
         return self._device.prefetch(array, place, stream)
 
     def _is_here(self, array: Any) -> bool:
-        if self._device.simulated:
+        if self._device.backend == "numpy":
             return isinstance(array, np.ndarray)
         return getattr(getattr(array, "device", None), "id", None) == self._device.ordinal
 

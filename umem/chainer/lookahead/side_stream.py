@@ -76,4 +76,4 @@ SideStream = VirtualSideStream | CudaSideStream
 
 def side_stream(device: Device) -> SideStream:
     """The kind of stream that goes with the device."""
-    return VirtualSideStream() if device.simulated else CudaSideStream(device.xp)
+    return VirtualSideStream() if device.backend == "numpy" else CudaSideStream(device.xp)

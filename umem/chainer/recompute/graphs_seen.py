@@ -16,7 +16,7 @@ from umem.chainer.recompute.observing import does_more, look_beside, state_bytes
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import History, SeenGraph, tape_of
 from umem.chainer.recompute.tape import Signature
-from umem.errors import BudgetError
+from umem.errors import BudgetError, RecomputeWarning
 from umem.units import format_bytes
 
 REMEMBERED = 32
@@ -27,10 +27,6 @@ OBJECTS = 1 << 20
 """Bytes over a budget that Python's own objects, which are measured as well, may take."""
 KEEPS = "a graph is not planned, and keeps everything: "
 AGAIN = "it goes backward again after an update"
-
-
-class RecomputeWarning(UserWarning):
-    """A pass is not, or cannot be, run by a plan; it is exact all the same. Said once each."""
 
 
 class Graphs:

@@ -3,6 +3,7 @@
 Importing it imports neither; opening a device imports CuPy, and the first hint cuda.core.
 """
 
-from umem.devices.cuda.device import CudaDevice, cuda_reason, open_cuda
+from umem.devices.cuda.device import CudaDevice
+from umem.devices.cuda.gpus import cuda_reason, open_cuda
 
 __all__ = ["CudaDevice", "cuda_reason", "open_cuda"]

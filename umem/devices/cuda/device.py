@@ -1,21 +1,14 @@
-"""A real GPU, through CuPy: modes of allocation, hints, and what is known of the memory.
-
-Importing this module imports neither CuPy nor cuda.core; opening a device imports CuPy, and the
-first hint cuda.core.
-"""
+"""A real GPU, through CuPy: modes of allocation, hints, and what is known of the memory."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import os
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from umem import extras
 from umem.devices.base import (
     Advice,
     Device,
@@ -28,105 +21,18 @@ from umem.devices.base import (
     Usage,
     Watched,
     Watcher,
-    byte_ranges,
 )
 from umem.devices.cuda import fork
 from umem.devices.host import host_view, unmanaged_text
-from umem.errors import DeviceError, DeviceNotFoundError, HintError, UmemError
+from umem.devices.spans import byte_ranges
+from umem.errors import DeviceError, HintError, UmemError
 from umem.locks import safe_lock
 from umem.scopes import Scope
 
 if TYPE_CHECKING:
-    from umem.devices.cuda.driver import Driver, Malloc, Pool
+    from umem.devices.cuda.driver import CupyPool, Driver, Malloc
     from umem.devices.cuda.ranges import CoreHints
     from umem.devices.cuda.watching import Telling
-
-OLDEST_CUPY = 13
-
-opened: dict[int, CudaDevice] = {}
-"""The GPUs that `open_cuda` has returned, by ordinal."""
-_lock = threading.Lock()
-
-
-def open_cuda(ordinal: int | None = None) -> CudaDevice:
-    """The GPU with this ordinal, or the one that CuPy uses now.
-
-    The same object every time: its pools live as long as the process. The first call imports
-    CuPy and asks the driver for the GPUs; it creates no context on any of them. Thread-safe.
-
-    Raises:
-        DeviceNotFoundError: there is no such GPU that CuPy can use; the message says why, and
-            what to do instead. Nothing was opened.
-        StateError: this process was forked from one that had used CUDA.
-    """
-    fork.refuse_child()
-    known = _already_open(ordinal)
-    if known is not None:
-        return known
-    reason = cuda_reason(ordinal)
-    if reason is not None:
-        raise DeviceNotFoundError(_ways_out(reason))
-    driver = importlib.import_module("umem.devices.cuda.driver")
-    number = driver.current_ordinal() if ordinal is None else ordinal
-    with _lock:
-        if number not in opened:
-            opened[number] = CudaDevice(driver.Driver(number))
-        return opened[number]
-
-
-def _already_open(ordinal: int | None) -> CudaDevice | None:
-    # Every hint asks for the current device, so the checks are not repeated.
-    if ordinal is None and opened:
-        ordinal = importlib.import_module("umem.devices.cuda.driver").current_ordinal()
-    return None if ordinal is None else opened.get(ordinal)
-
-
-def cuda_reason(ordinal: int | None = None) -> str | None:
-    """Why there is no CUDA device, or None when there is one.
-
-    Imports CuPy where it is installed. Raises nothing.
-    """
-    reason = _cupy_reason()
-    if reason is not None:
-        return reason
-    driver = importlib.import_module("umem.devices.cuda.driver")
-    gpus: int | str = driver.visible_gpus()
-    if isinstance(gpus, str):
-        return gpus
-    if ordinal is not None and not 0 <= ordinal < gpus:
-        return f"GPU {ordinal} was asked for, and {gpus} can be seen"
-    problem: str | None = driver.libraries_problem()
-    return problem
-
-
-def _cupy_reason() -> str | None:
-    try:
-        version = str(importlib.import_module("cupy").__version__)
-    except ImportError as error:
-        if getattr(error, "name", None) == "cupy":
-            return "CuPy is not installed"
-        return "CuPy cannot be imported: " + str(error).strip().split("\n")[0]
-    major = version.split(".")[0]
-    if major.isdigit() and int(major) < OLDEST_CUPY:
-        return f"CuPy {version} is too old; {OLDEST_CUPY} or newer is needed"
-    return None
-
-
-def _ways_out(reason: str) -> str:
-    return (
-        f"no CUDA device: {reason}. On a machine with an NVIDIA GPU install what its CUDA needs: "
-        f"{extras.command('cuda12')}, or {extras.command('cuda13')}; without one, model it: "
-        'with umem.virtual_gpu("v100-16gb"): ...'
-    )
-
-
-def _after_fork() -> None:
-    if any(device.is_installed for device in opened.values()):
-        fork.refuse_allocations()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 class CudaDevice(Device):
@@ -136,7 +42,8 @@ class CudaDevice(Device):
     profiler. A child by fork gets a StateError from all of it.
     """
 
-    kind: ClassVar[Literal["cuda", "virtual"]] = "cuda"
+    simulated: ClassVar[bool] = False
+    backend: ClassVar[Literal["numpy", "cupy"]] = "cupy"
 
     def __init__(self, driver: Driver) -> None:
         from umem.devices.cuda.install import Installer
@@ -196,39 +103,19 @@ class CudaDevice(Device):
         """Versions of NVIDIA's driver, of the CUDA that it serves, and of CuPy's CUDA."""
         return self.driver.versions()
 
-    def _prepared(self, policy: Policy) -> Malloc:
-        return self._allocator(policy)[0]
+    def _prepared(self, policy: Policy) -> tuple[Malloc, CupyPool]:
+        cuda_modes = importlib.import_module("umem.devices.cuda.modes")
+        found: tuple[Malloc, CupyPool] = cuda_modes.allocator(policy, self.driver, self.pools)
+        if policy.mode != "unmanaged":  # what cudaMalloc gave to CuPy's pool is never evicted
+            self._clear_default_pool()
+        return found
 
-    def serve_all(self, scope: Scope, policy: Policy) -> None:
-        """Serve CuPy's allocations outside of blocks by ``policy``; see `Device.serve_all`.
-
-        Plain `managed`, with or without a limit, sets the pool's own method. A change to managed
-        or hybrid, for the process or a block, gives the free blocks of CuPy's default pool back
-        first: memory from cudaMalloc is never evicted.
-
-        Raises:
-            DeviceError: the GPU cannot serve the mode.
-            SizeError: the limit is below what the mode's arrays use now.
-            MissingDependencyError: cuda-core is needed and missing (prefetch or hybrid's
-                spill to the host, on CUDA 13 only).
-            StateError: inside a block of this thread.
-            In every case nothing has changed.
-        """
-        self._installer.serve_all(scope, policy, *self._allocator(policy))
+    def _serve_all(self, scope: Scope, policy: Policy, how: tuple[Malloc, CupyPool]) -> None:
+        self._installer.serve_all(scope, policy, *how)
 
     def leave_all(self, scope: Scope) -> None:
         """End `serve_all`; a StateError inside a block of this thread."""
         self._installer.leave_all(scope)
-
-    def _allocator(self, policy: Policy) -> tuple[Malloc, Pool]:
-        reason = self.why_not(policy.mode)
-        if reason is not None:
-            raise DeviceError(f"{self.name} cannot serve mode {policy.mode!r}: {reason}")
-        cuda_modes = importlib.import_module("umem.devices.cuda.modes")
-        found: tuple[Malloc, Pool] = cuda_modes.allocator(policy, self.driver, self.pools)
-        if policy.mode != "unmanaged":
-            self._clear_default_pool()
-        return found
 
     def _watch(self, watcher: Watcher) -> Telling:
         from umem.devices.cuda.watching import Telling
@@ -263,10 +150,6 @@ class CudaDevice(Device):
     def policy(self) -> Policy | None:
         """Return how the calling code's allocations are served; None is CuPy's own way."""
         return self._installer.policy()
-
-    def follow_chainer(self) -> None:
-        """Point Chainer's alias of the pool at the one installed; for after Chainer's import."""
-        self._installer.follow_chainer()
 
     def cap_managed(self, nbytes: int | None) -> None:
         """Bound all managed memory of this process together, whatever the mode; None lifts it."""

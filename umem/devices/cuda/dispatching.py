@@ -64,10 +64,10 @@ class Layer:
         for scope in scopes.inside():
             for part in scope.payload:
                 mine = scope in self.scopes
-                if isinstance(part, Watched) and part.device.kind == "cuda":
+                if isinstance(part, Watched) and part.device.backend == "cupy":
                     watches.append((part, mine))
-                elif isinstance(part, Served) and part.device.kind == "cuda" and mine:
-                    policy, malloc = part.policy, part.how
+                elif isinstance(part, Served) and part.device.backend == "cupy" and mine:
+                    policy, malloc = part.policy, part.how[0]
         found = self._below() if malloc is None else malloc
         for watch, mine in watches:
             if mine or malloc is not None:

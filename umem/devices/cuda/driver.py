@@ -35,7 +35,7 @@ _SET: dict[Advice, int] = {"read_mostly": 1, "preferred_location": 3, "accessed_
 _CPU = -1
 
 
-class Pool(Protocol):
+class CupyPool(Protocol):
     """The part of CuPy's MemoryPool that we use."""
 
     def malloc(self, nbytes: int) -> Any: ...
@@ -132,15 +132,15 @@ class Driver:
         else:
             self.core.prefetch([Span(address, nbytes)], self.ordinal, stream)
 
-    def make_pool(self, grow: Malloc) -> Pool:
+    def make_pool(self, grow: Malloc) -> CupyPool:
         """A CuPy pool over ``grow``. The caller keeps it for as long as the process lives."""
-        pool: Pool = cupy.cuda.MemoryPool(grow)
+        pool: CupyPool = cupy.cuda.MemoryPool(grow)
         return pool
 
     @property
-    def default_pool(self) -> Pool:
+    def default_pool(self) -> CupyPool:
         """CuPy's own pool over cudaMalloc."""
-        pool: Pool = cupy.get_default_memory_pool()
+        pool: CupyPool = cupy.get_default_memory_pool()
         return pool
 
     def default_pool_bytes(self) -> int:

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.abc import MetaPathFinder
 from typing import Any
 
@@ -15,9 +16,10 @@ from cupy.cuda import memory
 
 from umem.devices.base import Device, Policy, Restore, policy_here
 from umem.devices.cuda import dispatching
-from umem.devices.cuda.driver import Malloc, Pool
+from umem.devices.cuda.driver import CupyPool, Malloc
 from umem.errors import StateError
 from umem.scopes import Scope, changed
+from umem.trace.frameworks import FOLDERS
 
 
 @dataclass(eq=False)
@@ -26,50 +28,50 @@ class _Installed:
 
     scope: Scope
     policy: Policy
-    pool: Pool
+    pool: CupyPool
     before: Malloc
     may_be_in: bool = True
-    alias: ChainerAlias = field(default_factory=lambda: ChainerAlias())
+    alias: PoolAlias = field(default_factory=lambda: PoolAlias())
 
 
-class ChainerAlias(MetaPathFinder):
-    """``chainer.backends.cuda.memory_pool``: a name that Chainer binds once, at its import.
+class PoolAlias(MetaPathFinder):
+    """Names that a framework binds to CuPy's default pool once, at its import (`FOLDERS`).
 
-    Code that frees or measures through it would go on asking CuPy's default pool. Nothing is
-    imported: where Chainer is not loaded yet, this watches the imports, finding nothing itself.
-    Chainer imports more modules after that one, so when ``import chainer`` is done, so is this.
+    Code that frees or measures through them would go on asking that pool. Nothing is imported:
+    where a framework is not loaded yet, this watches the imports, finding nothing itself. A
+    framework imports more modules after that one, so when its import is done, so is this.
     """
 
     def __init__(self) -> None:
-        self._pool: Pool | None = None
-        self._undo: Restore | None = None
+        self._undo: dict[str, Restore] = {}
+        self._pool: CupyPool | None = None
 
-    def point_at(self, pool: Pool) -> None:
-        """Make the alias name ``pool``, now or when Chainer is imported."""
+    def point_at(self, pool: CupyPool) -> None:
+        """Make the names mean ``pool``, now or when their framework is imported."""
         self._pool = pool
-        if not self.follow():
-            sys.meta_path.insert(0, self)
+        self._follow()
+        sys.meta_path.insert(0, self)
 
     def restore(self) -> None:
-        """Make the alias name what it named before."""
+        """Make the names mean what they meant before."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        if self._undo is not None:
-            self._undo()
-        self._undo = self._pool = None
+        self._pool = None
+        while self._undo:
+            self._undo.popitem()[1]()
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
-        """Look whether Chainer is there by now; the list of finders stays as it is meanwhile."""
-        self.follow()
+        """Look whether a framework is there by now; the list of finders stays as it is."""
+        self._follow()
 
-    def follow(self) -> bool:
-        """Whether the alias names the pool now."""
-        module: Any = sys.modules.get("chainer.backends.cuda")
-        if self._undo is None and self._pool is not None and hasattr(module, "memory_pool"):
-            before = module.memory_pool
-            module.memory_pool = self._pool
-            self._undo = lambda: setattr(module, "memory_pool", before)
-        return self._undo is not None
+    def _follow(self) -> None:
+        for folder in FOLDERS:
+            module_name, _, name = folder.pool_name.rpartition(".")
+            module = sys.modules.get(module_name)
+            if folder.package in self._undo or self._pool is None or not hasattr(module, name):
+                continue
+            self._undo[folder.package] = partial(setattr, module, name, getattr(module, name))
+            setattr(module, name, self._pool)
 
 
 class Installer:
@@ -97,7 +99,7 @@ class Installer:
         """Take out of the calling thread what no open scope needs any more."""
         dispatching.clear()
 
-    def serve_all(self, scope: Scope, policy: Policy, malloc: Malloc, pool: Pool) -> None:
+    def serve_all(self, scope: Scope, policy: Policy, malloc: Malloc, pool: CupyPool) -> None:
         """Make ``malloc``, bare, the allocator of the process until the scope is closed.
 
         Raises:
@@ -144,11 +146,6 @@ class Installer:
             self._everywhere.remove(installed)
         changed()  # for layers of other threads, which lie on it
         installed.alias.restore()
-
-    def follow_chainer(self) -> None:
-        """Point Chainer's alias at the process-wide pool; for after Chainer's import."""
-        if self._everywhere:
-            self._everywhere[-1].alias.point_at(self._everywhere[-1].pool)
 
 
 def _set_allocator(malloc: Callable[[int], Any]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, get_args
+
+from umem.devices.cuda.held import Held, HeldRef
 
 Kind = Literal["managed", "spill", "pinned", "unmanaged"]
 """``spill`` is managed memory advised to stay on the host; ``pinned`` is host memory that the GPU
@@ -26,8 +27,8 @@ class Ledger:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._reserved: dict[Kind, int] = dict.fromkeys(get_args(Kind), 0)
-        self._returned: deque[tuple[Kind, int] | _Ended] = deque()
-        self._leases: set[_Ended] = set()
+        self._returned: deque[tuple[Kind, int] | HeldRef] = deque()
+        self._leases: set[HeldRef] = set()
         self._peak = 0
 
     def claim(
@@ -44,13 +45,13 @@ class Ledger:
                 raise error
             self._reserved[kind] += nbytes
 
-    def lease(self, kind: Kind, nbytes: int, memory: Any) -> Lease:
-        """What owns memory that was claimed, and gives it back when it dies."""
-        lease = Lease(memory)
-        end = _Ended(lease, self._returned.append)
-        end.what = kind, nbytes
+    def lease(self, kind: Kind, nbytes: int, memory: Any) -> Held:
+        """Make an owner of memory that was claimed, which gives it back when it dies."""
+        held = Held(memory)
+        end = HeldRef(held, self._returned.append)
+        end.ticket = kind, nbytes
         self._leases.add(end)
-        return lease
+        return held
 
     def give_back(self, kind: Kind, nbytes: int) -> None:
         """Count ``nbytes`` as returned to the driver."""
@@ -70,25 +71,9 @@ class Ledger:
     def _settled(self) -> dict[Kind, int]:
         while self._returned:
             returned = self._returned.popleft()
-            if isinstance(returned, _Ended):
+            if isinstance(returned, HeldRef):
                 self._leases.discard(returned)
-                returned = returned.what
+                returned = returned.ticket
             kind, nbytes = returned
             self._reserved[kind] -= nbytes
         return self._reserved
-
-
-class Lease:
-    """Owns one reservation; when the pool drops it, the ledger hears of it."""
-
-    __slots__ = ("__weakref__", "_memory")
-
-    def __init__(self, memory: Any) -> None:
-        self._memory = memory
-
-
-class _Ended(weakref.ref[Lease]):
-    """Comes back when its lease has ended."""
-
-    __slots__ = ("what",)
-    what: tuple[Kind, int]

@@ -10,7 +10,7 @@ from cupy.cuda.memory import OutOfMemoryError
 from umem.devices.base import Policy
 from umem.devices.cuda import driver as cuda_driver
 from umem.devices.cuda.bounds import limit_of
-from umem.devices.cuda.driver import Driver, Malloc, Pool
+from umem.devices.cuda.driver import CupyPool, Driver, Malloc
 from umem.devices.cuda.ledger import Kind
 from umem.devices.cuda.pools import Pools
 from umem.errors import DeviceError, SizeError
@@ -38,7 +38,7 @@ class Hybrid:
     threads may both find the pressure out for themselves.
     """
 
-    def __init__(self, driver: Driver, fast: Malloc, spill: Malloc, fast_pool: Pool) -> None:
+    def __init__(self, driver: Driver, fast: Malloc, spill: Malloc, fast_pool: CupyPool) -> None:
         self._driver, self._fast, self._spill, self.pool = driver, fast, spill, fast_pool
         self._direct_from = sys.maxsize
         self._full_at_bytes = 0
@@ -114,7 +114,7 @@ class Hybrid:
         self._give_back()
 
 
-def allocator(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, Pool]:
+def allocator(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, CupyPool]:
     """The allocator to install, and the pool that it draws on first.
 
     Plain `managed`, with or without a limit or a preset, is the pool's own method, the same
@@ -158,7 +158,7 @@ def prefetching(malloc: Malloc, driver: Driver) -> Malloc:
     return malloc_and_prefetch
 
 
-def _hybrid(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, Pool]:
+def _hybrid(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, CupyPool]:
     kind = _spill_kind(policy, driver)
     if kind == "spill":
         driver.check_advice()

@@ -16,7 +16,7 @@ from umem.devices.base import Policy
 from umem.devices.cuda import driver as cuda_driver
 from umem.devices.cuda import fork
 from umem.devices.cuda.bounds import Bounds
-from umem.devices.cuda.driver import Driver, Malloc, Pool
+from umem.devices.cuda.driver import CupyPool, Driver, Malloc
 from umem.devices.cuda.ledger import Kind, Ledger
 from umem.devices.cuda.out_of_memory import CudaOutOfMemoryError
 from umem.errors import DeviceError
@@ -131,10 +131,10 @@ class Pools:
         self.ledger = Ledger()
         self.bounds = Bounds(driver, policy)
         self._lock = threading.Lock()
-        self._pools: dict[tuple[Kind, str | None], Pool] = {}
+        self._pools: dict[tuple[Kind, str | None], CupyPool] = {}
         self._mallocs: dict[tuple[Kind | None, str | None], Malloc] = {}
 
-    def pool(self, kind: Kind | None, preset: str | None = None) -> Pool:
+    def pool(self, kind: Kind | None, preset: str | None = None) -> CupyPool:
         """The pool of a kind and a preset; kind None is CuPy's default pool."""
         if kind is None:
             return self._driver.default_pool
@@ -158,11 +158,11 @@ class Pools:
             for pool in self._of(kind):
                 pool.free_all_blocks()
 
-    def _of(self, kind: Kind) -> list[Pool]:
+    def _of(self, kind: Kind) -> list[CupyPool]:
         with self._lock:
             return [pool for (other, _), pool in self._pools.items() if other == kind]
 
-    def _make(self, kind: Kind, preset: str | None) -> Pool:
+    def _make(self, kind: Kind, preset: str | None) -> CupyPool:
         grow = Growth(kind, self._driver, self.ledger, self.bounds, self._policy, preset)
         one: tuple[Kind, ...] = ("managed", "spill")
         together = one if kind in one else (kind,)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from umem import extras
-from umem.devices.base import Advice, Location, Place, Span
+from umem.devices.base import Advice, Location, Place, Span, common
 from umem.errors import HintError, MissingDependencyError
 
 _LEGACY_STREAMS = (0, 1)
@@ -69,16 +69,7 @@ class CoreHints:
 
     def location(self, spans: Sequence[Span]) -> Location:
         """What the driver says of ranges; None for what they differ in."""
-        found = [self._location_of(span) for span in spans]
-        first = found[0]
-        common = set.intersection(*({*one.accessed_by} for one in found))
-        return Location(
-            managed=True,
-            preferred=_agreed([one.preferred for one in found]),
-            accessed_by=tuple(place for place in first.accessed_by if place in common),
-            last_prefetch=_agreed([one.last_prefetch for one in found]),
-            read_mostly=all(one.read_mostly for one in found),
-        )
+        return common([self._location_of(span) for span in spans])
 
     def _advise_one(self, buffer: Any, advice: Advice, place: Place, unset: bool) -> None:
         if advice == "read_mostly":
@@ -127,7 +118,3 @@ class CoreHints:
         if address == _PER_THREAD_STREAM:
             return self.core.PER_THREAD_DEFAULT_STREAM
         return self.core.Stream.from_handle(address)
-
-
-def _agreed(values: Sequence[Place | None]) -> Place | None:
-    return values[0] if len(set(values)) == 1 else None

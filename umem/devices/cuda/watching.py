@@ -1,33 +1,14 @@
-"""An allocator that tells a watcher what it hands out, and when that is free again.
-
-CuPy's pooled memory cannot be weakly referenced, so arrays get memory that owns a `_Held`. No code
-of Python's runs when that dies: a signal would be looked for there, and what its handler raises
-would be dropped.
-"""
+"""An allocator that tells a watcher what it hands out, and when that is free again."""
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from typing import Any
 
 from umem.devices.base import Policy, Watcher
 from umem.devices.cuda import driver as cuda_driver
 from umem.devices.cuda.driver import Malloc
-
-
-class _Held:
-    """Keeps an allocation while arrays use it."""
-
-    __slots__ = ("__weakref__", "_pointer")
-
-    def __init__(self, pointer: Any) -> None:
-        self._pointer = pointer
-
-
-class _Ref(weakref.ref[_Held]):
-    __slots__ = ("ticket",)
-    ticket: Any
+from umem.devices.cuda.held import Held, HeldRef
 
 
 class Telling:
@@ -35,8 +16,8 @@ class Telling:
 
     def __init__(self, watcher: Watcher) -> None:
         self.watcher = watcher
-        self.live: set[_Ref] = set()
-        self.dead: deque[_Ref] = deque()
+        self.live: set[HeldRef] = set()
+        self.dead: deque[HeldRef] = deque()
 
     def settle(self) -> None:
         """Tell of what was freed so far."""
@@ -65,8 +46,8 @@ def watched(malloc: Malloc, telling: Telling, policy: Policy | None) -> Malloc:
             return pointer
         if dead:
             settle()
-        held = _Held(pointer)
-        ref = _Ref(held, died)
+        held = Held(pointer)
+        ref = HeldRef(held, died)
         ref.ticket = allocated(nbytes, label)
         live.add(ref)
         return borrowed(pointer, nbytes, held)

@@ -1,8 +1,8 @@
 """NumPy arrays that a virtual GPU follows: what ``memory.xp`` is when there is no real one.
 
 It has creation functions, every ufunc with its reductions, copies and slicing, under the names
-that CuPy gives them; anything else is an `UnsupportedError`. Inside a Chainer function the arrays
-behave as NumPy's, because there the function as a whole is followed.
+that CuPy gives them; anything else is an `UnsupportedError`. Inside a framework's function the
+arrays behave as NumPy's, because there the function as a whole is followed.
 
 Models: allocation, reads and writes of each operation, by the byte range of views.
 Does not model: ``np.asarray(a)``, which gives the host a view without a copy (CuPy refuses it).
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from umem.errors import UnsupportedError
+from umem.trace.frameworks import names
 from umem.trace.recording.recorder import Measured, Reach, Recorder, active, inside
 
 _METHODS = {
@@ -162,24 +163,15 @@ def empty(shape: Any, dtype: Any = float, order: Any = "C") -> Any:
     return _follow(np.empty(shape, dtype, order), "empty")
 
 
-def zeros(shape: Any, dtype: Any = float, order: Any = "C") -> Any:
-    """An array of zeros."""
-    return _record("zeros", lambda: np.zeros(shape, dtype, order), (), ())
+def _maker(name: str) -> Callable[..., Any]:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        return _record(name, lambda: getattr(np, name)(*args, **kwargs), (), ())
+
+    make.__name__, make.__doc__ = name, f"As ``numpy.{name}``, made on the device."
+    return make
 
 
-def ones(shape: Any, dtype: Any = float, order: Any = "C") -> Any:
-    """An array of ones."""
-    return _record("ones", lambda: np.ones(shape, dtype, order), (), ())
-
-
-def full(shape: Any, fill_value: Any, dtype: Any = None, order: Any = "C") -> Any:
-    """An array of one value."""
-    return _record("full", lambda: np.full(shape, fill_value, dtype, order), (), ())
-
-
-def arange(*args: Any, **kwargs: Any) -> Any:
-    """Evenly spaced values, made on the device."""
-    return _record("arange", lambda: np.arange(*args, **kwargs), (), ())
+zeros, ones, full, arange = map(_maker, ("zeros", "ones", "full", "arange"))
 
 
 def empty_like(a: Any, dtype: Any = None) -> Any:
@@ -249,7 +241,7 @@ def __getattr__(name: str) -> Any:
 def _unsupported(what: str) -> _UnsupportedName:
     return _UnsupportedName(
         f"{what} is not followed by the virtual GPU: its arrays have creation functions, ufuncs, "
-        "copies and slicing. Use Chainer functions, or a real GPU."
+        f"copies and slicing. Use functions of {names()}, or a real GPU."
     )
 
 

@@ -12,14 +12,16 @@ compute other than prefetches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import gt
 
 from umem.devices.specs import Costs, GpuSpec
 from umem.units import BLOCK_BYTES
 
 
 @dataclass(slots=True)
-class Moves:
+class BlockMoves:
     """Blocks that moved, were made or were given up; what a clock turns into time.
 
     ``dropped`` blocks left VRAM without a copy, because the host's was valid.
@@ -35,7 +37,7 @@ class Moves:
     released: int = 0
     remote: int = 0
 
-    def add(self, other: Moves) -> None:
+    def add(self, other: BlockMoves) -> None:
         """Add another's counts to these."""
         self.hit += other.hit
         if other.migrated_in or other.populated:
@@ -93,7 +95,7 @@ class Clock:
         flops: int,
         traffic_bytes: int,
         remote_seconds: float,
-        moves: Moves,
+        moves: BlockMoves,
         pattern: str,
         ready_seconds: float,
     ) -> None:
@@ -129,7 +131,7 @@ class Clock:
         if block_count:
             self.host_seconds = self.seconds + block_count * self._costs.allocation
 
-    def move(self, moves: Moves, nbytes: int = 0, *, overlap: bool = False) -> float:
+    def move(self, moves: BlockMoves, nbytes: int = 0, *, overlap: bool = False) -> float:
         """A prefetch, or an upload of ``nbytes`` from pinned host memory, as a job of its own.
 
         Returns when it is done. With ``overlap`` it runs on a stream of its own.
@@ -152,7 +154,7 @@ class Clock:
             written_bytes / efficiency, self._spec.host_out_bandwidth
         )
 
-    def _fault_seconds(self, moves: Moves, pattern: str) -> float:
+    def _fault_seconds(self, moves: BlockMoves, pattern: str) -> float:
         costs = self._costs
         fault = costs.fault_stream
         if pattern == "strided":
@@ -165,7 +167,7 @@ class Clock:
             + moves.migrated_out * self._block_out
         )
 
-    def _prefetch_seconds(self, moves: Moves) -> float:
+    def _prefetch_seconds(self, moves: BlockMoves) -> float:
         costs = self._costs
         return (
             moves.migrated_in * (self._block_in + costs.prefetch)
@@ -173,6 +175,30 @@ class Clock:
             + moves.migrated_out * self._block_out
             + moves.prefetched_out * (self._block_out + costs.prefetch)
         )
+
+
+class Prefetches:
+    """Prefetches beside the operations that may still run: their blocks, and when they are done.
+
+    Not thread-safe. Costs a pass over those that still run, for each range that is asked for.
+    """
+
+    def __init__(self, clocks: Sequence[Clock]) -> None:
+        self._clocks = clocks
+        self._running: list[tuple[int, int, tuple[float, ...]]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._running)
+
+    def add(self, start: int, stop: int, done: tuple[float, ...]) -> None:
+        """Remember one of the blocks ``start`` to ``stop``, done at these seconds of each clock."""
+        self._running.append((start, stop, done))
+
+    def of(self, start: int, stop: int) -> list[tuple[float, ...]]:
+        """Find when those of these blocks that still run are done, on each clock."""
+        now = [clock.device_seconds for clock in self._clocks]
+        self._running = [job for job in self._running if any(map(gt, job[2], now))]
+        return [done for low, high, done in self._running if low < stop and high > start]
 
 
 def _seconds(nbytes: float, bandwidth: float | None) -> float:

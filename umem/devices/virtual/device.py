@@ -25,27 +25,25 @@ from umem.devices.base import (
     Usage,
     Watched,
     Watcher,
-    byte_ranges,
     policy_here,
 )
 from umem.devices.host import host_view, unmanaged_text
+from umem.devices.spans import byte_ranges
 from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec
-from umem.devices.virtual.clock import Clock, Moves
-from umem.devices.virtual.driver import covered, half_covered
-from umem.devices.virtual.features import features
-from umem.devices.virtual.figures import Figures, Sample
-from umem.devices.virtual.model import Allocator, Model
-from umem.devices.virtual.residency import (
+from umem.devices.virtual.advice import (
     ACCESSED_BY_GPU,
     ACCESSED_BY_HOST,
     PREFER_GPU,
     PREFER_HOST,
     READ_MOSTLY,
-    TO_GPU,
-    TO_HOST,
-    Residency,
 )
-from umem.devices.virtual.watching import Watch
+from umem.devices.virtual.clock import BlockMoves, Clock
+from umem.devices.virtual.driver import covered, half_covered
+from umem.devices.virtual.features import features
+from umem.devices.virtual.figures import Figures, Sample
+from umem.devices.virtual.model import Allocator, Model
+from umem.devices.virtual.residency import TO_GPU, TO_HOST, Residency
+from umem.devices.virtual.watching import EventWatch
 from umem.errors import DeviceError, HintError, StateError
 from umem.scopes import Scope, derived
 from umem.trace.recording.recorder import Reach, Recorder, active, address_of, root_of
@@ -69,7 +67,8 @@ class VirtualGPU(Device):
     Thread-safe. Cost: bench/residency.py (block touches a second), bench/overhead.py (live).
     """
 
-    kind: ClassVar[Literal["cuda", "virtual"]] = "virtual"
+    simulated: ClassVar[bool] = True
+    backend: ClassVar[Literal["numpy", "cupy"]] = "numpy"
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class VirtualGPU(Device):
         self.spec, self.name, self.ordinal = spec, spec.name, 0
         self.model = Model(spec, costs, allocator, backend, lambda: self.policy, clocks)
         self.recorder: Recorder | None = None
-        self.watches: tuple[Watch, ...] = ()
+        self.watches: tuple[EventWatch, ...] = ()
         self._everywhere: tuple[list[Policy], ...] = ()
 
     # -- Device ----------------------------------------------------------------------------
@@ -102,6 +101,13 @@ class VirtualGPU(Device):
         from umem.devices.virtual import arrays
 
         return arrays
+
+    def enter(self, scope: Scope) -> tuple[Recorder]:
+        """Follow the operations of whoever is inside ``scope``."""
+        self.recorder = Recorder(self.on_event, keep=False)
+        scope.at_close(self.model.end)
+        self.recorder.join(scope)
+        return (self.recorder,)
 
     def why_not(self, mode: Mode) -> str | None:
         """Managed memory needs a host link to move blocks over."""
@@ -121,9 +127,7 @@ class VirtualGPU(Device):
             self._flush()
             self.model.driver.check_limit(policy)
 
-    def serve_all(self, scope: Scope, policy: Policy) -> None:
-        """Serve allocations outside of blocks by ``policy``; see `Device.serve_all`."""
-        self._prepared(policy)
+    def _serve_all(self, scope: Scope, policy: Policy, how: None) -> None:
         entry = [policy]
         scope.at_close(lambda: self._serve_no_more(entry))
         self._everywhere = (*self._everywhere, entry)
@@ -131,15 +135,15 @@ class VirtualGPU(Device):
     def _serve_no_more(self, entry: list[Policy]) -> None:
         self._everywhere = tuple(each for each in self._everywhere if each is not entry)
 
-    def _watch(self, watcher: Watcher) -> Watch:
+    def _watch(self, watcher: Watcher) -> EventWatch:
         self.settle()
-        return Watch(watcher)
+        return EventWatch(watcher)
 
     def _entered(self, scope: Scope) -> None:
         with self.model.lock:
             self.watches = (*self.watches, *_watching(scope.payload))
 
-    def _unwatch(self, watch: Watch) -> None:
+    def _unwatch(self, watch: EventWatch) -> None:
         self.settle()
         with self.model.lock:
             self.watches = tuple(each for each in self.watches if each is not watch)
@@ -182,7 +186,7 @@ class VirtualGPU(Device):
             tensor = None if found is None else self.model.tensors.get(found[0])
             if found is None or tensor is None:
                 return Location(managed=False)
-            if not self.model.is_managed(tensor):
+            if not tensor.managed:
                 return Location(managed=False, resident_bytes=array.nbytes)
             parts = [tensor.part(low, high) for _, low, high in _parts(array, found)]
             return _location(self.model.driver.residency, parts, array.nbytes)
@@ -192,7 +196,7 @@ class VirtualGPU(Device):
         with self.model.lock:
             found = None if self.recorder is None else self.recorder.known(array)
             tensor = None if found is None else self.model.tensors.get(found[0])
-            if tensor is None or not (array.nbytes == 0 or self.model.is_managed(tensor)):
+            if tensor is None or not (array.nbytes == 0 or tensor.managed):
                 raise HintError(unmanaged_text(array.shape))
         self.synchronize()
         return host_view(address_of(array), array.shape, array.strides, array.dtype, array)
@@ -220,7 +224,7 @@ class VirtualGPU(Device):
             return self.model.figures
 
     @property
-    def moves(self) -> Moves:
+    def moves(self) -> BlockMoves:
         """Every block movement so far (simulated)."""
         return self.model.counters.moves
 
@@ -258,7 +262,7 @@ class VirtualGPU(Device):
         for recorder in active():
             parts = _parts(array, recorder.access(array, "input", "array", uploaded=True))
             tensor = self.model.tensors.get(parts[0].tensor)
-            if recorder is self.recorder and tensor and self.model.is_managed(tensor):
+            if recorder is self.recorder and tensor and tensor.managed:
                 nbytes = sum(part.stop - part.start for part in parts)
             recorder.emit(hint._replace(accesses=parts))
         return nbytes

@@ -7,24 +7,16 @@ Does not model: the driver's fragmentation, the VRAM that a CUDA context takes f
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
-from umem.devices.base import Place, Policy, Span
-from umem.devices.presets import PRESETS
-from umem.devices.virtual.clock import Moves
+from umem.devices.base import Policy, Span
+from umem.devices.virtual.advice import ACCESSED_BY_GPU, PREFER_HOST, preset_flags
+from umem.devices.virtual.clock import BlockMoves
 from umem.devices.virtual.pool import Pool, UncachedPool
-from umem.devices.virtual.residency import (
-    ACCESSED_BY_GPU,
-    ACCESSED_BY_HOST,
-    PREFER_GPU,
-    PREFER_HOST,
-    READ_MOSTLY,
-    Residency,
-)
-from umem.errors import HintError, OutOfMemoryError, SizeError
+from umem.devices.virtual.residency import Residency
+from umem.errors import OutOfMemoryError, SizeError
 from umem.units import BLOCK_BYTES, format_bytes
 
 SMALL_BYTES = BLOCK_BYTES // 2
@@ -105,7 +97,7 @@ class _AddressSpace:
 class _Pinned:
     """``cudaMalloc``."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: DriverModel) -> None:
         self._driver = driver
         self._space = _AddressSpace(driver.numbers)
 
@@ -121,7 +113,7 @@ class _Pinned:
 class _Managed:
     """``cudaMallocManaged``, with advice that every range gets."""
 
-    def __init__(self, driver: Driver, advice: int = 0) -> None:
+    def __init__(self, driver: DriverModel, advice: int = 0) -> None:
         self._driver, self._advice = driver, advice
         self._space = _AddressSpace(driver.numbers)
 
@@ -136,7 +128,26 @@ class _Managed:
         self._driver.released(*self._space.give_back(address, nbytes))
 
 
-class Driver:
+@dataclass(slots=True)
+class Placed:
+    """A tensor, or a workspace, on the device; an empty one has no pool."""
+
+    pool: Pool | None
+    span: Span
+    nbytes: int
+    managed: bool
+
+    def part(self, low: int, high: int) -> Span:
+        """The span of bytes ``low`` to ``high``."""
+        return Span(self.span.address + low, high - low)
+
+    def free(self) -> None:
+        """Give the memory back to its pool."""
+        if self.pool is not None:
+            self.pool.free(self.span)
+
+
+class DriverModel:
     """VRAM in blocks: some pinned, the rest a cache of managed memory, behind caching pools.
 
     ``on_moves`` is told of the blocks that ``cudaMalloc`` pushes out and that are given back,
@@ -148,7 +159,7 @@ class Driver:
         self,
         vram_bytes: int,
         allocator: Literal["caching", "plain"],
-        on_moves: Callable[[Moves], None],
+        on_moves: Callable[[BlockMoves], None],
         on_free: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.block_count = vram_bytes // BLOCK_BYTES
@@ -181,22 +192,23 @@ class Driver:
         """Blocks of VRAM in use."""
         return self.pinned_count + self.residency.count
 
-    def malloc(self, nbytes: int, policy: Policy) -> tuple[Pool, Span]:
-        """A span for ``nbytes``, and the pool to free it to.
+    def malloc(self, nbytes: int, policy: Policy) -> Placed:
+        """Place ``nbytes`` as a policy says.
 
         Raises:
             OutOfMemoryError: no room in the mode; LimitError where the limit is the reason.
         """
         if policy.mode == "managed":
             pool = self._pool_of(policy.preset)
-            return pool, pool.malloc(nbytes, policy.limit_bytes)
+            return Placed(pool, pool.malloc(nbytes, policy.limit_bytes), nbytes, True)
         try:
-            return self.unmanaged, self.unmanaged.malloc(nbytes, policy.limit_bytes)
+            span = self.unmanaged.malloc(nbytes, policy.limit_bytes)
+            return Placed(self.unmanaged, span, nbytes, False)
         except OutOfMemoryError:
             if policy.mode == "unmanaged":
                 raise
         spill = self.spill_host if policy.spill == "host" else self.spill_migrate
-        return spill, spill.malloc(nbytes)
+        return Placed(spill, spill.malloc(nbytes), nbytes, True)
 
     def check_limit(self, policy: Policy) -> None:
         """Make sure that a policy's limit is not below what its pool has in use.
@@ -247,22 +259,6 @@ class Driver:
 
 def _reserved(pools: list[Pool]) -> int:
     return sum(pool.reserved_bytes for pool in pools)
-
-
-def advice_flag(action: str, place: Place | str | None) -> int:
-    """The flag of advice for a place."""
-    if action == "read_mostly":
-        return READ_MOSTLY
-    if action == "preferred_location":
-        return PREFER_HOST if place == "cpu" else PREFER_GPU
-    if action == "accessed_by":
-        return ACCESSED_BY_HOST if place == "cpu" else ACCESSED_BY_GPU
-    raise HintError(f"unknown advice {action!r}")
-
-
-def preset_flags(name: str) -> int:
-    """The flags of all that a preset advises."""
-    return functools.reduce(operator.or_, (advice_flag(*pair) for pair in PRESETS[name]))
 
 
 def covered(span: Span) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from umem.devices.virtual.clock import Clock, Moves
+from umem.devices.virtual.clock import BlockMoves, Clock
 from umem.units import BLOCK_BYTES
 
 SAMPLE_LIMIT = 20_000
@@ -48,7 +48,7 @@ class Sample(NamedTuple):
 class Counters:
     """The running totals behind `Figures`."""
 
-    moves: Moves = field(default_factory=Moves)
+    moves: BlockMoves = field(default_factory=BlockMoves)
     fault_count: int = 0
     remote_bytes: int = 0
     uploaded_bytes: int = 0
@@ -63,7 +63,7 @@ class Counters:
 
     def restart(self) -> None:
         """Count from here; what is held stays held, and what it took at most."""
-        self.moves = Moves()
+        self.moves = BlockMoves()
         self.fault_count = self.remote_bytes = self.uploaded_bytes = 0
         self.step_ends.clear()
         self.timeline.clear()

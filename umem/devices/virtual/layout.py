@@ -12,13 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import gt
 from typing import NamedTuple
 
 from umem.devices.base import Policy, Span
-from umem.devices.virtual.clock import Clock, Moves
-from umem.devices.virtual.driver import Driver, covered
-from umem.devices.virtual.pool import Pool
+from umem.devices.virtual.clock import BlockMoves, Clock, Prefetches
+from umem.devices.virtual.driver import DriverModel, Placed, covered
 from umem.devices.virtual.residency import Residency
 from umem.errors import OutOfMemoryError
 from umem.trace.events import Access, Alloc, Event, Free, Hint, Mark, Op
@@ -28,7 +26,7 @@ Blocks = tuple[int, int]
 """A range of blocks: the first, and the one after the last."""
 AMPLE_BYTES = 1 << 62
 _MANAGED = Policy("managed")
-_STILL = Moves()
+_STILL = BlockMoves()
 
 
 class Laid(NamedTuple):
@@ -92,10 +90,10 @@ class _Layer:
     """Hands out memory as the pools do, without end."""
 
     def __init__(self) -> None:
-        self.driver = Driver(AMPLE_BYTES, "caching", lambda _: None, self._on_free)
+        self.driver = DriverModel(AMPLE_BYTES, "caching", lambda _: None, self._on_free)
         self.gave_back = False
         self.peak = self._live = 0
-        self._places: dict[int, tuple[Pool, Span]] = {}
+        self._places: dict[int, Placed] = {}
         self._spans: dict[int, Span] = {}
 
     def lay(self, event: Event) -> Laid:
@@ -109,17 +107,18 @@ class _Layer:
                 raise _NoPrefetchError
             return Laid(event, _touched(event.accesses, self._spans))
         if isinstance(event, Free) and event.tensor in self._places:
-            pool, span = self._places.pop(event.tensor)
-            self._live -= self._spans.pop(event.tensor).nbytes
-            pool.free(span)
+            place = self._places.pop(event.tensor)
+            del self._spans[event.tensor]
+            self._live -= place.nbytes
+            place.free()
         return Laid(event)
 
     def _lay_op(self, op: Op) -> Laid:
         own = None
         if op.workspace_bytes:
-            pool, span = self.driver.malloc(op.workspace_bytes, _MANAGED)
-            pool.free(span)
-            own = Span(span.address, op.workspace_bytes)
+            place = self.driver.malloc(op.workspace_bytes, _MANAGED)
+            place.free()
+            own = place.part(0, op.workspace_bytes)
             self.peak = max(self.peak, self._live + op.workspace_bytes)
         reads = [access for access in op.reads if access not in op.writes]
         return Laid(op, _touched((*reads, *op.writes), self._spans), own)
@@ -127,9 +126,8 @@ class _Layer:
     def _lay_alloc(self, alloc: Alloc) -> Laid:
         if not alloc.nbytes:
             return Laid(alloc)
-        pool, span = self.driver.malloc(alloc.nbytes, _MANAGED)
-        self._places[alloc.tensor] = pool, span
-        self._spans[alloc.tensor] = own = Span(span.address, alloc.nbytes)
+        self._places[alloc.tensor] = place = self.driver.malloc(alloc.nbytes, _MANAGED)
+        self._spans[alloc.tensor] = own = place.part(0, alloc.nbytes)
         self._live += alloc.nbytes
         self.peak = max(self.peak, self._live)
         return Laid(alloc, (), own)
@@ -169,13 +167,13 @@ class Replayer:
         prefetch: bool = False,
     ) -> None:
         self.clocks = clocks
-        self.moves = Moves()
+        self.moves = BlockMoves()
         self.resident_peak_count = 0
         self._residency = Residency(vram_bytes // BLOCK_BYTES)
         self._uses_host_times = uses_host_times
         self._managed, self._prefetch = managed, prefetch
         self._has_run = False
-        self._pending: list[tuple[int, int, tuple[float, ...]]] = []
+        self._prefetches = Prefetches(clocks)
 
     def follow(self, laid: Iterable[Laid], block_count: int) -> None:
         """Follow some of a layout's events; ``block_count`` is the layout's."""
@@ -191,7 +189,7 @@ class Replayer:
             elif isinstance(event, Hint):
                 self._on_hint(event, touched)
             elif isinstance(event, Mark) and event.label == "start" and not self._has_run:
-                self.moves = Moves()
+                self.moves = BlockMoves()
                 for clock in self.clocks:
                     clock.restart()
 
@@ -210,7 +208,9 @@ class Replayer:
             return
         if own is not None and self._prefetch:
             self._make_resident(own)
-        waits = self._waits(touched) if self._pending else ()
+        waits: list[tuple[float, ...]] = []
+        for blocks in touched if self._prefetches else ():
+            waits += self._prefetches.of(*blocks)
         moves = self._touch(touched, own)
         for index, clock in enumerate(self.clocks):
             clock.launch(host_seconds, op.phase)
@@ -220,32 +220,21 @@ class Replayer:
                 ready = max(wait[index] for wait in waits) if waits else 0.0
                 clock.run(op.flops, op.traffic_bytes, 0.0, moves, op.pattern, ready)
 
-    def _touch(self, touched: Sequence[Blocks], own: Span | None) -> Moves:
+    def _touch(self, touched: Sequence[Blocks], own: Span | None) -> BlockMoves:
         """What moves so that these blocks are in VRAM, and those of a workspace."""
         residency = self._residency
         is_missing, moves = residency.resident.find, _STILL
         for start, stop in touched if own is None else (*touched, covered(own)):
             if is_missing(0, start, stop) >= 0:
-                moves = Moves() if moves is _STILL else moves
+                moves = BlockMoves() if moves is _STILL else moves
                 residency.touch(start, stop, write=True, moves=moves)
         if moves is not _STILL:
             self._count(moves)
         return moves
 
-    def _count(self, moves: Moves) -> None:
+    def _count(self, moves: BlockMoves) -> None:
         self.moves.add(moves)
         self.resident_peak_count = max(self.resident_peak_count, self._residency.count)
-
-    def _waits(self, touched: Sequence[Blocks]) -> list[tuple[float, ...]]:
-        """When the prefetches of these blocks that still run are done, on each clock."""
-        now = [clock.device_seconds for clock in self.clocks]
-        self._pending = [job for job in self._pending if any(map(gt, job[2], now))]
-        return [
-            done
-            for start, stop in touched
-            for low, high, done in self._pending
-            if low < stop and high > start
-        ]
 
     def _on_alloc(self, alloc: Alloc, own: Span) -> None:
         if self._prefetch:
@@ -272,4 +261,4 @@ class Replayer:
             self._count(moves)
             done = tuple(clock.move(moves, overlap=hint.overlap) for clock in self.clocks)
             if hint.overlap and not to_host:
-                self._pending.append((start, stop, done))
+                self._prefetches.add(start, stop, done)

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from operator import gt
 from typing import Any, Literal
 
 from umem.devices.base import Policy, Span
 from umem.devices.specs import Costs, GpuSpec
-from umem.devices.virtual.clock import Clock, Moves
+from umem.devices.virtual.advice import advice_flag
+from umem.devices.virtual.clock import BlockMoves, Clock, Prefetches
 from umem.devices.virtual.driver import (
     ADDRESS_LIMIT_BYTES,
-    Driver,
-    advice_flag,
+    DriverModel,
+    Placed,
     covered,
     half_covered,
     wholly_covered,
@@ -32,20 +31,6 @@ from umem.units import BLOCK_BYTES, format_bytes
 Allocator = Literal["caching", "plain"]
 FEW = 8
 """Accesses up to this are searched one by one, which is quicker than to make a set of them."""
-
-
-@dataclass(slots=True)
-class Placed:
-    """A tensor, or a workspace, on the device; an empty one has no pool."""
-
-    pool: Pool | None
-    span: Span
-    nbytes: int
-    managed: bool
-
-    def part(self, low: int, high: int) -> Span:
-        """The span of bytes ``low`` to ``high``."""
-        return Span(self.span.address + low, high - low)
 
 
 class Model:
@@ -83,7 +68,9 @@ class Model:
         self.lock = safe_lock()
         self.clocks = tuple(clocks) or (Clock(spec, costs),)
         self.clock = self.clocks[0]
-        self.driver = Driver(spec.usable_bytes, allocator, self._on_moves, self._on_blocks_freed)
+        self.driver = DriverModel(
+            spec.usable_bytes, allocator, self._on_moves, self._on_blocks_freed
+        )
         self.tensors: dict[int, Placed] = {}
         self.counters = Counters()
         self._policy = policy
@@ -92,7 +79,7 @@ class Model:
         self._has_managed = False
         self._reserved: dict[Pool, int] = {}
         self.is_whole, self._has_said, self._is_over = True, False, False
-        self._pending: list[tuple[int, int, tuple[float, ...]]] = []
+        self._prefetches = Prefetches(self.clocks)
         self._on: dict[type, Callable[[Any], None]] = {
             Op: self._on_op,
             Alloc: self._on_alloc,
@@ -178,8 +165,8 @@ class Model:
             self._upload(tensor)
 
     def _upload(self, tensor: Placed) -> None:
-        moves = Moves()
-        if self.is_managed(tensor):
+        moves = BlockMoves()
+        if tensor.managed:
             blocks = covered(tensor.part(0, tensor.nbytes))
             moves = self.driver.residency.touch(*blocks, write=True)
         self.counters.uploaded_bytes += tensor.nbytes
@@ -190,8 +177,7 @@ class Model:
     def _on_free(self, event: Free) -> None:
         tensor = self.tensors.pop(event.tensor)
         self.counters.hold(-tensor.nbytes)
-        if tensor.pool is not None:
-            tensor.pool.free(tensor.span)
+        tensor.free()
 
     def _on_op(self, op: Op) -> None:
         self._has_run = True
@@ -207,12 +193,12 @@ class Model:
             for clock in self.clocks:
                 clock.launch(host_seconds, phase)
                 clock.compute(flops, traffic_bytes)
-        if workspace is not None and workspace.pool is not None:
+        if workspace is not None:
             self.counters.hold_vram(self.driver.resident_count)
-            workspace.pool.free(workspace.span)
+            workspace.free()
 
     def _run_on_blocks(self, op: Op, workspace: Placed | None, host_seconds: float | None) -> None:
-        moves = Moves()
+        moves = BlockMoves()
         # What is both read and written is walked once.
         writes = op.writes
         both = writes if len(writes) <= FEW else frozenset(writes)
@@ -238,7 +224,7 @@ class Model:
             ready = max(wait[index] for wait in waits) if waits else 0.0
             clock.run(op.flops, op.traffic_bytes, over_bus, moves, op.pattern, ready)
 
-    def _touch_workspace(self, workspace: Placed, moves: Moves) -> float:
+    def _touch_workspace(self, workspace: Placed, moves: BlockMoves) -> float:
         """It is written once and read once; returns the bytes of it that lie on the host."""
         start, stop = covered(workspace.part(0, workspace.nbytes))
         before = moves.remote
@@ -250,7 +236,7 @@ class Model:
         accesses: Iterable[Access],
         reads: tuple[Access, ...],
         write: bool,
-        moves: Moves,
+        moves: BlockMoves,
         waits: list[tuple[float, ...]],
     ) -> tuple[float, float]:
         """Touch every access; ``waits`` gets when the prefetches that they need are done.
@@ -267,8 +253,8 @@ class Model:
                 continue
             address = tensor.span.address
             start, stop = (address + low) // BLOCK_BYTES, -(-(address + high) // BLOCK_BYTES)
-            if self._pending:
-                waits += self._waits(start, stop)
+            if self._prefetches:
+                waits += self._prefetches.of(start, stop)
             remote = moves.remote
             touch(start, stop, write=write, moves=moves)
             if moves.remote != remote:
@@ -285,42 +271,31 @@ class Model:
             more = max(more, op.traffic_bytes / touched)
         return read_bytes * more, written_bytes
 
-    def _waits(self, start: int, stop: int) -> list[tuple[float, ...]]:
-        """When the prefetches of these blocks that still run are done, on each clock."""
-        now = [clock.device_seconds for clock in self.clocks]
-        self._pending = [job for job in self._pending if any(map(gt, job[2], now))]
-        return [done for low, high, done in self._pending if low < stop and high > start]
-
     def _launch(self, host_seconds: float | None, phase: str = "array") -> None:
         for clock in self.clocks:
             clock.launch(host_seconds, phase)
 
-    def _move(self, moves: Moves, nbytes: int = 0, *, overlap: bool = False) -> tuple[float, ...]:
+    def _move(
+        self, moves: BlockMoves, nbytes: int = 0, *, overlap: bool = False
+    ) -> tuple[float, ...]:
         return tuple(clock.move(moves, nbytes, overlap=overlap) for clock in self.clocks)
-
-    def is_managed(self, tensor: Placed) -> bool:
-        """Whether a tensor's memory is managed."""
-        return tensor.managed
 
     def _malloc(self, nbytes: int, what: str) -> Placed:
         policy = self._policy()
         try:
-            pool, span = self.driver.malloc(nbytes, policy)
+            tensor = self.driver.malloc(nbytes, policy)
         except LimitError as error:
-            raise LimitError(
-                f"{what}: {error} (simulated {self.spec.title}). Raise the limit, or free what "
-                "is not needed."
-            ) from None
+            where = f"{what}: {error} (simulated {self.spec.title})"
+            raise LimitError(f"{where}. Raise the limit, or free what is not needed.") from None
         except OutOfMemoryError:
             raise OutOfMemoryError(self._no_room(nbytes, what, policy)) from None
-        counters = self.counters
-        if self._reserved.get(pool) != pool.reserved_bytes:
+        counters, pool = self.counters, tensor.pool
+        if pool is not None and self._reserved.get(pool) != pool.reserved_bytes:
             self._reserved[pool] = pool.reserved_bytes
             reserved = self.driver.reserved_bytes
             counters.reserved_peak_bytes = max(counters.reserved_peak_bytes, reserved)
-        tensor = Placed(pool, span, nbytes, pool is not self.driver.unmanaged)
         self._has_managed = self._has_managed or tensor.managed
-        if policy.prefetch and self.is_managed(tensor):
+        if policy.prefetch and tensor.managed:
             moves = self.driver.residency.prefetch(*covered(tensor.part(0, nbytes)))
             counters.moves.add(moves)
             self._move(moves)
@@ -328,19 +303,17 @@ class Model:
 
     def _no_room(self, nbytes: int, what: str, policy: Policy) -> str:
         if policy.mode == "unmanaged":
-            used = format_bytes(self.driver.pinned_count * BLOCK_BYTES)
-            where = f"{used} of {format_bytes(self.spec.usable_bytes)} of VRAM in use"
+            used, whole = self.driver.pinned_count * BLOCK_BYTES, self.spec.usable_bytes
+            where = f"{format_bytes(used)} of {format_bytes(whole)} of VRAM in use"
             way_out = "Run the block under umem.managed() or umem.hybrid()."
         else:
-            used = format_bytes(self.driver.reserved_bytes)
-            where = f"{used} in use, and no host has more than {format_bytes(ADDRESS_LIMIT_BYTES)}"
+            used, whole = self.driver.reserved_bytes, ADDRESS_LIMIT_BYTES
+            where = f"{format_bytes(used)} in use, and no host has more than {format_bytes(whole)}"
             way_out = "Run a smaller step."
-        return (
-            f"needs {format_bytes(nbytes)} for {what}; {where} (simulated {self.spec.title}). "
-            f"{way_out}"
-        )
+        needed = f"needs {format_bytes(nbytes)} for {what}"
+        return f"{needed}; {where} (simulated {self.spec.title}). {way_out}"
 
-    def _on_moves(self, moves: Moves) -> None:
+    def _on_moves(self, moves: BlockMoves) -> None:
         """cudaMalloc pushed managed blocks out, or blocks were given back."""
         self.counters.moves.add(moves)
         if moves.migrated_out:
@@ -354,7 +327,7 @@ class Model:
         self._launch(None)
         for tensor_id, low, high in hint.accesses:
             tensor = self.tensors[tensor_id]
-            if high > low and self.is_managed(tensor):
+            if high > low and tensor.managed:
                 self._hint_span(tensor.part(low, high), hint)
 
     def _hint_span(self, span: Span, hint: Hint) -> None:
@@ -374,4 +347,4 @@ class Model:
         self.counters.moves.add(moves)
         done = self._move(moves, overlap=hint.overlap)
         if hint.overlap and not to_host:
-            self._pending.append((start, stop, done))
+            self._prefetches.add(start, stop, done)

@@ -16,7 +16,7 @@ from umem.units import format_bytes
 UNIT_BYTES = 512
 
 
-class Source(Protocol):
+class Upstream(Protocol):
     """What a pool grows from."""
 
     def reserve(self, nbytes: int) -> int:
@@ -46,7 +46,7 @@ class Pool:
     Not thread-safe: its device holds the lock. Cost: a few microseconds an allocation.
     """
 
-    def __init__(self, source: Source, together: list[Pool] | None = None) -> None:
+    def __init__(self, source: Upstream, together: list[Pool] | None = None) -> None:
         self._source = source
         self._together = [] if together is None else together
         self._together.append(self)

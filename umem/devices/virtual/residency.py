@@ -15,16 +15,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from umem.devices.virtual.clock import Moves
-from umem.devices.virtual.runs import end_of_run, end_of_stamp, fill, stretches
+from umem.devices.virtual.advice import ACCESSED_BY_GPU, PREFER_GPU, PREFER_HOST, READ_MOSTLY
+from umem.devices.virtual.clock import BlockMoves
+from umem.devices.virtual.runs import end_of_run, end_of_stamp, fill, first_of_stamp, stretches
 
 FEW = 6
 """Ranges up to this are handled block by block; measured with bench/residency.py."""
-READ_MOSTLY = 1
-PREFER_HOST = 2
-PREFER_GPU = 4
-ACCESSED_BY_GPU = 8
-ACCESSED_BY_HOST = 16
 TO_GPU, TO_HOST = 1, 2
 
 
@@ -46,6 +42,7 @@ class Residency:
         self.host = bytearray()
         self.advice = bytearray()
         self.last_prefetch = bytearray()  # 0, TO_GPU or TO_HOST
+        self._tables = (self.resident, self.host, self.advice, self.last_prefetch)
         self._advised = False
         self._stamps: list[int] = []
         self._stamp = 0
@@ -55,7 +52,7 @@ class Residency:
         """Make room for block numbers below ``block_count``."""
         more = block_count - len(self.resident)
         if more > 0:
-            for table in (self.resident, self.host, self.advice, self.last_prefetch):
+            for table in self._tables:
                 table.extend(bytes(more))
             self._stamps.extend([0] * more)
 
@@ -64,29 +61,30 @@ class Residency:
 
         A device is in a circle of references: without this they stay until Python looks for one.
         """
-        for table in (self.resident, self.host, self.advice, self.last_prefetch):
+        for table in self._tables:
             table.clear()
         self._stamps.clear()
         self._queue.clear()
         self.count = 0
 
-    def shrink(self, capacity: int) -> Moves:
+    def shrink(self, capacity: int) -> BlockMoves:
         """Change the capacity, evicting what no longer fits."""
         self.capacity = capacity
-        moves = Moves()
+        moves = BlockMoves()
         if self.count > capacity:
             self._evict(self.count - capacity, moves)
         return moves
 
     # -- what happens to a range of blocks -------------------------------------------------
 
-    def touch(self, start: int, stop: int, *, write: bool, moves: Moves | None = None) -> Moves:
+    def touch(
+        self, start: int, stop: int, *, write: bool, moves: BlockMoves | None = None
+    ) -> BlockMoves:
         """The GPU reads or writes the blocks ``start`` to ``stop``, in order.
 
         Returns what moved; added to ``moves`` where that is given.
         """
-        if moves is None:
-            moves = Moves()
+        moves = moves or BlockMoves()
         advised = self._advised
         collapses = write and advised and self.host.find(1, start, stop) >= 0
         if self.resident.find(0, start, stop) < 0 and not collapses:
@@ -94,29 +92,26 @@ class Residency:
         elif not advised:
             self._bring_in(start, stop, moves, False)
         else:
-            while start < stop:
-                end = end_of_run(self.advice, start, stop)
-                self._touch_run(start, end, self.advice[start], write, moves)
-                start = end
+            for low, high, advice in self._runs(start, stop):
+                self._touch_run(low, high, advice, write, moves)
         return moves
 
-    def prefetch(self, start: int, stop: int) -> Moves:
+    def prefetch(self, start: int, stop: int) -> BlockMoves:
         """Bring the blocks to VRAM without faults, evicting as it goes.
 
         Blocks that are there count as moved last. Preferred locations do not prevent it.
         """
-        moves = Moves()
+        moves = BlockMoves()
         fill(self.last_prefetch, start, stop, TO_GPU)
         if not self.capacity:
             return moves
         for low, high, advice in self._runs(start, stop):
-            keep_host = bool(advice & READ_MOSTLY)
-            self._bring_in(low, high, moves, keep_host, refresh=True)
+            self._bring_in(low, high, moves, bool(advice & READ_MOSTLY), refresh=True)
         return moves
 
-    def prefetch_out(self, start: int, stop: int) -> Moves:
+    def prefetch_out(self, start: int, stop: int) -> BlockMoves:
         """Send the blocks to the host and leave their VRAM free; the host populates the rest."""
-        moves = Moves()
+        moves = BlockMoves()
         fill(self.last_prefetch, start, stop, TO_HOST)
         for low, high in stretches(self.resident, 1, start, stop):
             moves.prefetched_out += high - low - self.host.count(1, low, high)
@@ -125,19 +120,15 @@ class Residency:
         fill(self.host, start, stop, 1)
         return moves
 
-    def discard(self, start: int, stop: int) -> Moves:
+    def discard(self, start: int, stop: int) -> BlockMoves:
         """Forget the contents: the blocks are as never written, and nothing is copied."""
-        moves = Moves(discarded=self._leave_all(start, stop))
-        fill(self.host, start, stop, 0)
-        return moves
+        return BlockMoves(discarded=self._empty(start, stop))
 
-    def release(self, start: int, stop: int) -> Moves:
+    def release(self, start: int, stop: int) -> BlockMoves:
         """The blocks' address space is given back to the driver; all it knew goes with it."""
-        moves = Moves(released=self._leave_all(start, stop))
-        fill(self.host, start, stop, 0)
         fill(self.advice, start, stop, 0)
         fill(self.last_prefetch, start, stop, 0)
-        return moves
+        return BlockMoves(released=self._empty(start, stop))
 
     def advise(self, start: int, stop: int, flag: int, *, unset: bool) -> None:
         """Set or take back one advice flag; moves nothing.
@@ -155,7 +146,7 @@ class Residency:
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _touch_run(self, low: int, high: int, advice: int, write: bool, moves: Moves) -> None:
+    def _touch_run(self, low: int, high: int, advice: int, write: bool, moves: BlockMoves) -> None:
         if advice & READ_MOSTLY:  # overrides the rest (CUDA's cudaMemAdvise says so)
             self._bring_in(low, high, moves, not write)
         elif advice & (PREFER_HOST | ACCESSED_BY_GPU):
@@ -163,7 +154,7 @@ class Residency:
         else:
             self._bring_in(low, high, moves, False)
 
-    def _touch_mapped(self, start: int, stop: int, to_host: bool, moves: Moves) -> None:
+    def _touch_mapped(self, start: int, stop: int, to_host: bool, moves: BlockMoves) -> None:
         """The GPU uses blocks where they are; new ones are made in VRAM, or on the host."""
         low = start
         while low < stop:
@@ -181,7 +172,7 @@ class Residency:
             low = high
 
     def _bring_in(
-        self, start: int, stop: int, moves: Moves, keep_host: bool, refresh: bool = False
+        self, start: int, stop: int, moves: BlockMoves, keep_host: bool, refresh: bool = False
     ) -> None:
         """Make a range resident in ascending order, as faults and prefetches do.
 
@@ -204,10 +195,7 @@ class Residency:
                 fill(self.host, low, stop, 1)
                 return
             high = resident.find(1, low, stop)
-            if high < 0:
-                high = stop
-            if high - low > capacity:
-                high = low + capacity
+            high = min(stop if high < 0 else high, low + capacity)
             missing = self.count + high - low - capacity
             if missing > 0:
                 self._evict(missing, moves)
@@ -217,7 +205,7 @@ class Residency:
                 self._stream(high, stop, moves, keep_host)
                 return
 
-    def _stream(self, start: int, stop: int, moves: Moves, keep_host: bool) -> None:
+    def _stream(self, start: int, stop: int, moves: BlockMoves, keep_host: bool) -> None:
         """Bring in a range of which nothing is resident, and which VRAM cannot hold.
 
         The same as piece after piece: each block pushes out one that came before it, so that the
@@ -234,7 +222,7 @@ class Residency:
         fill(host, start, last, 1)
         self._enter(last, stop, moves, keep_host)
 
-    def _bring_in_few(self, start: int, stop: int, moves: Moves, keep_host: bool) -> None:
+    def _bring_in_few(self, start: int, stop: int, moves: BlockMoves, keep_host: bool) -> None:
         """The same, block by block: cheaper than slices of the tables where these are short.
 
         VRAM must have room for the whole range, so that it never evicts its own start. One long
@@ -282,7 +270,7 @@ class Residency:
         if len(queue) > 2 * count + 1000:
             self._forget_stale()
 
-    def _enter(self, low: int, high: int, moves: Moves, keep_host: bool) -> None:
+    def _enter(self, low: int, high: int, moves: BlockMoves, keep_host: bool) -> None:
         """Take blocks in, for which there is room."""
         count = high - low
         copies = self.host.count(1, low, high)
@@ -304,7 +292,7 @@ class Residency:
         if len(self._queue) > 2 * self.count + 1000:
             self._forget_stale()
 
-    def _hit(self, low: int, high: int, moves: Moves, keep_host: bool, refresh: bool) -> None:
+    def _hit(self, low: int, high: int, moves: BlockMoves, keep_host: bool, refresh: bool) -> None:
         moves.hit += high - low
         if self._advised and not keep_host:
             fill(self.host, low, high, 0)
@@ -316,20 +304,21 @@ class Residency:
         self._stamps[low:high] = [0] * (high - low)
         self.count -= high - low
 
-    def _leave_all(self, start: int, stop: int) -> int:
+    def _empty(self, start: int, stop: int) -> int:
+        """Make the blocks as if never written; returns how many were in VRAM."""
         count = self.resident.count(1, start, stop)
-        if count:
-            for low, high in list(stretches(self.resident, 1, start, stop)):
-                self._leave(low, high)
+        for low, high in stretches(self.resident, 1, start, stop):
+            self._leave(low, high)
+        fill(self.host, start, stop, 0)
         return count
 
-    def _evict(self, wanted: int, moves: Moves) -> None:
+    def _evict(self, wanted: int, moves: BlockMoves) -> None:
         """Copy the blocks that came in longest ago back to the host; duplicates are dropped."""
         queue, stamps, host = self._queue, self._stamps, self.host
         while wanted > 0:
             low, stop, stamp = queue.popleft()
             if stamps[low] != stamp:
-                low = _first_of_stamp(stamps, low + 1, stop, stamp)
+                low = first_of_stamp(stamps, low + 1, stop, stamp)
                 if low == stop:
                     continue
             high = stop if stop - low <= wanted else low + wanted
@@ -339,8 +328,7 @@ class Residency:
                 queue.appendleft((high, stop, stamp))
             count = high - low
             valid = host.count(1, low, high)
-            if valid:
-                moves.dropped += valid
+            moves.dropped += valid
             moves.migrated_out += count - valid
             host[low:high] = b"\x01" * count
             self.resident[low:high] = bytes(count)
@@ -349,11 +337,8 @@ class Residency:
 
     def _forget_stale(self) -> None:
         """Drop the extents of which no block counts any more; the order stays."""
-        self._queue = deque(
-            (low, high, stamp)
-            for low, high, stamp in self._queue
-            if stamp in self._stamps[low:high]
-        )
+        stamps = self._stamps
+        self._queue = deque(one for one in self._queue if one[2] in stamps[one[0] : one[1]])
 
     def _runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Maximal runs of equal advice."""
@@ -362,11 +347,3 @@ class Residency:
             high = end_of_run(self.advice, low, stop) if self._advised else stop
             yield low, high, self.advice[low]
             low = high
-
-
-def _first_of_stamp(stamps: list[int], low: int, stop: int, stamp: int) -> int:
-    """The first block from ``low`` on that still has the stamp, or ``stop``."""
-    try:
-        return stamps.index(stamp, low, stop)
-    except ValueError:
-        return stop

@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 
+def first_of_stamp(stamps: list[int], low: int, stop: int, stamp: int) -> int:
+    """The first block from ``low`` on that still has the stamp, or ``stop``."""
+    try:
+        return stamps.index(stamp, low, stop)
+    except ValueError:
+        return stop
+
+
 def end_of_stamp(stamps: list[int], low: int, stop: int, stamp: int) -> int:
     """Where the run of ``stamp`` that may begin at ``low`` ends."""
     while low < stop and stamps[low] == stamp:

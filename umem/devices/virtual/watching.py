@@ -8,7 +8,7 @@ from umem.devices.base import Watcher
 from umem.trace.events import Alloc, Event, Free, Op
 
 
-class Watch:
+class EventWatch:
     """Tells a watcher of the tensors and workspaces that events allocate from now on.
 
     What was there before, and arrays without elements, are left out. Not thread-safe: its

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rich.text import Text
 
+from umem.trace.frameworks import names
 from umem.units import format_bytes, format_seconds
 
 _LABEL, _VALUE = 12, 12
@@ -100,7 +101,7 @@ def line(seen: Seen) -> str:
 def summary(seen: Seen) -> str:
     """What a whole run came to, in one line; ``seen.kinds`` are those at the peak."""
     if not seen.op_count:
-        return "umem: no operation of Chainer ran in the script's main thread"
+        return f"umem: no operation of {names()} ran in the script's main thread"
     took = f"umem: {seen.step_count:,} steps in {format_seconds(seen.seconds)}"
     if seen.step_count:
         took += f", {_rate(seen.step_count / seen.seconds)}/s"

@@ -35,6 +35,14 @@ def add_source(source: Source) -> None:
             source.start()
 
 
+def remove_source(source: Source) -> None:
+    """Leave ``source`` alone from now on."""
+    with _lock:
+        if _state == "on":
+            source.stop()
+        added.remove(source)
+
+
 def start_sources(user: object) -> None:
     """A recorder is entered, for which there is this object."""
     global _state

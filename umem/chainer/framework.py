@@ -1,0 +1,52 @@
+"""What the rest of umem knows of Chainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from chainer import Link, Optimizer, Variable
+
+from umem.chainer.source import ChainerSource
+from umem.errors import HintError
+from umem.memory.hints import is_array
+from umem.trace.frameworks import Framework
+
+
+def _parts(x: Any) -> Iterable[Any] | None:
+    if isinstance(x, Variable):
+        return _in_variable(x)
+    if isinstance(x, Link):
+        return _in_link(x)
+    return _in_optimizer(x) if isinstance(x, Optimizer) else None
+
+
+def _in_variable(variable: Variable) -> Iterable[Any]:
+    # Reading the gradient of a parameter that has none yet raises; only this private says so.
+    return variable.array, variable.grad if getattr(variable, "_grad_valid", True) else None
+
+
+def _in_link(link: Link) -> Iterator[Any]:
+    yield from link.params(include_uninit=False)
+    for part in link.links():
+        # What is saved beside parameters, such as running statistics; no public name lists it.
+        for name in getattr(part, "_persistent", ()):
+            value = getattr(part, name)
+            if is_array(value):
+                yield value
+
+
+def _in_optimizer(optimizer: Optimizer) -> Iterator[Any]:
+    """What only the update reads: the state of each parameter, and its copy in float32."""
+    if optimizer.target is None:
+        raise HintError(f"{type(optimizer).__name__} has no model yet; call its setup(model) first")
+    for param in optimizer.target.params(include_uninit=False):
+        # Only half precision has a copy (UpdateRule.use_fp32_update), under a private name.
+        copy = getattr(param.update_rule, "_fp32_param", None)
+        if copy is not None:
+            yield copy.array
+        state = getattr(param.update_rule, "state", None) or {}
+        yield from (value for value in state.values() if is_array(value))
+
+
+CHAINER = Framework("Chainer", ChainerSource(), _parts)

@@ -1,0 +1,102 @@
+"""The GPUs of this machine, each opened once, or why there is none.
+
+Importing this module imports neither CuPy nor cuda.core; opening a device imports CuPy, and the
+first hint cuda.core.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+
+from umem import extras
+from umem.devices.cuda import fork
+from umem.devices.cuda.device import CudaDevice
+from umem.errors import DeviceNotFoundError
+
+OLDEST_CUPY = 13
+
+opened: dict[int, CudaDevice] = {}
+_lock = threading.Lock()
+
+
+def open_cuda(ordinal: int | None = None) -> CudaDevice:
+    """The GPU with this ordinal, or the one that CuPy uses now.
+
+    The same object every time: its pools live as long as the process. The first call imports
+    CuPy and asks the driver for the GPUs; it creates no context on any of them. Thread-safe.
+
+    Raises:
+        DeviceNotFoundError: there is no such GPU that CuPy can use; the message says why, and
+            what to do instead. Nothing was opened.
+        StateError: this process was forked from one that had used CUDA.
+    """
+    fork.refuse_child()
+    known = _already_open(ordinal)
+    if known is not None:
+        return known
+    reason = cuda_reason(ordinal)
+    if reason is not None:
+        raise DeviceNotFoundError(_ways_out(reason))
+    driver = importlib.import_module("umem.devices.cuda.driver")
+    number = driver.current_ordinal() if ordinal is None else ordinal
+    with _lock:
+        if number not in opened:
+            opened[number] = CudaDevice(driver.Driver(number))
+        return opened[number]
+
+
+def _already_open(ordinal: int | None) -> CudaDevice | None:
+    # Every hint asks for the current device, so the checks are not repeated.
+    if ordinal is None and opened:
+        ordinal = importlib.import_module("umem.devices.cuda.driver").current_ordinal()
+    return None if ordinal is None else opened.get(ordinal)
+
+
+def cuda_reason(ordinal: int | None = None) -> str | None:
+    """Why there is no CUDA device, or None when there is one.
+
+    Imports CuPy where it is installed. Raises nothing.
+    """
+    reason = _cupy_reason()
+    if reason is not None:
+        return reason
+    driver = importlib.import_module("umem.devices.cuda.driver")
+    gpus: int | str = driver.visible_gpus()
+    if isinstance(gpus, str):
+        return gpus
+    if ordinal is not None and not 0 <= ordinal < gpus:
+        return f"GPU {ordinal} was asked for, and {gpus} can be seen"
+    problem: str | None = driver.libraries_problem()
+    return problem
+
+
+def _cupy_reason() -> str | None:
+    try:
+        version = str(importlib.import_module("cupy").__version__)
+    except ImportError as error:
+        if getattr(error, "name", None) == "cupy":
+            return "CuPy is not installed"
+        return "CuPy cannot be imported: " + str(error).strip().split("\n")[0]
+    major = version.split(".")[0]
+    if major.isdigit() and int(major) < OLDEST_CUPY:
+        return f"CuPy {version} is too old; {OLDEST_CUPY} or newer is needed"
+    return None
+
+
+def _ways_out(reason: str) -> str:
+    return (
+        f"no CUDA device: {reason}. On a machine with an NVIDIA GPU install what its CUDA needs: "
+        f"{extras.command('cuda12')}, or {extras.command('cuda13')}; without one, model it: "
+        'with umem.virtual_gpu("v100-16gb"): ...'
+    )
+
+
+def _after_fork() -> None:
+    if any(device.is_installed for device in opened.values()):
+        fork.refuse_allocations()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,137 @@
+"""The table of devices, and the one that the calling code uses.
+
+A device is a folder here and a row: `register` adds one from outside of umem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from umem.devices.base import Device, Restore
+from umem.errors import DeviceError
+from umem.scopes import derived, tidy
+
+if TYPE_CHECKING:
+    from umem.devices.specs import GpuSpec
+
+
+class Opener(Protocol):
+    """How a kind of device is opened."""
+
+    def __call__(
+        self, gpu: str | GpuSpec | None = None, vram_bytes: int | None = None
+    ) -> Device | None:
+        """Open the device that models ``gpu`` with so much VRAM.
+
+        Given neither, it is the device that is there for the whole process; None says that there
+        is none. Raises DeviceNotFoundError where nothing else may take its place.
+        """
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """A row of the table.
+
+    Args:
+        name: what ``--device`` calls it.
+        simulated: whether residency and time are a model's, of a GPU that has to be named.
+        open: opens one.
+        why_not: says why a process has none unless it enters a block; None where it has one.
+    """
+
+    name: str
+    simulated: bool
+    open: Opener
+    why_not: Callable[[], str | None]
+
+
+def _open_virtual(gpu: str | GpuSpec | None = None, vram_bytes: int | None = None) -> Device | None:
+    if gpu is None:
+        return None
+    from umem.devices.virtual import VirtualGPU  # half of what importing umem would cost
+
+    return VirtualGPU(gpu, vram_bytes=vram_bytes)
+
+
+def _open_cuda(gpu: str | GpuSpec | None = None, vram_bytes: int | None = None) -> Device:
+    from umem.devices import cuda  # looked up at each call: tests put another opener there
+
+    return cuda.open_cuda()
+
+
+def _why_no_cuda() -> str | None:
+    from umem.devices import cuda
+
+    return cuda.cuda_reason()
+
+
+_kinds = [
+    DeviceKind("virtual", True, _open_virtual, lambda: "umem.virtual_gpu opens it for a block"),
+    DeviceKind("cuda", False, _open_cuda, _why_no_cuda),
+]
+"""The last one says what is missing where there is no device."""
+
+
+def register(kind: DeviceKind) -> Restore:
+    """Put a row before all others; returns what takes it out again."""
+    _kinds.insert(0, kind)
+    return lambda: _kinds.remove(kind)
+
+
+def device_kind(name: str) -> DeviceKind:
+    """Look up a row by its name.
+
+    Raises:
+        DeviceError: there is none; the message names those that there are.
+    """
+    for kind in _kinds:
+        if kind.name == name:
+            return kind
+    raise _no_such(name)
+
+
+def parse_device(text: str) -> tuple[DeviceKind, str | None]:
+    """Read what ``--device`` is given: a row, and the GPU that it is to model after a colon.
+
+    Raises:
+        DeviceError: there is no such row, or it wants a GPU named, or has none to choose.
+
+    >>> parse_device("virtual:t4")[1]
+    't4'
+    """
+    name, _, gpu = text.partition(":")
+    kind = device_kind(name)
+    if kind.simulated != bool(gpu):
+        raise _no_such(text)
+    return kind, gpu or None
+
+
+def _no_such(text: str) -> DeviceError:
+    known = [f"{kind.name}:NAME" if kind.simulated else kind.name for kind in _kinds]
+    return DeviceError(f"a device is {' or '.join(known)}; got {text}")
+
+
+def current_device() -> Device:
+    """Find the device of the innermost block of the calling code, else the process's.
+
+    Raises:
+        DeviceNotFoundError: there is neither; the message names the ways out.
+    """
+    tidy()
+    device = entered_device()
+    for kind in _kinds:  # no generator: what a signal raises while one is dropped is lost
+        device = device or kind.open()
+    assert device is not None  # the last row raises
+    return device
+
+
+def entered_device() -> Device | None:
+    """Find the device of the innermost block (`umem.virtual_gpu`) that the calling code is in."""
+    return derived(_innermost)
+
+
+def _innermost(payload: tuple[Any, ...]) -> Device | None:
+    found = [part for part in payload if isinstance(part, Device)]
+    return found[-1] if found else None

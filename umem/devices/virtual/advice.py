@@ -1,0 +1,28 @@
+"""Advice as the model keeps it: one bit a kind and place."""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+from umem.devices.base import Place
+from umem.devices.presets import PRESETS
+from umem.errors import HintError
+
+READ_MOSTLY, PREFER_HOST, PREFER_GPU, ACCESSED_BY_GPU, ACCESSED_BY_HOST = 1, 2, 4, 8, 16
+
+
+def advice_flag(action: str, place: Place | str | None) -> int:
+    """The flag of advice for a place."""
+    if action == "read_mostly":
+        return READ_MOSTLY
+    if action == "preferred_location":
+        return PREFER_HOST if place == "cpu" else PREFER_GPU
+    if action == "accessed_by":
+        return ACCESSED_BY_HOST if place == "cpu" else ACCESSED_BY_GPU
+    raise HintError(f"unknown advice {action!r}")
+
+
+def preset_flags(name: str) -> int:
+    """The flags of all that a preset advises."""
+    return functools.reduce(operator.or_, (advice_flag(*pair) for pair in PRESETS[name]))

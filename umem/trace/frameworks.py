@@ -1,0 +1,85 @@
+"""Frameworks whose programs umem follows: a row for each of umem's folders, a record once it is in.
+
+What is general asks here; what a framework is like inside, only its folder knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from umem.trace.recording.sources import Source, add_source, remove_source
+
+
+class Folder(NamedTuple):
+    """A framework that a folder of umem is for.
+
+    Args:
+        name: what people call it.
+        package: its top package.
+        module: the folder, which registers the framework when it is imported.
+        pool_name: a name in it that is bound to CuPy's default pool, once, at its import.
+    """
+
+    name: str
+    package: str
+    module: str
+    pool_name: str
+
+
+FOLDERS = [Folder("Chainer", "chainer", "umem.chainer", "chainer.backends.cuda.memory_pool")]
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What a framework tells the rest of umem.
+
+    Args:
+        name: what people call it.
+        source: what makes its operations heard by recorders.
+        parts: the arrays, or other containers of them, in one of its objects; None where the
+            object is none of its own. Raises HintError where it cannot have any yet.
+    """
+
+    name: str
+    source: Source
+    parts: Callable[[Any], Iterable[Any] | None]
+
+
+_registered: list[Framework] = []
+
+
+def register(framework: Framework) -> Callable[[], None]:
+    """Follow a framework from now on; returns what ends that."""
+    _registered.append(framework)
+    add_source(framework.source)
+
+    def forget() -> None:
+        remove_source(framework.source)
+        _registered.remove(framework)
+
+    return forget
+
+
+def names() -> str:
+    """Name all frameworks in words: those that have a folder, and those registered beside them."""
+    found = [folder.name for folder in FOLDERS] + [framework.name for framework in _registered]
+    return " or ".join(dict.fromkeys(found))
+
+
+def parts_of(x: Any) -> Iterable[Any] | None:
+    """Find what is in an object of a framework; None where no framework knows the object.
+
+    The folder of an object's framework is imported here, where a program has not done it.
+    """
+    packages = {kind.__module__.partition(".")[0] for kind in type(x).__mro__}
+    for folder in FOLDERS:
+        if folder.package in packages:
+            import_module(folder.module)
+    for framework in _registered:
+        parts = framework.parts(x)
+        if parts is not None:
+            return parts
+    return None
