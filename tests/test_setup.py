@@ -19,7 +19,7 @@ case "$*" in
     '-m venv .venv') mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
     '-m pip '*)
         echo "$*" >>asked
-        ! grep -q "${{FAILS-nothing}}" asked || {{ echo why; exit 1; }} ;;
+        ! grep -q "${{FAILS-nothing}}" asked || {{ echo "${{WHY-why}}"; exit 1; }} ;;
     --version) echo Python {version} ;;
 esac
 """
@@ -110,6 +110,11 @@ def test_what_failed_is_shown_and_starts_again(clone: Path) -> None:
         "umem: starting again: an earlier set-up of .venv was not finished, or its Python is gone"
     )
     assert setup(clone, "docs") == ["0"]
+
+
+def test_a_missing_network_is_named(clone: Path) -> None:
+    said = setup(clone, "docs", FAILS="docs", WHY="Retrying after connection broken by")
+    assert said[-2:] == ["umem: no package index could be reached: a set-up needs the network", "1"]
 
 
 def test_cupy_may_be_missing(clone: Path) -> None:
