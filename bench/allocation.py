@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 
 import click
 import common
-import numpy as np
+from report_tables import figure, listed, quantity, text
+from stub_gpu import NBYTES, stub_device
 
 import umem
 from umem.devices.base import Policy, Watcher
@@ -37,10 +38,8 @@ from umem.devices.virtual import VirtualGPU
 from umem.trace.events import Alloc, Free
 from umem.units import MIB
 
-QUESTION = "What does an allocation cost?"
 WANTED_HYBRID_US = 1.0
 WANTED_BLOCK_US = 0.1
-NBYTES = 64 << 10
 FRAMES = 20
 MANAGED = Policy("managed")
 
@@ -53,53 +52,6 @@ class Case(NamedTuple):
     pool: str
     name: str
     open: Callable[[], Any]
-
-
-# -- a pool that costs nothing -------------------------------------------------------------------
-
-
-def stub_device() -> CudaDevice:
-    """umem's CUDA device over stub pools; imports CuPy, asks for no GPU."""
-    import cupy
-
-    from umem.devices.cuda.driver import Driver
-
-    buffer = np.empty(NBYTES, np.uint8)
-    memory = cupy.cuda.UnownedMemory(buffer.ctypes.data, NBYTES, buffer, device_id=0)
-    pointer = cupy.cuda.MemoryPointer(memory, 0)
-
-    class Pool:
-        def malloc(self, nbytes: int) -> Any:
-            return pointer
-
-        def free_all_blocks(self) -> None: ...
-        def set_limit(self, size: int) -> None: ...
-        def used_bytes(self) -> int:
-            return 0
-
-        def total_bytes(self) -> int:
-            return 0
-
-    class StubDriver(Driver):
-        default_pool = Pool()
-
-        def __init__(self) -> None:
-            self.ordinal, self.name, self.cuda_major = 0, "stub", 12
-            self.vram_bytes, self.integrated, self._core = 1 << 30, False, None
-
-        def current(self) -> Any:
-            return nullcontext()
-
-        def make_pool(self, grow: Malloc) -> Any:
-            return Pool()
-
-        def capturing(self) -> bool:
-            return False
-
-        def managed_problem(self) -> str | None:
-            return None
-
-    return CudaDevice(StubDriver())
 
 
 # -- the cases -----------------------------------------------------------------------------------
@@ -299,7 +251,51 @@ def rows(found: list[Case], seconds: list[list[float]]) -> list[dict[str, Any]]:
     return made
 
 
-@click.command(help=QUESTION)
+# -- all of it -----------------------------------------------------------------------------------
+
+
+WORDS = {
+    "managed": "a managed block",
+    "hybrid, before pressure": "hybrid before pressure",
+    "managed, statistics": "statistics",
+    "managed, track": "tracking with stacks",
+}
+
+
+def answer(result: common.Result) -> str:
+    rows = {row["allocation"]: row for row in result["rows"] if row["added_us"] is not None}
+    added = [
+        f"{figure(rows[name]['added_us'], 2)} us with {words}"
+        for name, words in WORDS.items()
+        if name in rows
+    ]
+    first = result["rows"][0]
+    return (
+        f"{figure(first['median_us'], 2)} us ({first['pool']}, {first['allocation']})"
+        f"{', and ' + listed(added) + ' more' if added else ''}."
+    )
+
+
+BENCH = common.Bench(
+    "allocation",
+    __doc__,
+    answer,
+    (
+        text("pool", "pool"),
+        text("allocation", "allocation"),
+        quantity("median", "median_us", "us"),
+        quantity("least", "lowest_us", "us"),
+        quantity("most", "highest_us", "us"),
+        quantity("added", "added_us", "us", places=3, signed=True),
+    ),
+    notes=lambda result: [
+        f"Wanted: a block adds at most {WANTED_BLOCK_US:g} microseconds, and hybrid less than "
+        f"{WANTED_HYBRID_US:g} before pressure."
+    ],
+)
+
+
+@click.command(help=__doc__)
 @click.option(
     "--device",
     type=click.Choice(["auto", "stub", "cuda"]),
@@ -309,8 +305,8 @@ def rows(found: list[Case], seconds: list[list[float]]) -> list[dict[str, Any]]:
 )
 @click.option("--repeats", type=click.IntRange(1), default=31, show_default=True)
 @click.option("--quick", is_flag=True, help="Five short repeats.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every repeat.")
-def main(device: str, repeats: int, quick: bool, json_path: Path | None) -> None:
+@common.json_option
+def main(device: str, repeats: int, quick: bool, path: Path | None) -> None:
     reason = None if device == "stub" else cuda_reason()
     if device == "cuda" and reason is not None:
         raise click.ClickException(f"no CUDA device: {reason}")
@@ -318,48 +314,18 @@ def main(device: str, repeats: int, quick: bool, json_path: Path | None) -> None
     repeats, count = (5, 500) if quick else (repeats, 5000)
     found = cases(device)
     made = rows(found, measure(found, repeats, count))
-    common.show(
-        "Microseconds of one allocation and its free",
-        ["pool", "allocation", "median", "lowest", "highest", "added"],
-        [
-            [
-                row["pool"],
-                row["allocation"],
-                *(f"{row[f'{key}_us']:.2f}" for key in ("median", "lowest", "highest")),
-                _signed(row["added_us"]),
-            ]
-            for row in made
-        ],
+    options = dict(
+        device=device, repeats=repeats, quick=quick, count=count, nbytes=NBYTES, frames=FRAMES
     )
-    click.echo(
-        f"Wanted: a block adds at most {WANTED_BLOCK_US:g} us, and hybrid less than "
-        f"{WANTED_HYBRID_US:g} us before pressure."
+    BENCH.finish(
+        made,
+        path,
+        simulated=False,
+        options=options,
+        gpu={"name": open_cuda().name} if device == "cuda" else None,
+        wanted_hybrid_added_us=WANTED_HYBRID_US,
+        wanted_block_added_us=WANTED_BLOCK_US,
     )
-    if json_path is not None:
-        options = {
-            "device": device,
-            "repeats": repeats,
-            "quick": quick,
-            "count": count,
-            "nbytes": NBYTES,
-            "frames": FRAMES,
-        }
-        gpu = {"name": open_cuda().name} if device == "cuda" else None
-        report = common.report(
-            "allocation",
-            QUESTION,
-            made,
-            simulated=False,
-            options=options,
-            gpu=gpu,
-            wanted_hybrid_added_us=WANTED_HYBRID_US,
-            wanted_block_added_us=WANTED_BLOCK_US,
-        )
-        common.write_json(json_path, report)
-
-
-def _signed(added: float | None) -> str | None:
-    return None if added is None else f"{added:+.2f}"
 
 
 if __name__ == "__main__":

@@ -21,34 +21,40 @@ from typing import Any
 import click
 import common
 import numpy as np
-from prediction_parts.models import MODELS, QUICK, Model
+from models import build
+from report_tables import counted, figure, quantity, text
 
 import umem
 import umem.chainer
 from umem.predict.choosing import Option, choose
-from umem.units import BLOCK_BYTES, format_bytes, format_seconds
+from umem.units import BLOCK_BYTES, MIB
 
-QUESTION = (__doc__ or "").splitlines()[0]
 GPU = "v100-16gb"
-BATCHES = {"residual": 16, "transformer": 32, "mixer": 64, "MLP": 512}
+BATCHES = {
+    ("residual", "12 blocks"): 16,
+    ("transformer", "4 layers"): 32,
+    ("mixer", "4 layers"): 64,
+    ("MLP", "1,024 wide"): 512,
+}
+QUICK = {("residual", "3 narrow blocks"): 128}
 ROOM = 0.6
 SETTLING, STEPS = 4, 4
 """Steps before those that count: recomputation learns for three and lookahead then learns anew."""
 
 
-def recorded(model: Model, batch: int) -> umem.Trace:
+def recorded(model: tuple[str, str], batch: int) -> umem.Trace:
     np.random.seed(0)
-    step = model.make()
+    step = build(*model).trainer()
     step(batch)
     with umem.record() as recorder:
         step(batch)
     return recorder.trace
 
 
-def live(model: Model, batch: int, option: Option, vram_bytes: int) -> list[float]:
+def live(model: tuple[str, str], batch: int, option: Option, vram_bytes: int) -> list[float]:
     """Simulated seconds of the steps that count."""
     np.random.seed(0)
-    step = model.make()
+    step = build(*model).trainer()
     step(batch)
     ends: list[float] = []
     with umem.virtual_gpu(GPU, vram_bytes) as gpu, warnings.catch_warnings():
@@ -64,7 +70,7 @@ def live(model: Model, batch: int, option: Option, vram_bytes: int) -> list[floa
     return [after - before for before, after in pairwise(ends)][-STEPS:]
 
 
-def measure(model: Model, batch: int) -> list[dict[str, Any]]:
+def measure(model: tuple[str, str], batch: int) -> list[dict[str, Any]]:
     trace = recorded(model, batch)
     peak = choose(trace, "h200").options[0].peak_bytes
     assert peak is not None
@@ -72,7 +78,7 @@ def measure(model: Model, batch: int) -> list[dict[str, Any]]:
     rows = []
     for option in choose(trace, GPU, vram=vram).options:
         row = {
-            "model": model.name,
+            "model": model[0],
             "batch": batch,
             "peak_bytes": peak,
             "vram_bytes": vram,
@@ -98,44 +104,49 @@ def measure(model: Model, batch: int) -> list[dict[str, Any]]:
     return rows
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    common.show(
-        f"a step on {GPU} with {ROOM:.0%} of the VRAM that it needs (all simulated)",
-        ("model", "batch", "VRAM", "technique", "predicted", "live", "off"),
-        [
-            (
-                row["model"],
-                row["batch"],
-                format_bytes(row["vram_bytes"]),
-                row["technique"],
-                format_seconds(row["simulated_predicted_seconds"]),
-                "did not run" if row["error"] else format_seconds(row["simulated_live_seconds"]),
-                None if row["error"] else f"{row['off_percent']:+.1f} %",
-            )
-            for row in rows
-        ],
+def answer(result: common.Result) -> str:
+    ran = [row for row in result["rows"] if not row["error"]]
+    off = [abs(row["off_percent"]) for row in ran]
+    near = sum(each <= 5 for each in off)
+    rest = len(result["rows"]) - len(ran)
+    return (
+        f"Of {len(ran)} runs {near} took what was predicted within 5 %, and all within "
+        f"{figure(max(off))} %; {rest or 'none'} did not run."
     )
-    for row in rows:
-        if row["error"]:
-            print(f"{row['model']}, {row['technique']}: {row['error']}")
+
+
+BENCH = common.Bench(
+    "choice_live",
+    __doc__,
+    answer,
+    (
+        text("model", "model"),
+        counted("batch", "batch"),
+        quantity("peak", "peak_bytes", "MiB", per=MIB),
+        quantity("VRAM", "vram_bytes", "MiB", per=MIB),
+        text("technique", "technique"),
+        quantity("predicted", "simulated_predicted_seconds", "ms", per=1e-3),
+        quantity("live", "simulated_live_seconds", "ms", per=1e-3),
+        quantity("off", "off_percent", "%", places=1, signed=True),
+    ),
+    notes=lambda result: [
+        f"{row['model']}, {row['technique']} did not run: {row['error']}"
+        for row in result["rows"]
+        if row["error"]
+    ],
+)
 
 
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="One small model.")
-@click.option("--only", "names", multiple=True, type=click.Choice(list(BATCHES)))
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the result here.")
+@click.option("--only", "names", multiple=True, type=click.Choice([name for name, _ in BATCHES]))
+@common.json_option
 def main(quick: bool, names: tuple[str, ...], path: Path | None) -> None:
-    wanted = {QUICK[0].name: 128} if quick else BATCHES
-    rows = []
-    for model in (*MODELS, *QUICK):
-        if model.name in wanted and (quick or not names or model.name in names):
-            rows += measure(model, wanted[model.name])
-    show(rows)
-    if path is not None:
-        options = {"quick": quick, "batches": wanted, "room": ROOM, "gpu": GPU}
-        common.write_json(
-            path, common.report("choice_live", QUESTION, rows, simulated=True, options=options)
-        )
+    wanted = QUICK if quick else {m: b for m, b in BATCHES.items() if not names or m[0] in names}
+    rows = [row for model, batch in wanted.items() for row in measure(model, batch)]
+    batches = {f"{name}, {size}": batch for (name, size), batch in wanted.items()}
+    options = {"quick": quick, "batches": batches, "room": ROOM, "gpu": GPU}
+    BENCH.finish(rows, path, simulated=True, options=options)
 
 
 if __name__ == "__main__":

@@ -22,15 +22,24 @@ from typing import Any, NamedTuple
 import click
 import common
 import numpy as np
-from prediction_parts.models import LONG, MODELS, QUICK, Model
+from models import build
+from report_tables import Column, counted, figure, quantity, span, text, verdict
 
 import umem
+import umem.chainer
 from umem.devices.specs import GPUS, GpuSpec, gpu_spec
 from umem.predict.choosing import Choice, Search
-from umem.units import format_bytes, format_seconds
+from umem.units import MIB
 
-QUESTION = (__doc__ or "").splitlines()[0]
-NETWORKS = ("ResNet50", "transformer", "DCGAN", "LSTM", LONG.name)
+LONG = "unrolled LSTM"
+NETWORKS = {
+    "ResNet50": "64 px",
+    "DCGAN": "32 px",
+    "transformer": "4 layers",
+    "LSTM": "40 words",
+    LONG: "129 words",
+}
+QUICK = {"residual": "3 narrow blocks"}
 GPU = "t4"
 SIZES, SIZE = (4, 8), 32
 LARGE, SMALL = 200_000, 10_000
@@ -53,27 +62,27 @@ class Case(NamedTuple):
     every: float | None = None
 
 
-def cases(model: Model) -> Iterator[Case]:
+def cases(name: str, model_size: str) -> Iterator[Case]:
     np.random.seed(0)
-    trace = umem.record_at(model.make(), SIZES)
-    if model is LONG:
+    trace = umem.record_at(build(name, model_size).trainer(), SIZES)
+    if name == LONG:
         yield Case(trace, LARGE, None, 5.0, 60.0)
         yield Case(trace, SMALL, None, 5.0, 20.0)
     else:
         vram = round(ROOM * trace.at(SIZE).peak_bytes)
-        yield Case(trace, SIZE, vram, 10.0 if model.name == "ResNet50" else None)
+        yield Case(trace, SIZE, vram, 10.0 if name == "ResNet50" else None)
 
 
-def measure(model: Model, repeats: int) -> Iterator[dict[str, Any]]:
+def measure(name: str, model_size: str, repeats: int) -> Iterator[dict[str, Any]]:
     """For each case a row for one GPU, and one for all of the table."""
-    for case in cases(model):
+    for case in cases(name, model_size):
         at = case.trace.at(case.size)
         gpus = [gpu if case.vram is None else gpu.with_vram(case.vram) for gpu in GPUS.values()]
         one = [gpu for gpu in gpus if gpu.name == gpu_spec(GPU).name]
         for asked, target in ((one, case.one), (gpus, case.every)):
             found = [timed(case, asked) for _ in range(repeats)]
             yield {
-                "model": model.name,
+                "model": name,
                 "size": case.size,
                 "op_count": sum(1 for _ in at.ops),
                 "peak_bytes": at.peak_bytes,
@@ -112,72 +121,63 @@ def row(
     }
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    common.show(
-        f"choosing, with {ROOM:.0%} of the VRAM that the step needs, or its own (simulated)",
-        (
-            "model",
-            "size",
-            "GPU",
-            "operations",
-            "peak",
-            "VRAM",
-            "tried",
-            "fit",
-            "first CPU s",
-            "CPU s",
-            "spread",
-            "best",
-            "step",
-            "",
-        ),
-        [
-            (
-                row["model"],
-                row["size"],
-                row["gpus"],
-                row["op_count"],
-                format_bytes(row["peak_bytes"]),
-                "its own" if row["vram_bytes"] is None else format_bytes(row["vram_bytes"]),
-                row["techniques"],
-                row["fit"],
-                f"{row['first_cpu_seconds']:.2f}",
-                f"{row['cpu_seconds']:.2f}",
-                f"{min(row['cpu_repeats']):.2f}-{max(row['cpu_repeats']):.2f}",
-                row["simulated_best"],
-                format_seconds(row["simulated_best_seconds"]),
-                {True: "ok", False: "too slow", None: ""}[row["passed"]],
-            )
-            for row in rows
-        ],
+def answer(result: common.Result) -> str:
+    rows = result["rows"]
+    one, every = (
+        [row for row in rows if row["gpus"].startswith("all") is each] for each in (False, True)
     )
+    judged = [row["passed"] for row in rows if row["passed"] is not None]
+    return (
+        f"For steps of up to {max(row['op_count'] for row in rows):,} operations the first result "
+        f"is there within {_most(rows, 'first_cpu_seconds')} s, one GPU takes up to "
+        f"{_most(one, 'cpu_seconds')} s and all GPUs of the table up to "
+        f"{_most(every, 'cpu_seconds')} s of processor time; {sum(judged)} of {len(judged)} "
+        "targets are met."
+    )
+
+
+def _most(rows: Sequence[dict[str, Any]], key: str) -> str:
+    return figure(max(row[key] for row in rows))
+
+
+BENCH = common.Bench(
+    "choose",
+    __doc__,
+    answer,
+    (
+        text("model", "model"),
+        counted("batch", "size"),
+        text("GPUs", "gpus"),
+        counted("operations", "op_count"),
+        quantity("peak", "peak_bytes", "MiB", per=MIB),
+        quantity("VRAM, if not its own", "vram_bytes", "MiB", per=MIB),
+        counted("tried", "techniques"),
+        counted("fit", "fit"),
+        quantity("first result", "first_cpu_seconds", "CPU s"),
+        quantity("last result", "cpu_seconds", "CPU s"),
+        Column("least to most", lambda row: span(row["cpu_repeats"]), "CPU s"),
+        text("best", "simulated_best"),
+        quantity("its step", "simulated_best_seconds", "ms", per=1e-3),
+        verdict(met="met", missed="too slow"),
+    ),
+)
 
 
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="One small model, once.")
-@click.option("--only", "names", multiple=True, type=click.Choice(NETWORKS))
+@click.option("--only", "names", multiple=True, type=click.Choice(list(NETWORKS)))
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the result here.")
+@common.json_option
 def main(quick: bool, names: tuple[str, ...], repeats: int, path: Path | None) -> None:
-    wanted = names or NETWORKS
-    models = [model for model in (*MODELS, LONG) if model.name in wanted]
-    models = list(QUICK[:1]) if quick else models
+    models = QUICK if quick else {n: s for n, s in NETWORKS.items() if not names or n in names}
+    repeats = 1 if quick else repeats
     rows = []
-    for model in models:
-        for row in measure(model, 1 if quick else repeats):
+    for name, size in models.items():
+        for row in measure(name, size, repeats):
             rows.append(row)
-            click.echo(f"{model.name}, {row['gpus']}: {row['cpu_seconds']:.2f} s", err=True)
-    show(rows)
-    if path is not None:
-        options = {
-            "quick": quick,
-            "models": [model.name for model in models],
-            "room": ROOM,
-            "repeats": 1 if quick else repeats,
-        }
-        common.write_json(
-            path, common.report("choose", QUESTION, rows, simulated=True, options=options)
-        )
+            click.echo(f"{name}, {row['gpus']}: {row['cpu_seconds']:.2f} s", err=True)
+    options = {"quick": quick, "models": list(models), "room": ROOM, "repeats": repeats}
+    BENCH.finish(rows, path, simulated=True, options=options)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What the benchmarks share: where they ran, what they write, how they print.
+"""What the benchmarks share: where they ran, what they write, how they answer.
 
-Every script writes the same envelope (`report`), so that bench/make_readme.py can show any of
-them: the question, the machine, the versions, the commit, the options, and one object a row with
-every repeat in it.
+Every script declares a `Bench`, from which both the terminal and bench/README.md are written, and
+writes the same envelope: the question, the machine, the versions, the commit, the options, and
+one object a row with every repeat in it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ import os
 import platform
 import statistics
 import subprocess
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from report_tables import Column, Row, Table
 
 import umem
 from umem.errors import SizeError
@@ -96,41 +93,83 @@ def _git(*args: str) -> subprocess.CompletedProcess[str] | None:
         return None
 
 
-# -- what it writes ----------------------------------------------------------------------------
+# -- what it asks and answers --------------------------------------------------------------------
+
+Result = Mapping[str, Any]
 
 
-def report(
-    name: str,
-    question: str,
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    simulated: bool,
-    options: Mapping[str, Any],
-    gpu: Any = None,
-    **more: Any,
-) -> dict[str, Any]:
-    """The envelope that every benchmark writes.
+@dataclass(frozen=True)
+class Bench:
+    """One question, and how its answer is shown.
 
-    Args:
-        name: the script without ``.py``.
-        question: the one question that it answers.
-        rows: one object a row, every repeat in it.
-        simulated: whether the figures are a model's.
-        options: what the script was called with.
-        gpu: see `machine`.
-        more: further objects of this benchmark.
+    Attributes:
+        name: the script without ``.py``, or with a word behind it where it has several.
+        doc: the script's docstring; its first paragraph is the question.
+        answer: makes one sentence of a result, with figures from its rows.
+        columns: those of the table; or ``tables`` makes some.
+        notes: makes further lines of a result.
     """
-    return {
-        "bench": name,
-        "question": question,
-        "simulated": simulated,
-        "machine": machine(gpu),
-        "versions": versions(),
-        "commit": commit(),
-        "options": dict(options),
-        **more,
-        "rows": [dict(row) for row in rows],
-    }
+
+    name: str
+    doc: str | None
+    answer: Callable[[Result], str]
+    columns: Sequence[Column] = ()
+    tables: Callable[[Result], Iterable[Table]] | None = None
+    notes: Callable[[Result], Iterable[str]] = lambda result: ()
+
+    @property
+    def question(self) -> str:
+        return " ".join((self.doc or "").split("\n\n")[0].split())
+
+    def tables_of(self, result: Result) -> list[Table]:
+        if self.tables is not None:
+            return list(self.tables(result))
+        return [Table(self.columns, result["rows"])]
+
+    def report(
+        self,
+        rows: Sequence[Row],
+        *,
+        simulated: bool,
+        options: Mapping[str, Any],
+        gpu: Any = None,
+        **more: Any,
+    ) -> dict[str, Any]:
+        """Make the envelope that every benchmark writes.
+
+        Args:
+            rows: one object a row, every repeat in it.
+            simulated: whether the figures are a model's.
+            options: what the script was called with.
+            gpu: see `machine`.
+            more: further objects of this benchmark.
+        """
+        return {
+            "bench": self.name,
+            "question": self.question,
+            "simulated": simulated,
+            "machine": machine(gpu),
+            "versions": versions(),
+            "commit": commit(),
+            "options": dict(options),
+            **more,
+            "rows": [dict(row) for row in rows],
+        }
+
+    def finish(self, rows: Sequence[Row], path: str | Path | None, **how: Any) -> dict[str, Any]:
+        """Print the question, the tables and the answer; write the report where there is a path.
+
+        Raises:
+            click.ClickException: the file cannot be written; an older one is as it was.
+        """
+        result = self.report(rows, **how)
+        print(f"{self.question} ({'simulated' if result['simulated'] else 'measured'})\n")
+        for table in self.tables_of(result):
+            table.show()
+        print(*self.notes(result), self.answer(result), sep="\n")
+        if path is not None:
+            write_json(path, result)
+        return result
 
 
 def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
@@ -147,6 +186,13 @@ def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
         raise click.ClickException(f"cannot write {path}: {reason(error)}") from error
 
 
+def writable(*paths: str | Path | None) -> None:
+    """Refuse a folder that is not there before minutes of work, not after."""
+    for path in paths:
+        if path and not Path(path).resolve().parent.is_dir():
+            raise click.ClickException(f"cannot write {path}: its folder does not exist")
+
+
 class Summary(NamedTuple):
     """Median of repeats, and the smallest and largest."""
 
@@ -161,20 +207,7 @@ def summary(repeats: Iterable[float]) -> Summary:
     return Summary(statistics.median(values), values[0], values[-1])
 
 
-# -- how it talks ------------------------------------------------------------------------------
-
-
-def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table: the first column to the left, the others to the right; None is a dash."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
-    console = Console(file=sys.stdout, highlight=False)
-    if not console.is_terminal:  # a pipe or a file takes lines of any length
-        console = Console(file=sys.stdout, highlight=False, width=200)
-    console.print(table)
+# -- how it is called ----------------------------------------------------------------------------
 
 
 class SizeType(click.ParamType):
@@ -190,3 +223,9 @@ class SizeType(click.ParamType):
 
 
 SIZE = SizeType()
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the option ``--json``, as ``path``."""
+    kind: Any = click.Path(path_type=Path, dir_okay=False)
+    return click.option("--json", "path", type=kind, help="Write every repeat there.")(command)

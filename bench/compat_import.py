@@ -10,7 +10,6 @@ both need, do not count.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import statistics
@@ -20,7 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import click
 import common
+from report_tables import duration, quantity, text
 
 from umem.compat import installation
 from umem.compat import support as support_module
@@ -110,36 +111,42 @@ def rows(seconds: dict[str, list[float]]) -> list[dict[str, Any]]:
     ]
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    middle, low, high = (value * 1e3 for value in common.summary(row["seconds"]))
-    spread = f"{low:.0f} to {high:.0f}"
-    added = f"{row['added_seconds'] * 1e3:+.0f}"
-    return [row["condition"], f"{middle:.0f}", spread, added, f"{row['ratio']:.2f}"]
+def answer(result: common.Result) -> str:
+    baseline, layer = result["rows"]
+    return (
+        f"{duration(layer['added_seconds'])}, from {duration(baseline['median_seconds'])} to "
+        f"{duration(layer['median_seconds'])}, where {duration(LIMIT_SECONDS)} are allowed."
+    )
 
 
-def main() -> None:
-    """Measure, print medians with their spread, and write the JSON file that was asked for."""
-    question = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(description=question)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--quick", action="store_true", help="three repeats")
-    parser.add_argument("--json", type=Path, metavar="PATH")
-    arguments = parser.parse_args()
-    repeats = 3 if arguments.quick else arguments.repeats
-    table = rows(measure(repeats))
-    common.show(question, ["", "ms", "spread", "added ms", "ratio"], map(_cells, table))
-    print(f"limit: {LIMIT_SECONDS * 1e3:.0f} ms added")
-    if arguments.json:
-        options = {"repeats": repeats, "quick": arguments.quick}
-        content = common.report(
-            "compat_import",
-            question,
-            table,
-            simulated=False,
-            options=options,
-            limit_seconds=LIMIT_SECONDS,
-        )
-        common.write_json(arguments.json, content)
+BENCH = common.Bench(
+    "compat_import",
+    __doc__,
+    answer,
+    (
+        text("import of Chainer", "condition"),
+        quantity("median", "median_seconds", "ms", per=1e-3),
+        quantity("least", lambda row: min(row["seconds"]), "ms", per=1e-3),
+        quantity("most", lambda row: max(row["seconds"]), "ms", per=1e-3),
+        quantity("added", "added_seconds", "ms", per=1e-3, signed=True),
+        quantity("of baseline", "ratio"),
+    ),
+)
+
+
+@click.command(help=__doc__)
+@click.option("--repeats", type=click.IntRange(1), default=15, show_default=True)
+@click.option("--quick", is_flag=True, help="Three repeats.")
+@common.json_option
+def main(repeats: int, quick: bool, path: Path | None) -> None:
+    repeats = 3 if quick else repeats
+    BENCH.finish(
+        rows(measure(repeats)),
+        path,
+        simulated=False,
+        options={"repeats": repeats, "quick": quick},
+        limit_seconds=LIMIT_SECONDS,
+    )
 
 
 if __name__ == "__main__":

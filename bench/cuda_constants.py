@@ -11,18 +11,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
 import common
 import gpu_guard
+from report_tables import Row, duration, listed, quantity, text
 
 from umem.devices.base import Policy
 from umem.devices.cuda import CudaDevice, open_cuda
 from umem.errors import UmemError
-from umem.units import BLOCK_BYTES, MIB, format_bytes, format_seconds
-
-QUESTION = "What do a fault, a first touch, a prefetch, an eviction and a copy cost on this GPU?"
+from umem.units import BLOCK_BYTES, GIB, MIB
 
 
 class Bench:
@@ -170,24 +170,47 @@ def _row(bench: Bench, action: Callable[..., Any], seconds: list[float]) -> dict
     }
 
 
-def show(rows: list[dict[str, Any]], gpu: str) -> None:
-    """Print the table."""
-    cells = []
-    for row in rows:
-        spread = common.summary(row["repeat_seconds"])
-        times = [format_seconds(value) for value in (*spread, row["block_seconds"])]
-        rate = f"{format_bytes(row['bytes_per_second'])}/s"
-        cells.append([row["name"], format_bytes(row["nbytes"]), *times, rate])
-    columns = ("measure", "bytes", "median", "least", "most", "2 MiB", "rate")
-    common.show(f"{QUESTION} ({gpu})", columns, cells)
+def answer(result: common.Result) -> str:
+    rows = {row["name"]: row for row in result["rows"]}
+    words = {
+        "fault_one_block": "a fault",
+        "populate_by_fault": "a first touch",
+        "prefetch_in": "a prefetch",
+        "evict_one_block": "an eviction",
+        "copy_in": "a copy",
+    }
+    said = [f"{word} {duration(rows[name]['block_seconds'])}" for name, word in words.items()]
+    return f"Of 2 MiB {listed(said)} on {result['machine']['gpu']['name']}."
+
+
+def _median(row: Row) -> float:
+    return common.summary(row["repeat_seconds"]).median
+
+
+BENCH = common.Bench(
+    "cuda_constants",
+    __doc__,
+    answer,
+    (
+        text("measure", lambda row: row["name"].replace("_", " ")),
+        quantity("bytes", "nbytes", "MiB", per=MIB),
+        quantity(
+            "median", lambda row: common.summary(row["repeat_seconds"]).median, "ms", per=1e-3
+        ),
+        quantity("least", lambda row: min(row["repeat_seconds"]), "ms", per=1e-3),
+        quantity("most", lambda row: max(row["repeat_seconds"]), "ms", per=1e-3),
+        quantity("2 MiB", "block_seconds", "us", per=1e-6),
+        quantity("rate", "bytes_per_second", "GiB/s", per=GIB),
+    ),
+)
 
 
 @click.command(help=__doc__)
 @click.option("--bytes", "nbytes", type=common.SIZE, default="256MiB", help="Bytes a measure.")
 @click.option("--repeats", type=click.IntRange(1), default=7, show_default=True)
 @click.option("--quick", is_flag=True, help="32 MiB, twice: to see that it runs.")
-@click.option("--json", "path", type=click.Path(dir_okay=False), help="Write every repeat there.")
-def main(nbytes: int, repeats: int, quick: bool, path: str | None) -> None:
+@common.json_option
+def main(nbytes: int, repeats: int, quick: bool, path: Path | None) -> None:
     if quick:
         nbytes, repeats = 32 * MIB, 2
     nbytes -= nbytes % BLOCK_BYTES
@@ -199,19 +222,14 @@ def main(nbytes: int, repeats: int, quick: bool, path: str | None) -> None:
     except UmemError as error:
         raise click.ClickException(str(error)) from error
     gpu = {"name": device.name, "vram_bytes": device.vram_bytes}
-    show(rows, device.name)
-    if path:
-        options = {"nbytes": nbytes, "repeats": repeats}
-        content = common.report(
-            "cuda_constants",
-            QUESTION,
-            rows,
-            simulated=False,
-            options=options,
-            gpu=gpu,
-            budget_bytes=gpu_guard.guard(device).budget_bytes,
-        )
-        common.write_json(path, content)
+    BENCH.finish(
+        rows,
+        path,
+        simulated=False,
+        options={"nbytes": nbytes, "repeats": repeats},
+        gpu=gpu,
+        budget_bytes=gpu_guard.guard(device).budget_bytes,
+    )
 
 
 if __name__ == "__main__":

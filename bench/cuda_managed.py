@@ -11,23 +11,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 import common
 import cuda_constants
 import gpu_guard
+import numpy as np
+from report_tables import Column, Row, figure, quantity, span, text
 
 import umem
 from umem.devices.base import Device
 from umem.devices.cuda import open_cuda
 from umem.errors import UmemError
-from umem.units import BLOCK_BYTES, MIB, format_seconds
+from umem.units import BLOCK_BYTES, MIB
 
-QUESTION = (
-    "What does managed memory cost on this GPU while everything fits, and what does a prefetch "
-    "save?"
-)
 WARMUP_STEPS = 3
 MOST_OF_UNMANAGED = 1.02
 LEAST_OF_COPY = 0.9
@@ -39,15 +40,13 @@ class Size(NamedTuple):
 
     nodes: int
     batch: int
-    side: int
-    channels: int
-    blocks: int
+    residual: str
     nbytes: int
     repeats: int
 
 
-FULL = Size(150_000, 32, 32, 64, 4, 512 * MIB, 15)
-QUICK = Size(2_000, 2, 16, 8, 1, 32 * MIB, 2)
+FULL = Size(150_000, 32, "classifier of 4 blocks", 512 * MIB, 15)
+QUICK = Size(2_000, 2, "classifier of 1 block", 32 * MIB, 2)
 
 
 class Pair(NamedTuple):
@@ -63,6 +62,42 @@ class Pair(NamedTuple):
     actions: dict[str, Callable[[], float]]
     at_most: float | None = None
     at_least: float | None = None
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model on the current umem device, with all that a step of it reads."""
+
+    loss: Callable[[], Any]
+    optimizer: Any
+    inputs: tuple[Any, ...]
+
+    def step(self) -> float:
+        """Train one step; its loss waits for the device."""
+        loss = self.loss()
+        self.optimizer.target.cleargrads()
+        loss.backward()
+        self.optimizer.update()
+        return float(loss.array)
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """What a step finds in memory: parameters, their state, data."""
+        data = (getattr(x, "matrix", x) for x in self.inputs)  # of an adjacency
+        return self.optimizer.target, self.optimizer, *data
+
+
+def training(name: str, size: str, batch: int) -> Training:
+    """Make a model on the current umem device, with one batch for all its steps."""
+    import umem.chainer  # isort: skip  (before the models, whose Chainer it makes ready)
+    from models import build, sent
+
+    place = umem.chainer.device()
+    np.random.seed(0)
+    model = build(name, size)
+    inputs = sent(model.inputs(batch), place)
+    optimizer = model.make_optimizer().setup(model.link.to_device(place))
+    return Training(lambda: model.loss(*inputs), optimizer, inputs)
 
 
 def seconds(device: Device, action: Callable[[], Any]) -> float:
@@ -196,10 +231,8 @@ def prefetch_then_touch(bench: Any) -> float:
 
 def networks(device: Device, size: Size) -> list[dict[str, Any]]:
     """The rows of training steps; ``same_losses``: equal bit for bit in both modes."""
-    import cuda_workloads as workloads
-
-    graph = workloads.graph_network(size.nodes)
-    residual = workloads.residual_network(size.batch, size.side, size.channels, size.blocks)
+    graph = partial(training, "GCN", "3 layers, 40 classes", size.nodes)
+    residual = partial(training, "residual", size.residual, size.batch)
     rows = []
     for name, make in (("graph network", graph), ("residual network", residual)):
         pair, losses = steps(device, name, make)
@@ -223,32 +256,56 @@ def run(size: Size) -> tuple[Any, list[dict[str, Any]]]:
     return device, [*rows, *networks(device, size)]
 
 
-def show(rows: list[dict[str, Any]], gpu: str) -> None:
-    """Print the table."""
-    verdicts = {None: "shown", True: "pass", False: "MISS"}
-    cells = []
-    for row in rows:
-        bound = f"at most {row['at_most']:g}" if row["at_most"] is not None else None
-        bound = f"at least {row['at_least']:g}" if row["at_least"] is not None else bound
-        first, second = (
-            common.summary(row["repeat_seconds"][row[which]]) for which in ("ratio_of", "ratio_to")
-        )
-        times = [
-            f"{row[which]} {format_seconds(spread.median)} "
-            f"({format_seconds(spread.low)} to {format_seconds(spread.high)})"
-            for which, spread in (("ratio_of", first), ("ratio_to", second))
-        ]
-        what = f"{row['name']}: {row['case']}"
-        cells.append([what, *times, f"{row['ratio']:.3f}", bound, verdicts[row["passed"]]])
-    columns = ("measure", "median (least to most)", "over", "ratio", "target", "")
-    common.show(f"{QUESTION} ({gpu})", columns, cells)
+def answer(result: common.Result) -> str:
+    rows = result["rows"]
+    ratios = {of: [row["ratio"] for row in rows if row["ratio_of"] == of] for of in OVER}
+    said = [f"{words} {span(ratios[of])} times" for of, words in OVER.items() if ratios[of]]
+    judged = [row["passed"] for row in rows if row["passed"] is not None]
+    return f"{'; '.join(said) or 'Nothing'}; {sum(judged)} of {len(judged)} targets are met."
+
+
+def _times(which: str) -> Callable[[Row], str]:
+    """Name what was timed, with its median and spread in milliseconds."""
+
+    def cell(row: Row) -> str:
+        times = row["repeat_seconds"][row[which]]
+        median = figure(1e3 * common.summary(times).median)
+        return f"{row[which]} {median} ({span(1e3 * value for value in times)})"
+
+    return cell
+
+
+def _target(row: Row) -> str | None:
+    if row["at_most"] is not None:
+        return f"at most {row['at_most']:g}"
+    return None if row["at_least"] is None else f"at least {row['at_least']:g}"
+
+
+OVER = {
+    "managed": "A step in managed memory takes as long as one in unmanaged memory",
+    "copy": "a copy of pinned memory takes as long as a prefetch",
+    "faults": "faulting in takes as long as a prefetch with the work",
+}
+BENCH = common.Bench(
+    "cuda_managed",
+    __doc__,
+    answer,
+    (
+        text("measure", lambda row: f"{row['name']}: {row['case']}"),
+        Column("median, least to most", _times("ratio_of"), "ms"),
+        Column("over", _times("ratio_to"), "ms"),
+        quantity("ratio", "ratio"),
+        text("target", _target),
+        text("judged", lambda row: {None: "shown", True: "pass", False: "MISS"}[row["passed"]]),
+    ),
+)
 
 
 @click.command(help=__doc__)
 @click.option("--repeats", type=click.IntRange(1), help="Rounds, each of every candidate.")
 @click.option("--quick", is_flag=True, help="Little data, twice: to see that it runs.")
-@click.option("--json", "path", type=click.Path(dir_okay=False), help="Write every repeat there.")
-def main(repeats: int | None, quick: bool, path: str | None) -> None:
+@common.json_option
+def main(repeats: int | None, quick: bool, path: Path | None) -> None:
     size = QUICK if quick else FULL
     if repeats is not None:
         size = size._replace(repeats=repeats)
@@ -256,18 +313,14 @@ def main(repeats: int | None, quick: bool, path: str | None) -> None:
         device, rows = run(size)
     except UmemError as error:
         raise click.ClickException(str(error)) from error
-    show(rows, device.name)
-    if path:
-        content = common.report(
-            "cuda_managed",
-            QUESTION,
-            rows,
-            simulated=False,
-            options=size._asdict(),
-            gpu={"name": device.name, "vram_bytes": device.vram_bytes},
-            budget_bytes=gpu_guard.guard(device).budget_bytes,
-        )
-        common.write_json(path, content)
+    BENCH.finish(
+        rows,
+        path,
+        simulated=False,
+        options=size._asdict(),
+        gpu={"name": device.name, "vram_bytes": device.vram_bytes},
+        budget_bytes=gpu_guard.guard(device).budget_bytes,
+    )
 
 
 if __name__ == "__main__":

@@ -23,8 +23,10 @@ from typing import Any
 import click
 import common
 import numpy as np
-from founding_parts.roberta import Roberta, Sizes, half_products_left_out
-from founding_parts.states import with_small_states
+from eight_bit_states import with_small_states
+from models import Region, build, call
+from models.roberta import half_products_left_out
+from report_tables import Column, figure, quantity, text, verdict
 
 import umem
 import umem.chainer
@@ -33,12 +35,11 @@ from umem.trace import Alloc, Free, Op, Trace
 # isort: split
 import chainer  # after the compatibility layer
 
-QUESTION = (__doc__ or "").splitlines()[0]
 GPU = "p100-16gb"
 BATCH = 64
 MIB = 1 << 20
 POINTS = 10
-SMALL = Sizes(layers=2, width=32, heads=2, vocabulary=300, positions=40, length=16)
+SIZE, SMALL = "6 layers", "2 narrow layers"
 
 
 @dataclass(frozen=True)
@@ -64,29 +65,22 @@ TECHNIQUES = (
 )
 
 
-def plain(function: Callable[..., Any], *inputs: Any) -> Any:
-    return function(*inputs)
-
-
-def step_of(technique: Technique, sizes: Sizes) -> Callable[[int], None]:
+def step_of(technique: Technique, size: str) -> Callable[[int], None]:
     """One step of so many lines a micro-batch."""
     np.random.seed(0)
     dtype = chainer.mixed16 if technique.precision == "mixed16" else np.float32
     with chainer.using_config("dtype", dtype):
-        model = Roberta(sizes)
-    optimizer = chainer.optimizers.Adam(1e-4, weight_decay_rate=0.01).setup(model)
+        model = build("RoBERTa", size)
+    optimizer = chainer.optimizers.Adam(1e-4, weight_decay_rate=0.01).setup(model.link)
     if technique.precision == "mixed16":
         optimizer.use_fp32_update()
-    region = umem.chainer.checkpoint if technique.checkpoint else plain
-    source = np.random.default_rng(0)
+    region: Region = umem.chainer.checkpoint if technique.checkpoint else call
+    autocast = technique.precision == "autocast"
 
     def step(lines: int) -> None:
-        model.cleargrads()
+        model.link.cleargrads()
         for _ in range(technique.micro_batches):
-            shape = lines, sizes.length
-            tokens = source.integers(0, sizes.vocabulary, shape, dtype=np.int32)
-            targets = source.integers(0, sizes.vocabulary, shape[0] * shape[1], dtype=np.int32)
-            loss = model.loss(tokens, targets, region, technique.precision == "autocast")
+            loss = model.loss(*model.inputs(lines), region, autocast)
             (loss / technique.micro_batches).backward()
             del loss
         optimizer.update()
@@ -98,10 +92,10 @@ def step_of(technique: Technique, sizes: Sizes) -> Callable[[int], None]:
     return configured
 
 
-def trace_of(technique: Technique, sizes: Sizes, lines: tuple[int, int], batch: int) -> Trace:
+def trace_of(technique: Technique, size: str, lines: tuple[int, int], batch: int) -> Trace:
     """The step at the published batch."""
     with half_products_left_out(), np.errstate(all="ignore"):  # zeros make infinities
-        recorded = umem.record_at(step_of(technique, sizes), lines)
+        recorded = umem.record_at(step_of(technique, size), lines)
     trace = recorded.at(batch // technique.micro_batches)
     return with_small_states(trace) if technique.small_states else trace
 
@@ -155,10 +149,8 @@ def largest_bytes(trace: Trace) -> int:
     return found
 
 
-def verdict(row: dict[str, Any]) -> str:
-    if row["points"] is None:
-        return "-"
-    return "met" if abs(row["points"]) <= POINTS else f"missed: above {POINTS} points"
+def met(row: dict[str, Any]) -> bool | None:
+    return None if row["points"] is None else abs(row["points"]) <= POINTS
 
 
 def straight_line(rows: list[dict[str, Any]]) -> str:
@@ -185,70 +177,6 @@ def scores(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def show(rows: list[dict[str, Any]], batch: int) -> None:
-    def percent(row: dict[str, Any], name: str) -> str | None:
-        change = row[f"{name}_change"]
-        return None if change is None else f"{change:+.0%}"
-
-    common.show(
-        f"RoBERTa, batch {batch}, on {GPU}: published, and simulated",
-        (
-            "technique",
-            "published MiB",
-            "tensors MiB (simulated)",
-            "reserved MiB (simulated)",
-            "published",
-            "tensors",
-            "reserved",
-            "points",
-            "",
-        ),
-        [
-            (
-                row["technique"],
-                row["published_mib"],
-                f"{row['simulated_tensors_mib']:,.0f}",
-                f"{row['simulated_reserved_mib']:,.0f}",
-                percent(row, "published"),
-                percent(row, "simulated_tensors"),
-                percent(row, "simulated_reserved"),
-                None if row["points"] is None else f"{row['points']:+.0f}",
-                row["verdict"],
-            )
-            for row in rows
-        ],
-    )
-    print("Same order: " + ("yes" if in_order(rows) else "no"))
-    for row in rows:
-        print(f"{row['technique']}: {row['because']}")
-    print(straight_line(rows))
-    print(scores(rows))
-
-
-@click.command(help=__doc__)
-@click.option("--quick", is_flag=True, help="A small network: the figures mean nothing.")
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the result here.")
-def main(quick: bool, path: Path | None) -> None:
-    sizes, lines, batch = (SMALL, (2, 3), 8) if quick else (Sizes(), (2, 3), BATCH)
-    rows: list[dict[str, Any]] = []
-    for technique in TECHNIQUES:
-        trace = trace_of(technique, sizes, lines, batch)
-        rows.append(row_of(technique, trace, rows[0] if rows else None))
-        rows[-1]["verdict"] = verdict(rows[-1])
-    show(rows, batch)
-    if path is not None:
-        common.write_json(
-            path,
-            common.report(
-                "founding_table",
-                QUESTION,
-                rows,
-                simulated=True,
-                options={"quick": quick, "gpu": GPU, "batch": batch},
-            ),
-        )
-
-
 def in_order(rows: list[dict[str, Any]]) -> bool:
     """Whether what is published as less by more than 1% is less here, too."""
     pairs = itertools.permutations([row for row in rows if row["published_mib"]], 2)
@@ -257,6 +185,58 @@ def in_order(rows: list[dict[str, Any]]) -> bool:
         for one, other in pairs
         if one["published_mib"] < 0.99 * other["published_mib"]
     )
+
+
+def answer(result: common.Result) -> str:
+    rows = result["rows"]
+    points = [abs(row["points"]) for row in rows if row["points"] is not None]
+    order = "the same order" if in_order(rows) else "another order"
+    return (
+        f"For {sum(each <= POINTS for each in points)} of {len(points)} techniques the change of "
+        f"what tensors take is within {POINTS} percentage points of the published change (at most "
+        f"{figure(max(points))} off), and all are in {order}."
+    )
+
+
+def notes(result: common.Result) -> list[str]:
+    rows = result["rows"]
+    said = [f"{row['technique']}: {row['because']}" for row in rows]
+    return [*said, straight_line(rows), scores(rows)]
+
+
+def change(head: str, name: str) -> Column:
+    return quantity(head, f"{name}_change", "%", per=0.01, places=1, signed=True)
+
+
+BENCH = common.Bench(
+    "founding_table",
+    __doc__,
+    answer,
+    (
+        text("technique", "technique"),
+        quantity("published", "published_mib", "MiB"),
+        quantity("tensors, simulated", "simulated_tensors_mib", "MiB"),
+        quantity("reserved, simulated", "simulated_reserved_mib", "MiB"),
+        change("published change", "published"),
+        change("change of tensors", "simulated_tensors"),
+        change("of reserved", "simulated_reserved"),
+        quantity("tensors off", "points", "points", places=1, signed=True),
+        verdict(met),
+    ),
+    notes=notes,
+)
+
+
+@click.command(help=__doc__)
+@click.option("--quick", is_flag=True, help="A small network: the figures mean nothing.")
+@common.json_option
+def main(quick: bool, path: Path | None) -> None:
+    size, batch = (SMALL, 8) if quick else (SIZE, BATCH)
+    rows: list[dict[str, Any]] = []
+    for technique in TECHNIQUES:
+        trace = trace_of(technique, size, (2, 3), batch)
+        rows.append(row_of(technique, trace, rows[0] if rows else None))
+    BENCH.finish(rows, path, simulated=True, options={"quick": quick, "gpu": GPU, "batch": batch})
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from typing import Any
 import click
 import common
 import numpy as np
+from report_tables import counted, figure, listed, quantity, text
 
 import umem
 import umem.chainer
@@ -37,7 +38,6 @@ import chainer.links as L
 from chainer.function_node import FunctionNode
 from chainer.optimizer import UpdateRule
 
-QUESTION = (__doc__ or "").splitlines()[0]
 PHASES = ("forward", "backward", "update")
 LENGTH = 50
 
@@ -243,10 +243,37 @@ def phase_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def answer(result: common.Result) -> str:
+    whole = [row for row in result["rows"] if row["function"] == "all"]
+    words = {
+        "forward": "a function's forward pass",
+        "backward": "one in backward",
+        "update": "the update of a parameter",
+    }
+    said = [f"{figure(row['median_us'])} us for {words[row['phase']]}" for row in whole]
+    return f"{listed(said)}: medians over the functions, without their array code."
+
+
+BENCH = common.Bench(
+    "host_cost",
+    __doc__,
+    answer,
+    (
+        text("function", "function"),
+        text("phase", "phase"),
+        counted("operations", "op_count"),
+        quantity("median", "median_us", "us"),
+        quantity("least", "low_us", "us"),
+        quantity("most", "high_us", "us"),
+        quantity("array code", "array_us", "us"),
+    ),
+)
+
+
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="Three functions, two repeats.")
 @click.option("--repeats", type=click.IntRange(1), default=15, show_default=True)
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the result here.")
+@common.json_option
 def main(quick: bool, repeats: int, path: Path | None) -> None:
     repeats = 2 if quick else repeats
     chains = [c for c in CHAINS if not quick or c.name in ("relu", "add", "Linear")]
@@ -254,23 +281,8 @@ def main(quick: bool, repeats: int, path: Path | None) -> None:
     (linear,) = (c for c in CHAINS if c.name == "Linear")
     for optimizer in () if quick else ("Adam", "RMSprop"):
         rows += [r for r in measure(linear, optimizer, repeats) if r["phase"] == "update"]
-    rows = [*phase_rows(rows), *rows]
-    show(rows)
-    if path is not None:
-        options = {"repeats": repeats, "quick": quick}
-        common.write_json(
-            path, common.report("host_cost", QUESTION, rows, simulated=False, options=options)
-        )
-
-
-def show(rows: list[dict[str, Any]]) -> None:
-    columns = ("function", "phase", "operations", "median us", "low", "high", "array code us")
-    lines = []
-    for row in rows:
-        figures = (row[key] for key in ("median_us", "low_us", "high_us", "array_us"))
-        said = [None if value is None else f"{value:.1f}" for value in figures]
-        lines.append([row["function"], row["phase"], row["op_count"], *said])
-    common.show("host time of an operation, without its array code", columns, lines)
+    options = {"repeats": repeats, "quick": quick}
+    BENCH.finish([*phase_rows(rows), *rows], path, simulated=False, options=options)
 
 
 if __name__ == "__main__":

@@ -31,12 +31,12 @@ import common
 from click.testing import CliRunner
 from hostile_bases import Base, bases
 from hostile_mutations import mutated
+from report_tables import counted, quantity, text, verdict
 
 from umem.cli import main as umem_main
 from umem.devices.specs import GPUS
 from umem.units import MIB, format_bytes, format_seconds
 
-QUESTION = "Does any broken or hostile trace break `umem report` or `umem choose`?"
 MOST_SECONDS = 5.0
 MOST_BYTES = 300 * MIB
 STOP_SECONDS = 100
@@ -45,6 +45,7 @@ ROOM_BYTES = 8 << 30
 """The address space that a case may take before Python refuses it more."""
 QUICK = 60
 LONGEST_ERROR = 2500
+BROKEN = ("tracebacks", "too_slow", "too_large", "other")
 
 
 class Ran(NamedTuple):
@@ -233,7 +234,7 @@ def _tell(one: dict[str, Any]) -> None:
 def row(count: int, seed: int, found: dict[str, Any]) -> dict[str, Any]:
     """The result, as one row."""
     totals = found["totals"]
-    bad = {name: totals.get(name, 0) for name in ("tracebacks", "too_slow", "too_large", "other")}
+    bad = {name: totals.get(name, 0) for name in BROKEN}
     return {
         "traces": count,
         "seed": seed,
@@ -248,13 +249,41 @@ def row(count: int, seed: int, found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def answer(result: common.Result) -> str:
+    (row,) = result["rows"]
+    bad = sum(row[name] for name in BROKEN)
+    return (
+        f"{'Yes' if bad else 'No'}: of {row['commands']:,} commands on {row['traces']:,} traces "
+        f"{bad or 'none'} ended in a traceback, took too long or too much memory, or printed what "
+        f"it must not, and {row['accepted']:,} could make something of their trace."
+    )
+
+
+BENCH = common.Bench(
+    "hostile_traces",
+    __doc__,
+    answer,
+    (
+        text("seed", "seed"),
+        counted("traces", "traces"),
+        counted("commands", "commands"),
+        counted("accepted", "accepted"),
+        *(counted(name.replace("_", " "), name) for name in BROKEN),
+        quantity("slowest", "slowest_seconds", "CPU s"),
+        quantity("largest growth", "largest_growth_mib", "MiB"),
+        verdict(),
+    ),
+    notes=lambda result: map(str, result["rows"][0]["failed"][:50]),
+)
+
+
 @click.command(help=__doc__)
 @click.option("--count", type=click.IntRange(1, 10_000_000), default=2000, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--case", "only", type=int, default=None, help="Run this one and print its output.")
 @click.option("--quick", is_flag=True, help=f"{QUICK} traces.")
-@click.option("--json", "path", metavar="PATH", help="Write the result to a file.")
-def main(count: int, seed: int, only: int | None, quick: bool, path: str | None) -> None:
+@common.json_option
+def main(count: int, seed: int, only: int | None, quick: bool, path: Path | None) -> None:
     count = QUICK if quick else count
     faulthandler.enable()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -264,17 +293,7 @@ def main(count: int, seed: int, only: int | None, quick: bool, path: str | None)
     found = measure(count, seed, only)
     result = row(count, seed, found)
     if only is None:
-        columns = [name for name in result if name not in ("failed", "changes")]
-        cells = [f"{result[n]:.3g}" if isinstance(result[n], float) else result[n] for n in columns]
-        common.show(f"hostile traces, seed {seed}", columns, [cells])
-        for bad in result["failed"][:50]:
-            print(bad)
-    if path:
-        options = {"count": count, "seed": seed}
-        report = common.report(
-            "hostile_traces", QUESTION, [result], simulated=False, options=options
-        )
-        common.write_json(path, report)
+        BENCH.finish([result], path, simulated=False, options={"count": count, "seed": seed})
     if not result["passed"]:
         sys.exit(1)
 

@@ -7,15 +7,15 @@ count.
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import common
+from report_tables import duration, quantity, text, verdict
 
 LIMIT_SECONDS = 0.100
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +46,7 @@ def measure(repeats: int) -> dict[str, list[float]]:
 
 def rows(seconds: dict[str, list[float]]) -> list[dict[str, Any]]:
     """A row for each module: its repeats, their median and spread, and what it adds to NumPy's."""
-    base = statistics.median(seconds["numpy"])
+    base = common.summary(seconds["numpy"]).median
     found = []
     for module, values in seconds.items():
         middle, low, high = common.summary(values)
@@ -64,33 +64,43 @@ def rows(seconds: dict[str, list[float]]) -> list[dict[str, Any]]:
     return found
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    names = ("median_seconds", "lowest_seconds", "highest_seconds", "added_seconds")
-    return [row["import"], *(f"{row[name] * 1e3:.0f}" for name in names)]
+def answer(result: common.Result) -> str:
+    numpy, umem = result["rows"]
+    return (
+        f"{duration(umem['added_seconds'])}: {duration(umem['median_seconds'])}, of which NumPy's "
+        f"import takes {duration(numpy['median_seconds'])}, where {duration(LIMIT_SECONDS)} are "
+        "allowed."
+    )
 
 
-def main() -> None:
-    """Measure, print medians with their spread, and write the JSON file that was asked for."""
-    question = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(description=question)
-    parser.add_argument("--repeats", type=int, default=25)
-    parser.add_argument("--quick", action="store_true", help="three repeats")
-    parser.add_argument("--json", type=Path, metavar="PATH")
-    arguments = parser.parse_args()
-    repeats = 3 if arguments.quick else arguments.repeats
-    table = rows(measure(repeats))
-    common.show(question, ["import", "ms", "lowest", "highest", "added ms"], map(_cells, table))
-    print(f"limit: {LIMIT_SECONDS * 1e3:.0f} ms added")
-    if arguments.json:
-        content = common.report(
-            "import_time",
-            question,
-            table,
-            simulated=False,
-            options={"repeats": repeats, "quick": arguments.quick},
-            limit_seconds=LIMIT_SECONDS,
-        )
-        common.write_json(arguments.json, content)
+BENCH = common.Bench(
+    "import_time",
+    __doc__,
+    answer,
+    (
+        text("import", "import"),
+        quantity("median", "median_seconds", "ms", per=1e-3),
+        quantity("least", "lowest_seconds", "ms", per=1e-3),
+        quantity("most", "highest_seconds", "ms", per=1e-3),
+        quantity("added", "added_seconds", "ms", per=1e-3),
+        verdict(lambda row: row["passed"] if row["import"] == "umem" else None),
+    ),
+)
+
+
+@click.command(help=__doc__)
+@click.option("--repeats", type=click.IntRange(1), default=25, show_default=True)
+@click.option("--quick", is_flag=True, help="Three repeats.")
+@common.json_option
+def main(repeats: int, quick: bool, path: Path | None) -> None:
+    repeats = 3 if quick else repeats
+    BENCH.finish(
+        rows(measure(repeats)),
+        path,
+        simulated=False,
+        options={"repeats": repeats, "quick": quick},
+        limit_seconds=LIMIT_SECONDS,
+    )
 
 
 if __name__ == "__main__":

@@ -13,80 +13,37 @@ channels, 32x32 pixels) and a 200-step LSTM of small operations.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
+import click
 import common
+from report_tables import Row, Table, figure, listed, quantity, text
 
-
-def residual_network(chainer: Any, np: Any) -> Any:
-    F, L = chainer.functions, chainer.links
-
-    class Block(chainer.Chain):
-        def __init__(self) -> None:
-            super().__init__()
-            with self.init_scope():
-                self.conv = L.Convolution2D(32, 32, 3, pad=1, nobias=True)
-                self.norm = L.BatchNormalization(32)
-
-        def forward(self, x: Any) -> Any:
-            return F.relu(self.norm(self.conv(x)) + x)
-
-    class Network(chainer.ChainList):
-        def forward(self, x: Any) -> Any:
-            for block in self:
-                x = block(x)
-            return F.mean(x * x)
-
-    model = Network(*[Block() for _ in range(24)])
-    x = np.random.default_rng(0).standard_normal((8, 32, 32, 32), dtype=np.float32)
-    return model, lambda: model(x)
-
-
-def lstm(chainer: Any, np: Any) -> Any:
-    F, L = chainer.functions, chainer.links
-
-    class Network(chainer.Chain):
-        def __init__(self) -> None:
-            super().__init__()
-            with self.init_scope():
-                self.cell = L.LSTM(32, 64)
-                self.out = L.Linear(64, 8)
-
-        def forward(self, xs: Any) -> Any:
-            self.cell.reset_state()
-            loss = 0
-            for x in xs:
-                loss += F.mean(self.out(self.cell(x)) ** 2)
-            return loss
-
-    model = Network()
-    xs = np.random.default_rng(0).standard_normal((200, 8, 32), dtype=np.float32)
-    return model, lambda: model(xs)
-
-
-WORKLOADS = {"residual": residual_network, "lstm": lstm}
+WORKLOADS = {"residual": ("residual", "24 blocks, sum first"), "lstm": ("LSTM", "200 narrow words")}
+BATCH = 8
+STACKS_LIMIT = 1.10
 
 
 def make_step(workload: str) -> Any:
     """A function that runs one step and returns its seconds."""
-    import chainer
-    import numpy as np
+    from models import build  # imports Chainer, when the worker's layer is in place
 
-    model, loss_of = WORKLOADS[workload](chainer, np)
-    optimizer = chainer.optimizers.MomentumSGD(lr=1e-4).setup(model)
+    model = build(*WORKLOADS[workload])
+    inputs = model.inputs(BATCH)
+    optimizer = model.make_optimizer().setup(model.link)
 
     def step() -> float:
         start = time.perf_counter()
-        loss = loss_of()
-        model.cleargrads()
+        loss = model.loss(*inputs)
+        model.link.cleargrads()
         loss.backward()
         optimizer.update()
         return time.perf_counter() - start
@@ -103,9 +60,6 @@ def worker(workload: str) -> None:
     step()
     for _ in sys.stdin:
         print(step(), flush=True)
-
-
-STACKS_LIMIT = 1.10
 
 
 def conditions() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
@@ -176,39 +130,70 @@ def measure(workload: str, repeats: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--quick", action="store_true", help="three repeats")
-    parser.add_argument("--json", metavar="PATH")
-    parser.add_argument("--worker", choices=WORKLOADS, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.worker:
-        worker(args.worker)
-        return
-    repeats = 3 if args.quick else args.repeats
-    rows = [measure(workload, repeats) for workload in WORKLOADS]
-    for row in rows:
-        print(describe(row))
-    if args.json:
-        question = (__doc__ or "").splitlines()[0]
-        options = {"repeats": repeats}
-        common.write_json(
-            args.json, common.report("overhead", question, rows, simulated=False, options=options)
+WORDS = {
+    "record": "with a recorder",
+    "stacks": "with one that keeps stacks",
+    "watch": "with one that only counts",
+    "live": "with a live virtual GPU",
+}
+
+
+def answer(result: common.Result) -> str:
+    said = []
+    for key, words in WORDS.items():
+        rows = [row for row in result["rows"] if key in row["ratio_to_off"]]
+        times = [f"{figure(row['ratio_to_off'][key])} ({row['workload']})" for row in rows]
+        if times:
+            said.append(f"{listed(times)} times as long {words}")
+    return f"A step takes {'; '.join(said)}."
+
+
+def by_condition(result: common.Result) -> Iterator[Table]:
+    """Make a table a workload, with a line a condition."""
+    for row in result["rows"]:
+        lines: list[Row] = [
+            {
+                "condition": name,
+                "median": statistics.median(seconds),
+                "ratio": row["ratio_to_off"][name],
+                "added": row["added_us_per_op"].get(name),
+            }
+            for name, seconds in row["seconds"].items()
+        ]
+        columns = (
+            text("condition", "condition"),
+            quantity("step", "median", "ms", per=1e-3),
+            quantity("of off", "ratio"),
+            quantity("added to an operation", "added", "us", places=2, signed=True),
         )
+        yield Table(columns, lines, f"{row['workload']}, {row['op_count']:,} operations")
 
 
-def describe(row: dict[str, Any]) -> str:
-    ratios, added, stacks = row["ratio_to_off"], row["added_us_per_op"], row["stacks_of_record"]
-    verdict = "met" if stacks <= STACKS_LIMIT else "missed"
-    return (
-        f"{row['workload']:<9}{row['op_count']:5d} operations, "
-        f"median {1e3 * row['median_op_seconds']:.3f} ms; off {1 / ratios['bare']:.3f} of bare; "
-        f"record {ratios['record']:.3f} of off ({added['record']:+.1f} us an operation); "
-        f"stacks {stacks:.3f} of record (limit {STACKS_LIMIT}: {verdict}); "
-        f"watch {ratios['watch']:.3f} of off ({added['watch']:+.1f} us); "
-        f"live {ratios['live']:.3f} ({added['live']:+.1f} us)"
-    )
+def stacks(result: common.Result) -> list[str]:
+    rows = [row for row in result["rows"] if "stacks_of_record" in row]
+    return [
+        f"{row['workload']}: keeping stacks takes {figure(row['stacks_of_record'])} of a "
+        f"recorder's step; limit {STACKS_LIMIT}: "
+        f"{'met' if row['stacks_of_record'] <= STACKS_LIMIT else 'missed'}."
+        for row in rows
+    ]
+
+
+BENCH = common.Bench("overhead", __doc__, answer, tables=by_condition, notes=stacks)
+
+
+@click.command(help=__doc__)
+@click.option("--repeats", type=click.IntRange(1), default=30, show_default=True)
+@click.option("--quick", is_flag=True, help="Three repeats.")
+@click.option("--worker", "only", type=click.Choice(list(WORKLOADS)), hidden=True)
+@common.json_option
+def main(repeats: int, quick: bool, only: str | None, path: Path | None) -> None:
+    if only is not None:
+        worker(only)
+        return
+    repeats = 3 if quick else repeats
+    rows = [measure(workload, repeats) for workload in WORKLOADS]
+    BENCH.finish(rows, path, simulated=False, options={"repeats": repeats})
 
 
 if __name__ == "__main__":

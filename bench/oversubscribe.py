@@ -26,16 +26,16 @@ import common
 import oversubscribe_views as views
 
 import umem
+import umem.chainer
 from umem.devices.specs import gpu_spec
 from umem.errors import OutOfMemoryError, UmemError
 from umem.memory.process import Block
 from umem.units import MIB
 
-QUESTION = "How does each mode behave as the data outgrow VRAM?"
 MODES = ("unmanaged", "managed", "managed + prefetch", "hybrid")
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0)
 WORKLOADS = ("tensors", "gcn")
-FEATURES, HIDDEN, CLASSES, TIES = 128, 128, 16, 7  # ties a node
+GRAPH_NETWORK = "3 layers, 16 classes"
 PILOT_NODES = 2000
 MARGIN = 1.25
 """On a real GPU: what pools round up and what a step needs beside the tensors it is known by."""
@@ -85,21 +85,16 @@ def sum_arrays(xp: Any, nbytes: int, steps: int, now: Now) -> list[float]:
 
 def train(nodes: int, steps: int, device: Any = None, now: Now = time.perf_counter) -> list[float]:
     """Train a GCN on a graph of so many nodes; the seconds of each step."""
-    from umem.chainer.gcn import GCN, Adjacency  # isort: skip  (makes Chainer ready to import)
-    import chainer
-    import chainer.functions as F
-
-    from umem.graphs import normalised_adjacency, rmat
+    import chainer  # after umem.chainer, which makes it ready
+    from models import build, sent
 
     device = chainer.get_device("@numpy") if device is None else device
-    graph = rmat(nodes, TIES * nodes, FEATURES, CLASSES)
-    adjacency = Adjacency(normalised_adjacency(graph)).to_device(device)
-    features, labels = device.send((graph.features, graph.labels_where(graph.train_mask)))
-    model = GCN(FEATURES, HIDDEN, CLASSES).to_device(device)
-    optimizer = chainer.optimizers.Adam().setup(model)
+    model = build("GCN", GRAPH_NETWORK)
+    inputs = sent(model.inputs(nodes), device)
+    optimizer = chainer.optimizers.Adam().setup(model.link.to_device(device))
     ends = [now()]
     for _ in range(steps):
-        optimizer.update(lambda: F.softmax_cross_entropy(model(adjacency, features), labels))
+        optimizer.update(lambda: model.loss(*inputs))
         ends.append(now())
     return [end - start for start, end in pairwise(ends)]
 
@@ -205,7 +200,7 @@ class CudaBench:
         nbytes = round(factor * self.vram_bytes)
         return self._run("tensors", mode, factor, nbytes, self.vram_bytes, self._sum)
 
-    def _sum(self, memory: umem.memory.process.Memory, nbytes: int) -> list[float]:
+    def _sum(self, memory: Any, nbytes: int) -> list[float]:
         return sum_arrays(memory.xp, nbytes, self.steps, self._now)
 
     def gcn(self, mode: str, factor: float) -> Outcome:
@@ -215,9 +210,7 @@ class CudaBench:
         limit = round(self._top_bytes / factor)
         return self._run("gcn", mode, factor, self._top_bytes, limit, self._train)
 
-    def _train(self, memory: umem.memory.process.Memory, nbytes: int) -> list[float]:
-        import umem.chainer
-
+    def _train(self, memory: Any, nbytes: int) -> list[float]:
         assert self._nodes is not None
         return train(self._nodes, self.steps, umem.chainer.device(), self._now)
 
@@ -292,22 +285,12 @@ def rows(outcomes: list[Outcome], simulated: bool) -> list[dict[str, Any]]:
             base.setdefault((outcome.workload, outcome.mode), per_byte)
         first = base.get((outcome.workload, outcome.mode))
         relative = per_byte / first if per_byte is not None and first else None
-        found.append(
-            {
-                **asdict(outcome),
-                "seconds": seconds,
-                "seconds_per_byte": per_byte,
-                "relative": relative,
-                "simulated": simulated,
-            }
-        )
+        more = dict(seconds=seconds, seconds_per_byte=per_byte, relative=relative)
+        found.append({**asdict(outcome), **more, "simulated": simulated})
     return found
 
 
-def _writable(path: str | None) -> None:
-    """Refuse a folder that is not there before minutes of work, not after."""
-    if path and not Path(path).resolve().parent.is_dir():
-        raise click.ClickException(f"cannot write {path}: its folder does not exist")
+BENCH = common.Bench("oversubscribe", __doc__, views.answer, tables=views.by_workload)
 
 
 @click.command(help=__doc__)
@@ -324,7 +307,7 @@ def _writable(path: str | None) -> None:
 @click.option("--steps", type=click.IntRange(2), default=6, show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=3, help="On cuda; simulated is exact.")
 @click.option("--quick", is_flag=True, help="Factors 0.5 and 3, 16 MiB, three steps.")
-@click.option("--json", "path", type=click.Path(dir_okay=False), help="Write every repeat there.")
+@common.json_option
 @click.option("--plot", "picture", type=click.Path(dir_okay=False), help="Write a PNG there.")
 def main(
     device: str,
@@ -334,15 +317,14 @@ def main(
     steps: int,
     repeats: int,
     quick: bool,
-    path: str | None,
+    path: Path | None,
     picture: str | None,
 ) -> None:
     if quick:
         vram, steps = vram or 16 * MIB, 3
         factors = factors or (0.5, 3.0)
     factors = tuple(dict.fromkeys(factors or FACTORS))
-    _writable(path)
-    _writable(picture)
+    common.writable(path, picture)
     try:
         bench = open_bench(device, vram, max(factors), steps)
         repeats = 1 if bench.simulated else repeats
@@ -350,23 +332,18 @@ def main(
     except UmemError as error:
         raise click.ClickException(str(error)) from error
     found = rows(outcomes, bench.simulated)
-    views.show(found, bench.name, bench.simulated)
     if picture:
         views.plot(found, bench.name, bench.simulated, picture)
-    if path:
-        options = {
-            "device": device,
-            "vram_bytes": bench.vram_bytes,
-            "factors": sorted(factors),
-            "steps": steps,
-            "repeats": repeats,
-            "quick": quick,
-        }
-        gpu = None if bench.simulated else {"name": bench.name}
-        report = common.report(
-            "oversubscribe", QUESTION, found, simulated=bench.simulated, options=options, gpu=gpu
-        )
-        common.write_json(path, report)
+    options = dict(
+        device=device,
+        vram_bytes=bench.vram_bytes,
+        factors=sorted(factors),
+        steps=steps,
+        repeats=repeats,
+        quick=quick,
+    )
+    gpu = None if bench.simulated else {"name": bench.name}
+    BENCH.finish(found, path, simulated=bench.simulated, options=options, gpu=gpu)
 
 
 if __name__ == "__main__":

@@ -1,37 +1,67 @@
-"""The table and the picture of bench/oversubscribe.py: they see its rows and nothing else."""
+"""The answer, tables and picture of bench/oversubscribe.py: they see its rows and nothing else."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import click
 import common
+from report_tables import Column, Row, Table, figure, listed, quantity
 
-from umem.units import format_bytes, format_seconds
+from umem.units import MIB, format_bytes
 
 STYLES = (("o", 9, "-"), ("s", 7, "-"), ("^", 6, "--"), ("D", 4, ":"))
 """Marker, its size and the line of each mode: told apart where lines lie on each other."""
 
 
-def show(found: list[dict[str, Any]], name: str, simulated: bool) -> None:
-    """One table a workload: a line a factor, a column a mode."""
-    word = "simulated" if simulated else "measured"
-    for workload in dict.fromkeys(row["workload"] for row in found):
-        lines: dict[float, list[Any]] = {}
-        for row in found:
-            if row["workload"] == workload:
-                line = lines.setdefault(row["factor"], [f"{row['factor']:g}"])
-                if not line[1:]:
-                    line += [format_bytes(row["nbytes"]), format_bytes(row["vram_bytes"])]
-                line.append(_cell(row))
-        title = f"{workload} on {name}: time of a step ({word}), and per byte relative to the first"
-        common.show(title, ("factor", "data", "VRAM", *_modes(found)), lines.values())
+def answer(result: common.Result) -> str:
+    said = []
+    for workload, rows in _by(result["rows"], "workload").items():
+        top = max(row["factor"] for row in rows)
+        slower = [
+            f"{figure(row['relative'])} times in {row['mode']} memory"
+            for row in rows
+            if row["factor"] == top and row["fits"]
+        ]
+        said.append(f"{listed(slower)} at factor {top:g} of `{workload}`")
+    out = [row["factor"] for row in result["rows"] if not row["fits"]]
+    ends = f"unmanaged memory runs out from factor {min(out):g} on" if out else "nothing runs out"
+    return f"The time per byte grows to {'; '.join(said)}; {ends}."
 
 
-def _cell(row: dict[str, Any]) -> str:
-    if not row["fits"]:
-        return "out of memory"
-    return f"{format_seconds(row['seconds'])}  {row['relative']:.2f}x"
+def by_workload(result: common.Result) -> Iterator[Table]:
+    """Make a table a workload: a line a factor, two columns a mode."""
+    word = "simulated" if result["simulated"] else "measured"
+    for workload, rows in _by(result["rows"], "workload").items():
+        columns = [
+            quantity("factor", "factor"),
+            quantity("data", "nbytes", "MiB", per=MIB),
+            quantity("VRAM", "vram_bytes", "MiB", per=MIB),
+        ]
+        for mode in _modes(rows):
+            columns.append(Column(mode, partial(_step, mode=mode), "ms"))
+            columns.append(quantity("per byte", lambda row, mode=mode: row[mode]["relative"], "x"))
+        lines = [
+            {**same[0], **{row["mode"]: row for row in same}}
+            for same in _by(rows, "factor").values()
+        ]
+        title = f"`{workload}`: time of a step ({word}), and per byte relative to the first"
+        yield Table(columns, lines, title)
+
+
+def _step(row: Row, mode: str) -> str:
+    found = row[mode]
+    return figure(1e3 * found["seconds"]) if found["fits"] else "out of memory"
+
+
+def _by(rows: Sequence[Row], key: str) -> dict[Any, list[Row]]:
+    """Group rows by what they hold under a key."""
+    return {
+        value: [row for row in rows if row[key] == value]
+        for value in dict.fromkeys(row[key] for row in rows)
+    }
 
 
 def plot(found: list[dict[str, Any]], name: str, simulated: bool, path: str) -> None:
@@ -85,5 +115,5 @@ def _panel(panel: Any, workload: str, found: list[dict[str, Any]]) -> None:
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def _modes(found: list[dict[str, Any]]) -> list[str]:
+def _modes(found: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["mode"] for row in found))

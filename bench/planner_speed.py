@@ -19,10 +19,10 @@ from typing import Any
 
 import click
 import common
+from report_tables import counted, figure, quantity, text
 
 from umem.planner import Graph, Node, pareto, plan, simulate
 
-QUESTION = (__doc__ or "").splitlines()[0]
 COUNTS = (1_000, 2_000, 10_000)
 PARETO = 2_000
 """The most calls of which the front is asked for."""
@@ -73,33 +73,44 @@ def timed(ask: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - start, found
 
 
+def answer(result: common.Result) -> str:
+    rows = result["rows"]
+    most = max(row["calls"] for row in rows)
+    longest = [row for row in rows if row["calls"] == most]
+    keys = ("first_cpu_seconds", "half_cpu_seconds")
+    first, second = (figure(max(row[key] for row in longest)) for key in keys)
+    fronts = [row for row in rows if row["pareto_cpu_seconds"] is not None]
+    slowest = max(fronts, key=lambda row: row["pareto_cpu_seconds"])
+    return (
+        f"For a chain of {most:,} calls at most {first} s of processor time, and another plan of "
+        f"it {second} s; the whole front of {slowest['calls']:,} calls takes at most "
+        f"{figure(slowest['pareto_cpu_seconds'])} s."
+    )
+
+
+BENCH = common.Bench(
+    "planner_speed",
+    __doc__,
+    answer,
+    (
+        counted("calls", "calls"),
+        text("model", "model"),
+        quantity("first plan", "first_cpu_seconds", "CPU s"),
+        quantity("another plan", "half_cpu_seconds", "CPU s"),
+        quantity("front", "pareto_cpu_seconds", "CPU s"),
+        counted("points of the front", "points"),
+        quantity("least peak, of all kept", "least_share_percent", "%"),
+    ),
+)
+
+
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="A short chain.")
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the result here.")
+@common.json_option
 def main(quick: bool, path: Path | None) -> None:
     counts = (120,) if quick else COUNTS
     rows = [measure(count, model) for count in counts for model in MODELS]
-    common.show(
-        "planning a chain of calls, processor time",
-        ("calls", "model", "first plan s", "another s", "pareto s", "points", "least"),
-        [
-            (
-                row["calls"],
-                row["model"],
-                f"{row['first_cpu_seconds']:.2f}",
-                f"{row['half_cpu_seconds']:.2f}",
-                None if row["points"] is None else f"{row['pareto_cpu_seconds']:.2f}",
-                row["points"],
-                f"{row['least_share_percent']:.1f} %",
-            )
-            for row in rows
-        ],
-    )
-    if path is not None:
-        content = common.report(
-            "planner_speed", QUESTION, rows, simulated=False, options={"quick": quick}
-        )
-        common.write_json(path, content)
+    BENCH.finish(rows, path, simulated=False, options={"quick": quick})
 
 
 if __name__ == "__main__":

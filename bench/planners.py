@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import click
 import common
-from planning.checkmate import optimum
-from planning.networks import NETWORKS, Network, graph_of
+from checkmate import optimum
+from published_networks import NETWORKS, Network, graph_of
+from report_tables import Column, Row, Table, counted, percent, quantity, span, text
 
 from umem.errors import GraphError
 from umem.planner import Graph, Node, min_budget, plan, simulate
@@ -26,13 +29,14 @@ from umem.planner import Graph, Node, min_budget, plan, simulate
 GB = 1e9
 MODELS = ("paper", "saved")
 METHODS = {"approx": "lower_sets", "exact": "lower_sets_exact", "chen": "chen"}
+FAMILIES = {"approx": "approximate family", "exact": "exact algorithm", "chen": "Chen's blocks"}
 
 
 # -- the published table -----------------------------------------------------------------------
 
 
 def network_row(network: Network, *, exact_tape: bool) -> dict[str, Any]:
-    """One network: peaks in GB as text for a reader, and all figures."""
+    """One network: peaks in GB, overheads, and what planning took."""
     graph, parameter_bytes = graph_of(network)
     figures: dict[str, Any] = {
         "batch": network.batch,
@@ -40,32 +44,21 @@ def network_row(network: Network, *, exact_tape: bool) -> dict[str, Any]:
         "nodes_published": network.node_count,
         "parameter_bytes": parameter_bytes,
         "forward_cost": sum(n.cost for n in graph.nodes),
+        "published_keep_all_gb": network.published[3],
     }
-    row: dict[str, Any] = {"network": network.name, "#V": len(graph), "figures": figures}
     for model in MODELS:
         keep = simulate(graph, plan(graph, None, "store_all", model=model)).peak_bytes
         figures[f"{model}_keep_all_gb"] = (keep + parameter_bytes) / GB
-    published = dict(zip(METHODS, network.published, strict=False))
-    for name, method in METHODS.items():
-        figures[f"published_{name}_gb"] = published[name]
-        row[f"{name}, published"] = text(published[name], network.published[3])
-        for model, shown in (("paper", "paper's model"), ("saved", "tape's model")):
+    for (name, method), published in zip(METHODS.items(), network.published, strict=False):
+        figures[f"published_{name}_gb"] = published
+        for model in MODELS:
             found = None
             if method != "lower_sets_exact" or model == "paper" or exact_tape:
                 found = least(graph, method, model)
-            row[f"{name}, {shown}"] = None
             if found is not None:
-                peak = (found["peak_bytes"] + parameter_bytes) / GB
-                row[f"{name}, {shown}"] = text(peak, figures[f"{model}_keep_all_gb"])
                 figures |= {f"{model}_{name}_{key}": value for key, value in found.items()}
-                figures[f"{model}_{name}_gb"] = peak
-    row["CPU s, paper's"] = round(figures["paper_approx_cpu_seconds"], 2)
-    row["CPU s, tape's"] = round(figures["saved_approx_cpu_seconds"], 2)
-    return row
-
-
-def text(peak: float, keep_all: float) -> str:
-    return f"{peak:.1f} ({peak / keep_all - 1:.0%})"
+                figures[f"{model}_{name}_gb"] = (found["peak_bytes"] + parameter_bytes) / GB
+    return {"network": network.name, "#V": len(graph), "figures": figures}
 
 
 def least(graph: Graph, method: str, model: str) -> dict[str, float] | None:
@@ -93,44 +86,57 @@ def least(graph: Graph, method: str, model: str) -> dict[str, float] | None:
     }
 
 
-def show_networks(rows: list[dict[str, Any]]) -> None:
-    for name in METHODS:
-        common.show(
-            f"{name}: least peak in GB (below keeping all); cost of what runs again, of forward's",
-            (
-                "network",
-                "#V",
-                "published",
-                "paper's model",
-                "again",
-                "tape's model",
-                "again",
-                "CPU s, paper's",
-                "CPU s, tape's",
-            ),
-            [
-                (
-                    row["network"],
-                    row["#V"],
-                    row[f"{name}, published"],
-                    row[f"{name}, paper's model"],
-                    share(row["figures"], f"paper_{name}"),
-                    row[f"{name}, tape's model"],
-                    share(row["figures"], f"saved_{name}"),
-                    *(short(row["figures"].get(f"{model}_{name}_cpu_seconds")) for model in MODELS),
-                )
-                for row in rows
-            ],
-        )
+def below(row: Row, source: str, name: str) -> float | None:
+    """How far a least peak is below keeping all, as a share; None where there is none."""
+    figures = row["figures"]
+    keep = figures.get(f"{source}_keep_all_gb", PUBLISHED_KEEP_ALL.get(row["network"]))
+    peak = figures.get(f"{source}_{name}_gb")
+    return None if peak is None else 1 - peak / keep
 
 
-def share(figures: dict[str, Any], key: str) -> str | None:
-    overhead = figures.get(f"{key}_overhead")
-    return None if overhead is None else f"{overhead / figures['forward_cost']:.0%}"
+def again(row: Row, source: str, name: str) -> float | None:
+    """What runs again, as a share of the forward pass."""
+    overhead = row["figures"].get(f"{source}_{name}_overhead")
+    return None if overhead is None else overhead / row["figures"]["forward_cost"]
 
 
-def short(value: float | None) -> str | None:
-    return None if value is None else f"{value:.2f}"
+def _of(what: str, model: str, name: str) -> Callable[[Row], Any]:
+    return lambda row: row["figures"].get(f"{model}_{name}_{what}")
+
+
+def by_family(result: common.Result) -> Iterator[Table]:
+    """Make a table a family of plans: published, the paper's model, the tape's model."""
+    for name, title in FAMILIES.items():
+        columns: list[Column] = [text("network", "network"), counted("calls", "#V")]
+        for source, words in SOURCES.items():
+            gb = _of("gb", source, name)
+            share = partial(below, source=source, name=name)
+            columns.append(quantity(f"{words}: peak", gb, "GB"))
+            columns.append(quantity("below keeping all", share, "%", per=0.01, places=0))
+            if source != "published":
+                ran = partial(again, source=source, name=name)
+                columns.append(quantity("runs again", ran, "% of forward", per=0.01, places=0))
+                cpu = _of("cpu_seconds", source, name)
+                columns.append(quantity("planning", cpu, "CPU s", places=2))
+        yield Table(columns, result["rows"], title)
+
+
+def answer(result: common.Result) -> str:
+    rows = result["rows"]
+    found = {
+        source: span((below(row, source, "approx") or 0 for row in rows), percent)
+        for source in SOURCES
+    }
+    return (
+        f"The least peak of the approximate family is {found['saved']} below keeping all under "
+        f"the tape's model and {found['paper']} under the paper's, where {found['published']} are "
+        f"published, over {len(rows)} networks."
+    )
+
+
+SOURCES = {"published": "published", "paper": "paper's model", "saved": "tape's model"}
+PUBLISHED_KEEP_ALL = {network.name: network.published[3] for network in NETWORKS}
+BENCH = common.Bench("planners", __doc__, answer, tables=by_family)
 
 
 # -- against the optimum -----------------------------------------------------------------------
@@ -222,25 +228,34 @@ def optimum_rows(name: str, graph: Graph, seconds: float) -> list[dict[str, Any]
     return rows
 
 
-def show_optimum(rows: list[dict[str, Any]]) -> None:
-    common.show(
-        "overhead against the optimum (same budget, same rules; the step's forward is 'forward')",
-        ("graph", "budget", "keep all", "forward", "ours", "found", "bound", "", "s"),
-        [
-            (
-                row["graph"],
-                row["budget"],
-                row["keep_all"],
-                row["forward"],
-                f"{row['overhead']:g}",
-                short(row["optimum"]),
-                short(row["bound"]),
-                row["status"],
-                short(row["seconds"]),
-            )
-            for row in rows
-        ],
+def optimum_answer(result: common.Result) -> str:
+    rows = result["rows"]
+    proved = [row for row in rows if row["status"] == "optimal"]
+    same = sum(row["overhead"] <= row["optimum"] + 1e-6 for row in proved)
+    apart = [(row["overhead"] - row["optimum"]) / row["forward"] for row in proved]
+    return (
+        f"Of {len(rows)} programmes {len(proved)} were solved, of which {same} have the optimum as "
+        f"their plan, and none is more than {percent(max(apart, default=0))} of a forward pass "
+        "above it."
     )
+
+
+OPTIMUM = common.Bench(
+    "planners-optimum",
+    "How far are the tape's plans from the optimum of an integer programme?",
+    optimum_answer,
+    (
+        text("graph", "graph"),
+        counted("budget", "budget"),
+        counted("keeping all", "keep_all"),
+        quantity("forward", "forward", "cost"),
+        quantity("ours", "overhead", "cost"),
+        quantity("optimum", "optimum", "cost"),
+        quantity("bound", "bound", "cost"),
+        text("programme", "status"),
+        quantity("solving", "seconds", "s"),
+    ),
+)
 
 
 @click.command(help=__doc__)
@@ -248,36 +263,22 @@ def show_optimum(rows: list[dict[str, Any]]) -> None:
 @click.option("--network", "names", multiple=True, type=click.Choice([n.name for n in NETWORKS]))
 @click.option("--optimum-only", is_flag=True, help="Only the comparison with the optimum.")
 @click.option("--seconds", default=30.0, show_default=True, help="For each integer programme.")
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write here.")
+@common.json_option
 def main(
     quick: bool, names: tuple[str, ...], optimum_only: bool, seconds: float, path: Path | None
 ) -> None:
     chosen = names or (("GoogLeNet",) if quick else tuple(n.name for n in NETWORKS))
-    rows = []
-    for network in NETWORKS if not optimum_only else ():
-        if network.name in chosen:
-            rows.append(network_row(network, exact_tape=not quick))
-    if rows:
-        show_networks(rows)
-    compared: list[dict[str, Any]] = []
-    for name, graph in small_graphs(quick).items() if not names else ():
-        compared += optimum_rows(name, graph, min(seconds, 5) if quick else seconds)
-    if compared:
-        show_optimum(compared)
-    if path is None:
-        return
     options = {"quick": quick, "networks": list(chosen), "seconds": seconds}
-    if rows:
-        question = (__doc__ or "").split("\n\n")[0]
-        common.write_json(
-            path, common.report("planners", question, rows, simulated=True, options=options)
-        )
-    if compared:
-        question = "How far are the tape's plans from the optimum of an integer programme?"
-        common.write_json(
-            path.with_name(f"{path.stem}-optimum.json"),
-            common.report("planners", question, compared, simulated=True, options=options),
-        )
+    if not optimum_only:
+        networks = [network for network in NETWORKS if network.name in chosen]
+        rows = [network_row(network, exact_tape=not quick) for network in networks]
+        BENCH.finish(rows, path, simulated=True, options=options)
+    if not names:
+        compared: list[dict[str, Any]] = []
+        for name, graph in small_graphs(quick).items():
+            compared += optimum_rows(name, graph, min(seconds, 5) if quick else seconds)
+        beside = path and path.with_name(f"{path.stem}-optimum.json")
+        OPTIMUM.finish(compared, beside, simulated=True, options=options)
 
 
 if __name__ == "__main__":

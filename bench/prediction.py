@@ -17,21 +17,40 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported
 import gc
 import time
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import common
 import numpy as np
-from prediction_parts.models import MODELS, QUICK, Model, Step
+from models import Model, build
+from recompute_parts.steps import object_bytes
+from report_tables import counted, figure, quantity, text, verdict
 
 import umem
-from umem.units import format_bytes, format_seconds
+import umem.chainer
+from umem.units import MIB
 
 # isort: split
 import chainer  # after the compatibility layer
 
-QUESTION = (__doc__ or "").splitlines()[0]
+MODELS = {
+    "residual": "12 blocks",
+    "ResNet50": "64 px",
+    "VGG16": "32 px",
+    "U-Net": "4 levels",
+    "DenseNet": "18 layers",
+    "DCGAN": "32 px",
+    "autoencoder": "32 px",
+    "transformer": "4 layers",
+    "LSTM": "40 words",
+    "GRU": "40 words",
+    "language model": "4,000 words",
+    "mixer": "4 layers",
+    "MLP": "1,024 wide",
+}
+QUICK = {"residual": "3 narrow blocks", "MLP": "256 wide"}
 SIZES = (4, 8)
 SIZE = 32
 GPU = "v100-16gb"
@@ -41,20 +60,13 @@ HIGH_PERCENT, LOW_PERCENT = 5.0, -2.0
 # -- measured ----------------------------------------------------------------------------------
 
 
-def object_bytes() -> int:
-    """Bytes that tracemalloc follows now and that are not arrays."""
-    others = tracemalloc.DomainFilter(False, np.lib.tracemalloc_domain)
-    traces = tracemalloc.take_snapshot().filter_traces([others]).traces
-    return sum(trace.size for trace in traces)
-
-
-def measured_peak(model: Model) -> tuple[int, int]:
+def measured_peak(make: Callable[[], Model]) -> tuple[int, int]:
     """The peak of arrays over a step, and the bytes of Python's objects."""
     np.random.seed(0)
     gc.collect()
     tracemalloc.start(1)
     try:
-        step = model.make()
+        step = make().trainer()
         step(SIZE)  # makes the optimizer's state
         gc.collect()
         tracemalloc.reset_peak()
@@ -66,7 +78,7 @@ def measured_peak(model: Model) -> tuple[int, int]:
     return peak - objects, objects
 
 
-def objects_after_forward(step: Step) -> int:
+def objects_after_forward(step: Callable[[int], None]) -> int:
     """The most that Python's objects held where a backward pass began."""
     found: list[int] = []
     original = chainer.Variable.backward
@@ -86,11 +98,11 @@ def objects_after_forward(step: Step) -> int:
 # -- predicted ---------------------------------------------------------------------------------
 
 
-def predicted(model: Model) -> dict[str, Any]:
+def predicted(make: Callable[[], Model]) -> dict[str, Any]:
     """The peak, and how long its replay takes."""
     np.random.seed(0)
     start = time.process_time()
-    trace = umem.record_at(model.make(), SIZES)
+    trace = umem.record_at(make().trainer(), SIZES)
     recorded = time.process_time()
     at = trace.at(SIZE)
     scaled = time.process_time()
@@ -113,14 +125,17 @@ def replay_seconds(trace: umem.Trace, vram_bytes: int) -> float:
     return time.process_time() - start
 
 
-def measure(model: Model) -> dict[str, Any]:
-    peak, objects = measured_peak(model)
+def measure(name: str, size: str) -> dict[str, Any]:
+    def make() -> Model:
+        return build(name, size)
+
+    peak, objects = measured_peak(make)
     gc.collect()
-    found = predicted(model)
+    found = predicted(make)
     error = 100 * (found["predicted_bytes"] / peak - 1)
     return {
-        "model": model.name,
-        "optimizer": model.optimizer,
+        "model": name,
+        "optimizer": make().optimizer,
         "measured_bytes": peak,
         "object_bytes": objects,
         **found,
@@ -129,48 +144,47 @@ def measure(model: Model) -> dict[str, Any]:
     }
 
 
+def answer(result: common.Result) -> str:
+    rows = result["rows"]
+    errors = [row["error_percent"] for row in rows]
+    return (
+        f"Within {figure(max(map(abs, errors)), 2)} % of what was measured for {len(rows)} models, "
+        f"and {sum(row['passed'] for row in rows)} of them are between {LOW_PERCENT:g} and "
+        f"+{HIGH_PERCENT:g} %."
+    )
+
+
+BENCH = common.Bench(
+    "prediction",
+    __doc__,
+    answer,
+    (
+        text("model", "model"),
+        text("optimizer", "optimizer"),
+        counted("operations", "op_count"),
+        quantity(f"peak at {SIZES[-1]}", "recorded_bytes", "MiB", per=MIB),
+        quantity(f"predicted at {SIZE}", "predicted_bytes", "MiB", per=MIB),
+        quantity("measured", "measured_bytes", "MiB", per=MIB),
+        quantity("error", "error_percent", "%", places=2, signed=True),
+        quantity("recording", "record_seconds", "CPU s"),
+        quantity("simulated replay", "replay_seconds", "CPU ms", per=1e-3),
+        verdict(),
+    ),
+)
+
+
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="Two small models.")
-@click.option("--only", "names", multiple=True, type=click.Choice([m.name for m in MODELS]))
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the result here.")
+@click.option("--only", "names", multiple=True, type=click.Choice(list(MODELS)))
+@common.json_option
 def main(quick: bool, names: tuple[str, ...], path: Path | None) -> None:
     rows = []
-    for model in QUICK if quick else [m for m in MODELS if not names or m.name in names]:
-        rows.append(measure(model))
-        click.echo(f"{model.name}: {rows[-1]['error_percent']:+.2f} %", err=True)
-    show(rows)
-    if path is not None:
-        options = {"sizes": list(SIZES), "size": SIZE, "quick": quick, "gpu": GPU}
-        common.write_json(
-            path, common.report("prediction", QUESTION, rows, simulated=False, options=options)
-        )
-
-
-def show(rows: list[dict[str, Any]]) -> None:
-    columns = (
-        "model",
-        "optimizer",
-        "operations",
-        f"at {SIZES[-1]}",
-        "predicted",
-        "measured",
-        "error",
-        "replay",
-        "",
-    )
-    lines = [
-        [
-            row["model"],
-            row["optimizer"],
-            row["op_count"],
-            *(format_bytes(row[f"{name}_bytes"]) for name in ("recorded", "predicted", "measured")),
-            f"{row['error_percent']:+.2f} %",
-            format_seconds(row["replay_seconds"]),
-            "ok" if row["passed"] else "off",
-        ]
-        for row in rows
-    ]
-    common.show(f"peak at {SIZE} from {SIZES}, replay on {GPU} (simulated)", columns, lines)
+    for name, size in (QUICK if quick else MODELS).items():
+        if quick or not names or name in names:
+            rows.append(measure(name, size))
+            click.echo(f"{name}: {rows[-1]['error_percent']:+.2f} %", err=True)
+    options = {"sizes": list(SIZES), "size": SIZE, "quick": quick, "gpu": GPU}
+    BENCH.finish(rows, path, simulated=False, options=options)
 
 
 if __name__ == "__main__":

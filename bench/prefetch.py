@@ -26,6 +26,7 @@ from typing import Any
 
 import click
 import common
+from report_tables import quantity, span, text
 
 import umem
 import umem.chainer
@@ -34,9 +35,8 @@ from umem.devices.base import Policy
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.devices.virtual import VirtualGPU
 from umem.trace.events import Event, Mark, Op
-from umem.units import BLOCK_BYTES, format_bytes, format_seconds
+from umem.units import BLOCK_BYTES, MIB
 
-QUESTION = "What does lookahead prefetch gain, and how far is it from the bound that the link sets?"
 FACTORS = (1.25, 1.5, 2.0)
 DEPTHS = (1, 2, 3)
 GPU = "v100-16gb"
@@ -227,22 +227,39 @@ def row(way: str, factor: float, vram: int, found: Run, plain: Run, fewest: int)
     )
 
 
-COLUMNS = ("way", "factor", "step", "of managed", "in", "out", "operations", "bound", "of bound")
+def answer(result: common.Result) -> str:
+    ahead = [row for row in result["rows"] if row["way"].startswith("lookahead")]
+    return (
+        f"A step takes {span(row['ratio'] for row in ahead)} of its time in plain managed memory, "
+        f"which is {span(row['over_bound'] for row in ahead)} times the bound, over factors of "
+        f"{span(row['factor'] for row in ahead)}."
+    )
 
 
-def cells(found: Row) -> list[str]:
-    """A line of the printed table."""
-    return [
-        found.way,
-        f"{found.factor:g}",
-        format_seconds(found.step_seconds),
-        f"{found.ratio:.2f}",
-        format_bytes(found.in_bytes),
-        format_bytes(found.out_bytes),
-        format_seconds(found.compute_seconds),
-        format_seconds(found.bound_seconds),
-        f"{found.over_bound:.2f}x",
-    ]
+def target(result: common.Result) -> list[str]:
+    found = [r for r in result["rows"] if (r["way"], r["factor"]) == ("lookahead 2", 1.5)]
+    verdicts = ["met" if row["ratio"] <= TARGET else "missed" for row in found]
+    return [f"Target at factor 1.5, depth 2: {TARGET} of managed: {each}." for each in verdicts]
+
+
+BENCH = common.Bench(
+    "prefetch",
+    __doc__,
+    answer,
+    (
+        text("way", "way"),
+        quantity("factor", "factor"),
+        quantity("VRAM", "vram_bytes", "MiB", per=MIB),
+        quantity("step", "step_seconds", "ms", per=1e-3),
+        quantity("of managed", "ratio"),
+        quantity("in", "in_bytes", "MiB", per=MIB),
+        quantity("out", "out_bytes", "MiB", per=MIB),
+        quantity("operations", "compute_seconds", "ms", per=1e-3),
+        quantity("bound", "bound_seconds", "ms", per=1e-3),
+        quantity("of bound", "over_bound"),
+    ),
+    notes=target,
+)
 
 
 @click.command(help=__doc__)
@@ -251,7 +268,7 @@ def cells(found: Row) -> list[str]:
 @click.option("--factor", "factors", type=click.FloatRange(1, min_open=True), multiple=True)
 @click.option("--depth", "depths", type=click.IntRange(1), multiple=True)
 @click.option("--quick", is_flag=True, help="8,000 nodes, factor 1.5, depth 2, three steps.")
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write every figure.")
+@common.json_option
 def main(
     nodes: int,
     steps: int,
@@ -264,18 +281,8 @@ def main(
     if quick:
         nodes, steps, factors, depths = 8000, 3, (1.5,), (2,)
     rows = measure(nodes, steps, factors, depths)
-    title = f"a settled step of a GCN of {nodes:,} nodes on {GPU} (simulated)"
-    common.show(title, COLUMNS, map(cells, rows))
-    for found in rows:
-        if (found.way, found.factor) == ("lookahead 2", 1.5):
-            verdict = "met" if found.ratio <= TARGET else "missed"
-            click.echo(f"Target at factor 1.5, depth 2: {TARGET} of managed: {verdict}.")
-    if path is not None:
-        options = {"nodes": nodes, "steps": steps, "factors": factors, "depths": depths}
-        lines = [asdict(found) for found in rows]
-        common.write_json(
-            path, common.report("prefetch", QUESTION, lines, simulated=True, options=options)
-        )
+    options = {"nodes": nodes, "steps": steps, "factors": factors, "depths": depths}
+    BENCH.finish([asdict(found) for found in rows], path, simulated=True, options=options)
 
 
 if __name__ == "__main__":

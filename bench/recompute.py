@@ -29,8 +29,10 @@ from typing import Any
 
 import click
 import common
-from recompute_parts.networks import NETWORKS, QUICK, Network, Region, call
+from models import Region, call
+from recompute_parts.networks import NETWORKS, QUICK, Network
 from recompute_parts.steps import Trainee, different
+from report_tables import Row, figure, quantity, span, text
 
 import umem.chainer
 from umem.errors import UmemError
@@ -38,7 +40,6 @@ from umem.errors import UmemError
 # isort: split
 import chainer.functions as F  # after the compatibility layer
 
-QUESTION = (__doc__ or "").splitlines()[0]
 TORCH_SCRIPT = common.HERE / "recompute_parts" / "torch_networks.py"
 MB = 1e6
 COMPILE_SECONDS = 600
@@ -229,51 +230,53 @@ def has_torch(python: str) -> bool:
     return done.returncode == 0
 
 
-# -- printing ----------------------------------------------------------------------------------
+# -- all of it ---------------------------------------------------------------------------------
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    def number(row: dict[str, Any], key: str, style: str = ".2f") -> str | None:
-        value = row.get(key)
-        return None if value is None else format(value, style)
-
-    common.show(
-        "peak above parameters, state and inputs; times of a plain step",
-        (
-            "network",
-            "mode",
-            "peak MB",
-            "floor",
-            "of raw",
-            "reducible",
-            "time",
-            "spread",
-            "bits",
-            "predicted",
-            "budget",
-            "",
-        ),
-        [
-            (
-                row["network"],
-                row["mode"],
-                number(row, "peak_mb", ".1f"),
-                number(row, "floor_mb", ".1f"),
-                number(row, "of_raw"),
-                number(row, "reducible"),
-                number(row, "time_ratio"),
-                row.get("ratio_low") and f"{row['ratio_low']:.2f}-{row['ratio_high']:.2f}",
-                row.get("identical"),
-                number(row, "predicted_over_measured", ".3f"),
-                number(row, "measured_over_budget", ".3f"),
-                row["verdict"],
-            )
-            for row in rows
-        ],
+def answer(result: common.Result) -> str:
+    rows = [row for row in result["rows"] if row["mode"] == "min" and "error" not in row]
+    bits = [row["identical"] == "yes" for row in result["rows"] if "identical" in row]
+    return (
+        f'The least plan ("min") leaves {span(row["of_raw"] for row in rows)} of the peak of '
+        f"{len(rows)} networks, and {_median(rows, 'reducible')} of what can be saved at the "
+        f"median; a step takes {span(row['time_ratio'] for row in rows)} of its time "
+        f"({_median(rows, 'time_ratio')} at the median), and {sum(bits)} of {len(bits)} ways to "
+        "run it have the same bits."
     )
-    for row in rows:
-        if "error" in row:
-            print(f"{row['network']}, {row['mode']}: {row['error']}")
+
+
+def _median(rows: list[dict[str, Any]], key: str) -> str:
+    return figure(statistics.median(row[key] for row in rows))
+
+
+def _spread(row: Row) -> str | None:
+    return span((row["ratio_low"], row["ratio_high"])) if "ratio_low" in row else None
+
+
+BENCH = common.Bench(
+    "recompute",
+    __doc__,
+    answer,
+    (
+        text("network", "network"),
+        text("mode", "mode"),
+        quantity("peak", "peak_mb", "MB"),
+        quantity("floor", "floor_mb", "MB"),
+        quantity("peak of plain's", "of_raw"),
+        quantity("reducible part left", "reducible"),
+        quantity("time of plain's", "time_ratio"),
+        text("least to most", _spread),
+        text("same bits", "identical"),
+        quantity("predicted of measured", "predicted_over_measured", places=3),
+        quantity("measured of budget", "measured_over_budget", places=3),
+        text("target", "verdict"),
+    ),
+    notes=lambda result: [
+        f"{row['network']}, {row['mode']}: {row['error']}"
+        for row in result["rows"]
+        if "error" in row
+    ],
+)
 
 
 @click.command(help=__doc__)
@@ -294,7 +297,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     is_flag=True,
     help="PyTorch's compiler too, asked for its least memory.",
 )
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the result here.")
+@common.json_option
 def main(
     quick: bool,
     names: tuple[str, ...],
@@ -314,13 +317,9 @@ def main(
         if torch:
             found += torch_rows(network, python, repeats or network.repeats, compiles)
         rows += found
-        show(found)
-        sys.stdout.flush()
-    if path is not None:
-        options = {"quick": quick, "networks": [n.name for n in chosen], "repeats": repeats}
-        common.write_json(
-            path, common.report("recompute", QUESTION, rows, simulated=False, options=options)
-        )
+        click.echo(f"{network.name}: {len(found)} ways", err=True)
+    options = {"quick": quick, "networks": [n.name for n in chosen], "repeats": repeats}
+    BENCH.finish(rows, path, simulated=False, options=options)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 import click
 import common
+from report_tables import counted, quantity, span, text, verdict
 
 import umem
 import umem.chainer
-from umem.units import format_bytes, format_seconds
+from umem.units import MIB
 
-QUESTION = "What does a report of a long trace cost?"
 TARGET_SECONDS = 3.0
 TARGET_PAGE_BYTES = 5_000_000
 TARGET_EVENTS = 100_000
@@ -125,26 +125,34 @@ def row(
     }
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """The table for a terminal."""
-    words = {None: "", True: "pass", False: "MISS"}
-    common.show(
-        f"umem report of {rows[0]['event_count']:,} events",
-        ("trace", "view", "processor", "from", "to", "elapsed", "output", ""),
-        [
-            (
-                found["trace"],
-                found["view"],
-                format_seconds(found["processor_seconds"]),
-                format_seconds(found["lowest_seconds"]),
-                format_seconds(found["highest_seconds"]),
-                format_seconds(found["elapsed_seconds"]),
-                format_bytes(found["output_bytes"]),
-                words[found["passed"]],
-            )
-            for found in rows
-        ],
+def answer(result: common.Result) -> str:
+    rows = result["rows"]
+    pages = [row["output_bytes"] / MIB for row in rows if row["view"] == "page"]
+    judged = [row["passed"] for row in rows if row["passed"] is not None]
+    return (
+        f"A view of {rows[0]['event_count']:,} events takes "
+        f"{span(row['processor_seconds'] for row in rows)} s of processor time, and the page has "
+        f"{span(pages)} MiB; {sum(judged)} of {len(judged)} targets are met."
     )
+
+
+BENCH = common.Bench(
+    "report",
+    __doc__,
+    answer,
+    (
+        text("trace", "trace"),
+        text("view", "view"),
+        counted("events", "event_count"),
+        quantity("file", "file_bytes", "KiB", per=1024),
+        quantity("median", "processor_seconds", "CPU s"),
+        quantity("least", "lowest_seconds", "CPU s"),
+        quantity("most", "highest_seconds", "CPU s"),
+        quantity("elapsed", "elapsed_seconds", "s"),
+        quantity("output", "output_bytes", "KiB", per=1024),
+        verdict(),
+    ),
+)
 
 
 @click.command(help=__doc__)
@@ -158,18 +166,14 @@ def show(rows: list[dict[str, Any]]) -> None:
 )
 @click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True)
 @click.option("--quick", is_flag=True, help="2,000 events, with stacks only, once.")
-@click.option("--json", "path", metavar="PATH", help="Write every repeat to a file.")
-def main(count: int, repeats: int, quick: bool, path: str | None) -> None:
+@common.json_option
+def main(count: int, repeats: int, quick: bool, path: Path | None) -> None:
     if quick:
         count, repeats = 2000, 1
     kinds = {"stacks": True} if quick else {"plain": False, "stacks": True}
     traces = {what: record(count, stacks=stacks) for what, stacks in kinds.items()}
-    rows = measure(traces, repeats)
-    show(rows)
-    if path:
-        options = {"events": count, "repeats": repeats}
-        report = common.report("report", QUESTION, rows, simulated=False, options=options)
-        common.write_json(path, report)
+    options = {"events": count, "repeats": repeats}
+    BENCH.finish(measure(traces, repeats), path, simulated=False, options=options)
 
 
 if __name__ == "__main__":

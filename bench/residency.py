@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 import common
+from report_tables import quantity, span, text
 
 from umem.devices.base import Policy
 from umem.devices.specs import COSTS, gpu_spec
@@ -28,7 +29,6 @@ from umem.devices.virtual.residency import READ_MOSTLY, Residency
 from umem.trace import Access, Alloc, Hint, Op
 from umem.units import BLOCK_BYTES
 
-QUESTION = "How many block touches a second does the virtual GPU handle on one core?"
 WANTED = 1_000_000
 BLOCKS = 3_000
 SIZES = {"small": (1, 2, 3), "large": (32,)}
@@ -135,37 +135,47 @@ def rate(walk: Walk, blocks: int, seconds: float) -> float:
     return count / spent
 
 
-@click.command(help=QUESTION)
+def answer(result: common.Result) -> str:
+    rates = [row["median_touches_per_second"] for row in result["rows"]]
+    return (
+        f"{span(rate / 1e6 for rate in rates)} million, by how large tensors are and whether they "
+        f"fit; {sum(rate >= WANTED for rate in rates)} of {len(rates)} cases reach the "
+        f"{WANTED / 1e6:g} million that is wanted."
+    )
+
+
+BENCH = common.Bench(
+    "residency",
+    __doc__,
+    answer,
+    (
+        text("through", "through"),
+        text("tensors", "tensors"),
+        text("work", "work"),
+        text("advised", lambda row: "half" if row["advised"] else "none"),
+        quantity("median", "median_touches_per_second", "million touches a s", per=1e6),
+        quantity("least", lambda row: min(row["touches_per_second"]), "million a s", per=1e6),
+        quantity("most", lambda row: max(row["touches_per_second"]), "million a s", per=1e6),
+    ),
+)
+
+
+@click.command(help=__doc__)
 @click.option("--repeats", type=click.IntRange(1), default=15, show_default=True)
 @click.option("--quick", is_flag=True, help="Two short repeats.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every repeat.")
-def main(repeats: int, quick: bool, json_path: Path | None) -> None:
+@common.json_option
+def main(repeats: int, quick: bool, path: Path | None) -> None:
     repeats, seconds = (2, 0.01) if quick else (repeats, 0.2)
-    rates = measure(CASES, repeats, seconds)
-    summaries = [common.summary(found) for found in rates]
-    common.show(
-        "Million block touches a second, one core",
-        ["through", "tensors", "work", "advice", "median", "lowest", "highest", "wanted"],
-        [
-            [
-                c.through,
-                c.tensors,
-                c.work,
-                "half" if c.advised else "none",
-                *(f"{value / 1e6:.2f}" for value in s),
-                f"{WANTED / 1e6:.0f}",
-            ]
-            for c, s in zip(CASES, summaries, strict=True)
-        ],
-    )
-    if json_path is not None:
-        rows: list[dict[str, Any]] = [
-            {**asdict(case), "median_touches_per_second": s.median, "touches_per_second": found}
-            for case, found, s in zip(CASES, rates, summaries, strict=True)
-        ]
-        options = {"repeats": repeats, "quick": quick, "seconds_a_repeat": seconds}
-        report = common.report("residency", QUESTION, rows, simulated=False, options=options)
-        common.write_json(json_path, {**report, "wanted_touches_per_second": WANTED})
+    rows: list[dict[str, Any]] = [
+        {
+            **asdict(case),
+            "median_touches_per_second": common.summary(found).median,
+            "touches_per_second": found,
+        }
+        for case, found in zip(CASES, measure(CASES, repeats, seconds), strict=True)
+    ]
+    options = {"repeats": repeats, "quick": quick, "seconds_a_repeat": seconds}
+    BENCH.finish(rows, path, simulated=False, options=options, wanted_touches_per_second=WANTED)
 
 
 if __name__ == "__main__":

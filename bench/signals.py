@@ -30,6 +30,7 @@ from typing import Any
 
 import click
 import common
+from report_tables import counted, quantity, text
 
 import umem
 from umem import scopes
@@ -38,8 +39,9 @@ from umem.memory import process as memory
 from umem.trace.recording import sources
 from umem.trace.recording import thread as measuring
 
-QUESTION = "Does a signal at a random point leave anything on?"
 WANTED_LEFT_OF_10000 = 5
+COUNTED = ("signals", "left_on", "said_by_the_next_call", "still_on_after_the_next_call")
+COUNTED += ("another_exception", "swallowed")
 FOLDER = str(Path(umem.__file__).parent)
 GPUS: list[Any] = []
 """The virtual GPU of the last pass: which arrays does it count?"""
@@ -96,7 +98,7 @@ def virtual() -> Iterator[Callable[[], None]]:
 @contextmanager
 def stub() -> Iterator[Callable[[], None]]:
     """umem's CUDA device over stub pools."""
-    from allocation import stub_device
+    from stub_gpu import stub_device
 
     device, before = stub_device(), cuda.open_cuda
     cuda.open_cuda = lambda ordinal=None: device  # type: ignore[assignment]
@@ -128,13 +130,13 @@ def left_on(before: tuple[Any, ...]) -> list[str]:
         "watches": any(gpu._watches for gpu in GPUS),
     }
     found += [name for name, on in now.items() if on]
-    if any(counted(gpu) for gpu in GPUS):
+    if any(still_counted(gpu) for gpu in GPUS):
         gc.collect()  # the exception's frames may hold an array
-        found += ["dead tensors" for gpu in GPUS if counted(gpu)]
+        found += ["dead tensors" for gpu in GPUS if still_counted(gpu)]
     return found
 
 
-def counted(gpu: Any) -> bool:
+def still_counted(gpu: Any) -> bool:
     """Whether a virtual GPU counts an array, though none is alive; one that says that it counts no
     further, having been interrupted in the middle of an operation, is passed over."""
     return bool(gpu.usage() and gpu.model.tensors and gpu.model._is_whole)
@@ -259,15 +261,7 @@ def raising_at(number: int, program: Callable[[], None]) -> None:
 
 def row(where: str, how: str, measured: dict[str, Any]) -> dict[str, Any]:
     counts = measured["counts"]
-    names = (
-        "signals",
-        "left on",
-        "said by the next call",
-        "still on after the next call",
-        "another exception",
-        "swallowed",
-    )
-    found = {name.replace(" ", "_"): counts.get(name, 0) for name in names}
+    found = {name: counts.get(name.replace("_", " "), 0) for name in COUNTED}
     details = {name: count for name, count in counts.items() if ": " in name}
     return {
         "where": where,
@@ -291,7 +285,41 @@ def measure(count: int, stride: int, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
-@click.command(help=QUESTION)
+def answer(result: common.Result) -> str:
+    signals, left, still = (
+        sum(row[key] for row in result["rows"])
+        for key in ("signals", "left_on", "still_on_after_the_next_call")
+    )
+    return (
+        f"{'Hardly ever' if left else 'No'}: {left or 'none'} of {signals:,} left something on, "
+        f"and {still or 'none'} of them after umem's next call too."
+    )
+
+
+def notes(result: common.Result) -> list[str]:
+    found = [
+        f"{row['where']}, {row['how']}: {name}: {number}"
+        for row in result["rows"]
+        for name, number in sorted(row["details"].items())
+    ]
+    return [*found, f"Wanted: at most {WANTED_LEFT_OF_10000} of 10,000 left on, and each said."]
+
+
+BENCH = common.Bench(
+    "signals",
+    __doc__,
+    answer,
+    (
+        text("where", "where"),
+        text("when", "how"),
+        *(counted(name.replace("_", " "), name) for name in COUNTED),
+        quantity("one pass", "program_us", "us"),
+    ),
+    notes=notes,
+)
+
+
+@click.command(help=__doc__)
 @click.option("--count", type=click.IntRange(1), default=10_000, show_default=True)
 @click.option(
     "--stride",
@@ -302,56 +330,16 @@ def measure(count: int, stride: int, seed: int) -> list[dict[str, Any]]:
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--quick", is_flag=True, help="200 signals, and every 37th place.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every count.")
-def main(count: int, stride: int, seed: int, quick: bool, json_path: Path | None) -> None:
+@common.json_option
+def main(count: int, stride: int, seed: int, quick: bool, path: Path | None) -> None:
     count, stride = (200, 37) if quick else (count, stride)
-    rows = measure(count, stride, seed)
-    common.show(
-        "Signals, and what each left behind",
-        [
-            "where",
-            "when",
-            "signals",
-            "left on",
-            "said",
-            "still on",
-            "another exception",
-            "swallowed",
-        ],
-        [
-            [
-                row["where"],
-                row["how"],
-                *(
-                    f"{row[key]:,}"
-                    for key in (
-                        "signals",
-                        "left_on",
-                        "said_by_the_next_call",
-                        "still_on_after_the_next_call",
-                        "another_exception",
-                        "swallowed",
-                    )
-                ),
-            ]
-            for row in rows
-        ],
+    BENCH.finish(
+        measure(count, stride, seed),
+        path,
+        simulated=False,
+        options={"count": count, "stride": stride, "seed": seed, "quick": quick},
+        wanted_left_of_10000=WANTED_LEFT_OF_10000,
     )
-    for found in rows:
-        for name, number in sorted(found["details"].items()):
-            click.echo(f"{found['where']}, {found['how']}: {name}: {number}")
-    click.echo(f"Wanted: at most {WANTED_LEFT_OF_10000} of 10,000 left on, and each said.")
-    if json_path is not None:
-        options = {"count": count, "stride": stride, "seed": seed, "quick": quick}
-        report = common.report(
-            "signals",
-            QUESTION,
-            rows,
-            simulated=False,
-            options=options,
-            wanted_left_of_10000=WANTED_LEFT_OF_10000,
-        )
-        common.write_json(json_path, report)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ of a program is the one that the publication timed. um_gcn.py has the graph netw
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+import umem
 from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
 from umem.units import BLOCK_BYTES
 
@@ -83,6 +85,11 @@ class Program:
 
     def _access(self, item: int | Access) -> Access:
         return item if isinstance(item, Access) else Access(item, 0, self._sizes[item])
+
+
+def last_step(program: Program, gpu: str, **how: Any) -> float:
+    """Simulated seconds of a program's last step."""
+    return umem.replay(program.trace, gpu, **how).figures.step_seconds[-1]
 
 
 def on_host(program: Program, nbytes: int, label: str) -> int:

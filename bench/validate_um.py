@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import click
 import common
+import um_views as views
 from um_gcn import GcnProgram, Sizes
 from um_programs import (
-    Program,
     blocks,
     copy_from_host,
     fill,
+    last_step,
     page_stride,
     prefetch_from_host,
     read_from_host,
@@ -33,7 +35,6 @@ from umem.devices.specs import COSTS, gpu_spec
 from umem.predict.replaying import Replay
 from umem.units import GIB
 
-QUESTION = "How close is the model of unified memory to what was measured on real GPUs?"
 TITAN_V = "v100-16gb"  # not in the table; the V100 is the same chip on the same bus
 GCN_GPU = "rtx-5090"
 GCN_SOURCE = "eunomia-bpf/gpu_ext, workloads/pytorch: RTX 5090, PyTorch 2.9, CUDA 12.8"
@@ -41,7 +42,6 @@ WEIGHT_SOURCE = "eunomia-bpf/bpftime, example/gpu/prefetch: RTX 5090"
 STRIDE_SOURCE = "public measurement: RTX 5090, one word a page"
 P100_SOURCE = "public measurement: P100, PCIe 3"
 TITAN_SOURCE = "Allen and Ge, SC 2021: Titan V, PCIe 3"
-OUT_OF_MEMORY = "out of memory"
 
 
 @dataclass(frozen=True)
@@ -95,35 +95,9 @@ class Case:
             **self.more,
         }
 
-    def cells(self) -> list[Any]:
-        """As the cells of the table."""
-        verdict = {None: "shown", True: "pass", False: "MISS"}[self.passed]
-        missing = "not modelled" if self.note.startswith("not modelled") else OUT_OF_MEMORY
-        wanted = OUT_OF_MEMORY if self.more.get("published_fits") is False else None
-        error = None if self.error is None else f"{100 * self.error:+.1f} %"
-        limit = None if self.tolerance is None else f"{100 * self.tolerance:.0f} %"
-        return [
-            f"{self.name}: {self.case}",
-            self.gpu,
-            _figure(self.model, self.unit) or missing,
-            _figure(self.published, self.unit) or wanted,
-            error,
-            limit,
-            verdict,
-        ]
-
 
 def _percent(share: float | None) -> float | None:
     return None if share is None else round(100 * share, 2)
-
-
-def _figure(value: float | None, unit: str) -> str | None:
-    return None if value is None else f"{value:.4g} {unit}"
-
-
-def last_step(program: Program, gpu: str, **how: Any) -> float:
-    """Simulated seconds of a program's last step."""
-    return umem.replay(program.trace, gpu, **how).figures.step_seconds[-1]
 
 
 # -- small programs ----------------------------------------------------------------------------
@@ -333,23 +307,7 @@ def published_cases(quick: bool) -> Iterator[Case]:
         yield from network(nodes, ways, band=not quick)
 
 
-def show(cases: list[Case]) -> None:
-    """Print the table, and what cannot stand in it."""
-    columns = ("program", "GPU", "model (simulated)", "published", "error", "tolerance", "")
-    common.show(f"{QUESTION} (simulated)", columns, (case.cells() for case in cases))
-    for case in cases:
-        if case.more.get("band_seconds"):
-            low, high = case.more["band_seconds"]
-            click.echo(
-                f"{case.case}: {low:.4g} to {high:.4g} s (simulated) with 5 % more or less "
-                "VRAM and faults of 200 to 300 us"
-            )
-    for note in dict.fromkeys(f"{case.name}: {case.note}" for case in cases if case.note):
-        click.echo(note)
-    judged = [case for case in cases if case.passed is not None]
-    if judged:
-        good = sum(bool(case.passed) for case in judged)
-        click.echo(f"{good} of {len(judged)} judged rows within tolerance (simulated)")
+BENCH = common.Bench("validate_um", __doc__, views.answer, tables=views.by_unit, notes=views.notes)
 
 
 @click.command(help=__doc__)
@@ -363,14 +321,14 @@ def show(cases: list[Case]) -> None:
 @click.option("--allocator", type=click.Choice(["caching", "plain"]), help="Default: plain.")
 @click.option("--prefetch", is_flag=True, help="Prefetch memory as it is allocated.")
 @click.option("--quick", is_flag=True, help="Fewer sizes, and no bands.")
-@click.option("--json", "path", type=click.Path(dir_okay=False), help="Write the rows there.")
+@common.json_option
 def main(
     nodes: tuple[int, ...],
     mode: str | None,
     allocator: str | None,
     prefetch: bool,
     quick: bool,
-    path: str | None,
+    path: Path | None,
 ) -> None:
     if prefetch and mode == "unmanaged":
         raise click.UsageError("--prefetch is for managed memory; unmanaged memory never moves")
@@ -380,19 +338,10 @@ def main(
         cases = [case for n in sizes for case in network(n, [how], band=not quick)]
     else:
         cases = list(published_cases(quick))
-    show(cases)
-    if path:
-        options = {
-            "nodes": list(nodes),
-            "mode": mode,
-            "allocator": allocator,
-            "prefetch": prefetch,
-            "quick": quick,
-        }
-        rows = [case.row() for case in cases]
-        common.write_json(
-            path, common.report("validate_um", QUESTION, rows, simulated=True, options=options)
-        )
+    options = dict(
+        nodes=list(nodes), mode=mode, allocator=allocator, prefetch=prefetch, quick=quick
+    )
+    BENCH.finish([case.row() for case in cases], path, simulated=True, options=options)
 
 
 if __name__ == "__main__":

@@ -321,4 +321,4 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 def planned(memory: Any) -> list[Any]:
     """The graphs that have a plan."""
-    return [learned for learned in memory._course.learned if learned.plan is not None]
+    return [seen for seen in memory.graphs if seen.plan is not None]

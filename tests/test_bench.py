@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_scripts import module, run, written
 
 pytestmark = pytest.mark.thorough
 
-ROOT = Path(__file__).resolve().parents[1]
 MODES = {"unmanaged", "managed", "managed + prefetch", "hybrid"}
-
-
-def run(script: str, *args: str) -> subprocess.CompletedProcess[str]:
-    """A benchmark in a process of its own, as a user runs it."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return subprocess.run(
-        [sys.executable, str(ROOT / "bench" / script), *args],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-
-
-def written(folder: Path, script: str, *args: str) -> tuple[dict[str, Any], str]:
-    """The JSON that a benchmark writes, and what it prints."""
-    path = folder / "report.json"
-    done = run(script, *args, "--json", str(path))
-    assert done.returncode == 0, done.stderr
-    return json.loads(path.read_text()), done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -244,12 +218,10 @@ def test_the_sweep_draws_its_picture(sweep):
     assert sweep[2].read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_replayed_gcn_is_the_live_one(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import oversubscribe
-
+def test_the_replayed_gcn_is_the_live_one():
     import umem
 
+    oversubscribe = module("oversubscribe")
     trace = oversubscribe.record(1000, 2)
     vram = trace.peak_bytes // 2
     with umem.virtual_gpu("v100-16gb", vram) as gpu, umem.managed():
@@ -279,11 +251,3 @@ def test_nonsense_gets_a_clear_error_from_the_sweep_too(args):
     done = run("oversubscribe.py", *args)
     assert done.returncode != 0
     assert "Error:" in done.stderr and "Traceback" not in done.stderr
-
-
-# -- the README --------------------------------------------------------------------------------
-
-
-def test_the_readme_is_what_the_results_say():
-    done = run("make_readme.py", "--check")
-    assert done.returncode == 0, done.stderr

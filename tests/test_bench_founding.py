@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from bench_scripts import module
 from click.testing import CliRunner
 
 import umem.chainer  # isort: skip  (before chainer)
@@ -23,21 +21,9 @@ from umem.trace import Access, Alloc, Mark, Op, Trace
 pytestmark = pytest.mark.thorough
 
 assert umem.chainer
-BENCH = Path(__file__).resolve().parents[1] / "bench"
-
-
-def module(name: str) -> ModuleType:
-    """A module of the benchmarks, which import each other from their own folder."""
-    sys.path.insert(0, str(BENCH))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(BENCH))
-
-
 founding_table = module("founding_table")
-roberta = module("founding_parts.roberta")
-states = module("founding_parts.states")
+roberta = module("models.roberta")
+states = module("eight_bit_states")
 
 
 def test_the_network_has_84_million_parameters() -> None:
@@ -109,10 +95,9 @@ def test_small_states_are_a_byte_a_value_and_a_scale_a_block() -> None:
 
 
 def test_the_states_of_an_embedding_stay_as_they_are() -> None:
-    sizes = roberta.Sizes(1, 64, 2, 500, 40, 8)
     big, small = (
         founding_table.trace_of(
-            founding_table.Technique("x", None, small_states=each), sizes, (2, 3), 4
+            founding_table.Technique("x", None, small_states=each), founding_table.SMALL, (2, 3), 4
         )
         for each in (False, True)
     )
@@ -121,7 +106,7 @@ def test_the_states_of_an_embedding_stay_as_they_are() -> None:
         for t in (big, small)
     ]
     pairs = list(zip(*found, strict=True))
-    assert pairs.count((4 * 500 * 64, 4 * 500 * 64)) == 2  # Adam's two of the words
+    assert pairs.count((4 * 300 * 32, 4 * 300 * 32)) == 2  # Adam's two of the words
     changed = [(a, b) for a, b in pairs if a != b]
     assert all(b < 0.3 * a and a >= 4 * states.LEAST_VALUES for a, b in changed) and changed
 
@@ -138,6 +123,6 @@ def test_a_small_table(tmp_path: Path) -> None:
     for name in ("checkpointing", "accumulation, 4 x 16", "8-bit Adam"):
         assert peaks["all"] < peaks[name] < peaks["base"]
     # parameters, gradients and two states of four bytes a parameter
-    model = roberta.Roberta(founding_table.SMALL)
-    lasting = 16 * sum(p.size for p in model.params()) / founding_table.MIB
+    model = module("models").build("RoBERTa", founding_table.SMALL)
+    lasting = 16 * sum(p.size for p in model.link.params()) / founding_table.MIB
     assert rows["base"]["simulated_lasting_mib"] == pytest.approx(lasting)

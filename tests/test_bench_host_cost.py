@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_scripts import RESULTS, written
 
 from umem.devices.specs import COSTS, RANGES
 
 pytestmark = pytest.mark.thorough
 
-ROOT = Path(__file__).resolve().parents[1]
 PHASES = ("forward", "backward", "update")
 
 
 def test_a_quick_run_times_every_phase(tmp_path: Path) -> None:
-    places = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    path = tmp_path / "report.json"
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "host_cost.py"), "--quick", "--json", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": places},
-    )
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(path.read_text())["rows"]
+    rows = written(tmp_path, "host_cost.py", "--quick")[0]["rows"]
     assert [row["phase"] for row in rows if row["function"] == "all"] == list(PHASES)
     counts = {(row["function"], row["phase"]): row["op_count"] for row in rows}
     assert counts["relu", "forward"] == counts["relu", "backward"] == 50
@@ -42,9 +27,7 @@ def test_a_quick_run_times_every_phase(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_constants_are_those_that_were_measured(phase: str) -> None:
-    rows: list[dict[str, Any]] = json.loads(
-        (ROOT / "bench" / "results" / "host_cost.json").read_text()
-    )["rows"]
+    rows: list[dict[str, Any]] = json.loads((RESULTS / "host_cost.json").read_text())["rows"]
     (whole,) = (row for row in rows if (row["function"], row["phase"]) == ("all", phase))
     name = f"python_{phase}"
     assert getattr(COSTS, name) == pytest.approx(1e-6 * whole["median_us"], rel=0.3)

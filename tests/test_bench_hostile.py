@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from bench_scripts import RESULTS, ROOT, run, written
 
 pytestmark = pytest.mark.skipif(
     find_spec("chainer") is None or find_spec("matplotlib") is None,
     reason="no Chainer, or no matplotlib",
 )
-ROOT = Path(__file__).resolve().parents[1]
-RESULT = ROOT / "bench" / "results" / "hostile_traces.json"
+RESULT = RESULTS / "hostile_traces.json"
 BREAK = """
 import sys
-sys.path.insert(0, "bench")
+sys.path[:0] = [".", "bench"]
 import hostile_traces, umem.cli.report as report
 def broken(*_, **__):
     raise KeyError("a fault")
@@ -28,38 +27,25 @@ hostile_traces.main(["--count", "12"])
 """
 
 
-def run(*args: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return subprocess.run(
-        [sys.executable, *args],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-
-
 def test_some_hostile_traces_break_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    done = run("bench/hostile_traces.py", "--quick", "--json", str(path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    (row,) = json.loads(path.read_text())["rows"]
+    (row,) = written(tmp_path, "hostile_traces.py", "--quick")[0]["rows"]
     assert row["traces"] == 60 and row["commands"] == 120
     assert 20 < row["accepted"] < 110  # some can be read, some cannot
     assert set(row["changes"]) == {"bytes", "text", "values", "sense"}
 
 
 def test_a_case_runs_again_by_its_number() -> None:
-    first, second = (run("bench/hostile_traces.py", "--case", "3") for _ in range(2))
+    first, second = (run("hostile_traces.py", "--case", "3") for _ in range(2))
     assert first.returncode == second.returncode == 0, first.stderr
     assert first.stdout.splitlines()[0] == second.stdout.splitlines()[0]
     assert first.stdout.startswith("case 3: ") and "-- choose: status " in first.stdout
 
 
 def test_a_fault_is_found() -> None:
-    done = run("-c", BREAK)
+    command = [sys.executable, "-c", BREAK]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT
+    )
     assert done.returncode == 1 and "traceback: KeyError" in done.stdout
 
 

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_scripts import RESULTS, written
 
 pytestmark = pytest.mark.thorough
-
-ROOT = Path(__file__).resolve().parents[1]
-RESULT = ROOT / "bench" / "results" / "prediction.json"
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    path = tmp_path_factory.mktemp("prediction") / "report.json"
-    places = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "prediction.py"), "--quick", "--json", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": places},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "simulated" in done.stdout
-    return json.loads(path.read_text())
+    report, printed = written(tmp_path_factory.mktemp("prediction"), "prediction.py", "--quick")
+    assert "simulated" in printed
+    return report
 
 
 def test_the_report_says_where_it_ran_and_what_it_asks(report):
@@ -51,6 +34,6 @@ def test_the_peak_of_a_larger_batch_is_predicted_and_not_too_low(report):
 
 
 def test_the_results_that_are_shown_keep_the_promise_for_twelve_models_and_more():
-    rows = json.loads(RESULT.read_text())["rows"]
+    rows = json.loads((RESULTS / "prediction.json").read_text())["rows"]
     assert len(rows) >= 12
     assert all(-2 <= row["error_percent"] <= 5 for row in rows)

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_scripts import written
 
 pytestmark = pytest.mark.thorough
 
-ROOT = Path(__file__).resolve().parents[1]
 PLANNED = ("100%", "half", "min", "min, Chen")
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    path = tmp_path_factory.mktemp("recompute") / "report.json"
-    places = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "recompute.py"), "--quick", "--json", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": places},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "PyTorch is left out" in done.stdout
-    return json.loads(path.read_text())
+    report, printed = written(tmp_path_factory.mktemp("recompute"), "recompute.py", "--quick")
+    assert "PyTorch is left out" in printed
+    return report
 
 
 def rows(report: dict[str, Any], *modes: str) -> list[dict[str, Any]]:

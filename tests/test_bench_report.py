@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from bench_scripts import RESULTS, run, written
 
 pytestmark = [
     pytest.mark.thorough,
@@ -18,27 +16,10 @@ pytestmark = [
         reason="no Chainer, or no matplotlib",
     ),
 ]
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def run(*args: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "report.py"), *args],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-    )
 
 
 def test_the_bench_runs_every_view(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    done = run("--quick", "--json", str(path))
-    assert done.returncode == 0, done.stderr
-    report = json.loads(path.read_text())
+    report, _ = written(tmp_path, "report.py", "--quick")
     assert report["bench"] == "report" and report["simulated"] is False
     rows = {row["view"]: row for row in report["rows"]}
     assert set(rows) == {"text", "json", "page", "picture", "perfetto", "comparison"}
@@ -49,12 +30,12 @@ def test_the_bench_runs_every_view(tmp_path: Path) -> None:
 
 
 def test_nonsense_gets_a_clear_error() -> None:
-    done = run("--events", "0")
+    done = run("report.py", "--events", "0")
     assert done.returncode != 0 and "Error" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_results_that_are_shown_met_the_targets_that_the_script_judges() -> None:
-    report = json.loads((ROOT / "bench" / "results" / "report.json").read_text())
+    report = json.loads((RESULTS / "report.json").read_text())
     judged = [row for row in report["rows"] if row["passed"] is not None]
     assert len(judged) == 10
     for row in judged:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_bench import written
+from bench_scripts import written
 
 
 def test_few_signals_leave_anything_on_and_none_is_lost(tmp_path: Path) -> None:

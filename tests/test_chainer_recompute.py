@@ -16,10 +16,10 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from umem.chainer.recompute import course, wiring
-from umem.chainer.recompute.recompute import RecomputeWarning
-from umem.chainer.recompute.sums import Sums
-from umem.chainer.recompute.tracing import Tracing
+from umem.chainer.recompute import graphs_seen, inputs, training
+from umem.chainer.recompute.gradient_sums import GradientSums
+from umem.chainer.recompute.graphs_seen import RecomputeWarning
+from umem.chainer.recompute.host_peaks import HostPeaks
 from umem.errors import BudgetError
 
 expected: dict[str, dict[str, Any]] = {}
@@ -33,9 +33,9 @@ def plain(name: str) -> dict[str, Any]:
 
 def middle(memory: Any) -> int:
     """A budget half-way between the least and keeping everything."""
-    largest = max(planned(memory), key=lambda learned: learned.keep_all_bytes)
-    least = largest.constant(True) + largest.plan.peak_bytes
-    return int(least + largest.keep_all_bytes) // 2
+    largest = max(planned(memory), key=lambda learned: learned.plan.plain_bytes)
+    least = largest.plan.solution.peak_bytes
+    return int(least + largest.plan.plain_bytes) // 2
 
 
 @pytest.mark.thorough
@@ -43,7 +43,7 @@ def middle(memory: Any) -> int:
 def test_a_planned_run_is_a_plain_run_to_the_bit(name: str) -> None:
     memory = umem.chainer.Recompute("min")
     same(train(name, memory), plain(name))
-    assert all(learned.plan.overhead > 0 for learned in planned(memory))
+    assert all(learned.plan.solution.plan.overhead > 0 for learned in planned(memory))
     for budget in (middle(memory), "100%"):
         memory = umem.chainer.Recompute(budget)
         same(train(name, memory), plain(name))
@@ -56,7 +56,7 @@ def test_gradients_with_three_users_need_the_order_of_a_plain_run(
     def step(self: Any, original: Any, call: int, func: Any, args: Any) -> None:
         original(func, *args)
 
-    monkeypatch.setattr(Sums, "step", step)
+    monkeypatch.setattr(GradientSums, "step", step)
     with pytest.raises(AssertionError):
         same(train("transformer", umem.chainer.Recompute("min")), plain("transformer"))
 
@@ -157,7 +157,7 @@ def test_what_is_differentiated_twice_is_exact_and_not_planned(step: Any) -> Non
     with pytest.warns(RecomputeWarning, match=r"not planned|is not what was planned"):
         found = train(Smooth, memory, step=step)
     same(found, train(Smooth, step=step))
-    assert not [g for g in planned(memory) if len(g.observed) > 12]
+    assert not [g for g in planned(memory) if len(g.tape.observed) > 12]
 
 
 def scaled(model: Any, x: Any, t: Any) -> Any:
@@ -208,10 +208,10 @@ def test_the_peak_falls_as_predicted() -> None:
     (learned,) = planned(memory)
     objects = memory.measured_bytes - memory.predicted_bytes  # Python's own are measured as well
     assert -0.02 * memory.predicted_bytes < objects < 0.02 * memory.predicted_bytes + 200_000
-    assert learned.measured_bytes < 0.6 * learned.keep_all_bytes
+    assert learned.history.measured_bytes < 0.6 * learned.plan.plain_bytes
     whole = umem.chainer.Recompute("100%")
     train(Deep, whole, data=larger, steps=3)
-    assert planned(whole)[0].measured_bytes <= 1.02 * learned.keep_all_bytes
+    assert planned(whole)[0].history.measured_bytes <= 1.02 * learned.plan.plain_bytes
 
 
 def wide(rng: Any) -> Any:
@@ -258,7 +258,7 @@ def test_gradients_that_are_not_cleared_are_there_beside_the_new_ones() -> None:
 def test_where_nothing_can_be_measured_a_plan_is_made_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(course, "_on_host", lambda arrays: False)  # as with CuPy's arrays
+    monkeypatch.setattr(training, "_on_host", lambda arrays: False)  # as with CuPy's arrays
     memory = umem.chainer.Recompute("min")
     same(train("residual", memory), plain("residual"))
     assert planned(memory) and memory.predicted_bytes and memory.measured_bytes is None
@@ -308,9 +308,9 @@ def test_what_a_plain_step_takes_is_predicted(make: Any, data: Any) -> None:
         rule.update()
         del loss
     (learned,) = planned(memory)
-    outside = learned.keep_all_bytes - learned.outside_bytes
-    objects = 0.02 * peaks[-1] + 6000 * len(learned.observed)  # Python's own are traced, too
-    assert outside <= peaks[-1] + learned.forward_bytes <= outside + objects
+    outside = learned.plan.plain_bytes - learned.history.outside_bytes
+    objects = 0.02 * peaks[-1] + 6000 * len(learned.tape.observed)  # Python's own are traced, too
+    assert outside <= peaks[-1] + learned.history.forward_bytes <= outside + objects
 
 
 @pytest.mark.thorough
@@ -319,7 +319,7 @@ def test_a_budget_that_is_too_small_names_the_least_and_what_forces_it() -> None
     with pytest.raises(BudgetError) as caught:
         train(Deep, memory, data=larger, steps=3)
     text = str(caught.value)
-    (learned,) = memory._course.learned
+    (learned,) = memory.graphs
     least = umem.chainer.Recompute("min")
     train(Deep, least, data=larger, steps=3)
     assert f"({least.predicted_bytes} bytes" in text and "(30% of the plain step's" in text
@@ -352,10 +352,10 @@ def test_calls_on_a_gpu_are_timed_to_the_end_of_their_kernels(
 
     waited: list[int] = []
     monkeypatch.setattr(chainer.backend, "get_device_from_array", lambda *arrays: Gpu())
-    wiring.wait_for([np.ones(3), chainer.Variable(np.ones(3))])
+    inputs.wait_for([np.ones(3), chainer.Variable(np.ones(3))])
     assert waited == [1]
     monkeypatch.undo()
-    wiring.wait_for([np.ones(3)])
+    inputs.wait_for([np.ones(3)])
     assert waited == [1]
 
 
@@ -366,15 +366,15 @@ def test_a_budget_that_was_passed_is_planned_for_again_or_said(
 ) -> None:
     memory = umem.chainer.Recompute("min")
     train("residual", memory, steps=3)
-    budget = round(0.97 * planned(memory)[0].keep_all_bytes)
-    monkeypatch.setattr(course, "OBJECTS", 0)
-    monkeypatch.setattr(Tracing, "peak", lambda self, cleared: round((1 + over) * budget))
+    budget = round(0.97 * planned(memory)[0].plan.plain_bytes)
+    monkeypatch.setattr(graphs_seen, "OBJECTS", 0)
+    monkeypatch.setattr(HostPeaks, "peak", lambda self, cleared: round((1 + over) * budget))
     memory = umem.chainer.Recompute(budget)
     same(train("residual", memory), plain("residual"))
     (learned,) = planned(memory)
     said = "with that much less room there is no plan" in memory.report()
-    fits = learned.constant(True) + learned.plan.peak_bytes <= budget - learned.slack_bytes
-    assert learned.slack_bytes and said and (fits or over > 1)
+    fits = learned.plan.solution.peak_bytes <= budget - learned.history.slack_bytes
+    assert learned.history.slack_bytes and said and (fits or over > 1)
 
 
 class Locals(chainer.Chain):

@@ -29,7 +29,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from umem.chainer.recompute.recompute import RecomputeWarning
+from umem.chainer.recompute.graphs_seen import RecomputeWarning
 from umem.errors import BudgetError, RecomputeError, SizeError, StateError, UnsupportedError
 
 pytestmark = pytest.mark.thorough

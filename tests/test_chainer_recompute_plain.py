@@ -25,7 +25,7 @@ import umem.chainer  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
 
-from umem.chainer.recompute.recompute import RecomputeWarning
+from umem.chainer.recompute.graphs_seen import RecomputeWarning
 from umem.chainer.recompute.tape import Call
 from umem.errors import RecomputeError
 
@@ -60,8 +60,8 @@ def test_it_is_exact_and_only_learning_follows_calls(
     learning = len(followed)
     same(found, train(name))
     (learned,) = planned(memory)
-    seen = [len(known.observed) for known in memory._course.learned]  # a state's first step differs
-    assert learned.fits and learning == sum(seen) + len(learned.observed)
+    seen = [len(known.tape.observed) for known in memory.graphs]  # a state's first step differs
+    assert learned.plan.fits and learning == sum(seen) + len(learned.tape.observed)
 
 
 def test_what_a_plain_step_takes_is_predicted_measured_and_reported() -> None:
@@ -81,7 +81,7 @@ def test_between_what_a_plan_and_what_a_plain_step_keeps_saved_arrays_go_early()
     memory = umem.chainer.Recompute(budget)
     same(train(Residual, memory, data=larger, steps=4), train(Residual, data=larger, steps=4))
     (learned,) = planned(memory)
-    assert not learned.fits and memory.measured_bytes <= 1.02 * budget
+    assert not learned.plan.fits and memory.measured_bytes <= 1.02 * budget
 
 
 def tiled(rng: Any) -> Any:
@@ -105,8 +105,9 @@ def test_a_larger_batch_is_planned_for() -> None:
     assert least.predicted_bytes is not None
     memory = umem.chainer.Recompute(round(1.1 * least.predicted_bytes))
     same(train("mlp", memory, steps=9, data=Grows()), train("mlp", steps=9, data=Grows()))
-    small, large = sorted(planned(memory), key=lambda learned: learned.keep_all_bytes)
-    assert small.fits and not large.fits and large.measured_bytes < 0.8 * large.keep_all_bytes
+    small, large = sorted(planned(memory), key=lambda learned: learned.plan.plain_bytes)
+    assert small.plan.fits and not large.plan.fits
+    assert large.history.measured_bytes < 0.8 * large.plan.plain_bytes
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_a_forward_that_is_lost_is_no_part_of_the_next_pass(lost: str) -> None:
         warnings.simplefilter("error", RecomputeWarning)
         found = train("mlp", memory, step=step)
     same(found, train("mlp", step=step))
-    assert planned(memory)[0].fits
+    assert planned(memory)[0].plan.fits
 
 
 def test_backward_twice_goes_as_without() -> None:
@@ -363,7 +364,7 @@ def test_a_first_call_that_fails_leaves_nothing_behind() -> None:
         warnings.simplefilter("error", RecomputeWarning)
         found = train("mlp", memory, step=step)
     same(found, train("mlp", step=step))
-    assert planned(memory)[0].is_left_alone and memory._course.plain is None
+    assert planned(memory)[0].is_left_alone
 
 
 def test_calls_that_die_at_once_do_not_end_a_pass(followed: list[str]) -> None:
@@ -380,7 +381,7 @@ def test_calls_that_die_at_once_do_not_end_a_pass(followed: list[str]) -> None:
         return loss
 
     memory = quietly(step)
-    assert len(followed) == 2 * len(planned(memory)[0].observed)
+    assert len(followed) == 2 * len(planned(memory)[0].tape.observed)
 
 
 def test_a_graph_that_came_once_is_not_waited_for_with_a_measurement_on() -> None:

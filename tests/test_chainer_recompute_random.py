@@ -13,7 +13,7 @@ import pytest
 from random_programs import Program, differences, differences_so_far
 
 import umem.chainer
-from umem.chainer.recompute.recompute import RecomputeWarning
+from umem.chainer.recompute.graphs_seen import RecomputeWarning
 from umem.errors import BudgetError, RecomputeError
 
 pytestmark = pytest.mark.thorough

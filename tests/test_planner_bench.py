@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
+from bench_scripts import run, written
 
 pytestmark = pytest.mark.thorough
 
 needs_chainer = pytest.mark.skipif(find_spec("chainer") is None, reason="no Chainer")
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def run(*args: str, script: str = "planners.py") -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return subprocess.run(
-        [sys.executable, str(ROOT / "bench" / script), *args],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-    )
 
 
 @needs_chainer
 def test_the_bench_plans_a_network_and_is_never_better_than_the_optimum(tmp_path):
-    path = tmp_path / "report.json"
-    done = run("--quick", "--json", str(path))
-    assert done.returncode == 0, done.stderr
-    report = json.loads(path.read_text())
+    report, printed = written(tmp_path, "planners.py", "--quick")
     assert report["bench"] == "planners" and report["simulated"] is True
     (row,) = report["rows"]
     figures = row["figures"]
@@ -50,20 +30,17 @@ def test_the_bench_plans_a_network_and_is_never_better_than_the_optimum(tmp_path
         assert small["overhead"] >= small["bound"] - 1e-6
         if small["status"] == "optimal":
             assert small["overhead"] >= small["optimum"] - 1e-6
-    assert "GoogLeNet" in done.stdout and "optimal" in done.stdout
+    assert "GoogLeNet" in printed and "optimal" in printed
 
 
 @needs_chainer
 def test_nonsense_gets_a_clear_error():
-    done = run("--network", "AlexNet")
+    done = run("planners.py", "--network", "AlexNet")
     assert done.returncode != 0 and "Error" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_time_of_plans_is_measured_under_both_models(tmp_path):
-    path = tmp_path / "report.json"
-    done = run("--quick", "--json", str(path), script="planner_speed.py")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(path.read_text())
+    report, _ = written(tmp_path, "planner_speed.py", "--quick")
     assert report["bench"] == "planner_speed" and report["simulated"] is False
     assert [row["model"] for row in report["rows"]] == ["paper", "saved"]
     for row in report["rows"]:

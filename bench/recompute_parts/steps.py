@@ -16,8 +16,9 @@ from typing import Any
 import chainer
 import numpy as np
 from chainer import _backprop_utils, function_node
+from models import Region, build, call
 
-from recompute_parts.networks import Network, Region, call
+from recompute_parts.networks import Network
 
 
 class Trainee:
@@ -25,11 +26,17 @@ class Trainee:
 
     def __init__(self, network: Network) -> None:
         np.random.seed(0)
-        self.model, self._loss, self.input_bytes = network.make()
+        model = build(*network.model)
+        self.model, self._loss = model.link, model.loss
+        self._inputs = model.inputs(network.batch)
         self.optimizer = chainer.optimizers.MomentumSGD(lr=1e-4).setup(self.model)
         self.step()  # makes the optimizer's state
         self._first = {name: array.copy() for name, array in self._state().items()}
         self._generator = np.random.get_state()
+
+    @property
+    def input_bytes(self) -> int:
+        return sum(x.nbytes for x in self._inputs if isinstance(x, np.ndarray))
 
     @property
     def parameter_bytes(self) -> int:
@@ -49,7 +56,7 @@ class Trainee:
         between: Callable[[], None] = lambda: None,
     ) -> Any:
         """Forward, gradients cleared, backward, update: the order of ``optimizer.update(f)``."""
-        loss = self._loss(region)
+        loss = self._loss(*self._inputs, region=region)
         between()
         self.model.cleargrads()
         loss.backward()

@@ -23,7 +23,7 @@ def watch_over(calls: Iterable[Call]) -> None:
         call.func.add_hook(hook)
         for source in call.sources:
             if source.call is None:
-                call.outside.watch(source.array)
+                call.reads.watch(source.array)
 
 
 class _MakeAgain(function_hook.FunctionHook):

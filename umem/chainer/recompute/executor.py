@@ -11,13 +11,13 @@ from chainer import configuration
 from chainer.serializer import Deserializer
 
 from umem.chainer.recompute.afterwards import watch_over
-from umem.chainer.recompute.course import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_CUT, Course
-from umem.chainer.recompute.learning import Roots
+from umem.chainer.recompute.inputs import owner_of, wait_for
 from umem.chainer.recompute.observing import Before, look
 from umem.chainer.recompute.plain_pass import PlainPass
+from umem.chainer.recompute.seen import Roots
 from umem.chainer.recompute.tape import Call
+from umem.chainer.recompute.training import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_CUT, Training
 from umem.chainer.recompute.whole_graph import bring, bring_one, check, functions
-from umem.chainer.recompute.wiring import owner_of, wait_for
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import UnsupportedError
 
@@ -27,8 +27,8 @@ TWICE = "it is differentiated twice"
 class Executor(Subscriber):
     """Carries plans out on Chainer's tape, for the thread that starts it."""
 
-    def __init__(self, course: Course) -> None:
-        self._course = course
+    def __init__(self, training: Training) -> None:
+        self._training = training
         self._inside = False
         self._in_plain = False
         self._stepping: Call | None = None
@@ -45,21 +45,21 @@ class Executor(Subscriber):
         """Follow it no more, and have graphs that are alive make again what they need."""
         unsubscribe(self)
         self._inside = self._in_plain = False
-        watch_over(self._course.leave())
+        watch_over(self._training.leave())
 
     # -- forward ---------------------------------------------------------------------------
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Follow the plan of the pass that the call is one of, or learn it."""
-        course = self._course
+        training = self._training
         if self._inside or self._in_plain or threading.get_ident() != self._thread:
             return proceed(func, inputs)
-        plain = course.plain
+        plain = training.plain
         if plain is not None and not plain.is_over:  # one more call of it, or outside the graph
             return self._apply_plain(proceed, plain, func, inputs)
         if not configuration.config.enable_backprop:
             return proceed(func, inputs)
-        now = course.current(func, inputs)
+        now = training.current(func, inputs)
         if now is None or isinstance(now, PlainPass):
             return self._apply_plain(proceed, now, func, inputs)
         now.catch_up()
@@ -69,8 +69,8 @@ class Executor(Subscriber):
         else:
             before = Before(dict(vars(owner_of(func))), [], None)
         self._inside = True
-        course.tracing.call_begins()
-        course.before_call(owner_of(func))
+        training.peaks.call_begins()
+        training.before_call(owner_of(func))
         if now.learns:
             wait_for(inputs)
         start = time.perf_counter()
@@ -83,9 +83,9 @@ class Executor(Subscriber):
         seconds = time.perf_counter() - start
         if func.inputs is not None:
             follows = now.follows
-            now.add(func, inputs, outputs, before, seconds, course.tracing.workspace())
+            now.add(func, inputs, outputs, before, seconds, training.peaks.workspace())
             if follows is not None and now.differs:
-                course.left(now)
+                training.left_plan(now)
         return outputs
 
     def _apply_plain(
@@ -109,9 +109,9 @@ class Executor(Subscriber):
             self._bring_all(nodes)
             proceed(*args, **kwargs)
             return
-        now, plain = self._course.now, self._course.plain
+        now, plain = self._training.now, self._training.plain
         if plain is not None and not _roots(nodes):
-            self._earlier = self._course.has_earlier()
+            self._earlier = self._training.has_earlier()
             if self._earlier:
                 check(functions(nodes))
             self._plain_backward(plain, lambda: proceed(*args, **kwargs))
@@ -120,20 +120,20 @@ class Executor(Subscriber):
         if now is None:
             check(functions(nodes))
             if plain is None:
-                self._course.keeps(INTO_EARLIER)
+                self._training.keeps(INTO_EARLIER)
             proceed(*args, **kwargs)
             return
         if now.went_back or now.is_unusual:
             check(functions(nodes))
         double = configuration.config.enable_backprop
-        self._course.settle(now, TWICE if double else None, _roots(nodes), nodes)
+        self._training.settle(now, TWICE if double else None, _roots(nodes), nodes)
         whole, self._depth = False, 1
         try:
             proceed(*args, **kwargs)
             whole = True
         finally:
             self._depth = 0
-            self._course.finish(now, whole)
+            self._training.finish(now, whole)
 
     def _is_elsewhere(self) -> bool:
         """Whether a backward begins in another thread than the block's, or inside of another."""
@@ -148,9 +148,9 @@ class Executor(Subscriber):
                 plan that takes its calls in another order. Nothing has changed.
         """
         here = threading.get_ident() == self._thread
-        now = self._course.now
+        now = self._training.now
         if here and now is not None and self._stepping is not None:
-            now.goes_backward_inside(self._stepping)
+            now.goes_backward_inside()
         found = functions(nodes)
         check(found)
         inside, self._inside = self._inside, self._inside or here
@@ -159,17 +159,17 @@ class Executor(Subscriber):
         finally:
             if here:
                 self._inside = inside
-        self._course.elsewhere(numbers)
+        self._training.elsewhere(numbers)
 
     def _plain_backward(self, plain: PlainPass, run: Callable[[], None]) -> None:
-        self._course.settle_plain(plain, TWICE if configuration.config.enable_backprop else None)
+        self._training.settle_plain(plain, TWICE if configuration.config.enable_backprop else None)
         self._in_plain, whole = True, False
         try:
             run()
             whole = True
         finally:
             self._in_plain = False
-            self._course.finish_plain(plain, whole)
+            self._training.finish_plain(plain, whole)
 
     def update(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
         """Copy what a graph has read before it changes; learn of optimizer state."""
@@ -177,7 +177,7 @@ class Executor(Subscriber):
             self._before_change(parameter.array)
         proceed(rule, parameter)
         if threading.get_ident() == self._thread:
-            self._course.known.after_update(parameter)
+            self._training.graphs.after_update(parameter)
 
     def serialize(self, proceed: Proceed, owner: Any, serializer: Any) -> None:
         """Copy what a graph has read before it is loaded anew."""
@@ -196,7 +196,7 @@ class Executor(Subscriber):
     def _before_change(self, array: Any) -> None:
         """Something is about to change an array in place that a graph may have read."""
         if hasattr(array, "dtype"):
-            self._course.before_update(array, here=threading.get_ident() == self._thread)
+            self._training.before_update(array, here=threading.get_ident() == self._thread)
 
     def unchain(self, proceed: Proceed, func: Any) -> None:
         """Make again what can only be made before the cut."""
@@ -219,13 +219,13 @@ class Executor(Subscriber):
         if call is None:
             return
         if threading.get_ident() != self._thread:
-            self._course.elsewhere(self._course.make_whole(call.number))
+            self._training.elsewhere(self._training.make_whole(call.number))
             return
         if self._inside:
             return
         self._inside = True
         try:
-            self._course.before_cut(call, func, gone=gone, why=why)
+            self._training.before_cut(call, func, gone=gone, why=why)
         finally:
             self._inside = False
 
@@ -238,8 +238,8 @@ class Executor(Subscriber):
         else:
             check(functions(nodes))
             self._earlier = True
-            if self._course.now is not None:
-                self._course.settle(self._course.now, "chainer.grad goes through it")
+            if self._training.now is not None:
+                self._training.settle(self._training.now, "chainer.grad goes through it")
         return proceed(*args, **kwargs)
 
     def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
@@ -247,7 +247,7 @@ class Executor(Subscriber):
         if self._inside or threading.get_ident() != self._thread:
             proceed(func, *args)
             return
-        now = self._course.now
+        now = self._training.now
         call = getattr(func, "_umem_call", None)
         if now is None and call is None and not self._earlier:
             proceed(func, *args)
@@ -257,17 +257,16 @@ class Executor(Subscriber):
         try:
             if now is None or call is None or call.number != now.number or not now.calls:
                 if now is not None:
-                    now.never = now.never or INTO_EARLIER
+                    now.refuse(INTO_EARLIER)
                     if call is None or not now.went_back:
-                        self._course.keeps(INTO_EARLIER)
+                        self._training.keeps(INTO_EARLIER)
                 bring_one(func)
                 proceed(func, *args)
                 return
             now.before(call)
-            self._course.tracing.call_begins()
+            self._training.peaks.call_begins()
             now.step(proceed, call, func, args)
-            now.backward_workspace[call.index] = self._course.tracing.workspace()
-            now.after(call)
+            now.after(call, self._training.peaks.workspace())
         finally:
             self._inside = False
             self._stepping = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 import zlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -10,9 +11,10 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
+from umem.chainer.recompute.inputs import owner_of
 from umem.chainer.recompute.tape import DRAWS, Call
-from umem.chainer.recompute.wiring import owner_of, root_of
 from umem.chainer.source import _OWN, _find_arrays
+from umem.trace.recording.storage import root_of
 
 _MT19937_BYTES = 624 * 4 + 4
 """Its key and its position: mt19937_state in NumPy's random/src/mt19937/mt19937.h."""
@@ -50,6 +52,7 @@ class Observed(NamedTuple):
     stash_bytes: int
     drawn_bytes: int
     mask_bytes: int
+    packed_bytes: int
     again: bool
     looked: bool
     seconds: float
@@ -76,9 +79,10 @@ def observe(
     held = {id(a): a.nbytes for arrays in found.values() for a in arrays}
     for root in own:
         held.pop(id(root), None)
-    mask = 0
+    mask = packed = 0
     if type(func).__name__ == "Dropout" and "mask" in found:
         mask = found["mask"][0].nbytes
+        packed = -(-found["mask"][0].size // 8)
     name = type(owner).__name__
     same = name in _AGAIN or all(_sum(array) == known for array, known in before.sums)
     drawn = name in DRAWS
@@ -96,6 +100,7 @@ def observe(
         stash_bytes=0 if drawn or (bases and not own) else sum(held.values()),
         drawn_bytes=sum(held.values()) if drawn else 0,
         mask_bytes=mask,
+        packed_bytes=packed,
         again=again,
         looked=before.random is not None,
         seconds=seconds,
@@ -131,3 +136,65 @@ def _random() -> bytes:
     if type(generator) is random.MT19937:
         return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
     return repr(generator.state).encode()
+
+
+class Beside(NamedTuple):
+    """What there is beside a graph's own arrays, between forward and backward.
+
+    Attributes:
+        constant_bytes: parameters and other arrays from outside that its calls read.
+        stays: by call, the gradients of parameters that its backward is the first to make.
+        parameters: weak references to the parameters.
+        held_gradients: by parameter, the bytes of the gradient that it has now.
+    """
+
+    constant_bytes: int
+    stays: dict[int, int]
+    parameters: dict[int, Any]
+    held_gradients: dict[int, int]
+
+
+def look_beside(calls: Iterable[Call]) -> Beside:
+    """Look at what the calls of a pass that has gone forward read from outside."""
+    constant = 0
+    stays: dict[int, int] = {}
+    parameters: dict[int, Any] = {}
+    held_gradients: dict[int, int] = {}
+    seen: set[int] = set()
+    for call in reversed(list(calls)):
+        for node, array in call.leaves():
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            if node.requires_grad:  # backward comes here first
+                stays[call.index] = stays.get(call.index, 0) + array.nbytes
+            held = node.get_variable_or_none()
+            if isinstance(held, chainer.Parameter):
+                parameters[id(held)] = weakref.ref(held)
+                if gradient_bytes(held):
+                    held_gradients[id(held)] = gradient_bytes(held)
+            root = root_of(array)
+            if id(root) not in seen:
+                seen.add(id(root))
+                constant += root.nbytes
+    return Beside(constant, stays, parameters, held_gradients)
+
+
+def gradient_bytes(parameter: Any) -> int:
+    """Bytes of a parameter's gradient, as far as it has one."""
+    grad = parameter.grad if parameter._grad_valid else None  # reading grad would make it valid
+    return 0 if grad is None else int(grad.nbytes)
+
+
+def state_bytes(rule: Any) -> int:
+    """Bytes of what an optimizer keeps for a parameter."""
+    state = (getattr(rule, "state", None) or {}).values()
+    full = getattr(getattr(rule, "_fp32_param", None), "array", None)  # a master copy, of mixed16
+    return sum(getattr(value, "nbytes", 0) for value in (*state, full))
+
+
+def does_more(kind: type) -> bool:
+    """Whether the backward of a function may do more than compute gradients."""
+    if kind.__module__.startswith(("chainer.", "umem.")):
+        return kind.__name__ in ("Forget", "Checkpoint")
+    return not getattr(kind, "umem_recomputable", False)

@@ -1,23 +1,22 @@
 """One forward and the backward after it: following a plan, or learning the graph.
 
-While a graph is being learned, arrays are dropped by the rule of `fallback`, so that
-what does not fit gets through. In backward, what is missing is made again on demand, and goes
-after its last use.
+While a graph is being learned, arrays are dropped by the rule of `fallback`, so that what does not
+fit gets through. In backward, what is missing is made again on demand, and goes after its last use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import chainer
 
 from umem.chainer.recompute.fallback import Fallback
-from umem.chainer.recompute.learning import Learned, Roots, gradient_bytes
-from umem.chainer.recompute.observing import Before, Observed, observe
+from umem.chainer.recompute.gradient_sums import GradientSums
+from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, observe
 from umem.chainer.recompute.old_gradients import OldGradients
-from umem.chainer.recompute.outside import Outside
-from umem.chainer.recompute.sums import Sums
+from umem.chainer.recompute.read_arrays import ReadArrays
+from umem.chainer.recompute.seen import Carried, Roots, Seen
 from umem.chainer.recompute.tape import Call
 from umem.planner.schedule import Kind
 
@@ -31,49 +30,70 @@ class Pass:
 
     Args:
         number: passes are numbered.
-        known: the graphs that were learned.
+        known: the graphs that were seen, as of now.
         debug: whether to keep checksums.
-        outside: the parameters, as optimizers change them.
+        on_second: called with its calls when its graph goes backward after an update.
+
+    Attributes:
+        calls: in the order of forward.
+        never: why it keeps everything, where it does.
+        differs: whether it has left its plan.
+        went_back: whether a backward of it is over.
+        popped: by call, its place in this backward.
+        taught: the graph that it is the newest pass of, once it has gone backward.
     """
 
     def __init__(
-        self, number: int, known: Sequence[Learned], debug: bool, outside: Outside
+        self,
+        number: int,
+        known: Sequence[Seen],
+        debug: bool,
+        on_second: Callable[[Sequence[Any]], None],
     ) -> None:
         self.number = number
         self._known = known
         self._debug = debug
         self.calls: list[Call] = []
-        self.leaves: dict[int, tuple[int, Any]] = {}
-        self.seconds: list[float] = []
         self.observed: list[Observed] = []
         self.workspace: list[int] = []
-        self.old_gradients: dict[int, int] = {}
-        self.follows: Learned | None = None
-        self.differs = False
-        self.never: str | None = None
-        self.went_back = self.is_stale = False
-        self.settled = self.is_whole = False
-        self.popped: dict[int, int] = {}
         self.backward_workspace: dict[int, int] = {}
+        self.old_gradients: dict[int, int] = {}
+        self.never: str | None = None
+        self.differs = False
+        self.went_back = self.is_stale = self.settled = self.is_whole = False
+        self._forks: list[tuple[int, int]] = []
+        self.popped: dict[int, int] = {}
         self.roots: Roots = ()
-        self.signatures: list[Any] = []
-        self.outside = outside
+        self.taught: int | None = None
+        self.signatures = signatures = list[Any]()
+        self.reads = ReadArrays(lambda: on_second(signatures))  # which must not hold the pass
+        self._seen: Seen | None = None
+        self._leaves: dict[int, tuple[int, Any]] = {}
         self._fallback = Fallback()
         self._waits: Call | None = None
         self._next = 0
-        self._sums: Sums | None = None
+        self._sums: GradientSums | None = None
         self._gradients: OldGradients | None = None
-        self._nested: set[int] = set()
+        self._nested = False
+
+    @property
+    def follows(self) -> Seen | None:
+        """The graph whose plan it follows."""
+        return self._seen
+
+    @property
+    def _plan(self) -> Carried | None:
+        return None if self._seen is None else self._seen.plan
 
     @property
     def learns(self) -> bool:
         """Whether it has to observe its calls."""
-        return self.follows is None
+        return self._seen is None
 
     @property
     def looks(self) -> bool:
         """Whether the next call may be observed: a pass has left the plan at this one before."""
-        return self.follows is None or len(self.calls) in self.follows.forks
+        return self._seen is None or len(self.calls) in self._seen.history.forks
 
     @property
     def is_over(self) -> bool:
@@ -83,10 +103,55 @@ class Pass:
     @property
     def is_unusual(self) -> bool:
         """Whether backward may read what is neither there nor planned to be made again."""
-        if self.follows is None or self.never is not None or self.outside.is_changed:
+        if self._seen is None or self.never is not None or self.reads.is_changed:
             return True
-        plain = self.follows.plain
-        return any(call.index in plain and not call.has_func for call in self.calls)
+        order = self._seen.history.order
+        return any(call.index in order and not call.has_func for call in self.calls)
+
+    @property
+    def has_nested(self) -> bool:
+        """Whether a call's backward had a backward of its own inside."""
+        return self._nested
+
+    # -- what others say of it -------------------------------------------------------------
+
+    def refuse(self, why: str) -> None:
+        """Keep everything; the first reason stays."""
+        self.never = self.never or why
+
+    def keep_everything(self, why: str) -> None:
+        """Keep everything from the first call on, and copy no parameters."""
+        self.never = why
+        self.reads.stop_copying()
+
+    def go_stale(self) -> None:
+        """What comes next reads other arrays, and is another pass."""
+        self.is_stale = True
+
+    def become_whole(self) -> bool:
+        """All of its arrays are to be there; whether that is so for the first time."""
+        first, self.is_whole = not self.is_whole, True
+        return first
+
+    def begin_backward(self, roots: Roots) -> None:
+        """Backward begins at these roots."""
+        self.roots = roots
+        self.signatures += [call.signature for call in self.calls]
+
+    def teach(self, number: int) -> None:
+        """It is the newest pass of a graph."""
+        self.taught = number
+
+    def take_forks(self) -> list[tuple[int, int]]:
+        """The graphs whose plans it has left, and at which calls; each is given once."""
+        forks, self._forks = self._forks, []
+        return forks
+
+    def let_go(self) -> None:
+        """Hold no more than its graph does; nothing is looked up in it any more."""
+        self._leaves = {}
+        if all(call.index in self.popped or not call.has_graph for call in self.calls):
+            self.calls = []
 
     # -- forward ---------------------------------------------------------------------------
 
@@ -95,82 +160,77 @@ class Pass:
     ) -> None:
         """A function was applied."""
         call = Call(
-            self.number,
-            len(self.calls),
-            func,
-            inputs,
-            outputs,
-            self.leaves,
-            self.outside,
+            self.number, len(self.calls), func, inputs, outputs, self._leaves, self.reads,
             self._debug,
-        )
-        func._umem_call = call
+        )  # fmt: skip
+        func._umem_call = call  # Chainer's graph finds it again, and holds it as long as it lives
         self.calls.append(call)
-        self.seconds.append(seconds)
         self.workspace.append(workspace)
         if call.from_elsewhere:
             self.never = "it goes on from an earlier pass"
-        if self.settled and self.follows is not None:
-            self._stop_following(self.follows)  # a backward has begun, and forward goes on
+        if self.settled and self._seen is not None:
+            self._stop_following(self._seen)  # a backward has begun, and forward goes on
         else:
             self._match(call)
-        if self.follows is not None:
-            self._obey(call, self.follows)
+        if self._seen is not None:
+            self._obey(call, self._seen)
             return
-        self.observed.append(observe(call, func, inputs, before, seconds, workspace))
-        call.again = self.observed[-1].again
+        observed = observe(call, func, inputs, before, seconds, workspace)
+        self.observed.append(observed)
+        call.learn(observed.again, observed.stash)
         for x in inputs:
             if isinstance(x, chainer.Parameter) and gradient_bytes(x):
                 self.old_gradients[id(x)] = gradient_bytes(x)
-        call.stash = self.observed[-1].stash
-        self._fall_back(call)
+        if self.differs or self.never:
+            call.let_go()
+        else:
+            self._fallback.add(call, observed)
 
     def _match(self, call: Call) -> None:
         """Follow a plan from the first call on, as long as the graph is the planned one."""
         if call.index == 0:
-            self._follow_first(call)
-        elif self.follows is not None:
-            signatures = self.follows.signatures
+            for seen in reversed(self._known):
+                if seen.plan is not None and seen.tape.signatures[0] == call.signature:
+                    self._seen = seen
+                    self.reads.stop_copying()
+                    return
+        elif self._seen is not None:
+            signatures = self._seen.tape.signatures
             if call.index >= len(signatures) or signatures[call.index] != call.signature:
-                self.leave()
+                self._leave(self._seen)
 
-    def _follow_first(self, call: Call) -> None:
-        for learned in reversed(self._known):
-            if learned.plan is not None and learned.signatures[0] == call.signature:
-                self.follows = learned
-                self.outside.copies = False
-                return
-
-    def leave(self) -> None:
+    def _leave(self, old: Seen) -> None:
         """The graph is not the planned one: follow another plan that fits so far, or none."""
-        old = self.follows
-        assert old is not None
-        old.forks.add(len(self.calls) - 1)
-        self.follows = None
+        self._forks.append((old.number, len(self.calls) - 1))
+        self._seen = None
         so_far = [call.signature for call in self.calls]
-        for learned in reversed(self._known):
-            fits = learned.plan is not None and learned.signatures[: len(so_far)] == so_far
-            if fits and learned is not old:
-                self.follows = learned
-                for call in self.calls[:-1]:
-                    self._obey(call, learned)
-                    self.catch_up()
+        for seen in reversed(self._known):
+            if seen.plan is not None and seen is not old and seen.tape.begins_with(so_far):
+                self._follow_instead(seen, self.calls[:-1])
                 return
         self._stop_following(old)
 
-    def _stop_following(self, old: Learned) -> None:
+    def _follow_instead(self, seen: Seen, calls: Sequence[Call]) -> None:
+        self._seen = seen
+        for call in calls:
+            self._obey(call, seen)
+            self.catch_up()
+
+    def _stop_following(self, old: Seen) -> None:
         """Keep everything from the last call on."""
-        self.follows = None
-        self.differs = self.outside.copies = True
-        self.observed = list(old.observed[: len(self.calls) - 1])
+        self._seen = None
+        self.differs = True
+        self.reads.copy_from_now_on()
+        self.observed = list(old.tape.observed[: len(self.calls) - 1])
         self.use_plain_ranks()
         for call in self.calls[:-1]:
             call.let_go()
 
-    def _obey(self, call: Call, learned: Learned) -> None:
-        call.again = learned.observed[call.index].again
-        call.stash = learned.observed[call.index].stash
-        call.set_rank(HIGH + 2 * learned.order[call.index])
+    def _obey(self, call: Call, seen: Seen) -> None:
+        assert seen.plan is not None
+        observed = seen.tape.observed[call.index]
+        call.learn(observed.again, observed.stash)
+        call.set_rank(HIGH + 2 * seen.plan.order[call.index])
         self._waits = call
 
     def catch_up(self) -> None:
@@ -178,20 +238,14 @@ class Pass:
 
         Not before another one begins: Chainer reads what the function holds once it has run.
         """
-        call, learned = self._waits, self.follows
+        call, seen, plan = self._waits, self._seen, self._plan
         self._waits = None
-        if call is None or learned is None:
+        if call is None or seen is None or plan is None:
             return
-        if learned.packs and learned.observed[call.index].mask_bytes:
+        if plan.solution.packs and seen.tape.observed[call.index].mask_bytes:
             call.pack()
-        for kind, index in learned.after_forward.get(call.index, ()):
+        for kind, index in plan.after_forward.get(call.index, ()):
             _carry_out(kind, self.calls[index])
-
-    def _fall_back(self, call: Call) -> None:
-        if self.differs or self.never:
-            call.let_go()
-        else:
-            self._fallback.add(call, self.observed[call.index])
 
     # -- backward --------------------------------------------------------------------------
 
@@ -201,29 +255,25 @@ class Pass:
             return
         self.settled = True
         self.catch_up()
-        learned = self.follows
-        if learned is not None and len(self.calls) < len(learned.signatures):
+        if self._seen is not None and len(self.calls) < len(self._seen.tape.signatures):
             self._end_early()
+        seen, plan = self._seen, self._plan
         if refuse is not None:
             self.never = refuse
             self.use_plain_ranks()
-        elif self.follows is not None and not self.follows.is_ordered:
-            self._gradients = OldGradients(self.follows.plain)
-            if self.follows.contended:
-                self._sums = Sums(self.follows.plain, self.follows.contended)
+        elif seen is not None and plan is not None and not seen.history.keeps_order:
+            self._gradients = OldGradients(seen.history.order)
+            if plan.contended:
+                self._sums = GradientSums(seen.history.order, plan.contended)
 
     def _end_early(self) -> None:
-        self.follows = None
-        self.differs = True
-        so_far = [call.signature for call in self.calls]
-        for learned in reversed(self._known):
-            if learned.plan is not None and learned.signatures == so_far:
-                self.follows = learned
-                self.differs = False
-                for call in self.calls:
-                    self._obey(call, learned)
-                    self.catch_up()
+        self._seen = None
+        so_far = tuple(call.signature for call in self.calls)
+        for seen in reversed(self._known):
+            if seen.plan is not None and seen.tape.signatures == so_far:
+                self._follow_instead(seen, self.calls)
                 return
+        self.differs = True
         self.never = "it ended before its plan did"
         self.use_plain_ranks()
 
@@ -234,67 +284,62 @@ class Pass:
 
     def before(self, call: Call) -> None:
         """Carry out what the plan has before this step, and make sure of what it reads."""
-        learned = self.follows
-        place = -1 if learned is None else learned.places.get(call.index, -1)
-        if learned is not None and self.never is None and place >= self._next:
-            for kind, index in learned.backward[self._next : place]:
+        plan = self._plan
+        place = -1 if plan is None else plan.places.get(call.index, -1)
+        if plan is not None and self.never is None and place >= self._next:
+            for kind, index in plan.backward[self._next : place]:
                 _carry_out(kind, self.calls[index])
             self._next = place + 1
         call.ensure()
 
-    def step(self, original: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
+    def step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
         """Take the step itself."""
         self.popped.setdefault(call.index, len(self.popped))
         if self._gradients is not None:
             self._gradients.begin(call.index, args[2])
         if self._sums is None:
-            original(func, *args)
+            proceed(func, *args)
         else:
-            self._sums.step(original, call.index, func, args)
+            self._sums.step(proceed, call.index, func, args)
         if self._gradients is not None:
             self._gradients.end()
 
-    def goes_backward_inside(self, call: Call) -> None:
-        """A call's backward has a backward of its own inside."""
-        self._nested.add(call.index)
+    def goes_backward_inside(self) -> None:
+        """The backward of one of its calls has a backward of its own inside."""
+        self._nested = True
 
-    @property
-    def has_nested(self) -> bool:
-        """Whether a call's backward had a backward of its own inside."""
-        return bool(self._nested)
-
-    def after(self, call: Call) -> None:
-        """Let go what nothing reads after this step."""
-        learned = self.follows
-        if learned is not None and self.never is None and not self.went_back:
-            actions, at = learned.backward, self._next
+    def after(self, call: Call, workspace: int) -> None:
+        """Let go what nothing reads after this step, which has needed so much workspace."""
+        self.backward_workspace[call.index] = workspace
+        plan = self._plan
+        if plan is not None and self.never is None and not self.went_back:
+            actions, at = plan.backward, self._next
             while at < len(actions) and actions[at].kind in _LETS_GO:
                 _carry_out(actions[at].kind, self.calls[actions[at].call])
                 at += 1
             self._next = at
         if self.never is None and not self.differs:
-            self._release(call)
+            observed = self.observed if self._seen is None else self._seen.tape.observed
+            if observed[call.index].again:
+                call.drop()
+                call.drop_stash()
+            call.pack()
 
-    def _release(self, call: Call) -> None:
-        known = self.observed if self.follows is None else self.follows.observed
-        if known[call.index].again:
-            call.drop()
-            call.drop_stash()
-        call.pack()
-
-    def finish(self, whole: bool) -> None:
-        """Backward is over; ``whole``: without an exception."""
+    def finish(self, whole: bool) -> bool:
+        """Backward is over, ``whole``: without an exception; whether it was the first one."""
         if self._gradients is not None and not whole:
             self._gradients.put_back(self.calls)
         self._gradients = None
-        if not self.went_back and self.follows is not None and self.never is None:
-            for kind, index in self.follows.backward[self._next :]:
+        plan = self._plan
+        if not self.went_back and plan is not None and self.never is None:
+            for kind, index in plan.backward[self._next :]:
                 if kind in _LETS_GO and index in self.popped:
                     _carry_out(kind, self.calls[index])
-            self._next = len(self.follows.backward)
-        self.went_back = True
+            self._next = len(plan.backward)
+        first, self.went_back = not self.went_back, True
         self._sums = None
         self.use_plain_ranks()
+        return first
 
 
 def _carry_out(kind: Kind, call: Call) -> None:

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from umem.chainer.recompute.learning import Learned
-from umem.chainer.recompute.wiring import owner_of
+from umem.chainer.recompute.inputs import owner_of
+from umem.chainer.recompute.seen import Seen
 
 ENDED_EARLY = "a pass ended before its plan did: it keeps the rest"
 
@@ -30,9 +30,9 @@ class PlainPass:
         known: the graphs that may come, the likeliest first; all of them fit.
     """
 
-    def __init__(self, known: Sequence[Learned]) -> None:
+    def __init__(self, known: Sequence[Seen]) -> None:
         self._known = known
-        self.learned = known[0]
+        self.follows = known[0]
         self.went_back = self.is_stale = False
         self.differs: str | None = None
         self._funcs: list[weakref.ref[Any]] = []
@@ -58,37 +58,51 @@ class PlainPass:
         """A function was applied."""
         index = len(self._funcs)
         self._funcs.append(weakref.ref(func))
-        if self.differs is not None or _is_call(self.learned, index, func, outputs):
+        if self.differs is not None or _is_call(self.follows, index, func, outputs):
             return
         for other in self._alike(index):
             if _is_call(other, index, func, outputs):
-                self.learned = other
+                self.follows = other
                 return
         self.differs = other_call(index, func.label)
 
-    def settle(self) -> None:
-        """Backward begins."""
+    def go_stale(self) -> None:
+        """What comes next reads other arrays, and is another pass."""
+        self.is_stale = True
+
+    def finish(self) -> bool:
+        """Backward is over; whether it was the first of this pass."""
+        first, self.went_back = not self.went_back, True
+        return first
+
+    def settle(self, refuse: str | None) -> None:
+        """Backward begins; ``refuse`` says why it takes more than was learned."""
+        self._look_at_end()
+        if refuse is not None:
+            self.differs = refuse
+
+    def _look_at_end(self) -> None:
         count = len(self._funcs)
-        if self.differs is not None or count == len(self.learned.looks):
+        if self.differs is not None or count == len(self.follows.tape.looks):
             return
         for other in self._alike(count):
-            if count == len(other.looks):
-                self.learned = other
+            if count == len(other.tape.looks):
+                self.follows = other
                 return
         self.differs = ENDED_EARLY
 
-    def _alike(self, count: int) -> Iterator[Learned]:
+    def _alike(self, count: int) -> Iterator[Seen]:
         """The other graphs whose first calls look the same."""
-        so_far = self.learned.looks[:count]
+        so_far = self.follows.tape.looks[:count]
         for other in self._known:
-            if other is not self.learned and other.looks[:count] == so_far:
+            if other is not self.follows and other.tape.looks[:count] == so_far:
                 yield other
 
 
-def _is_call(learned: Learned, index: int, func: Any, outputs: Any) -> bool:
-    if index >= len(learned.looks):
+def _is_call(seen: Seen, index: int, func: Any, outputs: Any) -> bool:
+    if index >= len(seen.tape.looks):
         return False
-    kind, leaves, made = learned.looks[index]
+    kind, leaves, made = seen.tape.looks[index]
     if kind is not type(func) and kind is not type(owner_of(func)):
         return False
     if len(outputs) != len(made):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from umem.chainer.recompute.learning import Learned
-from umem.chainer.recompute.planning import floor_of, graph_of, plain
+from umem.chainer.recompute.seen import Seen
 from umem.planner import simulate
 from umem.planner.referee import Simulation
 from umem.units import format_bytes
@@ -12,37 +11,29 @@ NAMED = 6
 """So many names are written out."""
 
 
-def describe(learned: Learned) -> str:
+def describe(seen: Seen) -> str:
     """One graph: predicted and measured, what is kept and what runs again."""
-    head = f"a graph of {len(learned.observed)} calls: "
-    if learned.plan is None:
-        why = learned.never or learned.refused or "it was not seen often enough yet"
+    history, tape, problem = seen.history, seen.tape, seen.problem
+    head = f"a graph of {len(tape.observed)} calls: "
+    if seen.plan is None:
+        why = history.never or history.refused or "it was not seen often enough yet"
         return f"{head}not planned: {why}"
-    plan = learned.plan
-    constant = learned.constant(learned.packs)
-    size, node = floor_of(learned)
+    plan, constant = seen.plan.solution.plan, seen.plan.solution.constant_bytes
+    floor, node = problem.floor
+    left_alone = "a plain step fits, and is left as it is"
+    rerun, again = history.rerun_seconds, [name for block in plan.recomputed for name in block]
     lines = [
-        head
-        + (
-            "a plain step fits, and is left as it is"
-            if learned.fits
-            else f"planned by {plan.method}"
-        ),
-        f"  peak: {format_bytes(learned.peak_bytes or 0)} predicted, "
-        f"{_or_not(learned.measured_bytes)}; {format_bytes(learned.keep_all_bytes)} predicted "
-        f"for a plain step; the floor is {format_bytes(constant + size)} ({node})",
+        head + (left_alone if seen.plan.fits else f"planned by {plan.method}"),
+        f"  peak: {format_bytes(seen.plan.peak_bytes)} predicted, "
+        f"{_or_not(history.measured_bytes)}; {format_bytes(seen.plan.plain_bytes)} predicted "
+        f"for a plain step; the floor is {format_bytes(floor)} ({node})",
         f"  parameters, state and inputs: {format_bytes(constant)} of it",
-        f"  overhead: {_share(plan.overhead, learned.seconds)} of the forward pass predicted, "
-        + (
-            "not measured yet"
-            if learned.rerun_seconds is None
-            else f"{_share(learned.rerun_seconds, learned.seconds)} measured"
-        ),
+        f"  overhead: {_share(plan.overhead, tape.seconds)} of the forward pass predicted, "
+        + ("not measured yet" if rerun is None else f"{_share(rerun, tape.seconds)} measured"),
+        f"  kept: {_names(list(plan.kept))}",
+        f"  run again: {_names(again)}",
     ]
-    again = [name for block in plan.recomputed for name in block]
-    lines.append(f"  kept: {_names(list(plan.kept))}")
-    lines.append(f"  run again: {_names(again)}")
-    stay = [n for n, o in zip(learned.names, learned.observed, strict=True) if not o.again]
+    stay = [n for n, o in zip(problem.names, tape.observed, strict=True) if not o.again]
     if stay:
         lines.append(f"  cannot run again, and are kept: {_names(stay)}")
     return "\n".join(lines)
@@ -64,14 +55,15 @@ def _names(names: list[str]) -> str:
     return f"{len(names)} calls ({text}{f' and {more} more' if more > 0 else ''})"
 
 
-def curves(learned: Learned) -> tuple[list[int], list[int]]:
+def curves(seen: Seen) -> tuple[list[int], list[int]]:
     """Predicted bytes over the actions of a step: a plain one, and by the plan."""
-    assert learned.plan is not None
-    before = plain(learned)
-    if learned.fits:
-        return (_curve(before, learned.constant(False)),) * 2
-    after = simulate(graph_of(learned, packs=learned.packs), learned.plan)
-    return (_curve(before, learned.constant(False)), _curve(after, learned.constant(learned.packs)))
+    assert seen.plan is not None
+    constant = seen.problem.constant_bytes(packs=False, plain=True)
+    before = _curve(seen.problem.plain_step, constant)
+    if seen.plan.fits:
+        return before, before
+    solution = seen.plan.solution
+    return before, _curve(simulate(solution.graph, solution.plan), solution.constant_bytes)
 
 
 def _curve(simulation: Simulation, constant: int) -> list[int]:

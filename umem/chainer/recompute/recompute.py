@@ -14,11 +14,12 @@ from __future__ import annotations
 from pathlib import Path
 from types import TracebackType
 
-from umem.chainer.recompute.course import Course, RecomputeWarning
+from umem.chainer.recompute.carrying import Target, check_budget
 from umem.chainer.recompute.executor import Executor
-from umem.chainer.recompute.learning import Learned
+from umem.chainer.recompute.graphs_seen import RecomputeWarning
 from umem.chainer.recompute.plan_report import curves, describe
-from umem.chainer.recompute.planning import check_budget
+from umem.chainer.recompute.seen import Seen
+from umem.chainer.recompute.training import Training
 from umem.errors import StateError
 from umem.files import whole
 from umem.planner.plans import Method
@@ -69,8 +70,8 @@ class Recompute:
         debug: bool = False,
     ) -> None:
         self._budget = check_budget(budget)
-        self._course = Course(self._budget, method, debug=debug, strict=strict)
-        self._executor = Executor(self._course)
+        self._training = Training(Target(self._budget, method, strict), debug=debug)
+        self._executor = Executor(self._training)
 
     def __enter__(self) -> Recompute:
         if self in _on:
@@ -105,22 +106,28 @@ class Recompute:
     def predicted_bytes(self) -> int | None:
         """The peak in all that the plan of the largest graph promises; None before it is made."""
         largest = self._largest()
-        return None if largest is None else largest.peak_bytes
+        return None if largest is None or largest.plan is None else largest.plan.peak_bytes
 
     @property
     def measured_bytes(self) -> int | None:
         """The peak of the first pass that followed that plan; None before, and on a GPU."""
         largest = self._largest()
-        return None if largest is None else largest.measured_bytes
+        return None if largest is None else largest.history.measured_bytes
+
+    @property
+    def graphs(self) -> tuple[Seen, ...]:
+        """What is known of each graph that was seen, in that order; values that never change."""
+        return tuple(self._training.graphs)
 
     @property
     def planned_count(self) -> int:
         """The passes so far that followed a plan from their beginning to their end."""
-        return self._course.planned_count
+        return self._training.graphs.planned_count
 
-    def _largest(self) -> Learned | None:
-        planned = [learned for learned in self._course.learned if learned.plan is not None]
-        return max(planned, key=lambda learned: learned.keep_all_bytes, default=None)
+    def _largest(self) -> Seen | None:
+        """The graph with a plan whose plain step takes the most."""
+        found = [(s.plan.plain_bytes, s) for s in self.graphs if s.plan is not None]
+        return max(found, key=lambda pair: pair[0], default=(0, None))[1]
 
     def report(self, picture: str | Path | None = None) -> str:
         """What was planned for each graph that was seen, predicted and measured.
@@ -133,7 +140,7 @@ class Recompute:
         """
         if picture is not None:
             self.draw(picture)
-        lines = [describe(learned) for learned in self._course.learned] + self._course.said
+        lines = [*map(describe, self.graphs), *self._training.graphs.said]
         return "\n".join(lines) or "no graph was seen yet"
 
     def draw(self, path: str | Path) -> None:
@@ -150,4 +157,4 @@ class Recompute:
             raise StateError("no graph is planned yet: a plan is made after two passes")
         budget = self._budget if isinstance(self._budget, int) else None
         with whole(Path(path), force=True) as file:
-            draw_steps(*curves(largest), budget, largest.measured_bytes, file)
+            draw_steps(*curves(largest), budget, largest.history.measured_bytes, file)

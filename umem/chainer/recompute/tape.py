@@ -21,9 +21,9 @@ import chainer
 from chainer import configuration
 from chainer.function import FunctionAdapter
 
-from umem.chainer.recompute.outside import Outside
+from umem.chainer.recompute.inputs import Source, checksum, owner_of, source_of
 from umem.chainer.recompute.packing import Packed, pack, unpack
-from umem.chainer.recompute.wiring import Source, checksum, owner_of, source_of
+from umem.chainer.recompute.read_arrays import ReadArrays
 from umem.chainer.source import rerun
 from umem.errors import RecomputeError, StateError
 
@@ -64,7 +64,7 @@ class Call:
         number: of the pass that it belongs to.
         index: its place in that pass.
         leaves: the nodes that come from outside, by identity; new ones are added.
-        outside: the parameters as they were in forward.
+        reads: the parameters as they were in forward.
         sums: whether to keep checksums, for `verify`.
 
     Attributes:
@@ -74,9 +74,27 @@ class Call:
     """
 
     __slots__ = (
-        "__weakref__", "_func", "again", "config", "draws", "from_elsewhere", "index", "is_cut",
-        "masks", "number", "outside", "packed", "plain_rank", "rerun_seconds", "retained",
-        "signature", "sources", "stash", "stash_dropped", "sums", "values",
+        "__weakref__",
+        "_func",
+        "again",
+        "config",
+        "draws",
+        "from_elsewhere",
+        "index",
+        "is_cut",
+        "masks",
+        "number",
+        "packed",
+        "plain_rank",
+        "reads",
+        "rerun_seconds",
+        "retained",
+        "signature",
+        "sources",
+        "stash",
+        "stash_dropped",
+        "sums",
+        "values",
     )  # fmt: skip
 
     def __init__(
@@ -87,13 +105,13 @@ class Call:
         inputs: Any,
         outputs: Any,
         leaves: dict[int, tuple[int, Any]],
-        outside: Outside,
+        reads: ReadArrays,
         sums: bool = False,
     ) -> None:
         self.number = number
         self.index = index
         self.again = True
-        self.outside = outside
+        self.reads = reads
         self._func: Callable[[], Any] = weakref.ref(func)
         self.is_cut = False
         self.plain_rank = func.rank
@@ -106,7 +124,7 @@ class Call:
             source = source_of(node, array)
             self.sources.append(source)
             if source.call is None:
-                outside.reads.add(id(array))
+                reads.add(array)
                 leaf = leaves.setdefault(id(node), (len(leaves), node))[0]
                 goes_on = node.creator_node is not None  # a graph that nobody follows
                 wiring.append((GOES_ON if goes_on else LEAF, leaf, array.shape, array.dtype))
@@ -169,6 +187,22 @@ class Call:
                 node = reference()
                 if node is not None:
                     yield index, node
+
+    def leaves(self) -> Iterator[tuple[Any, Any]]:
+        """The nodes of its inputs from outside that are alive, each with its array."""
+        func = self._func()
+        if func is not None:
+            for node, source in zip(func.inputs, self.sources, strict=True):
+                if source.call is None and source.array is not None:
+                    yield node, source.array
+
+    def learn(self, again: bool, stash: tuple[str, ...]) -> None:
+        """It is known whether it may run a second time, and what it keeps on itself."""
+        self.again, self.stash = again, stash
+
+    def take_place(self, rank: int) -> None:
+        """Have this as its rank in a plain run."""
+        self.plain_rank = rank
 
     def set_rank(self, rank: int) -> None:
         """Set when backward takes it: the highest rank first.
@@ -288,7 +322,7 @@ class Call:
         func = self.func
         inputs = tuple(
             [
-                self.outside.find(source.array, self.label)
+                self.reads.find(source.array, self.label)
                 if source.call is None
                 else source.call.value(source.output)
                 for source in self.sources

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from umem.chainer.recompute.inputs import Source, source_of
 from umem.chainer.recompute.tape import Call, bring_inputs
-from umem.chainer.recompute.wiring import Source, source_of
 from umem.errors import RecomputeError
 
 
@@ -98,6 +98,6 @@ def _check_call(call: Call, output: int | None, known: set[int]) -> None:
             )
         for source in one.sources:
             if source.call is None:
-                one.outside.find(source.array, one.label)
+                one.reads.find(source.array, one.label)
             elif not source.call.find(source.output):
                 pending.append(source.call)

@@ -9,7 +9,7 @@ Cost: a waiting gradient takes its memory; nothing where the two orders agree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chainer import _backprop_utils
@@ -19,7 +19,7 @@ Contended = dict[int, dict[int, tuple[int, ...]]]
 
 
 def contended(
-    users: Mapping[Any, list[tuple[int, int]]], plain: Mapping[int, int], order: list[int]
+    users: Mapping[Any, Sequence[tuple[int, int]]], plain: Mapping[int, int], order: Sequence[int]
 ) -> Contended:
     """The inputs whose gradients would be added up in another order.
 
@@ -39,7 +39,7 @@ def contended(
     return found
 
 
-class Sums:
+class GradientSums:
     """The sums of one backward.
 
     Args:

@@ -1,4 +1,4 @@
-"""Where the inputs of a call come from, and what lies behind an array."""
+"""Where the inputs of a call come from, and what is in them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,6 @@ def source_of(node: Any, array: Any) -> Source:
         if reference() is node:
             return Source(call, index, None)
     return Source(None, 0, array)
-
-
-def root_of(array: Any) -> Any:
-    """The array whose memory this one lies in."""
-    while isinstance(getattr(array, "base", None), (np.ndarray, type(array))):
-        array = array.base
-    return array
 
 
 def checksum(array: Any) -> int:

@@ -14,26 +14,41 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from umem.chainer.recompute.wiring import checksum, root_of
+from umem.chainer.recompute.inputs import checksum
 from umem.errors import RecomputeError
+from umem.trace.recording.storage import root_of
 
 
-class Outside:
+class ReadArrays:
     """The parameters that one pass reads, as they were in its forward.
 
-    Attributes:
-        copies: whether parameters are copied before an update.
-        reads: the identities of all arrays from outside that its calls have read.
+    Args:
         tell: called when a call has to run again after an update.
     """
 
     def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
         self._copies: dict[int, Any] = {}
         self._changed: dict[int, Any] = {}
-        self.copies = True
-        self.reads: set[int] = set()
+        self._does_copy = True
+        self._reads: set[int] = set()
         self._sums: dict[int, int] = {}
-        self.tell = tell
+
+    def stop_copying(self) -> None:
+        """Copy no parameter before an update."""
+        self._does_copy = False
+
+    def copy_from_now_on(self) -> None:
+        """Copy parameters before an update."""
+        self._does_copy = True
+
+    def add(self, array: Any) -> None:
+        """A call has read an array from outside."""
+        self._reads.add(id(array))
+
+    def has(self, array: Any) -> bool:
+        """Whether a call has read it."""
+        return id(array) in self._reads
 
     @property
     def is_changed(self) -> bool:
@@ -44,7 +59,7 @@ class Outside:
         """An optimizer is about to change a parameter's array."""
         if id(array) not in self._changed:
             self._changed[id(array)] = array  # held, so that nothing else gets its identity
-            if self.copies:
+            if self._does_copy:
                 self._copies[id(array)] = array.copy()
 
     def watch(self, array: Any) -> None:
@@ -71,7 +86,7 @@ class Outside:
             key = id(root_of(array))
         if key not in self._changed:
             return array
-        self.tell()
+        self._tell()
         if key == id(array) and key in self._copies:
             return self._copies[key]
         raise RecomputeError(

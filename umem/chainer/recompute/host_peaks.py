@@ -7,22 +7,22 @@ on already it is used as it is, and its peak is reset.
 from __future__ import annotations
 
 import tracemalloc
-from typing import Literal
-
-What = Literal["workspace", "peak"]
 
 
-class Tracing:
+class HostPeaks:
     """Off, or measuring each call's workspace, or the peak of a whole pass."""
 
     def __init__(self) -> None:
-        self.what: What | None = None
+        self.what: str | None = None
         self._before = self._forward = 0
         self._ours = False
         self._blind = False
 
-    def start(self, what: What, *, blind: bool = False) -> None:
-        """Begin to measure; ``blind``: the arrays are where it sees nothing."""
+    def start(self, what: str, *, blind: bool = False) -> None:
+        """Begin to measure each call's ``workspace``, or a pass's ``peak``.
+
+        ``blind``: the arrays are where it sees nothing.
+        """
         self.what, self._blind = what, blind
         if blind:
             return

@@ -15,22 +15,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-import umem.chainer
-
-# isort: split
-import chainer  # after the compatibility layer
+import chainer
 import chainer.functions as F
 import chainer.links as L
+import numpy as np
 from chainer import function_node
 from chainer.functions.connection import linear
 from chainer.functions.math import matmul
 from scipy.special import erf
 
-assert umem.chainer
-
-Region = Callable[..., Any]
+from models.model import Model, Region, call, labels
 
 
 @dataclass(frozen=True)
@@ -170,7 +164,7 @@ class Roberta(chainer.Chain):
             self.dense, self.dense_norm = L.Linear(width, width), L.LayerNormalization(width)
             self.bias = chainer.Parameter(0, sizes.vocabulary)
 
-    def loss(self, tokens: Any, targets: Any, region: Region, autocast: bool) -> Any:
+    def loss(self, tokens: Any, targets: Any, region: Region = call, autocast: bool = False) -> Any:
         precision = Precision(autocast)
         batch, length = tokens.shape
         places = np.broadcast_to(np.arange(2, length + 2, dtype=np.int32), tokens.shape)
@@ -184,6 +178,27 @@ class Roberta(chainer.Chain):
     def _scores(self, precision: Precision, x: Any) -> Any:
         words, bias = precision.half(self.words.W), precision.half(self.bias)
         return F.linear(precision.half(x), words, bias)
+
+
+def roberta(sizes: Sizes) -> Model:
+    link = Roberta(sizes)
+
+    def inputs(batch: int) -> tuple[Any, Any]:
+        tokens = labels(batch, sizes.length, classes=sizes.vocabulary)
+        return tokens, labels(batch * sizes.length, classes=sizes.vocabulary)
+
+    return Model(link, inputs, link.loss, "Adam")
+
+
+MODELS = {
+    "RoBERTa": {
+        "6 layers": lambda: roberta(Sizes()),
+        "2 narrow layers": lambda: roberta(Sizes(2, 32, 2, 300, 40, 16)),
+    }
+}
+
+
+# -- products that are not taken -----------------------------------------------------------------
 
 
 @contextmanager

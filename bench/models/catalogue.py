@@ -1,0 +1,37 @@
+"""All families, and the one way to build a model of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from models import (
+    attention,
+    chainer_links,
+    densenet,
+    gcn,
+    generative,
+    perceptron,
+    pspnet,
+    recurrent,
+    residual,
+    roberta,
+    unet,
+)
+from models.model import Model
+
+FAMILIES = (
+    residual, chainer_links, densenet, unet, pspnet, generative, recurrent, attention, perceptron,
+    gcn, roberta,
+)  # fmt: skip
+MODELS: dict[str, dict[str, Callable[[], Model]]] = {
+    name: sizes for family in FAMILIES for name, sizes in family.MODELS.items()
+}
+
+
+def build(name: str, size: str) -> Model:
+    """Make a model with fresh parameters, drawn from NumPy's global generator.
+
+    Raises:
+        KeyError: there is no such model, or no such size of it.
+    """
+    return MODELS[name][size]()

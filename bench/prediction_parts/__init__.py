@@ -1,1 +1,0 @@
-"""The models of bench/prediction.py."""

@@ -1,0 +1,114 @@
+"""From what was seen of a graph to what its passes have to do."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from umem.chainer.recompute.gradient_sums import contended
+from umem.chainer.recompute.seen import Carried, Due, Seen
+from umem.errors import BudgetError, SizeError
+from umem.planner.plans import Method
+from umem.planner.problem import Solution
+from umem.planner.schedule import actions
+from umem.units import parse_bytes
+
+Budget = int | float | None
+"""Bytes in total, a share of a plain step's, or None for the least."""
+
+
+class Target(NamedTuple):
+    """What to plan for; see `umem.chainer.Recompute`."""
+
+    budget: Budget
+    method: Method
+    strict: bool
+
+
+def check_budget(budget: int | str) -> Budget:
+    """What a user may give as a budget.
+
+    Raises:
+        SizeError: it is none.
+    """
+    if budget == "min":
+        return None
+    if isinstance(budget, str) and budget.strip().endswith("%"):
+        try:
+            share = float(budget.strip()[:-1]) / 100
+        except ValueError:
+            share = 0.0
+        if not 0 < share <= 1:
+            raise SizeError(
+                f'a share of a plain step is above "0%" and at most "100%"; got {budget!r}'
+            )
+        return share
+    if isinstance(budget, float):
+        raise SizeError(
+            f'a budget is bytes as an int, a size like "12GiB", a share like "60%", or '
+            f'"min"; got {budget!r}'
+        )
+    return parse_bytes(budget, "budget")
+
+
+def carried(seen: Seen, target: Target) -> tuple[Carried, str | None]:
+    """Plan a graph; where a plain step fits, there is nothing to plan.
+
+    Returns the plan, and what to tell the user where a share of a plain step cannot be had, so that
+    the plan is the least there is. With ``strict``, that is an error as it is for bytes.
+
+    Raises:
+        BudgetError: nothing fits; names the least that does, the floor and what forces it.
+    """
+    problem, said = seen.problem, None
+    plain = problem.plain_bytes
+    room = _room(seen, target.budget, plain)
+    if room is not None and room >= plain:
+        return _carried(seen, problem.keep_all, plain, room), None
+    try:
+        solution = problem.within(room, target.method)
+    except BudgetError as error:
+        if target.strict or not isinstance(target.budget, float):
+            raise
+        said = f"{error}. The budget is a share, so this graph is run at its least"
+        solution = problem.least(target.method)
+    return _carried(seen, solution, plain, room), said
+
+
+def _room(seen: Seen, budget: Budget, plain_bytes: int) -> int | None:
+    if budget is None:
+        return None
+    if isinstance(budget, float):
+        return round(budget * plain_bytes)
+    return budget - seen.history.slack_bytes
+
+
+def _carried(seen: Seen, solution: Solution, plain_bytes: int, room: int | None) -> Carried:
+    """Sort a plan's actions by when they are due."""
+    names = seen.problem.names
+    number = {name: index for index, name in enumerate(names)}
+    place = {name: at for at, name in enumerate(sum(solution.plan.blocks, ()))}
+    order = [place[name] for name in names]
+    after: dict[int, list[Due]] = {}
+    stream = list(actions(solution.graph, solution.plan))
+    start = next(
+        (i for i, a in enumerate(stream) if a.kind in ("recompute", "backward")), len(stream)
+    )
+    last = -1
+    for action in stream[:start]:
+        if action.kind == "forward":
+            last = max(last, number[action.node])  # forward runs in the user's order
+        else:
+            after.setdefault(last, []).append(Due(action.kind, number[action.node]))
+    backward = [Due(a.kind, number[a.node]) for a in stream[start:] if a.kind != "free"]
+    twice = 2 * plain_bytes - seen.history.outside_bytes
+    return Carried(
+        solution,
+        plain_bytes,
+        fits=room is not None and room >= plain_bytes,
+        fits_twice=room is not None and room >= twice,
+        after_forward=after,
+        backward=backward,
+        places={due.call: i for i, due in enumerate(backward) if due.kind == "backward"},
+        order=order,
+        contended=contended(seen.tape.readers, seen.history.order, order),
+    )

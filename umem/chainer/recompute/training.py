@@ -1,0 +1,319 @@
+"""A training run under one budget: pass after pass, and what was learned so far."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import chainer
+import numpy as np
+
+from umem.chainer.recompute.carrying import Target
+from umem.chainer.recompute.graphs_seen import AGAIN, KEEPS, Graphs
+from umem.chainer.recompute.host_peaks import HostPeaks
+from umem.chainer.recompute.passes import Pass
+from umem.chainer.recompute.plain_pass import ENDED_EARLY, PlainPass, other_call
+from umem.chainer.recompute.read_arrays import ReadArrays
+from umem.chainer.recompute.seen import Roots, Seen
+from umem.chainer.recompute.tape import Call
+from umem.chainer.recompute.whole_graph import bring_one, functions
+
+INTO_EARLIER = "its backward goes on into an earlier graph"
+ELSEWHERE = "it goes backward, or is cut, in another thread or inside a backward"
+IT_IS_CUT = "it is cut between forward and backward"
+ANOTHER_ARRAY = "a variable of it is given another array between forward and backward"
+OTHER_ROOTS = "another part of it goes backward than when it was learned"
+OTHER_ORDER = (
+    "a pass goes backward in another order than when its graph was learned: it does so without a "
+    "plan, and the plan is made anew"
+)
+
+
+class Training:
+    """What is going on in a training run.
+
+    Args:
+        target: what to plan for.
+        debug: whether passes keep checksums.
+
+    Attributes:
+        graphs: what is remembered.
+        now: the pass that is going on, where something is done to it.
+        plain: the one that is left alone.
+        peaks: measures it, where it is to be measured.
+    """
+
+    def __init__(self, target: Target, *, debug: bool) -> None:
+        self._debug = debug
+        self.graphs = Graphs(target)
+        self.now: Pass | None = None
+        self.plain: PlainPass | None = None
+        self.peaks = HostPeaks()
+        self._number = 0
+        self._reads: weakref.WeakSet[ReadArrays] = weakref.WeakSet()
+        self._alive: list[weakref.ref[Call]] = []
+        self._earlier = 0  # so many of them are of passes before the newest
+
+    def keeps(self, why: str) -> None:
+        """Tell the user that a graph keeps everything, and why."""
+        self.graphs.say(KEEPS + why)
+
+    def leave(self) -> list[Call]:
+        """The block is left: the calls that may still need what was dropped."""
+        self.peaks.stop()
+        if self.now is not None:
+            self._end(self.now)
+        self.now = self.plain = None
+        last, self._alive = self._alive, []
+        return [call for call in (reference() for reference in last) if call is not None]
+
+    # -- forward ---------------------------------------------------------------------------
+
+    def current(self, func: Any, inputs: Any) -> Pass | PlainPass | None:
+        """The pass that is going forward; a new one after a backward, or after a lost forward.
+
+        None for what goes on from an earlier graph before a new one has begun, such as a look at
+        the outputs after backward.
+        """
+        now = self.now
+        if now is not None and not now.went_back and not now.is_stale:
+            if not now.calls or now.calls[-1].has_graph or not now.is_over:
+                return now
+        if any(isinstance(x, chainer.Variable) and x.creator_node is not None for x in inputs):
+            return None
+        if self.plain is not None:  # the caller asks only where it is over
+            if self.plain.has_graph:
+                self.graphs.note(self.plain.follows.number, outlives=True)
+            self.plain = None
+        if now is not None and self._end(now):
+            self.graphs.note_outliving(now)
+        now = self.now = None  # what it holds goes before anything is measured
+        self.peaks.stop()
+        alike = self.graphs.plan(func, inputs)
+        self._number += 1
+        planned = [seen for seen in reversed(alike) if seen.plan is not None]
+        if planned and not self._debug and all(one.is_left_alone for one in planned):
+            self.plain = PlainPass(planned)
+            self._measure_if_needed(alike, inputs, plain=True)
+            return self.plain
+        self.now = Pass(self._number, list(self.graphs), self._debug, self.graphs.goes_again)
+        self._reads.add(self.now.reads)
+        if any(one.history.keeps for one in alike):
+            self.now.keep_everything(AGAIN)
+        self._measure_if_needed(alike, inputs, plain=False)
+        return self.now
+
+    def _measure_if_needed(self, alike: list[Seen], inputs: Any, *, plain: bool) -> None:
+        """Measure the pass where a graph that it may be one of has to be measured."""
+        what = self.graphs.to_measure(alike, plain=plain)
+        if what is not None:
+            self.peaks.start(what, blind=not _on_host(inputs))
+
+    def before_call(self, owner: Any) -> None:
+        """A function is about to run, and may change arrays that it holds.
+
+        Running statistics are such; a graph in test mode reads them as inputs, and has to find them
+        as they were if it runs again.
+        """
+        reads = list(self._reads)
+        for array in vars(owner).values():
+            if any(read.has(array) for read in reads):
+                copy = array.copy()
+                for call in (*self._calls_now(), *self._calls_alive()):
+                    call.replace_input(array, copy)
+
+    def left_plan(self, now: Pass) -> None:
+        """The pass has just left its plan."""
+        self.graphs.say(other_call(len(now.calls) - 1, now.calls[-1].label))
+        self.graphs.note_forks(now)
+        self.peaks.stop()
+        if self.graphs.is_unmeasured([call.signature for call in now.calls]):
+            self.peaks.start("workspace", blind=not _on_host(now.calls[-1].values or ()))
+
+    # -- what changes outside --------------------------------------------------------------
+
+    def before_update(self, array: Any, *, here: bool) -> None:
+        """A parameter's array is about to change: what comes then reads another one.
+
+        ``here``: in the block's own thread.
+        """
+        for one in (self.now, self.plain):
+            if one is not None and here:
+                one.go_stale()
+        for reads in list(self._reads):
+            reads.before_update(array)
+
+    def elsewhere(self, numbers: set[int]) -> None:
+        """A graph goes backward outside of its pass: in another thread, or inside a backward."""
+        now = self.now
+        if now is not None and now.number in numbers and not now.went_back:
+            now.go_stale()
+            now.refuse(ELSEWHERE)
+
+    def before_cut(self, call: Call, func: Any, *, gone: bool, why: str) -> None:
+        """The graph is about to be cut behind a call: what is left of it has to have its arrays.
+
+        ``gone``: the function goes from the graph, too.
+        """
+        now = self.now
+        if now is not None and call.number == now.number and not now.went_back:
+            if now.never is None:
+                self.settle(now, why)
+            if now.become_whole():
+                _make_whole(now.calls)
+        elif gone:
+            call.keep(func)
+        else:
+            self.make_whole(call.number)
+
+    def make_whole(self, number: int) -> set[int]:
+        """Have all arrays of a pass's graph there, which goes backward in plain order then."""
+        if self.now is not None:
+            self.now.catch_up()  # nothing is dropped any more
+        calls = [*self._calls_alive(), *self._calls_now()]
+        calls = [call for call in calls if call.number == number]
+        for call in calls:
+            call.set_rank(call.plain_rank)
+        _make_whole(calls)
+        return {number}
+
+    def _calls_now(self) -> list[Call]:
+        return [] if self.now is None else list(self.now.calls)
+
+    def _calls_alive(self) -> list[Call]:
+        return [call for reference in self._alive if (call := reference()) is not None]
+
+    def has_earlier(self) -> bool:
+        """Whether graphs of earlier passes are alive."""
+        self._earlier = sum(one() is not None for one in self._alive[: self._earlier])
+        self._alive = [reference for reference in self._alive if reference() is not None]
+        return bool(self._alive)
+
+    # -- backward --------------------------------------------------------------------------
+
+    def settle(
+        self, now: Pass, refuse: str | None, roots: Roots = (), nodes: Iterable[Any] = ()
+    ) -> None:
+        """Backward begins at some roots; ``refuse`` says why a graph must keep everything."""
+        if refuse is not None:
+            self.keeps(refuse)
+        if now.settled:
+            return
+        follows = now.follows
+        now.begin_backward(roots)
+        if refuse is None and follows is not None:
+            refuse = self._other_backward(now, follows, roots, nodes)
+        now.settle(refuse)
+        self.graphs.note_forks(now)
+        if follows is not None and now.differs and refuse is None:
+            self.graphs.say(ENDED_EARLY)
+        self.peaks.turn()
+        if now.follows is None and len(now.observed) == len(now.calls) > 0:
+            self.graphs.learn(now)
+
+    def _other_backward(
+        self, now: Pass, follows: Seen, roots: Roots, nodes: Iterable[Any]
+    ) -> str | None:
+        """Why the backward that begins is not the one that was planned, if it is not."""
+        if len(now.calls) != len(follows.tape.signatures):
+            return None
+        if follows.history.roots != roots:
+            self.keeps(OTHER_ROOTS)
+            return OTHER_ROOTS
+        if now.never is None:
+            ranks = [call.plain_rank for call in now.calls]
+            if not follows.history.goes_back_alike(ranks) or _reaches_more(now, follows, nodes):
+                self.graphs.say(OTHER_ORDER)
+                return OTHER_ORDER
+        return None
+
+    def finish(self, now: Pass, whole: bool) -> None:
+        """Backward is over; ``whole``: without an exception."""
+        if not now.finish(whole):
+            self.graphs.went_back_again(now)
+            return
+        self.graphs.end_tries()
+        follows = now.follows
+        if whole and follows is None:
+            self.graphs.finish_learning(now, measured=self.peaks.what == "workspace")
+        elif whole and follows is not None and now.never == OTHER_ORDER:
+            self.graphs.learn_order_anew(now, follows.number)
+        elif whole and follows is not None and not now.differs and now.never is None:
+            self._look_at_peak(follows.number)
+            measured = self.peaks.what == "peak"
+            seconds = None if measured else sum(call.rerun_seconds for call in now.calls)
+            self.graphs.finish_following(follows.number, seconds)
+        self.peaks.stop()
+        self._remember_calls(now)
+        now.let_go()
+
+    def _look_at_peak(self, number: int) -> None:
+        measured = self.peaks.what == "peak"
+        cleared = self.graphs.forward_bytes(number)
+        peak = self.peaks.peak(cleared) if measured else None
+        self.graphs.look_at_peak(number, peak, measured=measured)
+
+    # -- passes that are left alone --------------------------------------------------------
+
+    def settle_plain(self, plain: PlainPass, refuse: str | None) -> None:
+        """The backward of a plain pass begins; ``refuse`` says why it takes more than learned."""
+        if plain.went_back or plain.is_empty:
+            return
+        plain.settle(None if refuse is None else KEEPS + refuse)
+        if plain.differs is not None and not plain.follows.history.differed:
+            self.graphs.note(plain.follows.number, differed=True)  # passes are looked at in full
+            self.graphs.say(plain.differs)
+        self.peaks.turn()
+
+    def finish_plain(self, plain: PlainPass, whole: bool) -> None:
+        """The backward of a plain pass is over; ``whole``: without an exception."""
+        if plain.finish():
+            self.graphs.end_tries()
+            if whole and plain.differs is None:
+                self._look_at_peak(plain.follows.number)
+                self.graphs.finish_plain(plain.follows.number)
+        self.peaks.stop()
+
+    # -- graphs that outlive their pass ----------------------------------------------------
+
+    def _end(self, now: Pass) -> bool:
+        """A pass is not the current one any more; whether its graph lives on."""
+        self.graphs.note_forks(now)
+        if not now.went_back:
+            now.use_plain_ranks()
+            self._remember_calls(now)
+        calls = [reference() for reference in self._alive[self._earlier :]]
+        return any(call is not None and call.has_graph for call in calls)
+
+    def _remember_calls(self, now: Pass) -> None:
+        """The graph may live on: longer than its pass, and than the block."""
+        alive = [reference for reference in self._alive if reference() is not None]
+        self._earlier = len(alive)
+        self._alive = alive + [weakref.ref(call) for call in now.calls]
+
+
+def _make_whole(calls: Iterable[Call]) -> None:
+    for call in calls:
+        if call.has_graph and call.func.inputs is not None:
+            bring_one(call.func)
+
+
+def _reaches_more(now: Pass, seen: Seen, nodes: Iterable[Any]) -> bool:
+    """Whether a backward from these nodes comes to calls that it did not come to when learned.
+
+    Then their place is not known. A variable may have been cut, or its gradient not asked for.
+    """
+    more = [
+        call
+        for call in now.calls
+        if call.index not in seen.history.order
+        and call.has_graph
+        and any(x.requires_grad for x in call.func.inputs or ())
+    ]
+    return bool(more) and not {call.func for call in more}.isdisjoint(functions(nodes))
+
+
+def _on_host(arrays: Iterable[Any]) -> bool:
+    arrays = [x.array if isinstance(x, chainer.Variable) else x for x in arrays]
+    return all(isinstance(array, np.ndarray) for array in arrays)
