@@ -17,7 +17,7 @@ import chainer.functions as F
 import chainer.links as L
 
 from umem.chainer.recompute import graphs_seen, inputs, training
-from umem.chainer.recompute.gradient_sums import GradientSums
+from umem.chainer.recompute.gradients import GradientSums
 from umem.chainer.recompute.graphs_seen import RecomputeWarning
 from umem.chainer.recompute.host_peaks import HostPeaks
 from umem.errors import BudgetError
@@ -189,7 +189,7 @@ def test_state_that_goes_through_passes_is_cut() -> None:
 
 
 def test_dropout_masks_are_packed_and_come_back() -> None:
-    from umem.chainer.recompute.packing import pack, unpack
+    from umem.chainer.recompute.stash import pack, unpack
 
     flags = np.random.default_rng(0).random((3, 5, 7)) > 0.3
     for kind in (np.float16, np.float32, np.float64):

@@ -27,8 +27,6 @@ ANNEXES = ("compat", "graphs")
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
 LONGEST = 350
 STILL_LONG = {
-    "umem.chainer.recompute.course",
-    "umem.chainer.recompute.tape",
     "umem.chainer.source",
     "umem.cli.run",
     "umem.devices.cuda.device",
@@ -39,20 +37,17 @@ STILL_LONG = {
 }
 STILL_TWICE = {
     "Block",
-    "Call",
     "Driver",
     "Graph",
-    "Learned",
     "Moves",
     "Pass",
     "Pool",
     "Recording",
     "Source",
+    "Tape",
     "Watch",
     "_Again",
     "_Bar",
-    "_Chain",
-    "_Local",
     "_Reader",
     "_Ref",
     "_Step",

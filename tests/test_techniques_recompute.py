@@ -262,6 +262,6 @@ def test_the_rewritten_trace_has_the_peak_and_the_operations_of_a_real_run(budge
 
 @needs_chainer
 def test_what_is_drawn_once_here_is_what_recompute_draws_once():
-    import umem.chainer.recompute.tape
+    import umem.chainer.recompute.stash
 
-    assert DRAWS == umem.chainer.recompute.tape.DRAWS and PACKED in DRAWS
+    assert DRAWS == umem.chainer.recompute.stash.DRAWS and PACKED in DRAWS

@@ -19,7 +19,7 @@ from umem.errors import RecomputeCountError, RecomputeDtypeError, RecomputeShape
 _INSIDE = tuple(str(Path(str(m.__file__)).parent) + os.sep for m in (chainer, umem))
 
 
-class Call(NamedTuple):
+class RegionCall(NamedTuple):
     """One function of a region, as the check compares it, and the line that applies it."""
 
     label: str
@@ -28,10 +28,10 @@ class Call(NamedTuple):
     line: str
 
 
-def call_of(func: Any, in_data: Sequence[Any]) -> Call:
+def call_of(func: Any, in_data: Sequence[Any]) -> RegionCall:
     """The call of a function on these arrays, now."""
     shapes = tuple(x.shape for x in in_data if x is not None)
-    return Call(func.label, shapes, tuple(x.dtype for x in in_data if x is not None), _line())
+    return RegionCall(func.label, shapes, tuple(x.dtype for x in in_data if x is not None), _line())
 
 
 def outside(outputs: Sequence[Any], functions: Any) -> Iterator[tuple[Any, Any]]:
@@ -50,7 +50,7 @@ def outside(outputs: Sequence[Any], functions: Any) -> Iterator[tuple[Any, Any]]
                 found.append(creator)
 
 
-def check_call(index: int, before: Sequence[Call], call: Call) -> None:
+def check_call(index: int, before: Sequence[RegionCall], call: RegionCall) -> None:
     """Raise unless function ``index`` of the second run is that of the first."""
     if index >= len(before):
         raise RecomputeCountError(

@@ -122,7 +122,7 @@ def checkpoint_sequential(
     count = _segment_count(segments, len(steps))
     bounds = [index * len(steps) // count for index in range(count + 1)]
     for low, high in zip(bounds, bounds[1:], strict=False):  # noqa: RUF007
-        x = checkpoint(_Chain(steps[low:high]), x)
+        x = checkpoint(_Sequence(steps[low:high]), x)
     return x
 
 
@@ -135,7 +135,7 @@ def _segment_count(segments: Any, steps: int) -> int:
     return int(segments)
 
 
-class _Chain:
+class _Sequence:
     """Functions one after another."""
 
     def __init__(self, steps: list[Callable[..., Any]]) -> None:

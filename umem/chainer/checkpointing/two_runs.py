@@ -12,9 +12,10 @@ from typing import Any
 import chainer
 from chainer import function_hook
 
-from umem.chainer.checkpointing.calls import Call, call_of, check_call, outside
+from umem.chainer.checkpointing.calls import RegionCall, call_of, check_call, outside
 from umem.chainer.checkpointing.link_state import FirstCalls, SecondCalls
 from umem.chainer.checkpointing.random_state import RandomState
+from umem.chainer.forward_configuration import as_in_forward, configuration_now
 from umem.errors import (
     RecomputeCountError,
     RecomputeDtypeError,
@@ -22,11 +23,6 @@ from umem.errors import (
     RecomputeShapeError,
 )
 
-_NOT_CARRIED = frozenset((
-    "enable_backprop", "in_recomputing", "_will_recompute", "debug", "warn_nondeterministic",
-    "keep_graph_on_report", "schedule_func", "use_static_graph",
-))  # fmt: skip
-"""Configuration that the second run takes from where it happens, or sets itself."""
 _READ = ("_running_mean", "_running_var")
 """Statistics that BatchRenormalization reads, and then updates."""
 _STATISTICS = (*_READ, "running_mean", "running_var", "running_projection")
@@ -59,8 +55,8 @@ class FirstRun(_Hook):
         super().__init__()
         self.random = random
         self.checks = checks
-        self.calls: list[Call] = []
-        self.config = {key: getattr(chainer.config, key) for key in _config_keys()}
+        self.calls: list[RegionCall] = []
+        self.config = configuration_now()
         self.functions: weakref.WeakSet[Any] = weakref.WeakSet()
         self.statistics: dict[int, dict[str, Any]] = {}
         self._done = 0
@@ -99,14 +95,9 @@ class SecondRun(_Hook):
 
     def __enter__(self) -> SecondRun:
         first = self._first
-        changed = [
-            chainer.using_config(key, value)
-            for key, value in first.config.items()
-            if getattr(chainer.config, key, None) is not value
-        ]
         random = () if first.random is None else (first.random.again(),)
         links = SecondCalls(self.name, first.links.vectors)
-        self._enter(*changed, chainer.using_config("in_recomputing", True), *random, links)
+        self._enter(*as_in_forward(first.config), *random, links)
         return self
 
     def __exit__(self, kind: Any, *exception: Any) -> None:
@@ -198,17 +189,13 @@ class SecondRun(_Hook):
                 )
 
 
-class _Local(threading.local):
+class _ThisThread(threading.local):
     """Whether a run around this one moved the random numbers before the present function."""
 
     jumped = False
 
 
-_local = _Local()
-
-
-def _config_keys() -> set[str]:
-    return (set(vars(chainer.global_config)) | set(vars(chainer.config._local))) - _NOT_CARRIED
+_local = _ThisThread()
 
 
 def _real(function: Any) -> Any:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from umem.chainer.recompute.gradient_sums import contended
-from umem.chainer.recompute.seen import Carried, Due, Seen
+from umem.chainer.recompute.gradients import contended
+from umem.chainer.recompute.seen import Carried, Due, SeenGraph
 from umem.errors import BudgetError, SizeError
 from umem.planner.plans import Method
 from umem.planner.problem import Solution
@@ -50,7 +50,7 @@ def check_budget(budget: int | str) -> Budget:
     return parse_bytes(budget, "budget")
 
 
-def carried(seen: Seen, target: Target) -> tuple[Carried, str | None]:
+def carried(seen: SeenGraph, target: Target) -> tuple[Carried, str | None]:
     """Plan a graph; where a plain step fits, there is nothing to plan.
 
     Returns the plan, and what to tell the user where a share of a plain step cannot be had, so that
@@ -74,7 +74,7 @@ def carried(seen: Seen, target: Target) -> tuple[Carried, str | None]:
     return _carried(seen, solution, plain, room), said
 
 
-def _room(seen: Seen, budget: Budget, plain_bytes: int) -> int | None:
+def _room(seen: SeenGraph, budget: Budget, plain_bytes: int) -> int | None:
     if budget is None:
         return None
     if isinstance(budget, float):
@@ -82,7 +82,7 @@ def _room(seen: Seen, budget: Budget, plain_bytes: int) -> int | None:
     return budget - seen.history.slack_bytes
 
 
-def _carried(seen: Seen, solution: Solution, plain_bytes: int, room: int | None) -> Carried:
+def _carried(seen: SeenGraph, solution: Solution, plain_bytes: int, room: int | None) -> Carried:
     """Sort a plan's actions by when they are due."""
     names = seen.problem.names
     number = {name: index for index, name in enumerate(names)}

@@ -14,7 +14,7 @@ from umem.chainer.recompute.carrying import Target, carried
 from umem.chainer.recompute.inputs import owner_of
 from umem.chainer.recompute.observing import does_more, look_beside, state_bytes
 from umem.chainer.recompute.passes import Pass
-from umem.chainer.recompute.seen import History, Seen, tape_of
+from umem.chainer.recompute.seen import History, SeenGraph, tape_of
 from umem.chainer.recompute.tape import Signature
 from umem.errors import BudgetError
 from umem.units import format_bytes
@@ -46,7 +46,7 @@ class Graphs:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[int, SeenGraph] = {}
         self._count = 0
         self._once_seen = 0
         self._waiting: list[int] = []
@@ -55,7 +55,7 @@ class Graphs:
         self.said: list[str] = []
         self.planned_count = 0
 
-    def __iter__(self) -> Iterator[Seen]:
+    def __iter__(self) -> Iterator[SeenGraph]:
         return iter(list(self._seen.values()))
 
     def say(self, text: str) -> None:
@@ -64,12 +64,12 @@ class Graphs:
             self.said.append(text)
             warnings.warn(text, RecomputeWarning, stacklevel=6)
 
-    def find(self, signatures: Sequence[Signature]) -> Seen | None:
+    def find(self, signatures: Sequence[Signature]) -> SeenGraph | None:
         """The graph of these calls."""
         wanted = tuple(signatures)
         return next((one for one in self if one.tape.signatures == wanted), None)
 
-    def alike(self, func: Any, inputs: Any) -> list[Seen]:
+    def alike(self, func: Any, inputs: Any) -> list[SeenGraph]:
         """Those that may be the one that begins with this call."""
         kind = type(owner_of(func))
         arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
@@ -81,14 +81,14 @@ class Graphs:
             and [entry[2:] for entry in one.tape.signatures[0][1]] == shapes
         ]
 
-    def note(self, number: int, **changes: Any) -> Seen | None:
+    def note(self, number: int, **changes: Any) -> SeenGraph | None:
         """Replace fields of a graph's history; None where the graph is forgotten."""
         seen = self._seen.get(number)
         if seen is not None:
             seen = self._put(replace(seen, history=replace(seen.history, **changes)))
         return seen
 
-    def _put(self, seen: Seen) -> Seen:
+    def _put(self, seen: SeenGraph) -> SeenGraph:
         self._seen[seen.number] = seen
         return seen
 
@@ -100,7 +100,7 @@ class Graphs:
 
     # -- before a pass ---------------------------------------------------------------------
 
-    def plan(self, func: Any, inputs: Any) -> list[Seen]:
+    def plan(self, func: Any, inputs: Any) -> list[SeenGraph]:
         """Have plans for those that may be the one that begins with this call; returns them.
 
         Raises:
@@ -112,7 +112,7 @@ class Graphs:
                 self._plan(seen)
         return self.alike(func, inputs)
 
-    def _plan(self, seen: Seen) -> None:
+    def _plan(self, seen: SeenGraph) -> None:
         if seen.history.refused is not None:
             raise BudgetError(seen.history.refused)
         try:
@@ -129,7 +129,7 @@ class Graphs:
             if other.tape.signatures[0] == seen.tape.signatures[0]:
                 self.note(other.number, differed=False)
 
-    def to_measure(self, alike: Sequence[Seen], *, plain: bool) -> str | None:
+    def to_measure(self, alike: Sequence[SeenGraph], *, plain: bool) -> str | None:
         """What the pass that begins is to be measured for: its workspace, its peak, or nothing."""
         wait = [one for one in alike if one.history.never is None and one.history.tries < MANY]
         unmeasured = [one for one in wait if one.plan is None and not one.history.is_measured]
@@ -170,12 +170,12 @@ class Graphs:
         )
         self._put(replace(seen, history=history.counting(self._updated_parameters())))
 
-    def _add(self, now: Pass) -> Seen:
+    def _add(self, now: Pass) -> SeenGraph:
         """Remember one more; of those without a plan the oldest may be forgotten."""
         self._count += 1
         keeps_order = any(does_more(call.signature[0]) for call in now.calls)
         tape = tape_of(now.calls, now.observed)
-        seen = self._put(Seen(self._count, tape, History(keeps_order=keeps_order)))
+        seen = self._put(SeenGraph(self._count, tape, History(keeps_order=keeps_order)))
         unplanned = [known.number for known in self if known.plan is None]
         if len(unplanned) > REMEMBERED:
             del self._seen[unplanned[0]]
@@ -209,7 +209,7 @@ class Graphs:
             if measured and not old.is_measured:
                 self._calibrate(self._seen[seen.number], now)
 
-    def _calibrate(self, seen: Seen, now: Pass) -> None:
+    def _calibrate(self, seen: SeenGraph, now: Pass) -> None:
         """Add the workspace of a pass, and what was not looked at closely before it."""
         whole = len(now.observed) == len(now.calls)
         looked = now.observed if whole else seen.tape.observed
@@ -297,7 +297,7 @@ class Graphs:
             self.note(number, measured_bytes=found)
             self._keep_the_promise(self._seen[number], found)
 
-    def _keep_the_promise(self, seen: Seen, found: int) -> None:
+    def _keep_the_promise(self, seen: SeenGraph, found: int) -> None:
         """More than the budget was needed: plan once more, with that much less room."""
         budget = self._target.budget
         if seen.plan is None or not isinstance(budget, int):

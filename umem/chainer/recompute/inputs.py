@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import chainer
@@ -13,7 +14,11 @@ if TYPE_CHECKING:
     from umem.chainer.recompute.tape import Call
 
 
-class Source(NamedTuple):
+LEAF, GOES_ON = -1, -2
+"""In a wiring: an input from outside, and one that a graph has made that nobody follows."""
+
+
+class InputSource(NamedTuple):
     """Where an input comes from: another call's output, or an array from outside."""
 
     call: Call | None
@@ -26,18 +31,48 @@ def owner_of(func: Any) -> Any:
     return func.function if isinstance(func, FunctionAdapter) else func
 
 
-def source_of(node: Any, array: Any) -> Source:
+def source_of(node: Any, array: Any) -> InputSource:
     """Where the array behind a variable node comes from."""
     creator = node.creator_node
     call = None if creator is None else getattr(creator, "_umem_call", None)
     if call is None:
-        return Source(None, 0, array)
+        return InputSource(None, 0, array)
     if len(creator.outputs) == 1:
-        return Source(call, 0, None)
+        return InputSource(call, 0, None)
     for index, reference in enumerate(creator.outputs):
         if reference() is node:
-            return Source(call, index, None)
-    return Source(None, 0, array)
+            return InputSource(call, index, None)
+    return InputSource(None, 0, array)
+
+
+def wire(
+    number: int, func: Any, arrays: Sequence[Any], leaves: dict[int, tuple[int, Any]]
+) -> tuple[list[InputSource], tuple[Any, ...]]:
+    """Where each input of a function comes from, and the same in a form that can be compared.
+
+    That is, for another call's output, its place, which output, and how many passes ago.
+
+    Args:
+        number: of the pass.
+        leaves: the nodes that come from outside, by identity; new ones are added.
+    """
+    sources: list[InputSource] = []
+    wiring: list[tuple[Any, ...]] = []
+    for node, array in zip(func.inputs, arrays, strict=True):
+        source = source_of(node, array)
+        sources.append(source)
+        if source.call is None:
+            leaf = leaves.setdefault(id(node), (len(leaves), node))[0]
+            kind = LEAF if node.creator_node is None else GOES_ON
+            wiring.append((kind, leaf, array.shape, array.dtype))
+        else:
+            wiring.append((source.call.index, source.output, number - source.call.number))
+    return sources, tuple(wiring)
+
+
+def is_from_elsewhere(wiring: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether an input was made in an earlier pass."""
+    return any(entry[0] == GOES_ON or (entry[0] >= 0 and entry[-1]) for entry in wiring)
 
 
 def checksum(array: Any) -> int:

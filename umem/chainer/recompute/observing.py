@@ -12,7 +12,8 @@ import chainer
 import numpy as np
 
 from umem.chainer.recompute.inputs import owner_of
-from umem.chainer.recompute.tape import DRAWS, Call
+from umem.chainer.recompute.stash import DRAWS
+from umem.chainer.recompute.tape import Call
 from umem.chainer.source import _OWN, _find_arrays
 from umem.trace.recording.storage import root_of
 

@@ -12,11 +12,10 @@ from typing import Any
 import chainer
 
 from umem.chainer.recompute.fallback import Fallback
-from umem.chainer.recompute.gradient_sums import GradientSums
+from umem.chainer.recompute.gradients import GradientSums, OldGradients
 from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, observe
-from umem.chainer.recompute.old_gradients import OldGradients
 from umem.chainer.recompute.read_arrays import ReadArrays
-from umem.chainer.recompute.seen import Carried, Roots, Seen
+from umem.chainer.recompute.seen import Carried, Roots, SeenGraph
 from umem.chainer.recompute.tape import Call
 from umem.planner.schedule import Kind
 
@@ -46,7 +45,7 @@ class Pass:
     def __init__(
         self,
         number: int,
-        known: Sequence[Seen],
+        known: Sequence[SeenGraph],
         debug: bool,
         on_second: Callable[[Sequence[Any]], None],
     ) -> None:
@@ -67,7 +66,7 @@ class Pass:
         self.taught: int | None = None
         self.signatures = signatures = list[Any]()
         self.reads = ReadArrays(lambda: on_second(signatures))  # which must not hold the pass
-        self._seen: Seen | None = None
+        self._seen: SeenGraph | None = None
         self._leaves: dict[int, tuple[int, Any]] = {}
         self._fallback = Fallback()
         self._waits: Call | None = None
@@ -77,7 +76,7 @@ class Pass:
         self._nested = False
 
     @property
-    def follows(self) -> Seen | None:
+    def follows(self) -> SeenGraph | None:
         """The graph whose plan it follows."""
         return self._seen
 
@@ -199,7 +198,7 @@ class Pass:
             if call.index >= len(signatures) or signatures[call.index] != call.signature:
                 self._leave(self._seen)
 
-    def _leave(self, old: Seen) -> None:
+    def _leave(self, old: SeenGraph) -> None:
         """The graph is not the planned one: follow another plan that fits so far, or none."""
         self._forks.append((old.number, len(self.calls) - 1))
         self._seen = None
@@ -210,13 +209,13 @@ class Pass:
                 return
         self._stop_following(old)
 
-    def _follow_instead(self, seen: Seen, calls: Sequence[Call]) -> None:
+    def _follow_instead(self, seen: SeenGraph, calls: Sequence[Call]) -> None:
         self._seen = seen
         for call in calls:
             self._obey(call, seen)
             self.catch_up()
 
-    def _stop_following(self, old: Seen) -> None:
+    def _stop_following(self, old: SeenGraph) -> None:
         """Keep everything from the last call on."""
         self._seen = None
         self.differs = True
@@ -226,7 +225,7 @@ class Pass:
         for call in self.calls[:-1]:
             call.let_go()
 
-    def _obey(self, call: Call, seen: Seen) -> None:
+    def _obey(self, call: Call, seen: SeenGraph) -> None:
         assert seen.plan is not None
         observed = seen.tape.observed[call.index]
         call.learn(observed.again, observed.stash)

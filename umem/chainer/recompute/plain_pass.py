@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from umem.chainer.recompute.inputs import owner_of
-from umem.chainer.recompute.seen import Seen
+from umem.chainer.recompute.seen import SeenGraph
 
 ENDED_EARLY = "a pass ended before its plan did: it keeps the rest"
 
@@ -30,7 +30,7 @@ class PlainPass:
         known: the graphs that may come, the likeliest first; all of them fit.
     """
 
-    def __init__(self, known: Sequence[Seen]) -> None:
+    def __init__(self, known: Sequence[SeenGraph]) -> None:
         self._known = known
         self.follows = known[0]
         self.went_back = self.is_stale = False
@@ -91,7 +91,7 @@ class PlainPass:
                 return
         self.differs = ENDED_EARLY
 
-    def _alike(self, count: int) -> Iterator[Seen]:
+    def _alike(self, count: int) -> Iterator[SeenGraph]:
         """The other graphs whose first calls look the same."""
         so_far = self.follows.tape.looks[:count]
         for other in self._known:
@@ -99,7 +99,7 @@ class PlainPass:
                 yield other
 
 
-def _is_call(seen: Seen, index: int, func: Any, outputs: Any) -> bool:
+def _is_call(seen: SeenGraph, index: int, func: Any, outputs: Any) -> bool:
     if index >= len(seen.tape.looks):
         return False
     kind, leaves, made = seen.tape.looks[index]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from umem.chainer.recompute.seen import Seen
+from umem.chainer.recompute.seen import SeenGraph
 from umem.planner import simulate
 from umem.planner.referee import Simulation
 from umem.units import format_bytes
@@ -11,7 +11,7 @@ NAMED = 6
 """So many names are written out."""
 
 
-def describe(seen: Seen) -> str:
+def describe(seen: SeenGraph) -> str:
     """One graph: predicted and measured, what is kept and what runs again."""
     history, tape, problem = seen.history, seen.tape, seen.problem
     head = f"a graph of {len(tape.observed)} calls: "
@@ -55,7 +55,7 @@ def _names(names: list[str]) -> str:
     return f"{len(names)} calls ({text}{f' and {more} more' if more > 0 else ''})"
 
 
-def curves(seen: Seen) -> tuple[list[int], list[int]]:
+def curves(seen: SeenGraph) -> tuple[list[int], list[int]]:
     """Predicted bytes over the actions of a step: a plain one, and by the plan."""
     assert seen.plan is not None
     constant = seen.problem.constant_bytes(packs=False, plain=True)

@@ -11,7 +11,7 @@ planned. Where it happens under a plan for the first time, it is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from umem.chainer.recompute.inputs import checksum
@@ -42,9 +42,9 @@ class ReadArrays:
         """Copy parameters before an update."""
         self._does_copy = True
 
-    def add(self, array: Any) -> None:
-        """A call has read an array from outside."""
-        self._reads.add(id(array))
+    def add(self, arrays: Iterable[Any]) -> None:
+        """A call has read these arrays from outside."""
+        self._reads.update(map(id, arrays))
 
     def has(self, array: Any) -> bool:
         """Whether a call has read it."""

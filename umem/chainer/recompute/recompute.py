@@ -18,7 +18,7 @@ from umem.chainer.recompute.carrying import Target, check_budget
 from umem.chainer.recompute.executor import Executor
 from umem.chainer.recompute.graphs_seen import RecomputeWarning
 from umem.chainer.recompute.plan_report import curves, describe
-from umem.chainer.recompute.seen import Seen
+from umem.chainer.recompute.seen import SeenGraph
 from umem.chainer.recompute.training import Training
 from umem.errors import StateError
 from umem.files import whole
@@ -115,7 +115,7 @@ class Recompute:
         return None if largest is None else largest.history.measured_bytes
 
     @property
-    def graphs(self) -> tuple[Seen, ...]:
+    def graphs(self) -> tuple[SeenGraph, ...]:
         """What is known of each graph that was seen, in that order; values that never change."""
         return tuple(self._training.graphs)
 
@@ -124,7 +124,7 @@ class Recompute:
         """The passes so far that followed a plan from their beginning to their end."""
         return self._training.graphs.planned_count
 
-    def _largest(self) -> Seen | None:
+    def _largest(self) -> SeenGraph | None:
         """The graph with a plan whose plain step takes the most."""
         found = [(s.plan.plain_bytes, s) for s in self.graphs if s.plan is not None]
         return max(found, key=lambda pair: pair[0], default=(0, None))[1]

@@ -9,9 +9,10 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from umem.chainer.recompute.gradient_sums import Contended
+from umem.chainer.recompute.gradients import Contended
+from umem.chainer.recompute.inputs import LEAF
 from umem.chainer.recompute.observing import Observed, state_bytes
-from umem.chainer.recompute.tape import LEAF, Call, Signature
+from umem.chainer.recompute.tape import Call, Signature
 from umem.planner.problem import CallFacts, Problem, Solution
 from umem.planner.schedule import Kind
 
@@ -217,7 +218,7 @@ class Carried:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenGraph:
     """A graph that was seen; `Graphs` has the newest of each number."""
 
     number: int

@@ -18,44 +18,23 @@ from contextlib import ExitStack
 from typing import Any
 
 import chainer
-from chainer import configuration
-from chainer.function import FunctionAdapter
 
-from umem.chainer.recompute.inputs import Source, checksum, owner_of, source_of
-from umem.chainer.recompute.packing import Packed, pack, unpack
+from umem.chainer.forward_configuration import as_in_forward, configuration_now
+from umem.chainer.recompute.inputs import InputSource, checksum, is_from_elsewhere, owner_of, wire
 from umem.chainer.recompute.read_arrays import ReadArrays
+from umem.chainer.recompute.stash import Stash
 from umem.chainer.source import rerun
 from umem.errors import RecomputeError, StateError
 
-DRAWS = frozenset(
-    (
-        "Dropout",
-        "GaussianDropout",
-        "Gaussian",
-        "GaussianNoise",
-        "RReLU",
-        "SimplifiedDropconnect",
-        "GumbelSoftmax",
-    )
-)
-"""Functions that draw random numbers once and find them on themselves when they run again."""
 STATISTICS = ("running_mean", "running_var")
 """What a normalisation changes in place as it runs; a second run leaves it alone."""
-_NOT_CARRIED = frozenset((
-    "enable_backprop", "in_recomputing", "_will_recompute", "debug", "warn_nondeterministic",
-    "keep_graph_on_report", "schedule_func", "use_static_graph",
-))  # fmt: skip
-"""Configuration that a second run takes from where it happens."""
 
-
-LEAF, GOES_ON = -1, -2
-"""In a signature: an input from outside, and one that another graph has made."""
 Signature = tuple[Any, ...]
 """What makes two calls the same from one iteration to the next: class, shapes, types, wiring."""
 
 
 class Call:
-    """One application of a function, in the order of forward.
+    """One application of a function.
 
     ``values`` are its outputs while they are held, None once they were dropped. The function is
     held weakly: the user's graph decides how long it lives.
@@ -74,26 +53,8 @@ class Call:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_func",
-        "again",
-        "config",
-        "draws",
-        "from_elsewhere",
-        "index",
-        "is_cut",
-        "masks",
-        "number",
-        "packed",
-        "plain_rank",
-        "reads",
-        "rerun_seconds",
-        "retained",
-        "signature",
-        "sources",
-        "stash",
-        "stash_dropped",
-        "sums",
+        "__weakref__", "_func", "again", "config", "from_elsewhere", "index", "is_cut", "number",
+        "plain_rank", "reads", "rerun_seconds", "retained", "signature", "sources", "stash", "sums",
         "values",
     )  # fmt: skip
 
@@ -117,32 +78,15 @@ class Call:
         self.plain_rank = func.rank
         self.values: tuple[Any, ...] | None = tuple([y._data[0] for y in outputs])
         ins = [x._data[0] if isinstance(x, chainer.Variable) else x for x in inputs]
-        self.from_elsewhere = False
-        self.sources: list[Source] = []
-        wiring: list[Any] = []
-        for node, array in zip(func.inputs, ins, strict=True):
-            source = source_of(node, array)
-            self.sources.append(source)
-            if source.call is None:
-                reads.add(array)
-                leaf = leaves.setdefault(id(node), (len(leaves), node))[0]
-                goes_on = node.creator_node is not None  # a graph that nobody follows
-                wiring.append((GOES_ON if goes_on else LEAF, leaf, array.shape, array.dtype))
-                self.from_elsewhere |= goes_on
-            else:
-                ago = number - source.call.number
-                wiring.append((source.call.index, source.output, ago))
-                self.from_elsewhere |= ago != 0
-        kind = type(func.function) if isinstance(func, FunctionAdapter) else type(func)
+        self.sources, wiring = wire(number, func, ins, leaves)
+        reads.add(source.array for source in self.sources if source.call is None)
+        self.from_elsewhere = is_from_elsewhere(wiring)
+        kind = type(owner_of(func))
         shapes = [(array.shape, array.dtype) for array in self.values]
-        self.signature: Signature = (kind, tuple(wiring), tuple(shapes))
+        self.signature: Signature = (kind, wiring, tuple(shapes))
         self.retained = [False] * len(self.values)
-        self.stash: tuple[str, ...] = ()
-        self.draws = kind.__name__ in DRAWS
-        self.masks = kind.__name__ == "Dropout" and kind.__module__.startswith("chainer.")
-        self.stash_dropped = False
-        self.packed: Packed | None = None
-        self.config = dict(vars(configuration.config._local))
+        self.stash = Stash(kind)
+        self.config = configuration_now()
         self.sums: tuple[list[int], list[int]] | None = None
         if sums:
             self.sums = [checksum(a) for a in ins], [checksum(a) for a in self.values]
@@ -150,16 +94,11 @@ class Call:
 
     @property
     def func(self) -> Any:
-        """The function's node.
-
-        Raises:
-            StateError: the graph was cut, and what should run again is gone.
-        """
+        """The function's node; raises StateError where the graph was cut, and it is gone."""
         func = self._func()
         if func is None:
             raise StateError(
-                f"{self.label!r} has to run again, and its graph is gone: was the graph "
-                "cut between forward and backward?"
+                f"{self.label!r} has to run again, and its graph is gone: was it cut before that?"
             )
         return func
 
@@ -198,7 +137,8 @@ class Call:
 
     def learn(self, again: bool, stash: tuple[str, ...]) -> None:
         """It is known whether it may run a second time, and what it keeps on itself."""
-        self.again, self.stash = again, stash
+        self.again = again
+        self.stash.learn(stash)
 
     def take_place(self, rank: int) -> None:
         """Have this as its rank in a plain run."""
@@ -242,38 +182,20 @@ class Call:
 
     def drop_stash(self) -> None:
         """Let go what the function keeps on itself, unless it is what was drawn."""
-        if self.draws or not self.stash or not self.again:
-            return
-        func = self._func()
-        if func is None:
-            return
-        owner = owner_of(func)
-        for key in self.stash:
-            setattr(owner, key, None)
-        self.stash_dropped = True
+        if self.again:
+            self.stash.drop(self._func())
 
     def pack(self) -> None:
-        """Keep a dropout mask as bits."""
-        func = self._func() if self.masks and "mask" in self.stash else None
-        if func is None or func.mask is None:
-            return
-        if self.packed is None:
-            self.packed = pack(func.mask)
-        if self.packed is not None:
-            func.mask = None
-
-    def unpack(self) -> None:
-        """Have a packed mask back on the function."""
-        if self.packed is not None and self.func.mask is None:
-            self.func.mask = unpack(self.packed)
+        """Keep a dropout's mask as bits."""
+        self.stash.pack(self._func())
 
     def make_again(self) -> None:
         """Run the function again if its outputs or what it keeps were dropped."""
-        if self.values is None and not self.stash_dropped:
+        if self.values is None and not self.stash.is_dropped:
             held = tuple([self.value(output) for output in range(len(self.retained))])
             if all(value is not None for value in held):  # by the user's variables
                 self._put_back(self.func, held)
-        if self.values is None or self.stash_dropped:
+        if self.values is None or self.stash.is_dropped:
             self.materialise()
 
     def materialise(self) -> list[Call]:
@@ -294,7 +216,7 @@ class Call:
                 pending += missing
                 continue
             pending.pop()
-            if call.values is None or call.stash_dropped:
+            if call.values is None or call.stash.is_dropped:
                 call._run()
                 made.append(call)
         return made
@@ -320,22 +242,18 @@ class Call:
             raise RecomputeError(f"{self.label!r} must not run twice, and its outputs are gone")
         start = time.perf_counter()
         func = self.func
-        inputs = tuple(
-            [
-                self.reads.find(source.array, self.label)
-                if source.call is None
-                else source.call.value(source.output)
-                for source in self.sources
-            ]
-        )
+        inputs = tuple([self._input(source) for source in self.sources])
         self.verify(inputs)
         statistics = {name: getattr(func, name) for name in STATISTICS if hasattr(func, name)}
         for name in statistics:
             setattr(func, name, None)
-        packed = self.packed is not None and func.mask is None
-        self.unpack()
+        packed = self.stash.unpack(func)
         with ExitStack() as stack:
-            self._enter(stack, inputs)
+            stack.enter_context(
+                chainer.using_device(chainer.backend.get_device_from_array(*inputs))
+            )
+            for context in as_in_forward(self.config):
+                stack.enter_context(context)
             try:
                 outputs = rerun(func, inputs)
             finally:
@@ -346,15 +264,10 @@ class Call:
         self._put_back(func, outputs)
         self.rerun_seconds += time.perf_counter() - start
 
-    def _enter(self, stack: ExitStack, inputs: tuple[Any, ...]) -> None:
-        """Device and configuration as they were."""
-        stack.enter_context(chainer.using_device(chainer.backend.get_device_from_array(*inputs)))
-        stack.enter_context(configuration.using_config("in_recomputing", True))
-        now = vars(configuration.config._local)
-        for key in {*self.config, *now} - _NOT_CARRIED:
-            value = self.config.get(key, getattr(chainer.global_config, key, None))
-            if key not in now or now[key] is not value:
-                stack.enter_context(configuration.using_config(key, value))
+    def _input(self, source: InputSource) -> Any:
+        if source.call is None:
+            return self.reads.find(source.array, self.label)
+        return source.call.value(source.output)
 
     def _put_back(self, func: Any, outputs: tuple[Any, ...]) -> None:
         if self.sums is not None and self.sums[1] != [checksum(a) for a in outputs]:
@@ -363,7 +276,7 @@ class Call:
                 "keeps state, or an array was edited in place between forward and backward"
             )
         self.values = outputs
-        self.stash_dropped = False
+        self.stash.came_back()
         for index, node in self.nodes():
             if self.retained[index]:
                 node._data = outputs[index]
@@ -371,11 +284,7 @@ class Call:
             func._retained_output_data = tuple([outputs[i] for i in func._output_indexes_to_retain])
 
     def verify(self, inputs: tuple[Any, ...]) -> None:
-        """In debug mode: that inputs are what they were in forward.
-
-        Raises:
-            RecomputeError: one was edited in place; names the function.
-        """
+        """In debug mode, raise RecomputeError where an input is not what it was in forward."""
         if self.sums is None:
             return
         for place, (array, known) in enumerate(zip(inputs, self.sums[0], strict=True)):
@@ -387,7 +296,7 @@ class Call:
 
     def keep(self, func: Any) -> None:
         """Hold the function: its graph is cut, and what others read may have to be made again."""
-        if self.values is None or self.stash_dropped:
+        if self.values is None or self.stash.is_dropped:
             del func._umem_call  # no cycle
             self._func = lambda: func
             self.is_cut = True
@@ -399,7 +308,7 @@ class Call:
         if self.lacks_own():
             self.values = None
             made += self.materialise()
-        self.unpack()
+        self.stash.unpack(func)
         if self.sums is not None:
             self.verify(tuple([node._data for node in func.inputs]))
         return made
@@ -408,7 +317,7 @@ class Call:
         """Whether outputs that it retains, or what it keeps on itself, were dropped."""
         func = self.func
         gone = func._output_indexes_to_retain is not None and func._retained_output_data is None
-        return gone or self.stash_dropped
+        return gone or self.stash.is_dropped
 
     def replace_input(self, array: Any, copy: Any) -> None:
         """Run again with a copy, where an array from outside is about to change."""
@@ -428,7 +337,7 @@ class Call:
         return [call for call in found if call is not None]
 
 
-def bring_inputs(func: Any, sources: Sequence[Source]) -> list[Call]:
+def bring_inputs(func: Any, sources: Sequence[InputSource]) -> list[Call]:
     """Have the inputs that a function retains on their nodes. Returns what has run again."""
     made: list[Call] = []
     for index in func._input_indexes_to_retain or ():

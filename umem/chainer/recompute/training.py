@@ -15,7 +15,7 @@ from umem.chainer.recompute.host_peaks import HostPeaks
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.plain_pass import ENDED_EARLY, PlainPass, other_call
 from umem.chainer.recompute.read_arrays import ReadArrays
-from umem.chainer.recompute.seen import Roots, Seen
+from umem.chainer.recompute.seen import Roots, SeenGraph
 from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.whole_graph import bring_one, functions
 
@@ -104,7 +104,7 @@ class Training:
         self._measure_if_needed(alike, inputs, plain=False)
         return self.now
 
-    def _measure_if_needed(self, alike: list[Seen], inputs: Any, *, plain: bool) -> None:
+    def _measure_if_needed(self, alike: list[SeenGraph], inputs: Any, *, plain: bool) -> None:
         """Measure the pass where a graph that it may be one of has to be measured."""
         what = self.graphs.to_measure(alike, plain=plain)
         if what is not None:
@@ -213,7 +213,7 @@ class Training:
             self.graphs.learn(now)
 
     def _other_backward(
-        self, now: Pass, follows: Seen, roots: Roots, nodes: Iterable[Any]
+        self, now: Pass, follows: SeenGraph, roots: Roots, nodes: Iterable[Any]
     ) -> str | None:
         """Why the backward that begins is not the one that was planned, if it is not."""
         if len(now.calls) != len(follows.tape.signatures):
@@ -299,7 +299,7 @@ def _make_whole(calls: Iterable[Call]) -> None:
             bring_one(call.func)
 
 
-def _reaches_more(now: Pass, seen: Seen, nodes: Iterable[Any]) -> bool:
+def _reaches_more(now: Pass, seen: SeenGraph, nodes: Iterable[Any]) -> bool:
     """Whether a backward from these nodes comes to calls that it did not come to when learned.
 
     Then their place is not known. A variable may have been cut, or its gradient not asked for.

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from umem.chainer.recompute.inputs import Source, source_of
+from chainer import function_hook
+
+from umem.chainer.recompute.inputs import InputSource, source_of
 from umem.chainer.recompute.tape import Call, bring_inputs
 from umem.errors import RecomputeError
 
@@ -70,11 +72,11 @@ def bring_one(func: Any) -> None:
         one.let_go()
 
 
-def _sources(func: Any) -> list[Source]:
+def _sources(func: Any) -> list[InputSource]:
     return [source_of(node, node._data) for node in func.inputs]
 
 
-def _dropped_inputs(func: Any, call: Call | None) -> Iterator[Source]:
+def _dropped_inputs(func: Any, call: Call | None) -> Iterator[InputSource]:
     sources = _sources(func) if call is None else call.sources
     for index in func._input_indexes_to_retain or ():
         if func.inputs[index]._data is None and sources[index].call is not None:
@@ -101,3 +103,42 @@ def _check_call(call: Call, output: int | None, known: set[int]) -> None:
                 one.reads.find(source.array, one.label)
             elif not source.call.find(source.output):
                 pending.append(source.call)
+
+
+def watch_over(calls: Iterable[Call]) -> None:
+    """Have the calls of graphs that are alive make again what backward reads, when it comes.
+
+    Cost: a checksum of each array from outside that they read, because what changes such an array
+    from now on is not seen.
+    """
+    alive = [call for call in calls if call.has_graph]
+    hook = _MakeAgain()
+    for call in alive:
+        call.func.add_hook(hook)
+        for source in call.sources:
+            if source.call is None:
+                call.reads.watch(source.array)
+
+
+class _MakeAgain(function_hook.FunctionHook):
+    """Makes arrays again before the backward of each function."""
+
+    name = "umem.recompute"
+
+    def __init__(self) -> None:
+        self._expected: set[int] = set()
+
+    def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
+        """Make sure of what the function retained; of the whole graph where a backward begins.
+
+        Raises:
+            RecomputeError: something cannot be made again; where a backward begins, nothing has
+                changed.
+        """
+        if id(function) not in self._expected:
+            nodes = [node for reference in function.outputs if (node := reference()) is not None]
+            found = functions(nodes)
+            check(found)
+            self._expected = set(map(id, found))
+        self._expected.discard(id(function))
+        bring_one(function)
