@@ -209,13 +209,13 @@ def test_plans_are_made_once_and_a_replay_serves_all_gpus_with_as_much_vram(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from umem.predict import stepping as replays
-    from umem.predict.techniques import subject
+    from umem.predict.techniques.budget_graph import PassGraphs
 
     planned: list[Any] = []
     replayed: list[Any] = []
-    plan, replay = subject._planned, replays.settled_steps
+    plan, replay = PassGraphs.within, replays.settled_steps
 
-    def counted_plan(tape: Any, budget: Any) -> Any:
+    def counted_plan(tape: Any, budget: int) -> Any:
         planned.append(budget)
         return plan(tape, budget)
 
@@ -223,7 +223,7 @@ def test_plans_are_made_once_and_a_replay_serves_all_gpus_with_as_much_vram(
         replayed.append((id(trace), mode, more.get("prefetch"), gpus[0].usable_bytes))
         return replay(trace, gpus, mode, **more)
 
-    monkeypatch.setattr(subject, "_planned", counted_plan)
+    monkeypatch.setattr(PassGraphs, "within", counted_plan)
     monkeypatch.setattr(replays, "settled_steps", counted_replay)
     names = ("t4", "h200", "b200", "l4")
     choose_each(heavy(40), [gpu_spec(name).with_vram(128 * MIB) for name in names])

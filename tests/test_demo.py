@@ -291,7 +291,7 @@ def test_a_real_ctrl_c_ends_with_130_and_no_folder(tmp_path: Path) -> None:
     try:
         said = list(takewhile(lambda line: line != "  managed ...\n", process.stdout))
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=60)
+        rest, _ = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 130, "".join(said) + rest

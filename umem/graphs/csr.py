@@ -28,7 +28,9 @@ class GraphData:
         indices: int32 (E,); both directions of a tie are entries, self loops are not needed.
         features: float32 (N, F).
         labels: int32 (N,), from 0.
-        train_mask, val_mask, test_mask: bool (N,); which nodes' labels are used for what.
+        train_mask: bool (N,); the nodes whose labels training sees.
+        val_mask: bool (N,); those for choosing among what was trained.
+        test_mask: bool (N,); those for the figure that is reported.
     """
 
     indptr: Array

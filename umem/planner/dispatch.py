@@ -90,7 +90,9 @@ def pareto(
     """Overhead against peak bytes, of the plans that no other beats in both; least bytes last.
 
     Args:
-        graph, method, model: see `plan`.
+        graph: the forward pass.
+        method: as in `plan`.
+        model: as in `plan`.
         points: how many budgets to look at, evenly from the least to where nothing is gained;
             None: every point on graphs of up to 64 nodes, 33 budgets on larger ones.
     """

@@ -63,7 +63,8 @@ class Graph:
     sorted; otherwise their order stays.
 
     Args:
-        nodes, edges: the calls, and pairs of names.
+        nodes: the calls.
+        edges: pairs of names.
         forward_bytes: what is there in forward alone, such as the gradients of the step before.
 
     Raises:

@@ -116,7 +116,8 @@ def replay(
         correct: what a trace recorded on NumPy is corrected by: ``"auto"`` for CuPy without
             cuDNN, ``"cudnn"`` with it, ``"off"``; see `umem.predict.cupy_differences`.
         prefetch: make memory resident as it is handed out.
-        limit, spill: as in `umem.managed` and `umem.hybrid`.
+        limit: as in `umem.managed`.
+        spill: as in `umem.hybrid`.
         advice: advice for tensors as they are allocated, by a pattern of their labels:
             ``{"SparseMatMul.matrix*": "read_mostly"}``.
         allocator: ``"caching"`` as CuPy's pool, ``"plain"`` without one.

@@ -188,9 +188,9 @@ class Trace:
 
         Args:
             path: a regular file.
-            max_events, max_bytes: how many events are read, and how much text once it is
-                decompressed, at most; `umem.trace.file` has the defaults. A small file can hold
-                more than fits any memory.
+            max_events: how many events are read at most; `umem.trace.file` has the defaults.
+            max_bytes: how much text is read at most, once it is decompressed. A small file can
+                hold more than fits any memory.
 
         Raises:
             TraceError: no such file, not a trace, truncated, longer than allowed, from a newer

@@ -85,7 +85,7 @@ class VirtualGPU(Device):
         self.spec, self.name, self.ordinal = spec, spec.name, 0
         self.model = Model(spec, costs, allocator, backend, lambda: self.policy, clocks)
         self.recorder: Recorder | None = None
-        self._watches: tuple[EventWatch, ...] = ()
+        self.watches: tuple[EventWatch, ...] = ()
         self._everywhere: tuple[list[Policy], ...] = ()
 
     # -- Device ----------------------------------------------------------------------------
@@ -141,12 +141,12 @@ class VirtualGPU(Device):
 
     def _entered(self, scope: Scope) -> None:
         with self.model.lock:
-            self._watches = (*self._watches, *_watching(scope.payload))
+            self.watches = (*self.watches, *_watching(scope.payload))
 
     def _unwatch(self, watch: EventWatch) -> None:
         self.settle()
         with self.model.lock:
-            self._watches = tuple(each for each in self._watches if each is not watch)
+            self.watches = tuple(each for each in self.watches if each is not watch)
 
     def settle(self) -> None:
         """Tell watchers of every array that died so far."""
@@ -234,7 +234,7 @@ class VirtualGPU(Device):
             if event.tensor not in self.model.tensors:
                 return  # a signal has interrupted its allocation
         self.model.on_event(event)
-        for watch in self._watches:
+        for watch in self.watches:
             if type(event) is Free or watch in derived(_watching):
                 watch.on_event(event)
 

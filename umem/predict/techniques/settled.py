@@ -64,7 +64,7 @@ def _marked(trace: Trace) -> tuple[Trace, list[int]]:
     # What comes after the last update is no whole step, but for what goes with the step's graph.
     rest = pieces.pop() if len(pieces) > 1 else []
     frees = takewhile(lambda event: isinstance(event, Free), rest)
-    period = _period([[e.name for e in piece if isinstance(e, Op)] for piece in pieces])
+    period = period_of([[e.name for e in piece if isinstance(e, Op)] for piece in pieces])
     events: list[Event] = []
     ends: list[int] = []
     for number, piece in enumerate(pieces, 1):
@@ -76,7 +76,7 @@ def _marked(trace: Trace) -> tuple[Trace, list[int]]:
     return trace.with_events(events), ends
 
 
-def _period(steps: list[list[str]]) -> int:
+def period_of(steps: list[list[str]]) -> int:
     """After how many updates the same operations come again; the first update may differ.
 
     By the longest end that is also a beginning: Knuth, Morris and Pratt, 1977.
