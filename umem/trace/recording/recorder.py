@@ -14,7 +14,6 @@ from __future__ import annotations
 import gc
 import sys
 import tracemalloc
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -25,55 +24,15 @@ from umem.errors import OutOfMemoryError, StateError
 from umem.scopes import Scope, Scoped, changed
 from umem.trace.events import Alloc, Event, Free, Hint, Mark
 from umem.trace.recording.buffer import Boundary, Raw, Store, decode_op
-from umem.trace.recording.sources import Source, add_source, start_sources, stop_sources
-from umem.trace.recording.storage import Reach, address_of, part_of, root_of
-from umem.trace.recording.thread import (
-    Following,
-    Measured,
-    active,
-    forget_operation,
-    inside,
-    paused,
-)
+from umem.trace.recording.sources import start_sources, stop_sources
+from umem.trace.recording.storage import Reach, RootRef, address_of, part_of, root_of
+from umem.trace.recording.thread import Following, Measured, active, forget_operation, inside
 from umem.trace.stacks import user_places
 from umem.trace.trace import Trace
 
-__all__ = [
-    "Measured", "Reach", "Recorder", "Source", "active", "add_source", "address_of", "inside",
-    "paused", "record", "root_of",
-]  # fmt: skip
+__all__ = ["Measured", "Reach", "Recorder", "active", "address_of", "inside", "root_of"]
 
 Measure = Literal["time", "workspace"]
-
-
-class _Ref(weakref.ref[Any]):
-    """A weak reference to a root array that knows how it was stored, see `Raw`, and its address.
-
-    The address is None until a part of the array is used.
-    """
-
-    __slots__ = ("address", "key", "whole")
-    key: int
-    whole: Reach
-    address: int | None
-
-
-def record(*, measure: Measure = "time", stacks: bool = False) -> Recorder:
-    """Record the operations of a block: ``with umem.record() as recorder: step()``.
-
-    Args:
-        measure: ``"time"``, which leaves workspace unknown and the peak too low by it; or
-            ``"workspace"``, a calibration pass of its own whose measured workspace
-            `Trace.with_workspace` adds to a trace of the same step.
-        stacks: keep with each tensor the user's places that made it, for reports to name lines.
-
-    The trace is at ``recorder.trace``, during the block and after it.
-    """
-    if measure not in ("time", "workspace"):
-        raise StateError(f"measure is 'time' or 'workspace'; got {measure!r}")
-    if not isinstance(stacks, bool):
-        raise StateError(f"stacks is True or False; got {stacks!r}")
-    return Recorder(measure=measure, stacks=stacks)
 
 
 class Recorder(Scoped["Recorder"], Following):
@@ -108,8 +67,8 @@ class Recorder(Scoped["Recorder"], Following):
         self._last_stack: tuple[Any, ...] = ()
         self._store = Store() if keep else None
         self._raw: list[Raw] | None = None if self._store is None else self._store.raw
-        self._known: dict[int, _Ref] = {}
-        self._dead: deque[_Ref] = deque()
+        self._known: dict[int, RootRef] = {}
+        self._dead: deque[RootRef] = deque()
         self._note_death = self._dead.append
         self._count = 0
         self._owns_tracemalloc = False
@@ -353,7 +312,7 @@ class Recorder(Scoped["Recorder"], Following):
         count = self._count
         self._count = count + 1
         whole: Reach = (count, 0, int(root.nbytes), kind, label, uploaded)
-        ref = _Ref(root, self._note_death)
+        ref = RootRef(root, self._note_death)
         ref.key = id(root)
         ref.whole = whole
         ref.address = None

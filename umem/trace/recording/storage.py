@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
 
 Reach = tuple[Any, ...]
 """An `Access` while recording: a plain tuple that begins with tensor, start and stop."""
+
+
+class RootRef(weakref.ref[Any]):
+    """A weak reference to a root array that knows how it was stored, see `Raw`, and its address.
+
+    The address is None until a part of the array is used.
+    """
+
+    __slots__ = ("address", "key", "whole")
+    key: int
+    whole: Reach
+    address: int | None
 
 
 def root_of(array: Any) -> Any:
