@@ -98,15 +98,16 @@ def renumbered(event: Event, numbers: Mapping[int, int]) -> Event:
     Raises:
         KeyError: a tensor has no other number.
     """
-    if isinstance(event, Alloc):
+    if type(event) is Alloc:
         return Alloc(numbers[event.tensor], *event[1:])
-    if isinstance(event, Free):
+    if type(event) is Free:
         return Free(numbers[event.tensor])
     return with_accesses(event, partial(_moved, numbers))
 
 
 def _moved(numbers: Mapping[int, int], accesses: Accesses) -> Accesses:
-    return tuple([Access(numbers[tensor], start, stop) for tensor, start, stop in accesses])
+    make = tuple.__new__  # half the time of `Access`, of which a step has ten thousands
+    return tuple([make(Access, (numbers[each[0]], each[1], each[2])) for each in accesses])
 
 
 def numbered_by_birth(events: Iterable[Event]) -> Iterator[Event]:

@@ -11,7 +11,7 @@ from umem.planner.prefetch.order import Iteration, Order
 from umem.predict.techniques.subject import Subject
 from umem.predict.techniques.technique import Prepared
 from umem.trace.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
-from umem.trace.walk import Alive, numbered_by_birth
+from umem.trace.walk import renumbered
 from umem.units import format_bytes
 
 DEPTH = 2
@@ -50,30 +50,27 @@ def lookahead(subject: Subject, trace: Trace, gpu: GpuSpec, line: str) -> Prepar
 
 
 def with_moves(trace: Trace, depth: int, capacity_bytes: int) -> Trace:
-    """A trace with the hints that `LookaheadPrefetch` gives: learns a step, helps the next.
-
-    Its tensors are numbered by birth.
-    """
+    """A trace with the hints that `LookaheadPrefetch` gives: learns a step, helps the next."""
     helper = _Helper(depth, capacity_bytes)
     found: list[Event] = []
     ends = (i for i in range(len(trace.events) - 1, -1, -1) if trace.events[i] == Mark("step"))
     last = next(ends, len(trace.events))  # what it learns there helps no step
-    for index, event in enumerate(numbered_by_birth(trace.events)):
+    for event in trace.events[:last]:
         found.append(event)
-        if index < last:
-            found += helper.after(event)
-    return trace.with_events(found)
+        found += helper.after(event)
+    return trace.with_events([*found, *trace.events[last:]])
 
 
 class _Helper:
     """Follows a trace as `umem.chainer.lookahead.session` follows a run.
 
-    Tensors are numbered by birth, which an `Iteration` knows old ones by.
+    Tensors go by the order of their birth, which an `Iteration` knows old ones by.
     """
 
     def __init__(self, depth: int, capacity_bytes: int) -> None:
         self._depth, self._capacity = depth, capacity_bytes
-        self._alive = Alive()
+        self._births: dict[int, int] = {}
+        self._alive: dict[int, Alloc] = {}  # by birth
         self._bytes: dict[int, int] = {}
         self._iteration = Iteration(0)
         self._order: Order | None = None
@@ -84,18 +81,22 @@ class _Helper:
         """The hints that come after an event."""
         if isinstance(event, Op):
             return self._after_op(event)
-        self._alive.follow(event)
         if isinstance(event, Alloc):
-            self._bytes[event.tensor] = event.nbytes
+            self._births[event.tensor] = birth = len(self._bytes)
+            self._alive[birth], self._bytes[birth] = event, event.nbytes
         elif isinstance(event, Free):
-            self._iteration.free(event.tensor)
+            birth = self._births.pop(event.tensor)
+            self._iteration.free(birth)
+            del self._alive[birth]
         elif event == Mark("step"):
             self._learn()
         return ()
 
     def _after_op(self, op: Op) -> Sequence[Hint]:
         number = len(self._iteration.steps)
-        step = self._iteration.add(op, self._bytes)
+        by_birth = renumbered(op, self._births)
+        assert isinstance(by_birth, Op)
+        step = self._iteration.add(by_birth, self._bytes)
         if self._order is None or not self._follows:
             return ()
         self._follows = self._order.steps[number : number + 1] == (step,)
@@ -108,13 +109,13 @@ class _Helper:
         births = self._iteration.tensors
         for slot in slots:
             birth = births[slot] if slot < len(births) else order.kept.get(slot)
-            alloc = None if birth is None else self._alive.tensors.get(birth)
+            alloc = None if birth is None else self._alive.get(birth)
             if alloc is not None:
                 whole = Access(alloc.tensor, 0, alloc.nbytes)
                 yield Hint("prefetch", (whole,), place, overlap=True)
 
     def _learn(self) -> None:
-        kinds = {birth: alloc.kind for birth, alloc in self._alive.tensors.items()}
+        kinds = {birth: alloc.kind for birth, alloc in self._alive.items()}
         known = self._order
         order = self._iteration.order(self._iteration.kept(kinds if known is None else None))
         if known is None or (known.steps, known.kept.keys()) != (order.steps, order.kept.keys()):
