@@ -27,17 +27,7 @@ ANNEXES = ("compat", "graphs")
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
 LONGEST = 350
 STILL_LONG = {"umem.chainer.source", "umem.cli.run", "umem.trace.recording.recorder"}
-STILL_TWICE = {
-    "Block",
-    "Graph",
-    "Pass",
-    "Recording",
-    "Tape",
-    "_Again",
-    "_Bar",
-    "_Reader",
-    "_Step",
-}
+STILL_TWICE = {"Block", "Graph", "Pass", "Recording", "Tape", "_Again", "_Bar", "_Reader", "_Step"}
 PARALLEL = {"devices/cuda", "devices/virtual"}
 """Folders whose files bear the same names where they do the same."""
 

@@ -13,7 +13,7 @@ SAMPLE_LIMIT = 20_000
 
 @dataclass(frozen=True)
 class Figures:
-    """What a virtual GPU has counted so far; all of it simulated.
+    """The counts of a virtual GPU so far; all of it simulated.
 
     ``peak_bytes`` is the most that tensors and workspace held at once, ``reserved_peak_bytes``
     what the pools took for that, ``resident_peak_bytes`` the most VRAM in use. Migrated bytes
@@ -69,12 +69,12 @@ class Counters:
         self.timeline.clear()
 
     def hold(self, nbytes: int, extra: int = 0) -> None:
-        """Tensors hold ``nbytes`` more, and a workspace of ``extra`` for a moment."""
+        """Count that tensors hold ``nbytes`` more, and a workspace of ``extra`` for a moment."""
         self.live_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + extra)
 
     def hold_vram(self, resident_count: int) -> None:
-        """So many blocks of VRAM are in use."""
+        """Count that so many blocks of VRAM are in use."""
         if resident_count > self.resident_peak_count:
             self.resident_peak_count = resident_count
 
@@ -91,7 +91,7 @@ class Counters:
             self._stride *= 2
 
     def figures(self, clock: Clock) -> Figures:
-        """The totals as they stand."""
+        """Sum up the totals as they stand."""
         moves, ends = self.moves, self.step_ends
         return Figures(
             seconds=clock.seconds,
