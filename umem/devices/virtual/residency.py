@@ -92,8 +92,10 @@ class Residency:
         elif not advised:
             self._bring_in(start, stop, moves, False)
         else:
-            for low, high, advice in self._runs(start, stop):
-                self._touch_run(low, high, advice, write, moves)
+            while start < stop:  # no generator: this is the busiest loop where there is advice
+                end = end_of_run(self.advice, start, stop)
+                self._touch_run(start, end, self.advice[start], write, moves)
+                start = end
         return moves
 
     def prefetch(self, start: int, stop: int) -> BlockMoves:
@@ -342,8 +344,7 @@ class Residency:
 
     def _runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Find maximal runs of equal advice."""
-        low = start
-        while low < stop:
-            high = end_of_run(self.advice, low, stop) if self._advised else stop
-            yield low, high, self.advice[low]
-            low = high
+        while start < stop:
+            end = end_of_run(self.advice, start, stop) if self._advised else stop
+            yield start, end, self.advice[start]
+            start = end
