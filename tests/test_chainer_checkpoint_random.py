@@ -14,7 +14,7 @@ import pytest
 from checkpoint_cases import agree, draw, plain, variable
 
 from umem.chainer import checkpoint
-from umem.chainer.checkpointing import random_state as randomness
+from umem.chainer.checkpointing import region_state as randomness
 from umem.errors import RecomputeError
 
 pytestmark = pytest.mark.thorough

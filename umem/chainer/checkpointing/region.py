@@ -141,7 +141,7 @@ def _output_places(leaves: Sequence[Any], first: FirstRun) -> dict[int, int]:
 
 
 def _mark(leaf: Any, given: dict[int, Any], outputs: list[int], first: FirstRun) -> Any:
-    """What stands in the result for a leaf: nothing that holds the graph of the first run."""
+    """Stand in for a leaf of the result, and hold nothing of the first run's graph."""
     if id(leaf) in given:
         return given[id(leaf)]
     if id(leaf) in outputs:
@@ -188,7 +188,7 @@ def flatten(value: Any, wanted: Callable[[Any], bool]) -> tuple[list[Any], Shape
 
 
 def rebuild(leaves: list[Any], shape: Shape) -> Any:
-    """What `flatten` took apart, with these leaves."""
+    """Put together again what `flatten` took apart, with these leaves."""
     return _put_together(iter(leaves), shape)
 
 

@@ -18,8 +18,8 @@ import chainer
 from chainer import function_node
 
 from umem.chainer.checkpointing.calls import seal
-from umem.chainer.checkpointing.random_state import RandomState
 from umem.chainer.checkpointing.region import Region, detached
+from umem.chainer.checkpointing.region_state import RandomState
 from umem.chainer.checkpointing.two_runs import FirstRun
 from umem.errors import SizeError, UnsupportedError
 

@@ -13,8 +13,7 @@ import chainer
 from chainer import function_hook
 
 from umem.chainer.checkpointing.calls import RegionCall, call_of, check_call, outside
-from umem.chainer.checkpointing.link_state import FirstCalls, SecondCalls
-from umem.chainer.checkpointing.random_state import RandomState
+from umem.chainer.checkpointing.region_state import FirstCalls, RandomState, SecondCalls
 from umem.chainer.forward_configuration import as_in_forward, configuration_now
 from umem.errors import (
     RecomputeCountError,
@@ -190,7 +189,7 @@ class SecondRun(_Hook):
 
 
 class _ThisThread(threading.local):
-    """Whether a run around this one moved the random numbers before the present function."""
+    """Tell whether a run around this one moved the random numbers before the present function."""
 
     jumped = False
 
@@ -199,12 +198,12 @@ _local = _ThisThread()
 
 
 def _real(function: Any) -> Any:
-    """What holds a function's attributes: an old-style function is behind an adapter."""
+    """The object that holds a function's attributes: an old-style one is behind an adapter."""
     return getattr(function, "_function", None) or function
 
 
 def _lasts(node: Any) -> bool:
-    """Whether a node from outside a region was there before it, as far as can be told.
+    """Tell whether a node from outside a region was there before it, as far as can be told.
 
     A leaf may as well be a constant that each run makes for itself.
     """

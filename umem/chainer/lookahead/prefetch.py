@@ -76,7 +76,7 @@ class LookaheadPrefetch:
             session.stop()
 
     def report(self) -> LookaheadReport:
-        """What was done since the block was entered; stays readable after it."""
+        """Report what was done since the block was entered; readable after it, too."""
         return self._report if self._session is None else self._session.report
 
     def print_report(self, file: TextIO | None = None) -> None:

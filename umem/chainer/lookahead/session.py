@@ -35,7 +35,7 @@ USABLE = 0.95
 
 @dataclass(frozen=True)
 class LookaheadReport:
-    """What `LookaheadPrefetch` has done so far.
+    """Counts what `LookaheadPrefetch` has done so far.
 
     Attributes:
         iteration_count: updates seen.
@@ -73,7 +73,7 @@ class Follower(Recorder):
         self._refs: dict[int, Callable[[], Any]] = {}
 
     def is_last(self) -> bool:
-        """Whether every other recorder has seen what this one sees; if not, from now on.
+        """Tell whether every other recorder has seen what this one sees; if not, from now on.
 
         The hints are events too, and must not come before the operation that they follow.
         """
@@ -286,5 +286,5 @@ class Session:
 
 
 def _differs(known: Learned, order: Order, capacity_bytes: int | None) -> bool:
-    """Whether the moves planned for the same steps no longer suit."""
+    """Tell whether the moves planned for the same steps no longer suit."""
     return known.order.kept.keys() != order.kept.keys() or known.capacity_bytes != capacity_bytes

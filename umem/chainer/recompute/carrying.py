@@ -1,4 +1,4 @@
-"""From what was seen of a graph to what its passes have to do."""
+"""Plans a graph that was seen, and sorts the plan's actions by when they are due."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Budget = int | float | None
 
 
 class Target(NamedTuple):
-    """What to plan for; see `umem.chainer.Recompute`."""
+    """The budget, the method and how strict to be; see `umem.chainer.Recompute`."""
 
     budget: Budget
     method: Method
@@ -25,7 +25,7 @@ class Target(NamedTuple):
 
 
 def check_budget(budget: int | str) -> Budget:
-    """What a user may give as a budget.
+    """Read a budget as a user gives it.
 
     Raises:
         SizeError: it is none.

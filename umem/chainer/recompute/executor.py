@@ -1,4 +1,4 @@
-"""What Chainer tells a `Recompute`, and what is then done to the pass that is going on."""
+"""Follows what Chainer does, and has the pass that is going on do its part."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Executor(Subscriber):
             self._training.finish(now, whole)
 
     def _is_elsewhere(self) -> bool:
-        """Whether a backward begins in another thread than the block's, or inside of another."""
+        """Tell whether a backward begins in another thread, or inside of another backward."""
         here = threading.get_ident() == self._thread
         return not here or self._inside or self._in_plain or self._depth > 0
 

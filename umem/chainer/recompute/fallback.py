@@ -1,4 +1,4 @@
-"""What is dropped while a graph is being learned, and no plan says what to keep.
+"""Drops by a fixed rule, while a graph is being learned and there is no plan yet.
 
 Calls are taken in blocks of growing length, about the square root of twice their number. A block
 ends once it is long enough and little of it is still held by the user as variables: that is what

@@ -1,4 +1,4 @@
-"""What is remembered of a training run: the graphs that were seen, and what the user was told."""
+"""Remembers the graphs of a training run, plans them, and tells the user once what goes wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AGAIN = "it goes backward again after an update"
 
 
 class Graphs:
-    """What is known of every graph, in the order in which they were first seen.
+    """The graphs that were seen, the oldest first, and all that is remembered of them.
 
     Args:
         target: what to plan for.
@@ -126,7 +126,7 @@ class Graphs:
                 self.note(other.number, differed=False)
 
     def to_measure(self, alike: Sequence[SeenGraph], *, plain: bool) -> str | None:
-        """What the pass that begins is to be measured for: its workspace, its peak, or nothing."""
+        """Choose what to measure in the pass that begins: ``workspace``, ``peak`` or nothing."""
         wait = [one for one in alike if one.history.never is None and one.history.tries < MANY]
         unmeasured = [one for one in wait if one.plan is None and not one.history.is_measured]
         unfollowed = [one for one in wait if one.plan is not None and not one.history.followed]
@@ -143,7 +143,7 @@ class Graphs:
         self._waiting = []
 
     def is_unmeasured(self, signatures: Sequence[Signature]) -> bool:
-        """Whether a graph that begins with these calls has to be measured."""
+        """Tell whether a graph that begins with these calls has to be measured."""
         return any(
             not seen.history.is_measured and seen.tape.begins_with(signatures) for seen in self
         )

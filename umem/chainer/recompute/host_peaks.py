@@ -42,7 +42,7 @@ class HostPeaks:
         self.what = None
 
     def call_begins(self) -> None:
-        """What comes now is one call's."""
+        """Measure one call from here on."""
         if self.what == "workspace" and not self._blind:
             tracemalloc.reset_peak()
 

@@ -71,7 +71,7 @@ def wire(
 
 
 def is_from_elsewhere(wiring: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether an input was made in an earlier pass."""
+    """Tell whether an input was made in an earlier pass."""
     return any(entry[0] == GOES_ON or (entry[0] >= 0 and entry[-1]) for entry in wiring)
 
 

@@ -63,7 +63,7 @@ class Observed(NamedTuple):
 def observe(
     call: Call, func: Any, inputs: Any, before: Before, seconds: float, workspace: int
 ) -> Observed:
-    """What one call made, kept on itself and changed."""
+    """Look at a call that has just run: what it made, kept on itself and changed."""
     owner = owner_of(func)
     new = {k: v for k, v in vars(owner).items() if before.state.get(k) is not v and k not in _OWN}
     lists = {key: _arrays([(key, value)]) for key, value in new.items()}
@@ -140,7 +140,7 @@ def _random() -> bytes:
 
 
 class Beside(NamedTuple):
-    """What there is beside a graph's own arrays, between forward and backward.
+    """Arrays beside a graph's own, between forward and backward.
 
     Attributes:
         constant_bytes: parameters and other arrays from outside that its calls read.
@@ -195,7 +195,7 @@ def state_bytes(rule: Any) -> int:
 
 
 def does_more(kind: type) -> bool:
-    """Whether the backward of a function may do more than compute gradients."""
+    """Tell whether the backward of a function may do more than compute gradients."""
     if kind.__module__.startswith(("chainer.", "umem.")):
         return kind.__name__ in ("Forget", "Checkpoint")
     return not getattr(kind, "umem_recomputable", False)

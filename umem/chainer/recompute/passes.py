@@ -86,22 +86,22 @@ class Pass:
 
     @property
     def learns(self) -> bool:
-        """Whether it has to observe its calls."""
+        """True where it has to observe its calls."""
         return self._seen is None
 
     @property
     def looks(self) -> bool:
-        """Whether the next call may be observed: a pass has left the plan at this one before."""
+        """True where the next call may be observed: a pass has left the plan at this one before."""
         return self._seen is None or len(self.calls) in self._seen.history.forks
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it can still be used."""
+        """True where nothing of it can still be used."""
         return bool(self.calls) and not any(call.has_graph for call in self.calls)
 
     @property
     def is_unusual(self) -> bool:
-        """Whether backward may read what is neither there nor planned to be made again."""
+        """True where backward may read what is neither there nor planned to be made again."""
         if self._seen is None or self.never is not None or self.reads.is_changed:
             return True
         order = self._seen.history.order
@@ -109,7 +109,7 @@ class Pass:
 
     @property
     def has_nested(self) -> bool:
-        """Whether a call's backward had a backward of its own inside."""
+        """True where a call's backward had a backward of its own inside."""
         return self._nested
 
     # -- what others say of it -------------------------------------------------------------
@@ -124,7 +124,7 @@ class Pass:
         self.reads.stop_copying()
 
     def go_stale(self) -> None:
-        """What comes next reads other arrays, and is another pass."""
+        """End with the next call: it reads other arrays, and begins another pass."""
         self.is_stale = True
 
     def become_whole(self) -> bool:

@@ -13,7 +13,7 @@ ENDED_EARLY = "a pass ended before its plan did: it keeps the rest"
 
 
 def other_call(index: int, label: str) -> str:
-    """What to tell the user of a pass that leaves what was learned."""
+    """Word a warning: a pass leaves the graph that was learned."""
     return (
         f"call {index} ({label}) is not what was planned: this pass keeps everything from there "
         "on. A graph that comes back is planned for"
@@ -39,19 +39,19 @@ class PlainPass:
 
     @property
     def is_over(self) -> bool:
-        """Whether the next call is one of another pass: nothing of this one can still be used."""
+        """True where the next call begins another pass: nothing of this one can still be used."""
         if not self._funcs or self.went_back or self.is_stale:
             return True
         return self._funcs[-1]() is None and not self.has_graph
 
     @property
     def has_graph(self) -> bool:
-        """Whether anything of its graph is alive."""
+        """True where anything of its graph is alive."""
         return any(reference() is not None for reference in reversed(self._funcs))
 
     @property
     def is_empty(self) -> bool:
-        """Whether no function was applied: the first of them has failed."""
+        """True where no function was applied: the first of them has failed."""
         return not self._funcs
 
     def add(self, func: Any, outputs: Any) -> None:
@@ -67,7 +67,7 @@ class PlainPass:
         self.differs = other_call(index, func.label)
 
     def go_stale(self) -> None:
-        """What comes next reads other arrays, and is another pass."""
+        """End with the next call: it reads other arrays, and begins another pass."""
         self.is_stale = True
 
     def finish(self) -> bool:

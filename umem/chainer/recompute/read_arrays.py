@@ -47,12 +47,12 @@ class ReadArrays:
         self._reads.update(map(id, arrays))
 
     def has(self, array: Any) -> bool:
-        """Whether a call has read it."""
+        """Tell whether a call has read it."""
         return id(array) in self._reads
 
     @property
     def is_changed(self) -> bool:
-        """Whether an optimizer has changed any parameter since."""
+        """True where an optimizer has changed any parameter since."""
         return bool(self._changed)
 
     def before_update(self, array: Any) -> None:

@@ -16,12 +16,14 @@ from types import TracebackType
 
 from umem.chainer.recompute.carrying import Target, check_budget
 from umem.chainer.recompute.executor import Executor
-from umem.chainer.recompute.plan_report import curves, describe
 from umem.chainer.recompute.seen import SeenGraph
 from umem.chainer.recompute.training import Training
 from umem.errors import StateError
 from umem.files import whole
+from umem.planner import simulate
 from umem.planner.plans import Method
+from umem.planner.referee import Simulation
+from umem.units import format_bytes
 
 __all__ = ["Recompute"]
 
@@ -115,7 +117,7 @@ class Recompute:
 
     @property
     def graphs(self) -> tuple[SeenGraph, ...]:
-        """What is known of each graph that was seen, in that order; values that never change."""
+        """Every graph that was seen, the oldest first, as values that never change."""
         return tuple(self._training.graphs)
 
     @property
@@ -129,7 +131,7 @@ class Recompute:
         return max(found, key=lambda pair: pair[0], default=(0, None))[1]
 
     def report(self, picture: str | Path | None = None) -> str:
-        """What was planned for each graph that was seen, predicted and measured.
+        """Describe the plan of each graph that was seen, predicted and measured.
 
         Args:
             picture: also write the predicted memory over the step, before and after, as PNG.
@@ -157,3 +159,68 @@ class Recompute:
         budget = self._budget if isinstance(self._budget, int) else None
         with whole(Path(path), force=True) as file:
             draw_steps(*curves(largest), budget, largest.history.measured_bytes, file)
+
+
+# -- reports ------------------------------------------------------------------------------------
+
+NAMED = 6
+"""So many names are written out."""
+
+
+def describe(seen: SeenGraph) -> str:
+    """One graph: predicted and measured, what is kept and what runs again."""
+    history, tape, problem = seen.history, seen.tape, seen.problem
+    head = f"a graph of {len(tape.observed)} calls: "
+    if seen.plan is None:
+        why = history.never or history.refused or "it was not seen often enough yet"
+        return f"{head}not planned: {why}"
+    plan, constant = seen.plan.solution.plan, seen.plan.solution.constant_bytes
+    floor, node = problem.floor
+    left_alone = "a plain step fits, and is left as it is"
+    rerun, again = history.rerun_seconds, [name for block in plan.recomputed for name in block]
+    lines = [
+        head + (left_alone if seen.plan.fits else f"planned by {plan.method}"),
+        f"  peak: {format_bytes(seen.plan.peak_bytes)} predicted, "
+        f"{_or_not(history.measured_bytes)}; {format_bytes(seen.plan.plain_bytes)} predicted "
+        f"for a plain step; the floor is {format_bytes(floor)} ({node})",
+        f"  parameters, state and inputs: {format_bytes(constant)} of it",
+        f"  overhead: {_share(plan.overhead, tape.seconds)} of the forward pass predicted, "
+        + ("not measured yet" if rerun is None else f"{_share(rerun, tape.seconds)} measured"),
+        f"  kept: {_names(list(plan.kept))}",
+        f"  run again: {_names(again)}",
+    ]
+    stay = [n for n, o in zip(problem.names, tape.observed, strict=True) if not o.again]
+    if stay:
+        lines.append(f"  cannot run again, and are kept: {_names(stay)}")
+    return "\n".join(lines)
+
+
+def _or_not(count: int | None) -> str:
+    return "not measured yet" if count is None else f"{format_bytes(count)} measured"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "0%"
+
+
+def _names(names: list[str]) -> str:
+    if not names:
+        return "nothing"
+    more = len(names) - NAMED
+    text = ", ".join(names[:NAMED])
+    return f"{len(names)} calls ({text}{f' and {more} more' if more > 0 else ''})"
+
+
+def curves(seen: SeenGraph) -> tuple[list[int], list[int]]:
+    """Predicted bytes over the actions of a step: a plain one, and by the plan."""
+    assert seen.plan is not None
+    constant = seen.problem.constant_bytes(packs=False, plain=True)
+    before = _curve(seen.problem.plain_step, constant)
+    if seen.plan.fits:
+        return before, before
+    solution = seen.plan.solution
+    return before, _curve(simulate(solution.graph, solution.plan), solution.constant_bytes)
+
+
+def _curve(simulation: Simulation, constant: int) -> list[int]:
+    return [constant + moment.during_bytes for moment in simulation.timeline]

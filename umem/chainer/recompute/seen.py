@@ -1,4 +1,4 @@
-"""A graph that was seen: what it is, what its passes have shown, and its plan. Never changed."""
+"""A graph that was seen, in three values that never change: its tape, its history, its plan."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Tape:
 
     @cached_property
     def looks(self) -> tuple[Look, ...]:
-        """What passes are compared by where nothing is done to them."""
+        """The traits that a pass is compared by where nothing is done to it."""
         return tuple(
             (kind, tuple((at, *e[2:]) for at, e in enumerate(wiring) if e[0] == LEAF), made)
             for kind, wiring, made in self.signatures
@@ -54,7 +54,7 @@ class Tape:
         return sum(o.seconds for o in self.observed)
 
     def begins_with(self, signatures: Sequence[Signature]) -> bool:
-        """Whether these are its first calls."""
+        """Tell whether these are its first calls."""
         return list(self.signatures[: len(signatures)]) == list(signatures)
 
 
@@ -83,7 +83,7 @@ def tape_of(calls: Sequence[Call], observed: Sequence[Observed]) -> Tape:
 
 @dataclass(frozen=True)
 class History:
-    """What the passes of a graph have shown; it is only ever replaced.
+    """The lessons of a graph's passes; replaced, never changed.
 
     Attributes:
         constant_bytes: parameters and other arrays from outside that it reads; the most so far.
@@ -152,7 +152,7 @@ class History:
         return beside + sum(self.held_gradients.values())
 
     def goes_back_alike(self, ranks: Sequence[int]) -> bool:
-        """Whether a plain backward of calls with these ranks takes them in the order it took them.
+        """Tell whether a plain backward takes calls with these ranks in the order that was seen.
 
         Ranks are depths, and those of a recurrent state that was cut go on from where it was made:
         the same graph may go backward in another order. Chainer compares ranks, and nothing else.
@@ -213,7 +213,7 @@ class Carried:
 
     @property
     def peak_bytes(self) -> int:
-        """What the plan promises, in all."""
+        """The peak that the plan promises, in all."""
         return self.plain_bytes if self.fits else self.solution.peak_bytes
 
 
@@ -228,7 +228,7 @@ class SeenGraph:
 
     @property
     def is_left_alone(self) -> bool:
-        """Whether passes that begin like this one need not be followed."""
+        """True where passes that begin like this one need not be followed."""
         plan, history = self.plan, self.history
         if plan is None or not plan.fits or history.differed:
             return False
@@ -236,7 +236,7 @@ class SeenGraph:
 
     @cached_property
     def problem(self) -> Problem:
-        """What there is to plan."""
+        """The planning problem: the calls with all that they need, and the bytes beside them."""
         tape, history = self.tape, self.history
         calls = tuple(
             CallFacts(

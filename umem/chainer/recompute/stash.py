@@ -1,4 +1,4 @@
-"""What a function keeps on itself for its backward: dropped with its outputs, drawn only once.
+"""A function's stash, which it keeps on itself for its backward: dropped, packed, never redrawn.
 
 A dropout's mask is one bit an element while nobody reads it. That holds for
 `chainer.functions.dropout` on arrays of NumPy or CuPy, whose mask is zero or one scale; masks that
@@ -21,7 +21,7 @@ DRAWS = frozenset((
 
 
 class Stash:
-    """What one call keeps on itself.
+    """The arrays that one call keeps on itself.
 
     Args:
         kind: the function's class.

@@ -110,12 +110,12 @@ class Call:
 
     @property
     def has_graph(self) -> bool:
-        """Whether the function's node is alive, and in a graph."""
+        """True where the function's node is alive, and in a graph."""
         return not self.is_cut and self._func() is not None
 
     @property
     def has_func(self) -> bool:
-        """Whether the function is alive, and could run."""
+        """True where the function is alive, and could run."""
         return self._func() is not None
 
     def nodes(self) -> Iterator[tuple[int, Any]]:
@@ -155,7 +155,7 @@ class Call:
             func.rank = rank
 
     def is_held(self) -> bool:
-        """Whether the user still holds an output as a variable."""
+        """Tell whether the user still holds an output as a variable."""
         return any(node.get_variable_or_none() is not None for _, node in self.nodes())
 
     # -- dropping and making again ---------------------------------------------------------
@@ -222,7 +222,7 @@ class Call:
         return made
 
     def find(self, output: int) -> bool:
-        """Whether an output is there, held here or by the graph."""
+        """Tell whether an output is there, held here or by the graph."""
         return self.values is not None or self.value(output) is not None
 
     def value(self, output: int) -> Any:
@@ -314,7 +314,7 @@ class Call:
         return made
 
     def lacks_own(self) -> bool:
-        """Whether outputs that it retains, or what it keeps on itself, were dropped."""
+        """Tell whether outputs that it retains, or what it keeps on itself, were dropped."""
         func = self.func
         gone = func._output_indexes_to_retain is not None and func._retained_output_data is None
         return gone or self.stash.is_dropped

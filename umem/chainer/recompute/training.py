@@ -31,7 +31,7 @@ OTHER_ORDER = (
 
 
 class Training:
-    """What is going on in a training run.
+    """The passes of a training run, one after another.
 
     Args:
         target: what to plan for.
@@ -185,7 +185,7 @@ class Training:
         return [call for reference in self._alive if (call := reference()) is not None]
 
     def has_earlier(self) -> bool:
-        """Whether graphs of earlier passes are alive."""
+        """Tell whether graphs of earlier passes are alive."""
         self._earlier = sum(one() is not None for one in self._alive[: self._earlier])
         self._alive = [reference for reference in self._alive if reference() is not None]
         return bool(self._alive)
@@ -300,7 +300,7 @@ def _make_whole(calls: Iterable[Call]) -> None:
 
 
 def _reaches_more(now: Pass, seen: SeenGraph, nodes: Iterable[Any]) -> bool:
-    """Whether a backward from these nodes comes to calls that it did not come to when learned.
+    """Tell whether a backward from these nodes comes to calls that it did not come to when learned.
 
     Then their place is not known. A variable may have been cut, or its gradient not asked for.
     """
