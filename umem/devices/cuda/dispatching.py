@@ -77,6 +77,7 @@ class Layer:
     def _below(self) -> Malloc:
         if self._before is not None:
             return self._before
+        # CuPy tells of the process's allocator only to a thread that has none of its own.
         now = memory._get_thread_local_allocator()
         try:
             memory._set_thread_local_allocator(None)
