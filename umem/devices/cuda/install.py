@@ -125,7 +125,7 @@ class Installer:
                 process after it is still in; nothing has changed.
         """
         dispatching.clear()
-        # CuPy refuses to set an allocator beside a thread's own, and only this private tells of one.
+        # CuPy refuses to set one beside a thread's own, and only this private tells of that.
         if memory._get_thread_local_allocator() is not None:
             raise StateError(_IN_A_BLOCK.format(verb="switched off"))
         for installed in self._everywhere[:-1]:
