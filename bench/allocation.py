@@ -91,7 +91,7 @@ def beside(device: CudaDevice, policy: Policy) -> Iterator[Malloc]:
     """CuPy's allocator in force for a task outside of the block that another one is in."""
     import cupy
 
-    with cupy.cuda.using_allocator(device._driver.default_pool.malloc):
+    with cupy.cuda.using_allocator(device.driver.default_pool.malloc):
         restore = copy_context().run(device.install, policy, everywhere=False)
         try:
             yield cupy.cuda.get_allocator()
@@ -106,7 +106,7 @@ def cuda_cases(device: CudaDevice, pool: str) -> list[Case]:
         return Case(pool, name, lambda: installed(device, policy, *watchers))
 
     return [
-        Case(pool, "pool alone", lambda: nullcontext(device._driver.default_pool.malloc)),
+        Case(pool, "pool alone", lambda: nullcontext(device.driver.default_pool.malloc)),
         Case(pool, "managed, for the process", lambda: everywhere(device, MANAGED)),
         Case(pool, "beside a block", lambda: beside(device, MANAGED)),
         case("unmanaged", Policy("unmanaged")),

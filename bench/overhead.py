@@ -7,6 +7,9 @@ and MemoryReport), ``live`` (a recorder and a live virtual GPU). A second proces
 imports Chainer through the compatibility layer only and takes part in the interleaving as
 ``bare``, so that ``off`` can be compared with a program that knows umem's mends and nothing else.
 
+Times are the processor's, so that other programs on the machine count little; the clock's are in
+the result beside them.
+
 Workloads: a 24-block residual network (3x3 convolution, batch normalisation, relu; batch 8, 32
 channels, 32x32 pixels) and a 200-step LSTM of small operations.
 """
@@ -29,24 +32,25 @@ from report_tables import Row, Table, figure, listed, quantity, text
 
 WORKLOADS = {"residual": ("residual", "24 blocks, sum first"), "lstm": ("LSTM", "200 narrow words")}
 BATCH = 8
+Seconds = tuple[float, float]
 STACKS_LIMIT = 1.10
 
 
 def make_step(workload: str) -> Any:
-    """A function that runs one step and returns its seconds."""
+    """A function that runs one step and returns its seconds, by the clock and of the processor."""
     from models import build  # imports Chainer, when the worker's layer is in place
 
     model = build(*WORKLOADS[workload])
     inputs = model.inputs(BATCH)
     optimizer = model.make_optimizer().setup(model.link)
 
-    def step() -> float:
-        start = time.perf_counter()
+    def step() -> Seconds:
+        start, used = time.perf_counter(), time.process_time()
         loss = model.loss(*inputs)
         model.link.cleargrads()
         loss.backward()
         optimizer.update()
-        return time.perf_counter() - start
+        return time.perf_counter() - start, time.process_time() - used
 
     return step
 
@@ -59,7 +63,7 @@ def worker(workload: str) -> None:
     step = make_step(workload)
     step()
     for _ in sys.stdin:
-        print(step(), flush=True)
+        print(*step(), flush=True)
 
 
 def conditions() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
@@ -96,7 +100,7 @@ def measure(workload: str, repeats: int) -> dict[str, Any]:
     bare = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert bare.stdin is not None and bare.stdout is not None
     on = conditions()
-    seconds: dict[str, list[float]] = {name: [] for name in ("bare", *on)}
+    both: dict[str, list[Seconds]] = {name: [] for name in ("bare", *on)}
     chance = random.Random(0)
     with ExitStack() as stack:
         stack.callback(bare.wait)
@@ -104,29 +108,37 @@ def measure(workload: str, repeats: int) -> dict[str, Any]:
         for _ in range(repeats):
             bare.stdin.write("\n")
             bare.stdin.flush()
-            seconds["bare"].append(float(bare.stdout.readline()))
+            clock, used = map(float, bare.stdout.readline().split())
+            both["bare"].append((clock, used))
             for name in chance.sample(list(on), len(on)):
                 with on[name]():
-                    seconds[name].append(step())
-    off = statistics.median(seconds["off"])
+                    both[name].append(step())
+    clock_seconds = {name: [clock for clock, _ in pairs] for name, pairs in both.items()}
+    seconds = {name: [used for _, used in pairs] for name, pairs in both.items()}
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    ratios = {
-        name: statistics.median([a / b for a, b in zip(values, seconds["off"], strict=True)])
-        for name, values in seconds.items()
-    }
     return {
         "workload": workload,
         "op_count": op_count,
         "median_op_seconds": op_seconds[len(op_seconds) // 2],
-        "off_seconds": off,
-        "ratio_to_off": ratios,
+        "off_seconds": medians["off"],
+        "ratio_to_off": ratios(seconds),
+        "clock_ratio_to_off": ratios(clock_seconds),
         "added_us_per_op": {
-            name: 1e6 * (medians[name] - off) / op_count for name in on if name != "off"
+            name: 1e6 * (medians[name] - medians["off"]) / op_count for name in on if name != "off"
         },
         "stacks_of_record": statistics.median(
             [a / b for a, b in zip(seconds["stacks"], seconds["record"], strict=True)]
         ),
         "seconds": seconds,
+        "clock_seconds": clock_seconds,
+    }
+
+
+def ratios(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """The median over the repeats of what a condition takes of ``off``."""
+    return {
+        name: statistics.median([a / b for a, b in zip(values, seconds["off"], strict=True)])
+        for name, values in seconds.items()
     }
 
 
@@ -145,7 +157,7 @@ def answer(result: common.Result) -> str:
         times = [f"{figure(row['ratio_to_off'][key])} ({row['workload']})" for row in rows]
         if times:
             said.append(f"{listed(times)} times as long {words}")
-    return f"A step takes {'; '.join(said)}."
+    return f"A step takes {'; '.join(said)}, in processor time."
 
 
 def by_condition(result: common.Result) -> Iterator[Table]:
@@ -156,6 +168,7 @@ def by_condition(result: common.Result) -> Iterator[Table]:
                 "condition": name,
                 "median": statistics.median(seconds),
                 "ratio": row["ratio_to_off"][name],
+                "clock": row.get("clock_ratio_to_off", {}).get(name),
                 "added": row["added_us_per_op"].get(name),
             }
             for name, seconds in row["seconds"].items()
@@ -164,6 +177,7 @@ def by_condition(result: common.Result) -> Iterator[Table]:
             text("condition", "condition"),
             quantity("step", "median", "ms", per=1e-3),
             quantity("of off", "ratio"),
+            quantity("of off, by the clock", "clock"),
             quantity("added to an operation", "added", "us", places=2, signed=True),
         )
         yield Table(columns, lines, f"{row['workload']}, {row['op_count']:,} operations")

@@ -122,12 +122,12 @@ def left_on(before: tuple[Any, ...]) -> list[str]:
     """Everything of umem that is on, in words."""
     found = [scope.title for scope in scopes.inside()]
     now = {
-        "umem.enable()": memory._enabled is not None,
+        "umem.enable()": memory.enabled() is not None,
         "instrumented sources": sources._state != "off" or sources._users,
         "tracemalloc": tracemalloc.is_tracing(),
         "something replaced": patched() != before,
         "an operation": measuring.inside(),
-        "watches": any(gpu._watches for gpu in GPUS),
+        "watches": any(gpu.watches for gpu in GPUS),
     }
     found += [name for name, on in now.items() if on]
     if any(still_counted(gpu) for gpu in GPUS):
@@ -139,7 +139,7 @@ def left_on(before: tuple[Any, ...]) -> list[str]:
 def still_counted(gpu: Any) -> bool:
     """Whether a virtual GPU counts an array, though none is alive; one that says that it counts no
     further, having been interrupted in the middle of an operation, is passed over."""
-    return bool(gpu.usage() and gpu.model.tensors and gpu.model._is_whole)
+    return bool(gpu.usage() and gpu.model.tensors and gpu.model.is_whole)
 
 
 def interrupted(run: Callable[[], None], before: tuple[Any, ...], counts: Counter[str]) -> bool:
@@ -171,8 +171,8 @@ def start_again(before: tuple[Any, ...]) -> None:
     """Take everything off by force, so that the next signal finds nothing of this one."""
     for scope in scopes.inside():
         scope.close()
-    if memory._enabled is not None:
-        memory._enabled._installed.close()
+    if (handle := memory.enabled()) is not None:
+        handle._installed.close()
     for user in list(sources._users):
         sources.stop_sources(user)
     tracemalloc.stop()

@@ -40,7 +40,7 @@ def stub_device() -> CudaDevice:
 
         def __init__(self) -> None:
             self.ordinal, self.name, self.cuda_major = 0, "stub", 12
-            self.vram_bytes, self.integrated, self._core = 1 << 30, False, None
+            self.vram_bytes, self.integrated = 1 << 30, False
 
         def current(self) -> Any:
             return nullcontext()

@@ -96,7 +96,7 @@ class Browser:
             self._session = None
             self.send("Browser.close")
         try:
-            self._process.wait(10)
+            self._process.wait(300)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -5,6 +5,11 @@ from __future__ import annotations
 import signal
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("umem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("umem")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,7 +32,7 @@ def _nothing_stays_on() -> object:
     from umem import scopes
     from umem.memory import process as memory
 
-    assert (memory._enabled, scopes.inside(), scopes._unfinished) == (None, (), set())
+    assert (memory.enabled(), scopes.inside(), scopes.unfinished) == (None, (), set())
 
 
 @pytest.fixture

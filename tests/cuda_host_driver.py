@@ -104,7 +104,6 @@ class HostDriver(Driver):
     def __init__(self, vram: int = GIB, host: int | None = 2 * GIB) -> None:
         self.ordinal, self.name, self.cuda_major = 0, "Host GPU", 12
         self.vram_bytes, self.host, self.integrated = vram, host, False
-        self._core = None
         self.problem: str | None = None
         self.attributes = {
             "ManagedMemory": 1,
@@ -182,11 +181,11 @@ class HostDriver(Driver):
     def prefer_host(self, address: int, nbytes: int) -> None:
         self.calls.append((PREFER_HOST, nbytes))
 
-    def _advise(self, address: int, nbytes: int, advice, place) -> None:
-        if self._core is None:
+    def advise(self, address: int, nbytes: int, advice, place) -> None:
+        if self.core is None:
             self.calls.append((advice, place, nbytes))
         else:
-            super()._advise(address, nbytes, advice, place)
+            super().advise(address, nbytes, advice, place)
 
     def prefetch_here(self, address: int, nbytes: int) -> None:
         self.calls.append((PREFETCH, nbytes))

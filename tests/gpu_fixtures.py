@@ -27,7 +27,7 @@ class OnGpu:
         gpu_guard.guard(device)
         yield device
         device.synchronize()
-        device._pools.give_back("managed", "spill", "unmanaged")
+        device.pools.give_back("managed", "spill", "unmanaged")
 
     @pytest.fixture
     def cupy(self, device):

@@ -64,7 +64,7 @@ def run(work, count, record_property) -> None:
     def guarded(number: int) -> None:
         tags = range(1 + number * 31, 32 + number * 31)
         try:
-            start.wait(30)
+            start.wait(300)
             work(number, random.Random(number), tags, count // THREADS)
         except BaseException as error:
             errors.append(error)
@@ -315,10 +315,10 @@ def test_hybrid(count, record_property):
     assert sum(fast) > count // 10 and sum(spilled) > count // 10 and vram.failures
     assert not any(ground.units)
     for kind in ("unmanaged", "spill"):
-        pool = device._pools.pool(kind)
+        pool = device.pools.pool(kind)
         assert pool.used_bytes() == 0
         pool.free_all_blocks()
-    assert set(device._pools.ledger.reserved().values()) == {0}
+    assert set(device.pools.ledger.reserved().values()) == {0}
     for memory, nbytes in ((vram, 24 * MIB), (host, 1 << 30)):
         memory.settle()
         assert memory.left == nbytes and memory.made

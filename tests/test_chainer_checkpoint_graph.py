@@ -186,14 +186,15 @@ def test_the_graph_dies_when_the_loss_does() -> None:
 
     gc.disable()
     try:
-        y = checkpoint(lambda x: F.sin(checkpoint(region, x)), x)
+        outer = lambda x: F.sin(checkpoint(region, x))  # noqa: E731
+        y = checkpoint(outer, x)
         assert made[0]() is None  # after the first run
         loss = F.sum(y)
-        nodes = [weakref.ref(y.creator_node), weakref.ref(y.creator_node._region)]
+        left = [weakref.ref(y.creator_node), weakref.ref(outer)]
         loss.backward()
         assert len(made) == 3 and all(ref() is None for ref in made)
-        del y, loss
-        assert [ref() for ref in nodes] == [None, None]
+        del y, loss, outer
+        assert [ref() for ref in left] == [None, None]
     finally:
         gc.enable()
 

@@ -147,7 +147,7 @@ def test_on_cupy_a_region_draws_from_a_seeded_generator_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake = FakeRandom()
-    monkeypatch.setattr(randomness, "_cupy_random", lambda leaves: fake)
+    monkeypatch.setattr(randomness, "cupy_random", lambda leaves: fake)
     drawn: list[list[float]] = []
     link = L.Linear(None, 2)
 
@@ -176,8 +176,8 @@ def test_cupy_is_asked_only_where_an_argument_may_be_on_it(monkeypatch: pytest.M
     monkeypatch.setitem(randomness.sys.modules, "cupy", module)
     monkeypatch.setattr(chainer.backends.cuda, "available", True)
     array = type("ndarray", (), {"dtype": np.float32, "__module__": "cupy.core"})()
-    assert randomness._cupy_random([variable(2), 3]) is None
-    assert randomness._cupy_random([None, 3]) == "its random module"
-    assert randomness._cupy_random([np.ones(2), array]) == "its random module"
+    assert randomness.cupy_random([variable(2), 3]) is None
+    assert randomness.cupy_random([None, 3]) == "its random module"
+    assert randomness.cupy_random([np.ones(2), array]) == "its random module"
     monkeypatch.setattr(chainer.backends.cuda, "available", False)
-    assert randomness._cupy_random([array]) is None
+    assert randomness.cupy_random([array]) is None

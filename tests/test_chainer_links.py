@@ -1,7 +1,8 @@
 """Every link that Chainer exports, forward and backward, in every precision it takes.
 
 As for the functions: in float64 against central differences over inputs and parameters together,
-in float16, float32 and mixed16 (float16 with float32 statistics) against float64.
+in float16, float32 and mixed16 (float16 with float32 statistics) against float64. All but a sample
+is `slow`, as there.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 from test_chainer_compat_shims import chainer
-from test_chainer_functions import TOLERANCE, flatten, weights_for
+from test_chainer_functions import DTYPES, TOLERANCE, flatten, slow_but, weights_for
 
 pytestmark = pytest.mark.thorough
 
+SAMPLE = set(
+    "BatchNormalization BinaryHierarchicalSoftmax Convolution2D EmbedID InceptionBN LSTM Linear "
+    "Maxout".split()
+)
 F: Any = chainer.functions
 L: Any = chainer.links
 
@@ -207,7 +212,7 @@ def test_every_link_has_a_case_or_a_reason():
     assert sorted((set(CASES) | set(EXCEPTIONS)) - exported) == []
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(SAMPLE, CASES))
 def test_gradient_agrees_with_central_differences(name):
     case = CASES[name]
     dtype = "float64" if "float64" in case.only else "float32"
@@ -225,8 +230,8 @@ def test_gradient_agrees_with_central_differences(name):
     assert abs(got - expected) <= tolerance * scale + 1e-7, (got, expected)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "mixed16"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", slow_but(SAMPLE, CASES))
 def test_narrow_dtypes_agree_with_float64(name, dtype):
     case = CASES[name]
     arrays = arrays_for(case)

@@ -515,10 +515,9 @@ def test_it_prints_its_report():
 
 def test_arrays_are_gone_after_the_block():
     with umem.virtual_gpu("v100-16gb", VRAM), umem.managed():
-        with LookaheadPrefetch() as lookahead:
+        with LookaheadPrefetch():
             program = Program()
             program.step()
-        assert lookahead._session is None
         ref = weakref.ref(program.net.layers[0].W.array)
         del program
         gc.collect()

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import umem
-from umem.chainer import source as recording
 from umem.chainer.flops import estimator
 from umem.chainer.gcn import GCN, Adjacency
 from umem.devices.cuda import cuda_reason
@@ -447,7 +446,6 @@ def test_a_function_that_raises_leaves_the_recorder_as_it_was(where: str) -> Non
         with pytest.raises(ZeroDivisionError):
             F.sum(Failing(where).apply((F.relu(x),))[0]).backward()
         assert not recorder_module.inside()
-        assert recording._backward.depth == 0
         F.sum(F.relu(x)).backward()
     trace = check(recorder.trace)
     assert [op.phase for op in trace.ops][-4:] == ["forward", "forward", "backward", "backward"]
@@ -473,17 +471,57 @@ def test_memory_that_runs_out_in_any_operation_leaves_the_recorder_as_it_was() -
 
     for count in range(0, allocations, 5):
         run = Run("residual")
-        with (
-            umem.trace.recording.recorder.Recorder(full_after(count)) as recorder,
-            umem.record() as beside,
-        ):
-            with pytest.raises(OutOfMemoryError):
-                run.step()
-            assert not recorder_module.inside()
-            assert recording._backward.depth == 0
+        with umem.record() as beside:
+            with umem.trace.recording.recorder.Recorder(full_after(count)) as recorder:
+                with pytest.raises(OutOfMemoryError):
+                    run.step()
+                assert not recorder_module.inside()
+            F.relu(np.ones(4, "f"))
         check(recorder.trace)
+        assert [op.phase for op in beside.trace.ops][-1] == "forward"
         check(beside.trace)
         assert not any(op.phase == "update" for op in recorder.trace.ops) or count > 20
+
+
+class Holding(chainer.FunctionNode):  # type: ignore[misc, unused-ignore]
+    """Keeps what it makes beside its output, or nothing, however it is told to."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        if how == "in place of None":
+            self.held: Any = None
+        elif how == "in place of an option":
+            self.held = (1, 2)
+
+    def forward(self, inputs: Any) -> Any:
+        if self.how == "retained, not held":
+            self.retain_outputs((0,))
+        elif self.how == "in a tuple":
+            self.held = (3, inputs[0] * 2)
+        elif self.how == "in a list":
+            self.held = [inputs[0] * 2]
+        elif self.how != "nothing":
+            self.held = inputs[0] * 2
+        return (inputs[0] + 1,)
+
+
+HOW = (
+    "nothing", "retained, not held", "in place of None", "in place of an option", "in a tuple",
+    "in a list", "anew",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "no graph"])
+def test_what_a_function_keeps_is_found_however_it_holds_it(graph: bool) -> None:
+    """Functions of one class have other attributes each time."""
+    x = chainer.Variable(np.ones((10, 10), "f"))
+    kept = []
+    for how in (*HOW, *reversed(HOW)):
+        with umem.record() as recorder, chainer.using_config("enable_backprop", graph):
+            Holding(how).apply((x,))
+        kept.append([e.label for e in recorder.trace.events if getattr(e, "kind", "") == "stash"])
+    expected = [[] if how in HOW[:2] else ["Holding.held"] for how in HOW]
+    assert kept == [*expected, *reversed(expected)]
 
 
 class Nothing(chainer.FunctionNode):  # type: ignore[misc, unused-ignore]

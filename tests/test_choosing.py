@@ -15,7 +15,7 @@ from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import ScalingError, SizeError, TraceError, UnknownGpuError
 from umem.predict.choosing import Choice, Search, choose_each
 from umem.predict.techniques.registry import TECHNIQUES
-from umem.reports.text.choice import choice_text, gpus_text
+from umem.reports.choice_report import choice_text, gpus_text
 from umem.trace import Access, Alloc, Free, Hint, Mark, Op, Trace
 from umem.units import MIB
 
@@ -208,13 +208,14 @@ def test_a_choice_among_gpus_is_the_choice_for_each() -> None:
 def test_plans_are_made_once_and_a_replay_serves_all_gpus_with_as_much_vram(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from umem.predict.techniques import replays, subject
+    from umem.predict import stepping as replays
+    from umem.predict.techniques.budget_graph import PassGraphs
 
     planned: list[Any] = []
     replayed: list[Any] = []
-    plan, replay = subject._planned, replays.settled_steps
+    plan, replay = PassGraphs.within, replays.settled_steps
 
-    def counted_plan(tape: Any, budget: Any) -> Any:
+    def counted_plan(tape: Any, budget: int) -> Any:
         planned.append(budget)
         return plan(tape, budget)
 
@@ -222,7 +223,7 @@ def test_plans_are_made_once_and_a_replay_serves_all_gpus_with_as_much_vram(
         replayed.append((id(trace), mode, more.get("prefetch"), gpus[0].usable_bytes))
         return replay(trace, gpus, mode, **more)
 
-    monkeypatch.setattr(subject, "_planned", counted_plan)
+    monkeypatch.setattr(PassGraphs, "within", counted_plan)
     monkeypatch.setattr(replays, "settled_steps", counted_replay)
     names = ("t4", "h200", "b200", "l4")
     choose_each(heavy(40), [gpu_spec(name).with_vram(128 * MIB) for name in names])

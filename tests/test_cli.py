@@ -81,7 +81,7 @@ OWN = (
     "umem.memory.limits umem.memory.process umem.memory.statistics umem.memory.status "
     "umem.memory.tracking umem.printable umem.scopes umem.trace umem.trace.events "
     "umem.trace.frameworks umem.trace.recording umem.trace.recording.sources umem.trace.stacks "
-    "umem.trace.trace umem.units"
+    "umem.trace.trace umem.trace.walk umem.units"
 )
 
 

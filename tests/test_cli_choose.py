@@ -22,7 +22,7 @@ from umem.cli import main
 from umem.devices.specs import GPUS, gpu_spec
 from umem.predict.choosing import choose, choose_each
 from umem.predict.techniques.registry import TECHNIQUES
-from umem.reports.text.choice import choice_text, gpus_text
+from umem.reports.choice_report import choice_text, gpus_text
 from umem.trace import Mark, Op, Trace
 from umem.units import GIB, MIB, format_seconds
 
@@ -304,14 +304,14 @@ def test_pictures_are_written_and_not_over_others(short: Path, tmp_path: Path) -
 def test_the_title_of_a_picture_says_that_it_is_simulated(tmp_path: Path, monkeypatch) -> None:
     from matplotlib.figure import Figure
 
-    from umem.reports.pictures import choice_picture
+    from umem.reports import choice_report
 
     titles: list[str] = []
     monkeypatch.setattr(Figure, "suptitle", lambda self, title, **k: titles.append(title))
     choice = choose(trace(), "t4", vram="128MiB")
-    choice_picture.draw_choice(choice, tmp_path / "a.png")
-    choice_picture.draw_gpus(choose_each(trace(), ["t4", "h200"]), tmp_path / "b.png")
-    choice_picture.draw_gpus(choose_each(trace(30 * GIB, 6), ["jetson-orin-64gb"]), tmp_path / "c")
+    choice_report.draw_choice(choice, tmp_path / "a.png")
+    choice_report.draw_gpus(choose_each(trace(), ["t4", "h200"]), tmp_path / "b.png")
+    choice_report.draw_gpus(choose_each(trace(30 * GIB, 6), ["jetson-orin-64gb"]), tmp_path / "c")
     assert len(titles) == 3 and all("simulated" in title for title in titles)
 
 
@@ -319,13 +319,13 @@ def drawn(choices: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
     """The axes of pictures of these choices, each for a GPU or for several."""
     from matplotlib.figure import Figure
 
-    from umem.reports.pictures import choice_picture
+    from umem.reports import choice_report
 
     panels: list[Any] = []
     plain = Figure.subplots
     monkeypatch.setattr(Figure, "subplots", lambda self: panels.append(plain(self)) or panels[-1])
     for choice in choices:
-        draw = choice_picture.draw_gpus if isinstance(choice, tuple) else choice_picture.draw_choice
+        draw = choice_report.draw_gpus if isinstance(choice, tuple) else choice_report.draw_choice
         draw(choice, tmp_path / "a.png")
     return panels
 

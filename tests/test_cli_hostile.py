@@ -55,7 +55,7 @@ def process(*args: object, stdout: Any) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=60,
+        timeout=300,
     )
 
 

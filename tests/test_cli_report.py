@@ -221,20 +221,17 @@ def test_places_that_cannot_be_written(trace: Path) -> None:
 
 
 def test_a_failed_write_keeps_the_old_file(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = trace.with_name("p.html")
-    page.write_text("old")
+    picture = trace.with_name("p.png")
+    picture.write_text("old")
 
-    def full(text: str) -> Any:
-        def put(file: IO[bytes]) -> None:
-            file.write(text[:100].encode())
-            raise OSError(28, "No space left on device")
+    def full(analysis: Any, name: str, file: IO[bytes], *_: Any) -> None:
+        file.write(b"half of it")
+        raise OSError(28, "No space left on device")
 
-        return put
-
-    monkeypatch.setattr("umem.cli.report._putting", full)
-    assert "no space left on device" in failure(trace, "--html", page, "--force")
-    assert page.read_text() == "old"
-    assert sorted(p.name for p in trace.parent.iterdir()) == ["p.html", "run.umem.gz"]
+    monkeypatch.setattr("umem.reports.pictures.timeline.draw_timeline", full)
+    assert "no space left on device" in failure(trace, "--png", picture, "--force")
+    assert picture.read_text() == "old"
+    assert sorted(p.name for p in trace.parent.iterdir()) == ["p.png", "run.umem.gz"]
 
 
 def test_without_matplotlib_the_extra_is_named(

@@ -262,7 +262,7 @@ def test_a_jetson_is_refused_with_its_reason(tmp_path: Path) -> None:
 def test_ctrl_c_leaves_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    import umem.reports.pictures.mode_picture as picture
+    import umem.reports.side_by_side as picture
 
     def interrupt(*arguments: Any) -> None:
         if where == "draw_modes":
@@ -291,7 +291,7 @@ def test_a_real_ctrl_c_ends_with_130_and_no_folder(tmp_path: Path) -> None:
     try:
         said = list(takewhile(lambda line: line != "  managed ...\n", process.stdout))
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=60)
+        rest, _ = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 130, "".join(said) + rest

@@ -111,7 +111,7 @@ class TestOpening:
         assert cuda_reason(5) == "GPU 5 was asked for, and 2 can be seen"
 
     def test_a_gpu_is_opened_once_and_found_again_without_new_checks(self, device, monkeypatch):
-        monkeypatch.setattr(gpus, "_devices", {0: device})
+        monkeypatch.setattr(gpus, "opened", {0: device})
         monkeypatch.setattr(cuda_driver, "current_ordinal", lambda: 0)
         assert open_cuda() is device and open_cuda(0) is device
 
@@ -128,7 +128,7 @@ class TestCuPyIsAsWeAssume:
 
     def test_every_driver_call_reaches_the_driver(self, no_gpu):
         driver = cuda_driver.Driver.__new__(cuda_driver.Driver)
-        driver.ordinal, driver._core = 0, None
+        driver.ordinal = 0
         calls = [
             lambda: cuda_driver.Driver(0),
             cuda_driver.current_ordinal,
@@ -151,7 +151,7 @@ class TestCuPyIsAsWeAssume:
 
     def test_the_numbers_that_cupy_does_not_export_are_right(self, no_gpu):
         runtime = cupy.cuda.runtime
-        assert runtime.memoryTypeManaged == cuda_driver._MANAGED_POINTER
+        assert runtime.memoryTypeManaged == cuda_driver.MANAGED_POINTER
         with pytest.raises(runtime.CUDARuntimeError) as caught:
             runtime.getDeviceCount()
         assert caught.value.status in (cuda_driver.INSUFFICIENT_DRIVER, cuda_driver.NO_DEVICE)
@@ -205,8 +205,8 @@ class TestInstalling:
     def test_plain_managed_installs_the_pools_own_method_with_or_without_a_limit(
         self, device, alone
     ):
-        own = device._pools.malloc("managed")
-        assert own == device._pools.pool("managed").malloc
+        own = device.pools.malloc("managed")
+        assert own == device.pools.pool("managed").malloc
         for policy in (MANAGED, Policy("managed", limit_bytes=GIB)):
             with installed(device, policy):
                 assert in_force() is own
@@ -215,10 +215,14 @@ class TestInstalling:
 
     def test_with_the_real_pool_it_is_a_builtin_method_of_memory_pool(self, alone):
         class RealPools(HostDriver):
-            make_pool = cuda_driver.Driver.make_pool
+            def make_pool(self, grow):
+                return Pool(grow)
+
+        class Pool(cupy.cuda.MemoryPool):
+            def set_limit(self, size):
+                """CuPy's own asks which GPU is the current one."""
 
         device = CudaDevice(RealPools())
-        device._pools._make = lambda *_: device._driver.make_pool(lambda nbytes: None)
         with installed(device, MANAGED, everywhere=True):
             assert isinstance(cupy.cuda.get_allocator().__self__, cupy.cuda.MemoryPool)
             assert type(cupy.cuda.get_allocator()).__name__ in (
@@ -243,7 +247,7 @@ class TestInstalling:
         before = cupy.cuda.get_allocator()
         with installed(device, MANAGED):
             thread = threading.Thread(
-                target=lambda: seen.extend([cupy.cuda.get_allocator(), device._installer.policy()])
+                target=lambda: seen.extend([cupy.cuda.get_allocator(), device.policy])
             )
             thread.start()
             thread.join()
@@ -256,44 +260,44 @@ class TestInstalling:
             thread.start()
             thread.join()
             with installed(device, UNMANAGED):
-                assert device._installer.policy() is UNMANAGED
-            assert device._installer.policy() is MANAGED
-        assert seen == [device._pools.malloc("managed")]
+                assert device.policy is UNMANAGED
+            assert device.policy is MANAGED
+        assert seen == [device.pools.malloc("managed")]
 
     @pytest.mark.parametrize("inside", ["umem", "cupy"])
     def test_everywhere_inside_a_block_is_refused_with_the_reason(self, device, alone, inside):
         block = (
             installed(device, UNMANAGED)
             if inside == "umem"
-            else cupy.cuda.using_allocator(device._pools.malloc("managed"))
+            else cupy.cuda.using_allocator(device.pools.malloc("managed"))
         )
         with block:
             allocator = cupy.cuda.get_allocator()
             with pytest.raises(StateError, match="cannot be switched on inside a block"):
                 device.install(MANAGED, everywhere=True)
             assert cupy.cuda.get_allocator() is allocator
-        assert device._installer.policy() is None
+        assert device.policy is None
 
     def test_switching_off_inside_a_block_is_refused_and_works_after_it(self, device, alone):
         restore = device.install(MANAGED, everywhere=True)
         with installed(device, UNMANAGED):
             with pytest.raises(StateError, match="cannot be switched off inside a block"):
                 restore()
-        assert device._installer.policy() is MANAGED
+        assert device.policy is MANAGED
         restore()
 
     def test_what_is_restored_out_of_order_or_elsewhere_ends_alone(self, device, alone):
         outer = device.install(MANAGED, everywhere=False)
         inner = device.install(UNMANAGED, everywhere=False)
         outer()
-        assert device._installer.policy() is UNMANAGED
-        assert in_force() == device._driver.default_pool.malloc
+        assert device.policy is UNMANAGED
+        assert in_force() == device.driver.default_pool.malloc
         with pytest.raises(StateError, match="restored before"):
             outer()
         thread = threading.Thread(target=inner)
         thread.start()
         thread.join()
-        assert device._installer.policy() is None
+        assert device.policy is None
         assert in_force() is in_another_thread(cupy.cuda.get_allocator)
         dispatching.clear()
 
@@ -353,7 +357,7 @@ class TestInstalling:
         assert device.why_not("unmanaged") is None
         with pytest.raises(DeviceError, match="no concurrent managed access"):
             device.install(MANAGED, everywhere=False)
-        assert device._installer.policy() is None
+        assert device.policy is None
 
     def test_switching_to_managed_gives_back_the_default_pools_free_blocks(
         self, device, driver, alone
@@ -369,9 +373,9 @@ class TestInstalling:
             assert driver.default_pool.total_bytes() == 0
 
     def test_managed_pools_are_freed_of_cupys_environment_limit(self, device):
-        assert device._pools.pool("managed").limits == [0]
-        assert device._pools.pool("spill").limits == [0]
-        assert device._pools.pool("unmanaged").limits == []
+        assert device.pools.pool("managed").limits == [0]
+        assert device.pools.pool("spill").limits == [0]
+        assert device.pools.pool("unmanaged").limits == []
 
     @settings(max_examples=60, deadline=None)
     @given(
@@ -388,17 +392,17 @@ class TestInstalling:
 
         def visit(blocks):
             for mode, fails, inner in blocks:
-                before = in_force(), device._installer.policy()
+                before = in_force(), device.policy
                 policy = Policy(mode)
                 try:
                     with installed(device, policy):
-                        assert device._installer.policy() is policy
+                        assert device.policy is policy
                         visit(inner)
                         if fails:
                             raise KeyError
                 except KeyError:
                     assert fails
-                assert (in_force(), device._installer.policy()) == before
+                assert (in_force(), device.policy) == before
 
         own = cupy.cuda.get_allocator()
         visit(tree)
@@ -415,7 +419,7 @@ class TestPoolAlias:
 
     def test_it_follows_the_process_and_comes_back(self, device, chainer, alone):
         with installed(device, MANAGED, everywhere=True):
-            assert chainer.memory_pool is device._pools.pool("managed")
+            assert chainer.memory_pool is device.pools.pool("managed")
         assert chainer.memory_pool == "default"
 
     def test_a_block_leaves_it_alone(self, device, chainer, alone):
@@ -429,7 +433,7 @@ class TestPoolAlias:
             module.memory_pool = "default"
             monkeypatch.setitem(sys.modules, "chainer.backends.cuda", module)
             assert importlib.util.find_spec("no_such_module") is None  # as an import does
-            assert module.memory_pool is device._pools.pool("managed")
+            assert module.memory_pool is device.pools.pool("managed")
         assert module.memory_pool == "default"
 
 
@@ -441,7 +445,7 @@ class TestGrowing:
         assert device.usage().managed_bytes == 3 * MIB
         del first, second
         assert device.usage().reserved_bytes == 3 * MIB  # cached
-        device._pools.pool("managed").free_all_blocks()
+        device.pools.pool("managed").free_all_blocks()
         usage = device.usage()
         assert (usage.reserved_bytes, usage.managed_bytes, usage.peak_bytes) == (0, 0, 3 * MIB)
         assert usage.resident_bytes is None and usage.paging == "unknown"
@@ -463,7 +467,7 @@ class TestGrowing:
         with installed(device, MANAGED):
             array = cupy.empty(MIB, dtype="u1")
         address = array.data.ptr
-        assert device._pools.pool("managed").used_bytes() == MIB
+        assert device.pools.pool("managed").used_bytes() == MIB
         with installed(device, MANAGED):
             assert cupy.empty(MIB, dtype="u1").data.ptr != address
 
@@ -513,7 +517,7 @@ class TestGrowing:
             keep = cupy.empty(3 * MIB, dtype="u1")
         with pytest.raises(SizeError, match=r"limit of 2\.0 MiB is below the 3\.0 MiB of managed"):
             device.install(Policy("managed", limit_bytes=2 * MIB), everywhere=False)
-        assert device._installer.policy() is None
+        assert device.policy is None
         del keep
 
     def test_a_limit_on_unmanaged_bounds_a_pool_of_its_own(self, device, driver, alone):
@@ -644,7 +648,7 @@ class TestPresets:
         self, device, driver, alone
     ):
         with installed(device, Policy("managed", preset="streaming")):
-            assert in_force() is device._pools.malloc("managed", "streaming")
+            assert in_force() is device.pools.malloc("managed", "streaming")
             cupy.empty(MIB, dtype="u1")
             cupy.empty(MIB, dtype="u1")
         advised = [("preferred_location", "cpu", MIB), ("accessed_by", 0, MIB)]
@@ -689,7 +693,7 @@ class TestPresets:
         monkeypatch.setitem(sys.modules, "cuda.core", None)
         with pytest.raises(MissingDependencyError, match=r"'cuda-core\[cu13\]"):
             device.install(Policy("managed", preset="random"), everywhere=False)
-        assert device._installer.policy() is None
+        assert device.policy is None
 
 
 class TestPrefetchOnAllocation:
@@ -714,7 +718,7 @@ class TestPrefetchOnAllocation:
         for policy in (Policy("managed", prefetch=True), HYBRID):
             with pytest.raises(MissingDependencyError, match=r"'cuda-core\[cu13\]"):
                 device.install(policy, everywhere=False)
-        assert device._installer.policy() is None
+        assert device.policy is None
 
 
 class TestHybrid:
@@ -741,7 +745,7 @@ class TestHybrid:
         with installed(device, policy):
             cupy.empty(MIB, dtype="u1")
         assert driver.calls == [(PREFETCH, MIB)]
-        assert device._pools.ledger.reserved()["managed"] == MIB
+        assert device.pools.ledger.reserved()["managed"] == MIB
 
     def test_a_spill_that_the_host_cannot_take_raises_without_a_chain(self, device, driver, alone):
         driver.host = MIB

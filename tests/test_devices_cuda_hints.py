@@ -191,7 +191,7 @@ def test_advice_is_given_read_back_and_taken_back(device, array):
 
 
 def test_ranges_that_differ_report_none_for_what_they_differ_in(device, ranges, array):
-    hints = device._driver.load_hints()
+    hints = device.driver.load_hints()
     one, two = Span(4096, 4096), Span(65536, 4096)
     hints.advise([one, two], "accessed_by", 0, unset=False)
     hints.advise([one], "accessed_by", "cpu", unset=False)
@@ -246,9 +246,8 @@ def test_a_gpu_that_cannot_page_refuses_hints_with_the_reason(device, driver, ar
         device.prefetch(array, 0, None)
 
 
-def test_what_the_driver_refuses_is_a_device_error(device, driver, array, monkeypatch):
-    hints = driver.load_hints()
-    monkeypatch.setattr(hints, "_place", lambda place: "refuse")
+def test_what_the_driver_refuses_is_a_device_error(device, array, ranges, monkeypatch):
+    monkeypatch.setattr(ranges, "Device", lambda ordinal: "refuse")
     with pytest.raises(DeviceError, match="the driver refused the hint"):
         device.advise(array, "preferred_location", 0, unset=False)
 
@@ -290,24 +289,24 @@ class TestCudaCoreIsAsWeAssume:
         return cuda_hints.load(12)
 
     def test_its_names_are_there(self, hints):
-        core = hints._core
+        core = hints.core
         for name in ("Device", "LEGACY_DEFAULT_STREAM", "PER_THREAD_DEFAULT_STREAM"):
             assert hasattr(core, name)
         assert callable(core.Stream.from_handle) and isinstance(core.Host(), core.Host)
-        attribute = hints._bindings.CUmem_range_attribute
+        attribute = hints.bindings.CUmem_range_attribute
         assert int(attribute.CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION) == 4
 
     def test_a_prefetch_takes_a_place_and_a_stream_by_name(self, hints):
-        prefetch = inspect.signature(hints._core.ManagedBuffer.prefetch)
+        prefetch = inspect.signature(hints.core.ManagedBuffer.prefetch)
         assert [*prefetch.parameters] == ["self", "location", "stream"]
         assert prefetch.parameters["stream"].kind is inspect.Parameter.KEYWORD_ONLY
 
     def test_a_range_is_wrapped_without_owning_it_or_asking_the_driver(self, hints):
-        buffer = hints._buffer(Span(4096, 8192))
+        buffer = hints.core.ManagedBuffer.from_handle(4096, 8192)
         assert int(buffer.handle) == 4096 and buffer.size == 8192
 
     def test_advice_is_by_properties(self, hints):
-        managed = hints._core.ManagedBuffer
+        managed = hints.core.ManagedBuffer
         for name in ("read_mostly", "preferred_location", "accessed_by"):
             assert isinstance(inspect.getattr_static(managed, name), property)
 
@@ -318,7 +317,7 @@ class TestCudaCoreIsAsWeAssume:
 @pytest.fixture
 def current(device, monkeypatch):
     """The device as the current one of umem's functions."""
-    monkeypatch.setattr(gpus, "_devices", {0: device})
+    monkeypatch.setattr(gpus, "opened", {0: device})
     monkeypatch.setattr(cuda_driver, "current_ordinal", lambda: 0)
     return device
 

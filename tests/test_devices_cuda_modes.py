@@ -71,7 +71,7 @@ class TestSpillingWithoutOversubscription:
         assert device.location(spilled).resident_bytes == 0
         assert device.prefetch(spilled, 0, None) == 0
         del fits, spilled
-        device._pools.give_back("pinned", "unmanaged")
+        device.pools.give_back("pinned", "unmanaged")
         assert device.usage().reserved_bytes == 0
 
     def test_it_is_cached_and_comes_back(self, device, driver):
@@ -119,7 +119,7 @@ class TestSpillingWithoutOversubscription:
     def test_memory_that_migrates_is_refused_with_the_way_out(self, device):
         with pytest.raises(DeviceError, match=f"cannot migrate.*{PROBLEM}.*spill='host'"):
             device.install(Policy("hybrid", spill="migrate"), everywhere=False)
-        assert device._installer.policy() is None and not device._pools._pools
+        assert device.policy is None and device.usage().reserved_bytes == 0
 
     def test_it_needs_no_cuda_core_on_cuda_13_either(self, device, driver, monkeypatch):
         driver.cuda_major = 13
@@ -202,7 +202,7 @@ class TestCuPysOwnLimit:
     def test_hybrid_spills_where_it_ends(self, device):
         with installed(device, Policy("hybrid")):
             keep = [cupy.empty(2 * MIB, dtype="u1") for _ in range(5)]
-        reserved = device._pools.ledger.reserved()
+        reserved = device.pools.ledger.reserved()
         assert (reserved["unmanaged"], reserved["spill"]) == (4 * MIB, 6 * MIB)
         del keep
 
@@ -238,7 +238,7 @@ class TestChainersAlias:
             from cuda_host_driver import HostDriver
             device = cuda.CudaDevice(HostDriver())
             cuda.open_cuda = lambda: device
-            managed = lambda: chainer.backends.cuda.memory_pool is device._pools.pool("managed")
+            managed = lambda: chainer.backends.cuda.memory_pool is device.pools.pool("managed")
             finders = list(sys.meta_path)
         """
 

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import shlex
-from pathlib import Path
-from typing import Any
 
 import pytest
+from project import EXTRAS, ROOT
 
 from umem import extras
 
-ROOT = Path(extras.__file__).parent.parent
-
-
-def required() -> dict[str, Any]:
-    """The extras of setup.py."""
-    tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
-    (found,) = (
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.keyword) and node.arg == "extras_require"
-    )
-    value: dict[str, Any] = ast.literal_eval(found)
-    return value
-
 
 @pytest.mark.parametrize("extra", extras.PACKAGES)
-def test_the_packages_are_those_of_setup(extra: str) -> None:
-    assert list(extras.PACKAGES[extra]) == required()[extra]
+def test_the_packages_are_those_of_pyproject(extra: str) -> None:
+    assert list(extras.PACKAGES[extra]) == EXTRAS[extra]
     line, _, named = extras.command(extra).partition(" (")
-    assert shlex.split(line) == ["pip", "install", *required()[extra]]
+    assert shlex.split(line) == ["pip", "install", *EXTRAS[extra]]
     assert named == f"umem's extra: {extra})"
 
 

@@ -292,15 +292,9 @@ def test_what_becomes_a_pipe_after_it_was_looked_at_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
-    looked: list[os.stat_result] = []
-    check = files._check_regular
-
-    def late(status: os.stat_result) -> None:
-        looked.append(status)
-        if len(looked) > 1:
-            check(status)
-
-    monkeypatch.setattr(files, "_check_regular", late)
+    (tmp_path / "file").touch()
+    before = os.stat(tmp_path / "file")
+    monkeypatch.setattr(files.os, "stat", lambda path: before)
     with pytest.raises(FileError, match="it is a pipe"):
         open_regular(tmp_path / "pipe")
 

@@ -38,7 +38,7 @@ def device():
     device.synchronize()
     gc.collect()
     for kind in ("managed", "spill", "unmanaged"):
-        device._pools.pool(kind).free_all_blocks()
+        device.pools.pool(kind).free_all_blocks()
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_watched_arrays_compute_as_others_do(cupy):
 
 def test_the_pool_counts_the_same_in_units_of_512_bytes(device, cupy):
     with umem.managed():
-        pool = device._pools.pool("managed")
+        pool = device.pools.pool("managed")
         before = pool.used_bytes()
         with umem.statistics() as s:
             keep = [cupy.empty(n, "u1") for n in (1, 512, 513, 3 * MIB)]
@@ -87,7 +87,7 @@ def test_the_pool_counts_the_same_in_units_of_512_bytes(device, cupy):
 
 
 def test_without_a_watcher_managed_is_the_pools_own_method(device, cupy):
-    bare = device._pools.malloc("managed")
+    bare = device.pools.malloc("managed")
     for limit in (None, "1GiB"):
         with umem.managed(limit):
             assert cupy.cuda.get_allocator() is bare
@@ -101,10 +101,10 @@ def test_arrays_outlive_their_block_and_go_back_to_the_pool(device, cupy):
         array = cupy.arange(MIB, dtype="i4")
     assert t.outstanding()[0].nbytes == 4 * MIB
     assert int(array.sum(dtype="i8")) == MIB * (MIB - 1) // 2
-    assert device._driver.is_managed(array.data.ptr)
-    used = device._pools.used_bytes("managed")
+    assert device.driver.is_managed(array.data.ptr)
+    used = device.pools.used_bytes("managed")
     del array
-    assert used - device._pools.used_bytes("managed") == 4 * MIB
+    assert used - device.pools.used_bytes("managed") == 4 * MIB
 
 
 def test_memory_freed_on_another_stream_and_thread_is_seen(cupy):

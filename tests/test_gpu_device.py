@@ -42,23 +42,23 @@ class TestModes(OnGpu):
         use("managed")
         array = cupy.arange(MIB, dtype="i4") + 1
         assert int(array.sum()) == MIB * (MIB + 1) // 2
-        assert device._driver.is_managed(array.data.ptr)
-        assert cupy.cuda.get_allocator() is device._pools.malloc("managed")
+        assert device.driver.is_managed(array.data.ptr)
+        assert cupy.cuda.get_allocator() is device.pools.malloc("managed")
 
     def test_unmanaged_inside_managed_is_not_managed(self, device, cupy, use):
         use("managed")
         use("unmanaged")
-        assert not device._driver.is_managed(cupy.empty(MIB, dtype="u1").data.ptr)
+        assert not device.driver.is_managed(cupy.empty(MIB, dtype="u1").data.ptr)
 
     def test_reserved_bytes_agree_with_the_pool(self, device, cupy, use):
         use("managed")
         keep = [cupy.empty(n * MIB, dtype="u1") for n in (1, 5, 2)]
         del keep[1]
-        pool = device._pools.pool("managed")
-        assert device._pools.ledger.reserved()["managed"] == pool.total_bytes()
+        pool = device.pools.pool("managed")
+        assert device.pools.ledger.reserved()["managed"] == pool.total_bytes()
         keep.clear()
         pool.free_all_blocks()
-        assert device._pools.ledger.reserved()["managed"] == pool.total_bytes() == 0
+        assert device.pools.ledger.reserved()["managed"] == pool.total_bytes() == 0
 
     def test_a_limit_raises_an_error_that_is_also_cupys(self, device, cupy, use):
         use("managed", limit_bytes=8 * MIB)
@@ -71,12 +71,12 @@ class TestModes(OnGpu):
     def test_hybrid_spills_to_the_host_and_computes_the_same(self, device, cupy, use):
         use("hybrid", limit_bytes=8 * MIB)
         arrays = [cupy.full(4 * MIB, n, dtype="u1") for n in range(4)]
-        managed = [device._driver.is_managed(array.data.ptr) for array in arrays]
+        managed = [device.driver.is_managed(array.data.ptr) for array in arrays]
         assert managed == [False, False, True, True]
         assert [int(array[-1]) for array in arrays] == [0, 1, 2, 3]
         del arrays
         again = cupy.empty(4 * MIB, dtype="u1")
-        assert not device._driver.is_managed(again.data.ptr)
+        assert not device.driver.is_managed(again.data.ptr)
 
     def test_spilled_memory_prefers_the_host_and_is_mapped(self, hints, cupy, use):
         use("hybrid", limit_bytes=512)
@@ -243,7 +243,7 @@ class TestFacts(OnGpu):
 
     def test_cupys_own_advice_may_mean_the_host(self, hints, cupy, use):
         """Fact 1: right on CUDA 12, where our spill pool uses it; raises or misses on CUDA 13."""
-        if hints._driver.cuda_major >= 13:
+        if hints.driver.cuda_major >= 13:
             pytest.skip("there cuda.core is used")
         use("managed")
         array = cupy.ones(4 * MIB, dtype="u1")
@@ -272,9 +272,9 @@ class TestFacts(OnGpu):
 
     def test_a_captured_stream_is_seen_and_others_are_not(self, device, cupy):
         stream = cupy.cuda.Stream(non_blocking=True)
-        assert not device._driver.capturing()
+        assert not device.driver.capturing()
         with stream:
             stream.begin_capture()
-            capturing = device._driver.capturing()
+            capturing = device.driver.capturing()
             stream.end_capture()
-        assert capturing and not device._driver.capturing()
+        assert capturing and not device.driver.capturing()

@@ -72,7 +72,7 @@ class TestTargets(OnGpu):
         If it fails because the host is preferred after all, `Driver.check_advice` asks for
         cuda-core where CuPy would do.
         """
-        if hints._driver.cuda_major < 13:
+        if hints.driver.cuda_major < 13:
             pytest.skip("test_gpu_device.py has CUDA 12")
         use("managed")
         array = cupy.ones(4 * MIB, dtype="u1")

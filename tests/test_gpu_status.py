@@ -31,7 +31,7 @@ def device():
     load_guard().guard(device)
     yield device
     device.synchronize()
-    device._pools.give_back("managed", "spill", "pinned", "unmanaged")
+    device.pools.give_back("managed", "spill", "pinned", "unmanaged")
 
 
 def run(code, **environment):
@@ -86,13 +86,13 @@ def test_a_share_of_vram_is_of_all_of_it(device, limit, share):
 def test_pinned_memory_is_read_and_written_by_kernels_and_copies(device):
     """Unseen: one address for both sides, under unified addressing, also for CuPy's copies."""
     cupy = device.xp
-    if device._driver.hybrid_problem() and device.why_not("managed"):
-        pytest.skip(device._driver.hybrid_problem())
-    with cupy.cuda.using_allocator(device._driver.allocate_pinned):
+    if device.driver.hybrid_problem() and device.why_not("managed"):
+        pytest.skip(device.driver.hybrid_problem())
+    with cupy.cuda.using_allocator(device.driver.allocate_pinned):
         array = cupy.arange(MIB, dtype="i4")
         array *= 3
         copy = cupy.asarray(np.arange(MIB, dtype="i4"))
-    assert device._driver.is_on_host(array.data.ptr)
+    assert device.driver.is_on_host(array.data.ptr)
     assert int(array.sum(dtype="i8")) == 3 * MIB * (MIB - 1) // 2
     np.testing.assert_array_equal(copy.get(), np.arange(MIB))
     array[:] = copy
@@ -101,16 +101,16 @@ def test_pinned_memory_is_read_and_written_by_kernels_and_copies(device):
 
 def test_hybrid_without_oversubscription_spills_to_pinned_memory_and_computes(device, monkeypatch):
     """Unseen: as under Windows and WSL2, whose answer is put in the driver's mouth."""
-    monkeypatch.setattr(device._driver, "managed_problem", lambda: "as if it could not")
+    monkeypatch.setattr(device.driver, "managed_problem", lambda: "as if it could not")
     if device.why_not("hybrid"):
         pytest.skip(device.why_not("hybrid"))
     restore = device.install(Policy("hybrid", limit_bytes=8 * MIB), everywhere=False)
     try:
         arrays = [device.xp.full(4 * MIB, n, dtype="u1") for n in range(4)]
-        on_host = [device._driver.is_on_host(array.data.ptr) for array in arrays]
+        on_host = [device.driver.is_on_host(array.data.ptr) for array in arrays]
         assert on_host == [False, False, True, True]
         assert [int(array.max()) for array in arrays] == [0, 1, 2, 3]
-        assert device._pools.ledger.reserved()["pinned"] == 8 * MIB
+        assert device.pools.ledger.reserved()["pinned"] == 8 * MIB
     finally:
         restore()
 

@@ -72,9 +72,9 @@ def test_rmat_graph_is_simple_symmetric_and_has_the_ties_asked_for(arguments):
 
 
 @given(rmat_arguments())
-def test_rmat_graph_is_one_that_a_file_may_hold(arguments):
+def test_rmat_graph_is_one_that_a_file_may_hold(tmp_path_factory, arguments):
     graph = rmat(**arguments)
-    umem.graphs.npz._checked("graph", arrays_of(graph))
+    save_npz(tmp_path_factory.getbasetemp() / "rmat.npz", graph)
     assert graph.features.shape == (arguments["nodes"], arguments["features"])
     assert graph.class_count <= arguments["classes"]
     assert (graph.train_mask ^ graph.val_mask ^ graph.test_mask).all()
@@ -237,12 +237,12 @@ def test_karate_club_is_connected_and_the_leaders_are_not_tied():
     assert matrix[0, 33] == 0
 
 
-def test_karate_club_trains_on_its_two_leaders_only():
+def test_karate_club_trains_on_its_two_leaders_only(tmp_path):
     club = karate_club()
     assert np.flatnonzero(club.train_mask).tolist() == [0, 33]
     assert club.test_mask.sum() == 32
     assert not club.val_mask.any()
-    umem.graphs.npz._checked("karate", arrays_of(club))
+    save_npz(tmp_path / "karate.npz", club)
 
 
 def test_labels_where_hides_the_labels_of_other_nodes():

@@ -17,7 +17,7 @@ CUDA = """
 from cuda_host_driver import HostDriver
 import cupy
 from umem.devices.cuda import CudaDevice, gpus, driver as cuda_driver
-gpus._devices[0] = CudaDevice(HostDriver())
+gpus.opened[0] = CudaDevice(HostDriver())
 cuda_driver.current_ordinal = lambda: 0
 xp = cupy
 """
@@ -82,7 +82,7 @@ def run(device: str, code: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-W", "error", "-c", "import umem\n" + setup + textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )

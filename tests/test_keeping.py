@@ -255,7 +255,7 @@ def test_what_is_stored_does_not_grow_with_the_steps_before(training: Training) 
 
     def step() -> None:
         training.step()
-        counts.append(keeper._recorder.stored_count)
+        counts.extend(recorder.stored_count for recorder in active())
 
     kept = run(keeper, [step] * 30)
     one_step = len(kept.trace.events)

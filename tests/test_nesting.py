@@ -51,14 +51,14 @@ class Worker:
 
     def __call__(self, action: Callable[[], Any]) -> Any:
         self._todo.put(action)
-        result, error = self._done.get(timeout=30)
+        result, error = self._done.get(timeout=300)
         if error is not None:
             raise error
         return result
 
     def stop(self) -> None:
         self._todo.put(None)
-        self._thread.join(30)
+        self._thread.join(300)
 
     def _work(self) -> None:
         while (action := self._todo.get()) is not None:
@@ -260,14 +260,9 @@ class VirtualNesting(Nesting):
 
     def set_up(self) -> list[Any]:
         self.blocks = [umem.virtual_gpu("t4", vram=VRAM_BYTES) for _ in range(2)]
-        self.shared = Scope()
         shared = self.run(0, 0, self.blocks[0].__enter__)
-
-        def share() -> None:
-            self.shared.thread = scopes._here.thread
-            self.shared.open(shared)
-
-        self.run(1, 0, share)
+        self.shared = self.run(1, 0, Scope)
+        self.run(1, 0, lambda: self.shared.open(shared))
         return [shared, shared, self.run(2, 0, self.blocks[1].__enter__)]
 
     def tear_down(self) -> None:
@@ -314,22 +309,22 @@ class CupyNesting(Nesting):
     def check(self, thread: int, number: int, policy: Policy | None) -> None:
         super().check(thread, number, policy)
         device, found = self.devices[thread], self.dispatching.in_force()
-        assert device._installer.policy() == policy
+        assert device.policy == policy
         if policy is not None:
             array = device.xp.empty(1000, "u1")
-            is_managed = array.data.ptr in device._driver.managed_blocks
+            is_managed = array.data.ptr in device.driver.managed_blocks
             assert is_managed == (policy.mode == "managed")
         if policy is None:
             assert found is self.before[thread]
         elif policy.mode == "hybrid":
             assert type(found.__self__).__name__ == "Hybrid"
-            assert found.__self__._pool is device._pools.pool("unmanaged")
+            assert found.__self__.pool is device.pools.pool("unmanaged")
         elif policy.mode == "managed":
-            assert found is device._pools.malloc("managed")
+            assert found is device.pools.malloc("managed")
         elif policy.limit_bytes is None:
-            assert found == device._driver.default_pool.malloc
+            assert found == device.driver.default_pool.malloc
         else:
-            assert found is device._pools.malloc("unmanaged")
+            assert found is device.pools.malloc("unmanaged")
 
 
 TestVirtualNesting = VirtualNesting.TestCase
@@ -365,7 +360,7 @@ def in_threads(work: Callable[[int], None], count: int = 8) -> None:
 
     def run(seed: int) -> None:
         try:
-            start.wait(30)
+            start.wait(300)
             work(seed)
         except BaseException as error:
             errors.append(error)
@@ -402,12 +397,12 @@ def test_threads_on_one_gpu_nest_for_themselves_and_every_byte_comes_back(
 
     def work(seed: int) -> None:
         held: list[Any] = []
-        visit(random.Random(seed), 0, lambda: device._installer.policy() or UNMANAGED, held)
+        visit(random.Random(seed), 0, lambda: device.policy or UNMANAGED, held)
         assert cupy.cuda.get_allocator() is before
 
     in_threads(work)
-    device._pools.give_back("managed", "spill", "unmanaged")
-    device._driver.default_pool.free_all_blocks()
+    device.pools.give_back("managed", "spill", "unmanaged")
+    device.driver.default_pool.free_all_blocks()
     assert device.usage().reserved_bytes == 0
 
 

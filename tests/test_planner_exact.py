@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -66,6 +69,24 @@ class Brute:
         return overhead, peak
 
 
+def seeds(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make one test of a check that takes a seed, for all of them."""
+
+    def over(check: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(check)
+        others = [p for p in signature.parameters.values() if p.name != "seed"]
+
+        @functools.wraps(check)
+        def test(**given: Any) -> None:
+            for seed in range(count):
+                check(seed=seed, **given)
+
+        test.__signature__ = signature.replace(parameters=others)  # what pytest gives it
+        return test
+
+    return over
+
+
 def random_graph(seed: int, nodes: int, most_sets: int, **fields: object) -> Graph:
     """A graph of random sizes, costs and edges that has not too many lower sets."""
     source = random.Random(seed)
@@ -115,7 +136,7 @@ def check(graph: Graph, points: set[tuple[float, int]], model: str) -> None:
     assert set(pareto(graph, "lower_sets_exact", model)) == front
 
 
-@pytest.mark.parametrize("seed", range(40))
+@seeds(40)
 def test_the_formula_is_optimised_exactly(seed):
     graph = random_graph(seed, 2 + seed % 8, 40)
     brute = Brute(graph)
@@ -123,7 +144,7 @@ def test_the_formula_is_optimised_exactly(seed):
     check(graph, points, "paper")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(4)
 def test_costs_that_are_not_small_whole_numbers_are_exact_too(seed):
     graph = random_graph(seed, 7, 30)
     for scale in (0.125, 10**7 + 1):
@@ -185,7 +206,7 @@ class Tape(Brute):
         return found[::-1]
 
 
-@pytest.mark.parametrize("seed", range(16))
+@seeds(16)
 def test_a_tape_is_optimised_exactly(seed):
     graph = random_graph(seed, 2 + seed % 5, 14, tape=True)
     tape = Tape(graph)
@@ -197,7 +218,7 @@ def test_a_tape_is_optimised_exactly(seed):
     check(graph, points, "saved")
 
 
-@pytest.mark.parametrize("seed", range(12))
+@seeds(12)
 def test_the_approximate_family_is_searched_exactly(seed):
     """All chains of {v and what leads to v}, the empty set and all."""
     graph = random_graph(seed, 9, 60)
@@ -215,7 +236,7 @@ def test_the_approximate_family_is_searched_exactly(seed):
             assert plan(graph, budget, "lower_sets", objective).overhead == wanted
 
 
-@pytest.mark.parametrize("seed", range(25))
+@seeds(25)
 def test_all_lower_sets_are_found_and_sorted_by_size(seed):
     graph = random_graph(seed, 1 + seed % 9, 600)
     found = lower_sets(graph, 10_000)
@@ -235,7 +256,7 @@ def test_too_many_lower_sets_are_refused_with_the_way_out(model):
     assert plan(graph, model=model).peak_bytes >= 1
 
 
-@pytest.mark.parametrize("seed", range(30))
+@seeds(30)
 def test_the_closed_formulas_are_what_one_step_after_the_other_gives(seed):
     source = random.Random(seed)
     nodes, edges = [], []
@@ -282,8 +303,8 @@ def test_a_step_exists_only_between_nested_sets():
             assert (table.peak[0, target, source] < 1 << 61) == inside
 
 
-@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("model", ["paper", "saved"])
+@seeds(10)
 def test_what_a_chain_of_few_sets_rules_out_was_not_the_best(seed, model, monkeypatch):
     graph = random_graph(seed, 30, 300)
     sets = prefixes(graph) if model == "saved" else ancestors(graph)

@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 
 from umem.errors import BudgetError, GraphError
 from umem.planner import Graph, Node, Plan, min_budget, pareto, plan, simulate
-from umem.planner.plans import METHODS, MODELS, OBJECTIVES
+from umem.planner.dispatch import METHODS as FAMILIES
+from umem.planner.plans import MODELS, OBJECTIVES
 from umem.planner.referee import referee
 from umem.planner.schedule import Action, actions
 
 pytestmark = pytest.mark.thorough
 
 GB = 1 << 30
+METHODS = ("auto", *FAMILIES)
 
 
 @st.composite

@@ -20,7 +20,8 @@ from umem.errors import OutOfMemoryError, StateError
 from umem.trace import Access, Alloc, Checker, Event, Free, Mark, Op
 from umem.trace.recording import recorder as module
 from umem.trace.recording import sources
-from umem.trace.recording.recorder import Measured, Recorder, active, paused, root_of
+from umem.trace.recording.recorder import Measured, Recorder, active, root_of
+from umem.trace.recording.thread import paused
 
 
 def check(events: list[Event]) -> None:
@@ -51,7 +52,7 @@ def probe() -> Iterator[Probe]:
     source = Probe()
     sources.add_source(source)
     yield source
-    sources._sources.remove(source)
+    sources.added.remove(source)
 
 
 # -- lifetimes ---------------------------------------------------------------------------------
@@ -399,12 +400,12 @@ def test_a_source_runs_from_the_first_recorder_to_the_last_of_any_thread(probe: 
     def other() -> None:
         with umem.record():
             inside.set()
-            leave.wait(10)
+            leave.wait(300)
 
     thread = threading.Thread(target=other)
     with umem.record():
         thread.start()
-        assert inside.wait(10)
+        assert inside.wait(300)
     assert probe.calls == ["start"]
     leave.set()
     thread.join()
@@ -415,7 +416,7 @@ def test_a_source_added_while_recording_starts_at_once() -> None:
     source = Probe()
     with umem.record():
         sources.add_source(source)
-    sources._sources.remove(source)
+    sources.added.remove(source)
     assert source.calls == ["start", "stop"]
 
 

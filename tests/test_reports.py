@@ -13,11 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from umem.devices.virtual.figures import Sample
+from umem.devices.cost import Sample
 from umem.errors import MissingDependencyError
 from umem.predict.comparing import ModeRow, simulated_row
-from umem.reports.pictures.mode_picture import draw_modes
-from umem.reports.text.mode_table import mode_table
+from umem.reports.side_by_side import draw_modes, mode_table
 from umem.units import GIB, MIB
 
 
@@ -32,17 +31,15 @@ KNOWN = ModeRow(
     "managed",
     "replay",
     True,
-    True,
-    None,
-    None,
-    3 * GIB,
-    512 * MIB,
-    1536,
-    0,
-    0,
-    1234567,
-    0.25,
-    (3.456, 2.0, 1.234),
+    prefetch=True,
+    peak_bytes=3 * GIB,
+    resident_peak_bytes=512 * MIB,
+    migrated_in_bytes=1536,
+    migrated_out_bytes=0,
+    remote_bytes=0,
+    fault_count=1234567,
+    seconds=0.25,
+    loss=(3.456, 2.0, 1.234),
 )
 
 
@@ -83,18 +80,16 @@ def test_a_table_never_passes_80_columns_and_loses_no_figure(
     seconds: float | None,
     loss: list[float] | None,
 ) -> None:
+    names = ("peak_bytes", "resident_peak_bytes", "migrated_in_bytes", "migrated_out_bytes")
     row = ModeRow(
         mode,
         "replay",
         fits,
-        False,
-        "read_mostly",
-        None,
-        *sizes,
-        0,
-        faults,
-        seconds,
-        None if loss is None else tuple(loss),
+        advice="read_mostly",
+        **dict(zip(names, sizes, strict=True)),
+        fault_count=faults,
+        seconds=seconds,
+        loss=None if loss is None else tuple(loss),
     )
     text = shown([row, KNOWN, UNKNOWN])
     assert max(map(len, text.splitlines())) <= 80

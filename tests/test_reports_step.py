@@ -18,14 +18,14 @@ from strategies import traces
 
 from umem.errors import MissingDependencyError
 from umem.printable import printable
-from umem.reports.as_json import comparison_json, step_json
 from umem.reports.perfetto import perfetto
 from umem.reports.pictures.timeline import draw_timeline
+from umem.reports.step_json import comparison_json, step_json
 from umem.reports.text.comparison import comparison_text, signed
 from umem.reports.text.lines import Column, table, wrapped
-from umem.reports.text.step import _leak, step_text
+from umem.reports.text.step import step_text
 from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
-from umem.trace.analysis.analysis import Vram, analyse
+from umem.trace.analysis.analysis import Analysis, Vram, analyse
 from umem.trace.analysis.differences import compare
 from umem.trace.analysis.tensors import KINDS
 from umem.units import MIB, format_bytes
@@ -97,12 +97,18 @@ def test_steps_that_a_trace_does_not_name_count_from_one(steps: str) -> None:
     assert "9 operations, 3 steps, recorded" in text and "22, step 3, backward" in text
 
 
-def test_of_what_outlives_its_step_it_is_told_when_it_was_made() -> None:
-    leak = analyse(training()).leaks[0]
+def test_of_what_outlives_its_step_it_is_told_when_it_was_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = analyse(training()).leaks[0]
     when = {"earlier_count": 1, "freed_count": 2}
 
     def told(**more: Any) -> str:
-        return _leak(dataclasses.replace(leak, **{**when, **more}), 1).partition("; ")[2]
+        leak = dataclasses.replace(first, **{**when, **more})
+        monkeypatch.setattr(Analysis, "leaks", [leak])
+        lines = step_text(analyse(training()), "t.gz", 200)
+        (line,) = (text.plain for text in lines if "of 'loss' (" in text.plain)
+        return line.partition("; ")[2]
 
     assert told() == "in steps 1, 2; 1 made before the recording; 2 freed later"
     assert told(steps=(4,), freed_count=0) == "in step 5; 1 made before the recording"

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import umem
 from umem.cli import main
-from umem.cli.run import advice
+from umem.cli.run_script import advice
 from umem.compat.installation import find_package
 from umem.devices.cuda import cuda_reason
 
@@ -181,7 +181,7 @@ def test_ctrl_c_is_the_scripts_own(tmp_path: Path, run: Run) -> None:
     assert process.stdout is not None and process.stdout.readline() == "on\n"
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, text = process.communicate(timeout=60)
+    _, text = process.communicate(timeout=300)
     assert process.returncode == 130
     assert text.splitlines()[-1] == "KeyboardInterrupt" and "umem" not in text
 

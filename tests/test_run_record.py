@@ -133,7 +133,7 @@ def test_ctrl_c_after_a_step_leaves_a_trace(tmp_path: Path) -> None:
     )
     assert process.stdout is not None and process.stdout.readline() == "on\n"
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "umem: the run ended after step 1, before step 2: step 1 is kept" in said
     assert umem.Trace.load(tmp_path / "a.umem.gz").step_count == 1

@@ -66,14 +66,36 @@ def allocator(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     """What allocates, outside of every block; the device is the virtual GPU, or a stand-in."""
     if request.param == "virtual":
         with umem.virtual_gpu("v100-16gb", vram="64MiB") as gpu:
-            yield lambda: (gpu.policy, gpu._watches)
+            yield lambda: (gpu.policy, gpu.watches)
         return
     cupy = pytest.importorskip("cupy")
     from cuda_host_driver import HostDriver
 
     host = cuda.CudaDevice(HostDriver())
     monkeypatch.setattr(cuda, "open_cuda", lambda ordinal=None: host)
-    yield lambda: (cupy.cuda.get_allocator(), host._tellings)
+    yield lambda: (cupy.cuda.get_allocator(), host.watches)
+
+
+class Probe:
+    """What is instrumented while any recorder is active."""
+
+    is_on = False
+
+    def start(self) -> None:
+        self.is_on = True
+
+    def stop(self) -> None:
+        self.is_on = False
+
+
+probe = Probe()
+
+
+@pytest.fixture(autouse=True)
+def _probing() -> Iterator[None]:
+    sources.add_source(probe)
+    yield
+    sources.added.remove(probe)
 
 
 def state(allocator: Callable[[], Any]) -> tuple[Any, ...]:
@@ -82,11 +104,10 @@ def state(allocator: Callable[[], Any]) -> tuple[Any, ...]:
     return (
         allocator(),
         scopes.inside(),
-        set(scopes._unfinished),
-        memory._enabled,
+        set(scopes.unfinished),
+        memory.enabled(),
         active(),
-        set(sources._users),
-        sources._state,
+        probe.is_on,
         tracemalloc.is_tracing(),
         wrapped,
     )
@@ -168,7 +189,7 @@ def test_disable_that_is_interrupted_can_be_called_again(allocator: Callable[[],
     for number in itertools.count(1):
         umem.enable()
         reached, _, place = interrupt(number, umem.disable)
-        if memory._enabled is not None:
+        if memory.enabled() is not None:
             umem.disable()
         assert state(allocator) == before, place
         if not reached:
@@ -208,7 +229,7 @@ def test_dead_arrays_are_counted_off_after_a_signal_outside_of_the_model() -> No
     for number in itertools.count(1):
         with umem.virtual_gpu("t4") as gpu:
             reached, _, place = interrupt(number, lambda: gpu.xp.ones(10))
-        if gpu.model._is_whole:
+        if gpu.model.is_whole:
             assert gpu.figures and not gpu.model.tensors, place
         if not reached:
             break
@@ -243,15 +264,16 @@ def test_what_two_signals_leave_on_is_taken_off_and_said_by_the_next_call(
 
 
 def test_nothing_takes_the_place_of_a_keyboard_interrupt() -> None:
-    def refuses(event: Any) -> None:
-        raise StateError("the listener is broken")
+    def listen(event: Any) -> None:
+        if is_broken:
+            raise StateError("the listener is broken")
 
     from umem.trace.recording.recorder import Recorder
 
-    recorder = Recorder()
+    is_broken, recorder = False, Recorder(listen)
     with pytest.raises(KeyboardInterrupt), recorder:
         kept = recorder.access(__import__("numpy").ones(3), "array", "x")
-        recorder._listener = refuses
+        is_broken = True
         raise KeyboardInterrupt
     assert active() == () and kept
 

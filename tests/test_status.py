@@ -42,15 +42,15 @@ def assert_readable(text: str) -> None:
 # -- on a virtual GPU --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", GPUS)
-def test_every_virtual_gpu_says_of_each_feature_whether_and_why(name: str) -> None:
-    with umem.virtual_gpu(name, vram="64MiB"):
-        status = umem.status()
-    assert [feature.name for feature in status.features] == NAMES
-    assert all(isinstance(feature.on, bool) and feature.why for feature in status.features)
-    assert_readable(str(status))
-    assert (status.why_not is None) == _on(status, "oversubscription") == _on(status, "hints")
-    assert _on(status, "integrated") == name.startswith("jetson")
+def test_every_virtual_gpu_says_of_each_feature_whether_and_why() -> None:
+    for name in GPUS:
+        with umem.virtual_gpu(name, vram="64MiB"):
+            status = umem.status()
+        assert [feature.name for feature in status.features] == NAMES
+        assert all(isinstance(feature.on, bool) and feature.why for feature in status.features)
+        assert_readable(str(status))
+        assert (status.why_not is None) == _on(status, "oversubscription") == _on(status, "hints")
+        assert _on(status, "integrated") == name.startswith("jetson")
 
 
 def test_str_is_the_table_and_then_the_features(gpu: VirtualGPU) -> None:

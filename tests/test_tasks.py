@@ -32,7 +32,7 @@ def device(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     host = cuda.CudaDevice(HostDriver())
     monkeypatch.setattr(cuda, "open_cuda", lambda ordinal=None: host)
     before = cupy.cuda.get_allocator()
-    with cupy.cuda.using_allocator(host._driver.default_pool.malloc):  # CuPy's own needs a GPU
+    with cupy.cuda.using_allocator(host.driver.default_pool.malloc):  # CuPy's own needs a GPU
         inside = cupy.cuda.get_allocator()
         yield host
         assert cupy.cuda.get_allocator() is inside
@@ -44,7 +44,7 @@ def is_managed(device: Device) -> bool:
     array = device.xp.empty(1000, "u1")
     if device.simulated:
         return umem.location(array).managed
-    return array.data.ptr in device._driver.managed_blocks  # type: ignore[attr-defined]
+    return array.data.ptr in device.driver.managed_blocks  # type: ignore[attr-defined]
 
 
 def run(*parts: Callable[[], Any]) -> list[Any]:

@@ -238,7 +238,7 @@ def recorded_under(budget: str, dropout: float) -> tuple[Trace, Trace, Plan]:
         planned = record()
     learned = recompute._largest()
     assert learned is not None and learned.plan is not None
-    return plain, planned, learned.plan
+    return plain, planned, learned.plan.solution.plan
 
 
 @needs_chainer

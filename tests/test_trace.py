@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -156,11 +157,11 @@ def test_an_interrupted_save_keeps_the_old_file_and_nothing_else(
 ) -> None:
     path = Trace([Mark("old")]).save(tmp_path / "x")
 
-    def lines(*_: object) -> Any:
-        yield '{"format":\n'
+    def writelines(file: gzip.GzipFile, lines: Iterable[bytes]) -> None:
+        file.write(next(iter(lines)))
         raise interruption
 
-    monkeypatch.setattr(trace_file, "_lines", lines)
+    monkeypatch.setattr(gzip.GzipFile, "writelines", writelines)
     with pytest.raises(interruption):
         EXAMPLE.save(path, force=True)
     monkeypatch.undo()
@@ -341,10 +342,10 @@ BROKEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("line", BROKEN, ids=lambda line: line[:60] or "empty")
-def test_a_broken_line_is_named(tmp_path: Path, line: str) -> None:
-    lines = [*GOOD[:3], line, *GOOD[4:]]
-    assert "line 4: " in message(write(tmp_path / "x", lines))
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    for line in BROKEN:
+        lines = [*GOOD[:3], line, *GOOD[4:]]
+        assert "line 4: " in message(write(tmp_path / "x", lines)), line[:60]
 
 
 def test_a_dead_tensor_cannot_be_used_or_freed_again(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(driver, "is_managed", lambda address: True)
     monkeypatch.setattr(driver, "synchronize", lambda: driver.calls.append(("synchronize",)))
     device = CudaDevice(driver)
-    monkeypatch.setattr(gpus, "_devices", {0: device})
+    monkeypatch.setattr(gpus, "opened", {0: device})
     monkeypatch.setattr(cuda_driver, "current_ordinal", lambda: 0)
     return device
 
@@ -158,7 +158,7 @@ def test_a_view_waits_for_the_gpu(gpu: VirtualGPU, cuda: Any) -> None:
 def test_a_view_waits_for_the_real_gpu_before_it_is_made(cuda: Any) -> None:
     with umem.managed() as memory:
         umem.as_numpy(memory.xp.empty(8))
-    assert ("synchronize",) in cuda._driver.calls
+    assert ("synchronize",) in cuda.driver.calls
 
 
 # -- what has none -------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_memory_that_is_not_managed_has_no_view(gpu: VirtualGPU) -> None:
 def test_neither_has_memory_of_cupys_that_is_not_managed(cuda: Any, monkeypatch: Any) -> None:
     with umem.managed() as memory:
         a = memory.xp.empty((2, 3))
-    monkeypatch.setattr(cuda._driver, "is_managed", lambda address: False)
+    monkeypatch.setattr(cuda.driver, "is_managed", lambda address: False)
     with pytest.raises(HintError, match=r"shape \(2, 3\) is not managed memory"):
         umem.as_numpy(a)
 
@@ -211,19 +211,19 @@ def test_an_array_of_another_gpu_is_refused_with_the_way_out(cuda: Any) -> None:
 def test_without_concurrent_access_the_host_may_not_look(cuda: Any) -> None:
     with umem.managed() as memory:
         a = memory.xp.empty(8)
-    cuda._driver.problem = "GPU 0 has no concurrent managed access"
+    cuda.driver.problem = "GPU 0 has no concurrent managed access"
     with pytest.raises(DeviceError, match=r"cannot share an array.*no concurrent managed access"):
         umem.as_numpy(a)
-    assert ("synchronize",) not in cuda._driver.calls
+    assert ("synchronize",) not in cuda.driver.calls
 
 
 def test_waiting_would_end_a_capture_so_it_is_refused(cuda: Any) -> None:
     with umem.managed() as memory:
         a = memory.xp.empty(8)
-    cuda._driver.is_capturing = True
+    cuda.driver.is_capturing = True
     with pytest.raises(DeviceError, match="would end the capture"):
         umem.as_numpy(a)
-    assert ("synchronize",) not in cuda._driver.calls
+    assert ("synchronize",) not in cuda.driver.calls
 
 
 def test_without_a_device_there_is_nothing_to_view() -> None:

@@ -16,8 +16,7 @@ from umem.memory.tracking import track
 if TYPE_CHECKING:
     from umem.predict.choosing import choose
     from umem.predict.replaying import Replay, replay
-    from umem.trace.recording.at_sizes import record_at
-    from umem.trace.recording.recorder import record
+    from umem.trace.recording.at_sizes import record, record_at
     from umem.trace.trace import Trace
 
 __all__ = [
@@ -52,7 +51,7 @@ __version__ = "0.1.0"
 
 _LATER = {
     "choose": "umem.predict.choosing",
-    "record": "umem.trace.recording.recorder",
+    "record": "umem.trace.recording.at_sizes",
     "record_at": "umem.trace.recording.at_sizes",
     "Replay": "umem.predict.replaying",
     "replay": "umem.predict.replaying",

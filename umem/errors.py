@@ -1,7 +1,5 @@
 """The errors of umem.
 
-::
-
     UmemError
     +-- OutOfMemoryError        also MemoryError; on CUDA also CuPy's OutOfMemoryError
     |   +-- LimitError          the limit that was asked for, not the device, is reached

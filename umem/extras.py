@@ -13,7 +13,7 @@ PACKAGES = {
     "cuda12": ("cupy-cuda12x[ctk]>=14.0", "cuda-core[cu12]>=1.1"),
     "cuda13": ("cupy-cuda13x[ctk]>=14.0", "cuda-core[cu13]>=1.1"),
 }
-"""The packages of each extra, as setup.py has them."""
+"""The packages of each extra, as pyproject.toml has them."""
 
 
 def install(extra: str, name: str = "") -> str:

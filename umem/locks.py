@@ -12,7 +12,8 @@ import threading
 import weakref
 from typing import Any
 
-_locks: list[weakref.ref[Any]] = []
+locks: list[weakref.ref[Any]] = []
+"""Every lock of this module that somebody still has, in the order in which they were made."""
 _local = threading.local()
 
 
@@ -23,12 +24,12 @@ def safe_lock() -> Any:
     A fork waits for whoever holds one.
     """
     lock = threading.RLock()
-    _locks.append(weakref.ref(lock, _locks.remove))
+    locks.append(weakref.ref(lock, locks.remove))
     return lock
 
 
 def _hold() -> None:
-    _local.held = [lock for ref in [*_locks] if (lock := ref()) is not None]
+    _local.held = [lock for ref in [*locks] if (lock := ref()) is not None]
     for lock in _local.held:
         lock.acquire()
 

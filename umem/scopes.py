@@ -111,7 +111,7 @@ class Scope:
         self.payload = ()
         if self in (view := _entered.get()).scopes:
             _refreshed(view)
-        _unfinished.discard(self)
+        unfinished.discard(self)
         self.is_over = True
         self.handle = None
         if error is not None:
@@ -142,7 +142,8 @@ class Scope:
 
 _here = _Here()
 epoch = Epoch()
-_unfinished: set[Scope] = set()
+unfinished: set[Scope] = set()
+"""Those whose with statement has begun, in any thread, and that are not over."""
 _nothing = View(())
 _entered: ContextVar[View] = ContextVar("umem", default=_nothing)
 view_of_context = _entered.get
@@ -189,7 +190,7 @@ def tidy() -> None:
 
     That takes two signals: one during the end of a block, one while that is being made good.
     """
-    for scope in tuple(_unfinished):
+    for scope in tuple(unfinished):
         if scope.is_left():
             scope.close()
             warnings.warn(
@@ -280,7 +281,7 @@ class Scoped(Generic[_Entered]):
         else:
             scope = handle.args[0]
             scope.handle = weakref.ref(handle, scope._abandoned)
-            _unfinished.add(scope)
+            unfinished.add(scope)
         scope.is_used = True
         self._mine = (*(mine for mine in self._mine if not mine.is_over), scope)
         return scope

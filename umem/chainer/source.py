@@ -8,41 +8,26 @@ arithmetic outside Chainer's functions, ChainerX arrays.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
-import numpy as np
 from chainer import Variable, function_node
 from chainer.function import FunctionAdapter
 
 from umem.chainer.flops import Estimator, estimator
+from umem.chainer.held_arrays import arrays_in, arrays_on, holds_nothing, is_array, values_on
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.scopes import derived
 from umem.trace.recording.recorder import Measured, Reach, Recorder, active
+from umem.trace.recording.thread import Audience, thread_state
 from umem.trace.trace import Mark
 
-_PLAIN = frozenset((int, float, bool, str, type(None), np.dtype, type))
-_OWN = frozenset((
-    "inputs", "outputs", "rank", "stack", "lazy_grad_sum", "_input_layouts", "_output_layouts",
-    "_input_indexes_to_retain", "_output_indexes_to_retain", "_output_count",
-    "_retained_output_data", "_use_cudnn", "_local_function_hooks", "_n_local_function_hooks",
-))  # fmt: skip
-"""Attributes that function nodes have anyway."""
 _STATISTICS = ("running_mean", "running_var")
 """What normalisation holds and changes in place."""
 _GATHERS = frozenset(
     ("EmbedIDFunction", "EmbedIDGrad", "SparseMatMul", "GetItem", "SelectItem", "Permutate")
 )
-
-
-class _Backward(threading.local):
-    """How deep the calling thread is in backward steps."""
-
-    depth = 0
-
-
-_backward = _Backward()
 
 
 class ChainerSource(Subscriber):
@@ -60,24 +45,26 @@ class ChainerSource(Subscriber):
     def stop(self) -> None:
         """Listen no more."""
         unsubscribe(self)
-        _backward.depth = 0  # where an interrupted step of this thread has left it
+        thread_state().backward_depth = 0  # where an interrupted step has left it
 
     # -- forward, and the functions that backward applies ----------------------------------
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Record an application, with what the function keeps on itself."""
-        recorders = active()
-        if not recorders:
+        told = derived(Audience)
+        if not told.recorders:
             return proceed(func, inputs)
-        before = tuple(func.__dict__.values())
+        before = values_on(func)
         if func.__class__ is FunctionAdapter:  # what an old-style function holds is on the function
-            before += tuple(func.function.__dict__.values())
-        measured = Measured()
+            before += func.function.__dict__.values()
+        measured = Measured(told)
         try:
             outputs = proceed(func, inputs)
             measured.stop()
-            made = [y._data[0] for y in outputs]
-            _emit_apply(recorders, func, inputs, made, before, measured)
+            made = []
+            for y in outputs:  # _data: see _array; not called, for speed
+                made.append(y._data[0])
+            _emit_apply(told, func, inputs, made, before, measured)
         finally:
             measured.close()
         return outputs
@@ -94,43 +81,39 @@ class ChainerSource(Subscriber):
         is_debug: bool = False,
     ) -> None:
         """Record a backward step: the functions that it applies, and what it computes itself."""
-        recorders = active()
-        if not recorders:
+        told = derived(Audience)
+        if not told.recorders:
             proceed(func, indexes, grad_outputs, grad_inputs, is_debug)
             return
-        measured = Measured()
-        _backward.depth += 1
+        measured = Measured(told)
         try:
             proceed(func, indexes, grad_outputs, grad_inputs, is_debug)
             measured.stop()
-            _emit_backprop(recorders, func, grad_outputs, grad_inputs, measured)
+            _emit_backprop(told, func, grad_outputs, grad_inputs, measured)
         finally:
-            _backward.depth -= 1
             measured.close()
 
-    def pop_gradient(self, proceed: Proceed, table: Any, node: Any) -> Any:
-        """Count the summing of gradients, between two backward steps, as backward."""
-        if len(table.grads.get(node, ())) < 2:  # nothing to add up
-            return proceed(table, node)
-        _backward.depth += 1
-        try:
-            return proceed(table, node)
-        finally:
-            _backward.depth -= 1
+    def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
+        """What runs until it returns belongs to backward."""
+        _in_backward(proceed, *args, **kwargs)
+
+    def grad(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
+        """As `backward`."""
+        return _in_backward(proceed, *args, **kwargs)
 
     # -- update ----------------------------------------------------------------------------
 
     def update(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
         """Record the update of a parameter."""
-        recorders = active()
-        if not recorders or not rule.enabled:
+        told = derived(Audience)
+        if not told.recorders or not rule.enabled:
             proceed(rule, parameter)
             return
-        measured = Measured()
+        measured = Measured(told)
         try:
             proceed(rule, parameter)
             measured.stop()
-            for recorder in recorders:
+            for recorder in told.recorders:
                 _emit_update(recorder, rule, parameter, measured)
         finally:
             measured.close()
@@ -142,48 +125,52 @@ class ChainerSource(Subscriber):
             recorder.emit(Mark("step"))
 
 
+def _in_backward(proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
+    state = thread_state()
+    state.backward_depth += 1
+    try:
+        return proceed(*args, **kwargs)
+    finally:
+        state.backward_depth -= 1
+
+
 # -- what is recorded --------------------------------------------------------------------------
 
 
 def rerun(func: Any, inputs: tuple[Any, ...]) -> Any:
     """Run a function's forward once more, on arrays; recorders see it as part of backward."""
-    recorders = active()
-    if not recorders:
+    told = derived(Audience)
+    if not told.recorders:
         return func.forward(inputs)
-    before = tuple(func.__dict__.values())
-    measured = Measured()
-    _backward.depth += 1
+    before = values_on(func)
+    measured = Measured(told)
+    told.state.backward_depth += 1
     try:
         outputs = func.forward(inputs)
         measured.stop()
-        _emit_apply(recorders, func, inputs, list(outputs), before, measured)
+        _emit_apply(told, func, inputs, list(outputs), before, measured)
     finally:
-        _backward.depth -= 1
+        told.state.backward_depth -= 1
         measured.close()
     return outputs
 
 
 def _emit_apply(
-    recorders: tuple[Recorder, ...],
-    func: Any,
-    inputs: Any,
-    outs: list[Any],
-    before: tuple[Any, ...],
-    measured: Measured,
+    told: Audience, func: Any, inputs: Any, outs: list[Any], before: list[Any], measured: Measured
 ) -> None:
     """Emit one application; bench/overhead.py says what a microsecond here costs an LSTM."""
     kind = _kinds.get(func.__class__) or _kind_of(func)
     name = kind.label or func.label
-    phase, made = ("backward", "gradient") if _backward.depth else ("forward", "activation")
+    if told.state.backward_depth:
+        phase, made = "backward", "gradient"
+    else:
+        phase, made = "forward", "activation"
     ins = []
     for x in inputs:
-        ins.append(x._data[0] if isinstance(x, Variable) else x)
-    held: list[tuple[str, Any]] = []
-    for key, value in func.__dict__.items():
-        if key not in _OWN and value.__class__ not in _PLAIN:
-            _find_arrays(key, value, held)
+        ins.append(x._data[0] if isinstance(x, Variable) else x)  # as _array
+    held = None if holds_nothing(func) else arrays_on(func)
     flops, traffic = kind.estimate(func, ins, outs)
-    for recorder in recorders:
+    for recorder in told.recorders:
         reads = recorder.find(ins)
         for index, reach in enumerate(reads):
             if reach is None and ins[index] is not None:
@@ -208,14 +195,14 @@ def _add_held(
     recorder: Recorder,
     name: str,
     held: list[tuple[str, Any]],
-    before: tuple[Any, ...],
+    before: list[Any],
     reads: list[Reach],
     writes: list[Reach],
 ) -> None:
     """Add what the function holds: read if it held it before the call, otherwise written."""
     values = (("", value) for value in before if not isinstance(value, chainer.Function))
-    old = {id(array) for _, array in _arrays_in(values)}
-    seen = {access[0] for access in (*reads, *writes)}
+    old = {id(array) for _, array in arrays_in(values)}
+    seen = {access[0] for access in (*reads, *writes) if access is not None}
     for key, array in held:
         if id(array) in old:
             kind = "state" if key in _STATISTICS else "input"
@@ -232,27 +219,29 @@ def _add_held(
 def _first_read(recorder: Recorder, x: Any, array: Any, name: str) -> Reach:
     if isinstance(x, chainer.Parameter):
         return recorder.access(array, "parameter", x.name or name, uploaded=True)
-    if _backward.depth:  # computed by array code inside a backward method
+    if thread_state().backward_depth:  # computed by array code inside a backward method
         return recorder.access(array, "gradient", name)
     return recorder.access(array, "input", name, uploaded=True)
 
 
 def _emit_backprop(
-    recorders: tuple[Recorder, ...],
-    func: Any,
-    grad_outputs: Any,
-    grad_inputs: Any,
-    measured: Measured,
+    told: Audience, func: Any, grad_outputs: Any, grad_inputs: Any, measured: Measured
 ) -> None:
     """Emit what the backward method computed by itself; functions it applied are recorded."""
-    grads = [_array(g) for gs in grad_inputs.values() for g in gs if g is not None]
-    for recorder in recorders:
-        made = [a for a in grads if a is not None and recorder.known(a) is None]
+    grads = []
+    for summands in grad_inputs.values():
+        for g in summands:
+            array = g._data[0] if isinstance(g, Variable) else g  # as _array
+            if array is not None:
+                grads.append(array)
+    for recorder in told.recorders:
+        made = recorder.unseen(grads)
         if not made:
             continue
         name = func.label
         used = [_array(g) for g in grad_outputs if g is not None]
         used += [node.data for node in func.inputs]
+        # FunctionNode.output_data raises where nothing was retained, and has None for the others.
         used += list(func._retained_output_data or ())
         used += [array for _, array in arrays_on(func)]
         reads = [recorder.known(a) or _first_read(recorder, None, a, name) for a in _present(used)]
@@ -276,10 +265,11 @@ def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) 
         return
     name = type(rule).__name__.removesuffix("Rule")
     owned = [("parameter", param.name or name, param.array)]
+    # Under use_fp32_update the rule updates a copy that only it knows; there is no public name.
     full = getattr(rule, "_fp32_param", None)
     if full is not None and full.array is not None:
         owned.append(("state", f"{name}.fp32", full.array))
-    state = {key: v for key, v in (rule.state or {}).items() if _is_array(v)}
+    state = {key: v for key, v in (rule.state or {}).items() if is_array(v)}
     owned += [("state", f"{name}.{key}", v) for key, v in state.items()]
     writes = [
         recorder.access(array, kind, label, uploaded=kind == "parameter")
@@ -304,64 +294,38 @@ def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) 
 # -- helpers -----------------------------------------------------------------------------------
 
 
-class _Kind(NamedTuple):
-    """What is the same for every function of a class; no label where it is computed."""
+class _Kind:
+    """What is the same for every function of a class.
 
-    label: str | None
-    estimate: Estimator
-    pattern: str
+    Attributes:
+        label: None where the function computes it.
+    """
+
+    __slots__ = ("estimate", "label", "pattern")
+
+    def __init__(self, func: Any) -> None:
+        cls = type(func)
+        own_label = cls.label is not function_node.FunctionNode.label
+        self.label: str | None = None if own_label else func.label
+        self.estimate: Estimator = estimator(cls)
+        self.pattern = "random" if func.label in _GATHERS else "stream"
 
 
 _kinds: dict[type, _Kind] = {}
 
 
 def _kind_of(func: Any) -> _Kind:
-    cls = type(func)
-    own_label = cls.label is not function_node.FunctionNode.label
-    pattern = "random" if func.label in _GATHERS else "stream"
-    _kinds[cls] = kind = _Kind(None if own_label else func.label, estimator(cls), pattern)
+    _kinds[type(func)] = kind = _Kind(func)
     return kind
 
 
 def _array(x: Any) -> Any:
-    """The array of a Variable, or the array itself."""
+    """The array of a Variable, or the array itself.
+
+    Variable.array raises where the layout is not the standard one, and asks for it each time.
+    """
     return x._data[0] if isinstance(x, Variable) else x
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or hasattr(value, "__cuda_array_interface__")
 
 
 def _present(arrays: Iterable[Any]) -> Iterator[Any]:
     return (array for array in arrays if array is not None)
-
-
-def arrays_on(func: Any) -> list[tuple[str, Any]]:
-    """The arrays that a function holds as attributes, sparse matrices taken apart."""
-    found: list[tuple[str, Any]] = []
-    for key, value in func.__dict__.items():
-        if key not in _OWN and value.__class__ not in _PLAIN:
-            _find_arrays(key, value, found)
-    return found
-
-
-def _arrays_in(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in items:
-        _find_arrays(key, value, found)
-    return found
-
-
-def _find_arrays(key: str, value: Any, found: list[tuple[str, Any]]) -> None:
-    if _is_array(value):
-        found.append((key, value))
-    elif isinstance(value, (list, tuple)):
-        found += [(key, item) for item in value if _is_array(item)]
-    elif hasattr(value, "indptr") and hasattr(value, "indices"):
-        parts = ("data", "indices", "indptr")
-        found += [(f"{key}.{part}", getattr(value, part)) for part in parts]
-    elif isinstance(value, chainer.Function):  # an old-style function behind its adapter
-        found += arrays_on(value)
-    elif isinstance(value, chainer.FunctionNode):  # max pooling, whose gradient reads its indexes
-        held = value.__dict__.items()
-        found += [(name, item) for name, item in held if name not in _OWN and _is_array(item)]

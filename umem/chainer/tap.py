@@ -50,10 +50,6 @@ class Subscriber:
         """Backward goes through one function."""
         proceed(func, *args)
 
-    def pop_gradient(self, proceed: Proceed, table: Any, node: Any) -> Any:
-        """Backward takes the gradient of a node; under ``lazy_grad_sum`` it is summed there."""
-        return proceed(table, node)
-
     def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
         """``Variable.backward`` begins; the first argument has the nodes, with gradients."""
         proceed(*args, **kwargs)
@@ -102,19 +98,21 @@ class Point(NamedTuple):
 POINTS = (
     # Every call of a function comes through it, Chainer's old-style functions included.
     Point(function_node.FunctionNode, "apply", "apply"),
-    # Variable.backward and chainer.grad both go through these two, function by function.
+    # Variable.backward and chainer.grad both go through it, function by function.
     Point(_backprop_utils, "backprop_step", "backprop_step"),
-    Point(_backprop_utils.GradTable, "pop", "pop_gradient"),
     # Where the loops over the graph begin; function_node has imported the other by its name.
     Point(_backprop, "_backprop_to_all", "backward"),
     Point(function_node, "_backprop", "grad"),
+    # Once a parameter; then once a step, in every optimizer that goes by gradients.
     Point(optimizer.UpdateRule, "update", "update"),
     Point(optimizer.GradientMethod, "update", "step"),
+    # Every way to cut a graph ends in one of the three; the graph itself keeps no note of it.
     Point(function_node.FunctionNode, "unchain", "unchain"),
     Point(variable.Variable, "unchain", "unchain_variable"),
     Point(variable.VariableNode, "unchain", "unchain_variable"),
     # The setter of Variable.array, of Variable.data, and what loads parameters in place.
     Point(variable.Variable, "_set_array", "set_array"),
+    # Loading and copying write into arrays that are there, which no setter sees.
     Point(link.Link, "serialize", "serialize"),
     Point(variable.Variable, "copydata", "copydata"),
 )

@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from typing import Any
 
 import click
@@ -20,6 +21,27 @@ from umem.printable import sentence
 COMMANDS = ("choose", "compat", "demo", "doctor", "report", "run")
 
 
+EXTENDED = ("choose", "report")
+"""Commands that other packages may add to."""
+
+
+def _load_extensions() -> None:
+    """Import what other packages name in the entry-point group ``umem``, which registers itself.
+
+    Raises:
+        click.ClickException: one of them cannot be imported; names it and its package.
+    """
+    for entry in entry_points(group="umem"):
+        try:
+            entry.load()
+        except Exception as error:
+            package = entry.dist.name if entry.dist else "unknown"
+            what = f"{entry.name!r} of the package {package!r}"
+            raise click.ClickException(
+                f"{what} cannot be loaded: {sentence(repr(error))}; mend or uninstall it"
+            ) from error
+
+
 class _Lazy(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -27,6 +49,8 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
+        if name in EXTENDED:
+            _load_extensions()
         command: click.Command = importlib.import_module(f"umem.cli.{name}").command
         return command
 
@@ -50,7 +74,7 @@ class _Lazy(click.Group):
 
 @contextlib.contextmanager
 def _in_a_sentence() -> Iterator[None]:
-    """What went wrong, as one sentence that is safe to print; click prints it and exits.
+    """Word what went wrong as one sentence that is safe to print; click prints it and exits.
 
     click itself repeats what it was given, such as the name of an option.
     """

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable
 from io import TextIOWrapper
 from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 import click
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from umem.as_json import json_text
 from umem.cli import in_and_out as saying
 from umem.cli.in_and_out import Caps, caps, refuse, refuse_picture, say, write
 from umem.devices.specs import GPUS, GpuSpec, gpu_spec
@@ -21,7 +22,15 @@ from umem.predict.choosing import Choice, Search, gpu_asked_for
 from umem.predict.techniques.options import Option
 from umem.predict.techniques.registry import TECHNIQUES
 from umem.printable import command_line, quoted, shown
-from umem.reports.text.choice import found_of_gpu, found_of_technique, heading
+from umem.reports.choice_report import (
+    choice_text,
+    draw_choice,
+    draw_gpus,
+    found_of_gpu,
+    found_of_technique,
+    gpus_text,
+    heading,
+)
 from umem.trace.trace import Trace
 
 INTERRUPTED = 130
@@ -30,7 +39,7 @@ Say = Callable[[Text], None]
 
 
 def carry_out(search: Search, say: Say | None, width: int) -> bool:
-    """Try everything, telling ``say`` of each result as it comes; whether it came to its end.
+    """Try everything, telling ``say`` of each result as it comes; return whether it ended.
 
     Ctrl-C ends it: what is left is said on standard error.
     """
@@ -138,20 +147,7 @@ class _Sizes(click.ParamType):  # type: ignore[type-arg]
 @click.option("--png", type=click.Path(path_type=Path), metavar="FILE", help="A picture.")
 @click.option("--force", is_flag=True, help="Overwrite a file that exists.")
 @caps
-def command(
-    traces: tuple[Path, ...],
-    sizes: tuple[int, ...] | None,
-    size: int | None,
-    gpu: str | None,
-    vram: str | None,
-    every: bool,
-    all_gpus: bool,
-    as_json: bool,
-    png: Path | None,
-    force: bool,
-    max_events: int,
-    max_bytes: int,
-) -> None:
+def command(max_events: int, max_bytes: int, **options: Any) -> None:
     """Try what umem can do on a recorded step; list what makes it fit, shortest step first.
 
     Each result is printed as it is found; Ctrl-C keeps them, with exit status 130.
@@ -162,17 +158,18 @@ def command(
     """
     if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
-    if all_gpus and (gpu is not None or vram is not None):
+    asked = _ChooseOptions(**options)
+    if asked.all_gpus and (asked.gpu is not None or asked.vram is not None):
         raise click.UsageError(
             "--all-gpus asks for every GPU of the table: leave --gpu and --vram out"
         )
-    if all_gpus and every:
+    if asked.all_gpus and asked.every:
         raise click.UsageError("--all says more of one GPU: leave it or --all-gpus out")
-    refuse([] if png is None else [png], traces, force=force)
+    png = asked.png
+    refuse([] if png is None else [png], asked.traces, force=asked.force)
     refuse_picture(png)
     try:
-        read = Caps(max_events, max_bytes)
-        best = _answer(traces, sizes, size, gpu, vram, every, all_gpus, as_json, png, force, read)
+        best = _answer(asked, Caps(max_events, max_bytes))
     except UmemError as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
@@ -187,40 +184,59 @@ def command(
         click.get_current_context().exit(NOTHING_FITS)
 
 
-def _answer(
-    traces: tuple[Path, ...],
-    sizes: tuple[int, ...] | None,
-    size: int | None,
-    gpu: str | None,
-    vram: str | None,
-    every: bool,
-    all_gpus: bool,
-    as_json: bool,
-    png: Path | None,
-    force: bool,
-    read: Caps,
-) -> Option | None:
+class _ChooseOptions(NamedTuple):
+    """The arguments and options of the command."""
+
+    traces: tuple[Path, ...]
+    sizes: tuple[int, ...] | None
+    size: int | None
+    gpu: str | None
+    vram: str | None
+    every: bool
+    all_gpus: bool
+    as_json: bool
+    png: Path | None
+    force: bool
+
+
+def _answer(asked: _ChooseOptions, read: Caps) -> Option | None:
     """Say what there is to say; returns the best that was found."""
-    asked = [gpu_asked_for("t4" if gpu is None else gpu, vram)]
-    trace = _load(traces, sizes, read)
-    search = Search(trace, list(map(gpu_spec, GPUS)) if all_gpus else asked, size)
-    _carry_out(search, as_json)
-    if all_gpus:
-        choices = search.choices()
-        best = choices[0].best
-        _among_all(choices, as_json, None if best is None else png, force)
+    one = gpu_asked_for("t4" if asked.gpu is None else asked.gpu, asked.vram)
+    trace = _load(asked.traces, asked.sizes, read)
+    gpus = list(map(gpu_spec, GPUS)) if asked.all_gpus else [one]
+    search = Search(trace, gpus, asked.size)
+    _carry_out(search, asked.as_json)
+    choices = search.choices() if asked.all_gpus else (search.choice(one),)
+    if asked.as_json:
+        say(json_text({"simulated": True, "gpus": choices} if asked.all_gpus else choices[0]))
+    elif asked.all_gpus:
+        _print(gpus_text(choices, Console().width))
     else:
-        choice = search.choice(search.gpus[0])
-        best = choice.best
-        _for_one(choice, every, as_json, None if best is None else png, force)
-    if not as_json:
-        if size is None and trace.sizes:
+        _print(choice_text(choices[0], Console().width, every=asked.every))
+    best = choices[0].best
+    if asked.png is not None and best is not None:
+        _draw(choices, asked)
+    if not asked.as_json:
+        if asked.size is None and trace.sizes:
             say(
                 f"\nThis is size {trace.sizes[-1]}, the largest recorded; --size N takes "
                 "the step to another."
             )
-        _say_what_next(traces, sizes, size, all_gpus)
+        _say_what_next(asked)
     return best
+
+
+def _draw(choices: tuple[Choice, ...], asked: _ChooseOptions) -> None:
+    assert asked.png is not None
+
+    def draw(file: IO[bytes]) -> None:
+        if asked.all_gpus:
+            draw_gpus(choices, file)
+        else:
+            draw_choice(choices[0], file)
+
+    write(asked.png, draw, force=asked.force)
+    say(f"Wrote {shown(asked.png)}.", err=asked.as_json)
 
 
 def _carry_out(search: Search, as_json: bool) -> None:
@@ -254,38 +270,6 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _for_one(choice: Choice, every: bool, as_json: bool, png: Path | None, force: bool) -> None:
-    if as_json:
-        _print_json(choice.to_json())
-    else:
-        from umem.reports.text.choice import choice_text
-
-        _print(choice_text(choice, Console().width, every=every))
-    if png is not None:
-        from umem.reports.pictures.choice_picture import draw_choice
-
-        write(png, lambda file: draw_choice(choice, file), force=force)
-        say(f"Wrote {shown(png)}.", err=as_json)
-
-
-def _among_all(choices: tuple[Choice, ...], as_json: bool, png: Path | None, force: bool) -> None:
-    if as_json:
-        _print_json({"simulated": True, "gpus": [choice.to_json() for choice in choices]})
-    else:
-        from umem.reports.text.choice import gpus_text
-
-        _print(gpus_text(choices, Console().width))
-    if png is not None:
-        from umem.reports.pictures.choice_picture import draw_gpus
-
-        write(png, lambda file: draw_gpus(choices, file), force=force)
-        say(f"Wrote {shown(png)}.", err=as_json)
-
-
-def _print_json(content: object) -> None:
-    say(json.dumps(content, indent=2, allow_nan=False))
-
-
 def _print(lines: Iterable[Text]) -> None:
     console = Console(highlight=False, markup=False)
     for line in lines:
@@ -293,12 +277,10 @@ def _print(lines: Iterable[Text]) -> None:
     sys.stdout.flush()
 
 
-def _say_what_next(
-    traces: tuple[Path, ...], sizes: tuple[int, ...] | None, size: int | None, all_gpus: bool
-) -> None:
-    words: list[str | Path] = ["umem", "choose", *traces]
-    words += [] if sizes is None else ["--sizes", ",".join(map(str, sizes))]
-    words += [] if size is None else ["--size", str(size)]
-    words += ["--gpu", "NAME"] if all_gpus else ["--all-gpus"]
-    more = "all techniques on one of them" if all_gpus else "which GPU runs it, and how fast"
+def _say_what_next(asked: _ChooseOptions) -> None:
+    words: list[str | Path] = ["umem", "choose", *asked.traces]
+    words += [] if asked.sizes is None else ["--sizes", ",".join(map(str, asked.sizes))]
+    words += [] if asked.size is None else ["--size", str(asked.size)]
+    words += ["--gpu", "NAME"] if asked.all_gpus else ["--all-gpus"]
+    more = "all techniques on one of them" if asked.all_gpus else "which GPU runs it, and how fast"
     say(f"\nNext: {more}:\n  {command_line(*words)}")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -13,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from umem.as_json import json_text, plain
 from umem.cli.in_and_out import say
 from umem.compat import Row, check, install_pth, remove_pth
 from umem.compat.installation import find_package, package_version
@@ -47,7 +46,7 @@ def _check(as_json: bool) -> None:
     failed = {} if misfit else import_mended(rows)
     rows = check()
     if as_json:
-        say(json.dumps(_report(rows, failed), indent=2))
+        say(json_text(_report(rows, failed)))
     else:
         _print(rows, failed, Console())
     if misfit:
@@ -79,8 +78,8 @@ def _report(rows: Sequence[Row], failed: dict[str, str]) -> dict[str, Any]:
     path = installed_pth()
     return {
         "versions": _versions(),
-        "pth": None if path is None else str(path),
-        "mends": [{**asdict(row), "state": row.state} for row in rows],
+        "pth": path,
+        "mends": [{**plain(row), "state": row.state} for row in rows],
         "failed_imports": failed,
     }
 

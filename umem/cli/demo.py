@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,6 +15,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from umem.as_json import json_text, named
 from umem.errors import MissingDependencyError, UmemError
 from umem.files import check_folder, check_target, reason, whole
 from umem.predict.comparing import ModeRow
@@ -48,6 +48,9 @@ class _Result:
     @property
     def factor(self) -> float:
         return self.needed_bytes / self.vram_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        return named(self, ("simulated", "device", "vram_bytes", "factor", "rows"))
 
 
 @click.command("demo")
@@ -108,7 +111,7 @@ def command(
 
 
 def _choose(device: str, vram: str) -> GpuSpec | Literal["cuda"]:
-    """What ``--device`` names, before anything else happens."""
+    """Open what ``--device`` names, before anything else happens."""
     _refuse_options_of_others("virtual" if device == "cuda" else "cuda")
     if device == "cuda":
         return "cuda"
@@ -252,7 +255,7 @@ def _progress(console: Console, steps: int) -> Iterator[Any]:
 
 
 def _report(console: Console, result: _Result, out: Path) -> None:
-    from umem.reports.text.mode_table import mode_table
+    from umem.reports.side_by_side import mode_table
 
     simulated = "simulated " if result.simulated else ""
     vram = format_bytes(result.vram_bytes)
@@ -278,7 +281,7 @@ def _report(console: Console, result: _Result, out: Path) -> None:
 def _write(console: Console, result: _Result, title: str, out: Path) -> list[Path]:
     """Write the files when both are complete."""
     picture = _picture(console, result, title)
-    text = (json.dumps(_to_json(result), indent=2) + "\n").encode()
+    text = f"{json_text(result)}\n".encode()
     files = {} if picture is None else {out / PICTURE: picture}
     files[out / TEXT] = text
     try:
@@ -292,7 +295,7 @@ def _write(console: Console, result: _Result, title: str, out: Path) -> list[Pat
 
 def _picture(console: Console, result: _Result, title: str) -> bytes | None:
     """The picture as a PNG; None where there is nothing to draw, or nothing to draw it with."""
-    from umem.reports.pictures.mode_picture import draw_modes
+    from umem.reports.side_by_side import draw_modes
 
     if not any(row.timeline for row in result.rows):
         return None
@@ -327,13 +330,3 @@ def _say_what_next(console: Console, simulated: bool) -> None:
         if device_kind("cuda").why_not() is None:
             console.print("  umem demo --device cuda             on the GPU that is here")
     console.print("  umem doctor                         what this machine has")
-
-
-def _to_json(result: _Result) -> dict[str, Any]:
-    return {
-        "simulated": result.simulated,
-        "device": result.device,
-        "vram_bytes": result.vram_bytes,
-        "factor": result.factor,
-        "rows": [row.to_json() for row in result.rows],
-    }

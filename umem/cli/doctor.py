@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ import click
 
 import umem
 from umem import extras
+from umem.as_json import json_text
 from umem.cli.in_and_out import say
 from umem.devices.open import current_device, device_kind, parse_device
 from umem.devices.selftest import Check, run_selftest
@@ -51,7 +51,7 @@ class _Report:
             "features": status.pop("features"),
             "environment": _variables(),
             "status": status,
-            "checks": [asdict(check) for check in self.checks],
+            "checks": self.checks,
         }
 
 
@@ -73,7 +73,7 @@ def command(device: str | None, vram: str | None, as_json: bool) -> None:
             raise click.ClickException(str(error)) from error
         report = _examine()
     if as_json:
-        say(json.dumps(report.to_json(), indent=2))
+        say(json_text(report))
     else:
         _print(report)
     raise SystemExit(0 if report.reason is None else 1)

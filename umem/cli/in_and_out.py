@@ -102,7 +102,7 @@ class _Bytes(click.ParamType):  # type: ignore[type-arg]
 
 
 class Caps(NamedTuple):
-    """What `umem.Trace.load` takes."""
+    """The limits that `umem.Trace.load` takes."""
 
     max_events: int
     max_bytes: int

@@ -3,42 +3,60 @@
 from __future__ import annotations
 
 import gc
-import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
+from rich.text import Text
 
 from umem import __version__
+from umem.as_json import json_text
 from umem.cli.in_and_out import Caps, caps, refuse, refuse_picture, say, write
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import UmemError
 from umem.printable import command_line, shown
+from umem.reports.outputs import JSON, OUTPUTS, TEXT, Output, ReportRequest
 from umem.trace.analysis.analysis import Analysis, Vram, analyse
 from umem.trace.trace import Trace
 from umem.units import parse_bytes
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """The files that were asked for."""
+class _Wanted(NamedTuple):
+    """A file that was asked for."""
 
-    png: Path | None
-    html: Path | None
-    perfetto: Path | None
-    force: bool
+    output: Output
+    path: Path
 
-    @property
-    def paths(self) -> list[Path]:
-        found = (self.png, self.html, self.perfetto)
-        return [path for path in found if path is not None]
+
+def _exports() -> dict[str, Output]:
+    return {output.name: output for output in OUTPUTS if output.is_export}
+
+
+class _Export(click.ParamType):  # type: ignore[type-arg]
+    """One of the outputs that ``--export`` asks for, those of other packages included."""
+
+    name = "export"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        """Refuse what is none of them."""
+        choices: click.ParamType[Any] = click.Choice(list(_exports()))
+        return str(choices.convert(value, param, ctx))
+
+
+def _own_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of the outputs that have one of their own."""
+    for output in reversed([output for output in OUTPUTS if not output.is_export]):
+        kind: Any = click.Path(path_type=Path)
+        option = click.option(f"--{output.name}", type=kind, metavar="FILE", help=output.help)
+        command = option(command)
+    return command
 
 
 @click.command("report")
@@ -46,19 +64,13 @@ class _Outputs:
     "traces", metavar="TRACE [OTHER]", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
-@click.option(
-    "--html",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="One page to explore in a browser; needs no network.",
-)
-@click.option("--png", type=click.Path(path_type=Path), metavar="FILE", help="A picture.")
+@_own_options
 @click.option(
     "--export",
     nargs=2,
-    type=(click.Choice(["perfetto"]), click.Path(path_type=Path)),
-    metavar="perfetto FILE",
-    help="For ui.perfetto.dev and chrome://tracing.",
+    type=(_Export(), click.Path(path_type=Path)),
+    metavar="NAME FILE",
+    help=" ".join(f"{output.name}: {output.help}" for output in _exports().values()),
 )
 @click.option("--gpu", metavar="NAME", help="Compare with the VRAM of this GPU, such as t4.")
 @click.option("--vram", metavar="SIZE", help="Compare with so much VRAM, such as 24GiB.")
@@ -67,14 +79,13 @@ class _Outputs:
 def command(
     traces: tuple[Path, ...],
     as_json: bool,
-    html: Path | None,
-    png: Path | None,
     export: tuple[str, Path] | None,
     gpu: str | None,
     vram: str | None,
     force: bool,
     max_events: int,
     max_bytes: int,
+    **files: Path | None,
 ) -> None:
     """Show where the memory of a recorded step went, and the time.
 
@@ -83,28 +94,30 @@ def command(
     """
     if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
-    outputs = _Outputs(png, html, export[1] if export else None, force)
+    asked = [_Wanted(each, path) for each in OUTPUTS if (path := files.get(each.name)) is not None]
+    asked += [_Wanted(_exports()[export[0]], export[1])] if export else []
     if len(traces) > 2:
         raise click.UsageError(f"one trace, or two to compare; got {len(traces)}")
-    if len(traces) == 2 and outputs.paths:
+    if len(traces) == 2 and asked:
         raise click.UsageError(
             "--html, --png and --export are of one trace; two are compared as text, or with --json"
         )
-    refuse(outputs.paths, traces, force=force)
-    refuse_picture(png)
+    refuse([path for _, path in asked], traces, force=force)
+    refuse_picture(files.get("png"))
     try:
         room = _vram(gpu, vram)
         analyses = [_analyse(path, Caps(max_events, max_bytes)) for path in traces]
         if len(analyses) == 2:
             _compare(analyses, traces, room, as_json)
         else:
-            _report(analyses[0], traces[0], outputs, room, as_json)
+            _print(analyses[0], traces[0].name, room, as_json, is_quiet=bool(asked))
+            _write(analyses[0], traces[0], asked, room, force, as_json)
     except UmemError as error:
         raise click.ClickException(str(error)) from error
 
 
 def _vram(gpu: str | None, vram: str | None) -> Vram | None:
-    """What to compare with: a size that is given goes before the table's."""
+    """Return what to compare with: a size that is given goes before the table's."""
     nbytes = None if vram is None else parse_bytes(vram, "--vram")
     if gpu is None:
         return None if nbytes is None else Vram("a GPU", nbytes)
@@ -130,30 +143,18 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _report(
-    analysis: Analysis, path: Path, outputs: _Outputs, vram: Vram | None, as_json: bool
+# -- on standard output ------------------------------------------------------------------------
+
+
+def _print(
+    analysis: Analysis, name: str, vram: Vram | None, as_json: bool, *, is_quiet: bool
 ) -> None:
     if as_json:
-        from umem.reports.as_json import step_json
-
-        _print_json(step_json(analysis, path.name, vram))
-    elif not outputs.paths:
-        _print_text(analysis, path.name, vram)
-    for output in _write(analysis, path, outputs, vram):
-        say(output, err=as_json)
-
-
-def _print_json(content: object) -> None:
-    say(json.dumps(content, indent=2, allow_nan=False))
-
-
-def _print_text(analysis: Analysis, name: str, vram: Vram | None) -> None:
-    from umem.reports.text.step import step_text
-
-    console = Console(highlight=False, markup=False)
-    plain = not (console.encoding or "").lower().startswith("utf")
-    for line in step_text(analysis, name, console.width, vram=vram, plain=plain):
-        console.print(line, soft_wrap=True)
+        say(json_text(JSON.of_step(analysis, name, vram)))
+    elif not is_quiet:
+        console = Console(highlight=False, markup=False)
+        plain = not (console.encoding or "").lower().startswith("utf")
+        _print_lines(TEXT.of_step(analysis, name, console.width, vram=vram, plain=plain))
 
 
 def _compare(
@@ -164,79 +165,64 @@ def _compare(
     before, after = (path.name for path in traces)
     comparison = compare(*analyses)
     if as_json:
-        from umem.reports.as_json import comparison_json
+        say(json_text(JSON.of_comparison(comparison, before, after, vram)))
+    else:
+        width = Console().width
+        _print_lines(TEXT.of_comparison(comparison, before, after, width, vram))
 
-        _print_json(comparison_json(comparison, before, after, vram))
-        return
-    from umem.reports.text.comparison import comparison_text
 
+def _print_lines(lines: Iterable[Text]) -> None:
     console = Console(highlight=False, markup=False)
-    for line in comparison_text(comparison, before, after, console.width, vram):
+    for line in lines:
         console.print(line, soft_wrap=True)
 
 
 # -- files -------------------------------------------------------------------------------------
 
 
-def _write(analysis: Analysis, path: Path, outputs: _Outputs, vram: Vram | None) -> Iterator[str]:
-    """Write the files; yields what to say of each."""
-    if outputs.html is not None:
-        from umem.reports.page.step_page import step_page
-
-        page = step_page(analysis, path.name, _provenance(analysis, path, outputs, vram), vram)
-        write(outputs.html, _putting(page), force=outputs.force)
-        yield f"Wrote {shown(outputs.html)}. Open it in a browser; it needs no network."
-    if outputs.png is not None:
-        from umem.reports.pictures.timeline import draw_timeline
-
-        write(
-            outputs.png,
-            lambda file: draw_timeline(analysis, path.name, file, vram),
-            force=outputs.force,
+def _write(
+    analysis: Analysis,
+    trace: Path,
+    asked: list[_Wanted],
+    vram: Vram | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write the files, and tell of each."""
+    for output, path in asked:
+        words = ["umem", "report", trace, *output.option(path), *_vram_options(vram)]
+        request = ReportRequest(
+            analysis, trace.name, vram, _provenance(analysis, command_line(*words))
         )
-        yield f"Wrote {shown(outputs.png)}."
-    if outputs.perfetto is not None:
-        from umem.reports.perfetto import perfetto
-
-        text = json.dumps(perfetto(analysis, path.name))
-        write(outputs.perfetto, _putting(text), force=outputs.force)
-        yield f"Wrote {shown(outputs.perfetto)}. Open it at ui.perfetto.dev or chrome://tracing."
-    if outputs.paths:
-        yield _next(path, outputs)
+        write(path, partial(output.write, request), force=force)
+        say(f"Wrote {shown(path)}. {output.then}".rstrip(), err=as_json)
+    if asked:
+        say(_next(trace, {output.name for output, _ in asked}), err=as_json)
 
 
-def _putting(text: str) -> Callable[[IO[bytes]], None]:
-    def put(file: IO[bytes]) -> None:
-        file.write(text.encode("ascii"))
-
-    return put
-
-
-def _next(path: Path, outputs: _Outputs) -> str:
-    command = command_line("umem", "report", path)
-    if outputs.html is None:
-        page = path.with_name(f"{path.name.split('.')[0]}.html")
-        return f"Next: {command} {command_line('--html', page)}"
-    return f"Next: {command} OTHER compares it with another trace"
+def _next(trace: Path, written: set[str]) -> str:
+    command = command_line("umem", "report", trace)
+    if "html" in written:
+        return f"Next: {command} OTHER compares it with another trace"
+    page = trace.with_name(f"{trace.name.split('.')[0]}.html")
+    return f"Next: {command} {command_line('--html', page)}"
 
 
-def _vram_options(vram: Vram) -> list[str]:
-    """The options that say what a page compares with."""
+def _vram_options(vram: Vram | None) -> list[str]:
+    """The options that say what a report compares with."""
+    if vram is None:
+        return []
     spec = GPUS.get(vram.gpu)
     size = [] if spec and spec.usable_bytes == vram.nbytes else ["--vram", str(vram.nbytes)]
     return size if spec is None else ["--gpu", vram.gpu, *size]
 
 
-def _provenance(
-    analysis: Analysis, path: Path, outputs: _Outputs, vram: Vram | None
-) -> dict[str, str]:
-    """Where a page comes from; what the trace says of itself comes last."""
-    command = ["umem", "report", str(path), "--html", str(outputs.html)]
-    command += [] if vram is None else _vram_options(vram)
+def _provenance(analysis: Analysis, command: str) -> dict[str, str]:
+    """Say where a report comes from; what the trace says of itself comes last."""
     known = {
         "umem": __version__,
         "written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z"),
-        "command": command_line(*command),
+        "command": command,
         "recorded on": analysis.trace.backend,
     }
     return {**known, **{f"trace: {key}": value for key, value in analysis.trace.meta.items()}}

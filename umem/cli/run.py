@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.machinery import SourceFileLoader
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, TracebackType
+from typing import Any, NamedTuple
 
 import click
 
 import umem
-from umem.cli.run_record import Options, Recording
+from umem.cli.in_and_out import say
+from umem.cli.run_script import run_script
 from umem.cli.run_watch import Watching
 from umem.compat.finder import arm
 from umem.compat.installation import find_package
-from umem.errors import OutOfMemoryError, UmemError
+from umem.errors import TraceError, UmemError
+from umem.files import claimed
 from umem.memory import environment
 from umem.printable import command_line, shown
-from umem.trace.recording.kept_steps import Steps
-from umem.trace.stacks import end_at_user
+from umem.trace.frameworks import names
+from umem.trace.recording.kept_steps import Keeper, Kept, Steps
 from umem.units import format_bytes, format_seconds
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -60,24 +59,7 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.option("--traceback", is_flag=True, help="Show umem's own part of its errors' tracebacks.")
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(
-    mode: str | None,
-    limit: str | None,
-    prefetch: bool,
-    virtual: str | None,
-    vram: str | None,
-    report: bool,
-    record: Path | None,
-    steps: str | None,
-    stacks: bool,
-    no_workspace: bool,
-    stop: bool,
-    force: bool,
-    watch: bool,
-    traceback: bool,
-    script: Path,
-    arguments: tuple[str, ...],
-) -> None:
+def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
     """Run SCRIPT unchanged, with Chainer made to work on today's NumPy, Python and CuPy.
 
     What follows SCRIPT is the script's own. Its exit code and its traceback are its own too.
@@ -88,16 +70,17 @@ def command(
     --record keeps steps 2 and 3, where a step ends with an optimizer's update, and then records
     no more; --stop ends the script there.
     """
+    asked = _RunOptions(**options)
     source = _read(script)
-    if vram and not virtual:
+    if asked.vram and not asked.virtual:
         raise click.UsageError("--vram needs --virtual GPU")
-    recording = _recording(record, steps, stacks, no_workspace, stop, force, script)
-    watching = Watching() if watch else None
+    recording = _recording(asked, script)
+    watching = Watching() if asked.watch else None
     with ExitStack() as stack:
         try:
             if watching is not None:
                 watching.begin(stack)
-            _prepare(stack, mode, limit, prefetch, virtual, vram, report)
+            _prepare(stack, asked)
             if recording is not None:
                 _import_chainer()
                 recording.begin(stack)
@@ -106,7 +89,8 @@ def command(
                 watching.follow(stack)
         except UmemError as error:
             raise click.ClickException(str(error)) from error
-        code, hint = _run(script, source, arguments, virtual, vram, traceback)
+        gpu = asked.virtual, asked.vram
+        code, hint = run_script(script, source, arguments, *gpu, asked.traceback)
     if hint is not None:
         click.echo(hint, err=True)
     if recording is not None and recording.error is not None and code in (0, None):
@@ -114,35 +98,39 @@ def command(
     raise SystemExit(code)
 
 
-def _recording(
-    path: Path | None,
-    steps: str | None,
-    stacks: bool,
-    no_workspace: bool,
-    stop: bool,
-    force: bool,
-    script: Path,
-) -> Recording | None:
-    """What is to be recorded, if anything."""
-    if path is None:
-        options = {
-            "--steps": steps,
-            "--stacks": stacks,
-            "--no-workspace": no_workspace,
-            "--stop": stop,
-            "--force": force,
-        }
-        given = [name for name, value in options.items() if value]
-        if given:
-            raise click.UsageError(f"{given[0]} needs --record FILE")
+class _RunOptions(NamedTuple):
+    """The options of the command."""
+
+    mode: str | None
+    limit: str | None
+    prefetch: bool
+    virtual: str | None
+    vram: str | None
+    report: bool
+    record: Path | None
+    steps: str | None
+    stacks: bool
+    no_workspace: bool
+    stop: bool
+    force: bool
+    watch: bool
+    traceback: bool
+
+
+def _recording(asked: _RunOptions, script: Path) -> Recording | None:
+    """Return the recording that was asked for, if any."""
+    if asked.record is None:
+        for name in ("steps", "stacks", "no_workspace", "stop", "force"):
+            if getattr(asked, name):
+                raise click.UsageError(f"--{name.replace('_', '-')} needs --record FILE")
         return None
     try:
-        chosen = Steps() if steps is None else Steps.parse(steps)
+        steps = Steps() if asked.steps is None else Steps.parse(asked.steps)
     except UmemError as error:
         raise click.BadParameter(str(error), param_hint="--steps") from error
-    if stop and chosen.last is None:
+    if asked.stop and steps.last is None:
         raise click.UsageError("--stop needs --steps that end; all of them have no end")
-    return Recording(Options(path, chosen, force, stacks, not no_workspace, stop), script)
+    return Recording(asked, asked.record, steps, script)
 
 
 def _read(script: Path) -> bytes:
@@ -161,41 +149,34 @@ def _read(script: Path) -> bytes:
     raise click.BadParameter(problem, param_hint="SCRIPT")
 
 
-def _prepare(
-    stack: ExitStack,
-    mode: str | None,
-    limit: str | None,
-    prefetch: bool,
-    virtual: str | None,
-    vram: str | None,
-    report: bool,
-) -> None:
+def _prepare(stack: ExitStack, asked: _RunOptions) -> None:
     """Put everything in place; the stack takes it away again, the report first."""
-    chosen = mode or environment.mode()
-    on = chosen not in (None, "off")
-    for name, value in (("--limit", limit), ("--prefetch", prefetch)):
+    mode = asked.mode or environment.mode()
+    on = mode not in (None, "off")
+    for name, value in (("--limit", asked.limit), ("--prefetch", asked.prefetch)):
         if value and not on:
             raise click.UsageError(f"{name} needs a --mode")
     arm()
-    if virtual:
+    if asked.virtual:
         _import_chainer()
-        stack.enter_context(umem.virtual_gpu(virtual, vram))
+        stack.enter_context(umem.virtual_gpu(asked.virtual, asked.vram))
     if on:
-        stack.enter_context(umem.enable(chosen, limit=limit, prefetch=prefetch or None))  # type: ignore[arg-type]
-    stack.enter_context(_variables(mode, limit, prefetch))
-    if report:
+        prefetch = asked.prefetch or None
+        stack.enter_context(umem.enable(mode, limit=asked.limit, prefetch=prefetch))  # type: ignore[arg-type]
+    stack.enter_context(_variables(asked.mode, asked.limit, asked.prefetch))
+    if asked.report:
         stack.callback(_report, os.getpid())
 
 
 def _import_chainer() -> None:
-    """What recorders and the virtual GPU follow; a script without Chainer is welcome too."""
+    """Import what recorders and the virtual GPU follow; a script without Chainer is welcome too."""
     if find_package() is not None:
         importlib.import_module("umem.chainer")
 
 
 @contextmanager
 def _variables(mode: str | None, limit: str | None, prefetch: bool) -> Iterator[None]:
-    """What the script and its processes find in the environment, for the length of the run."""
+    """Set what the script and its processes find in the environment, for the length of the run."""
     folder = str(Path(__file__).parent / "startup")
     path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
     options = {
@@ -219,64 +200,6 @@ def _set(variables: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _run(
-    script: Path,
-    source: bytes,
-    arguments: tuple[str, ...],
-    virtual: str | None,
-    vram: str | None,
-    whole: bool,
-) -> tuple[int | str | None, str | None]:
-    """Run the script as ``__main__``, as Python would: its exit code, and what to do about it.
-
-    Its module stays ``__main__``: what runs at exit, or is pickled, looks there.
-    """
-    path = os.path.abspath(script)
-    sys.argv = [str(script), *arguments]
-    if not getattr(sys.flags, "safe_path", False):  # python -P, from 3.11 on
-        sys.path[0] = str(Path(path).resolve().parent)
-    module = sys.modules["__main__"] = _main_module(path)
-    code: int | str | None = 0
-    hint = None
-    try:
-        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
-    except SystemExit as stop:
-        code = stop.code
-    except BaseException as error:
-        _show(error, path, whole)
-        code = 130 if isinstance(error, KeyboardInterrupt) else 1
-        hint = advice(error, [str(script), *arguments], virtual, vram)
-    _wait_for_threads()
-    return code, hint
-
-
-def _main_module(path: str) -> ModuleType:
-    module = ModuleType("__main__")
-    module.__file__, module.__spec__ = path, None
-    module.__loader__ = SourceFileLoader("__main__", path)
-    return module
-
-
-def _show(error: BaseException, path: str, whole: bool) -> None:
-    """The traceback as Python shows it for the script alone, by the script's own hook if any.
-
-    That of an error of umem's ends at the script's own line, unless the ``whole`` is wanted.
-    """
-    if isinstance(error, UmemError) and not whole:
-        end_at_user(error)
-    frames: TracebackType | None = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename != path:
-        frames = frames.tb_next
-    sys.excepthook(type(error), error.with_traceback(frames), frames)
-
-
-def _wait_for_threads() -> None:
-    # Python waits too, but later: they still need what is taken away before.
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-
-
 def _report(process: int) -> None:
     if os.getpid() != process:
         return  # a child by fork that came to the end of the script
@@ -289,64 +212,75 @@ def _report(process: int) -> None:
         return
     figures = device.figures
     if figures is not None:
-        moved = format_bytes(figures.migrated_in_bytes + figures.migrated_out_bytes)
         click.echo(
             f"{'peak':<14}{format_bytes(figures.peak_bytes)} of tensors\n"
-            f"{'moved':<14}{moved} (simulated)\n"
+            f"{'moved':<14}{format_bytes(figures.migrated_bytes)} (simulated)\n"
             f"{'time':<14}{format_seconds(figures.seconds)} (simulated)",
             err=True,
         )
 
 
-_NO_GPU = "CUDA environment is not correctly set up"
-"""How Chainer begins to say that it has no GPU."""
-_NO_NUMBER = re.compile(
-    r"only 0-dimensional arrays can be converted to Python scalars"
-    r"|%\w format: a real number is required, not numpy\.ndarray"
-)
-"""What NumPy says from 2.4 on where an array of one element was taken for a number before."""
+# -- the recording --------------------------------------------------------------------------------
 
 
-def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | None) -> str | None:
-    """The way out of an error, where umem knows one; None elsewhere.
+class Recording:
+    """Records the calling thread, writes the trace as soon as it is complete, and tells of it."""
 
-    Args:
-        words: the script and its arguments.
-        gpu: the virtual GPU that the script ran on, if any.
-        vram: what it had instead of the table's, if anything.
-    """
-    causes = list(_causes(error))
-    if any(isinstance(cause, OutOfMemoryError) for cause in causes):
-        asked = ["--gpu", gpu or "t4", *(["--vram", vram] if vram else [])]
-        return _what_it_needs(command_line(*words), command_line(*asked))
-    if any(isinstance(cause, RuntimeError) and str(cause).startswith(_NO_GPU) for cause in causes):
-        follows = "" if gpu is None else f", which the virtual {gpu} follows"
-        return (
-            f"umem: Chainer finds no GPU here. Have the script compute with NumPy{follows}: "
-            "most of Chainer's own take -g -1, --gpu -1 or --device -1"
-        )
-    if any(isinstance(c, TypeError) and _NO_NUMBER.fullmatch(str(c)) for c in causes):
-        return (
-            "umem: NumPy up to 2.3 took an array of shape (1,) for a number, with a warning; "
-            "newer ones do not. Write a.item() for int(a) and float(a), or run the script as it "
-            "is with the older one: pip install 'numpy<2.4'"
-        )
-    return None
+    def __init__(self, asked: _RunOptions, path: Path, steps: Steps, script: Path) -> None:
+        self._asked, self._named, self._script = asked, path, script
+        self._keeper = Keeper(steps, asked.stacks, not asked.no_workspace, complete=self._complete)
+        self._path = path.absolute()  # the script may change folders
+        self._written = False
+        self.error: str | None = None
 
+    def begin(self, stack: ExitStack) -> None:
+        """Record until the stack is left.
 
-def _what_it_needs(command: str, asked: str) -> str:
-    return (
-        "umem: what the script would need is told by a recording of two steps, made where there "
-        "is room for them (without --virtual, or with --mode managed):\n"
-        f"  umem run --record out/run.umem.gz {command}\n"
-        f"  umem choose out/run.umem.gz {asked}"
-    )
+        Raises:
+            TraceError: the file cannot be written; nothing has begun.
+        """
+        stack.enter_context(claimed(self._path, force=self._asked.force))
+        self._keeper.start()
+        stack.callback(self._end)
 
+    def _complete(self, kept: Kept) -> None:
+        self._write(kept)
+        if self._asked.stop:
+            raise SystemExit(0)  # the script's own clean-up runs
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what it was raised from, each once: a program can tie them in a circle."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    def _end(self) -> None:
+        kept = self._keeper.finish()
+        if kept is None:
+            return  # a child process by fork
+        if not any(kept.trace.ops):
+            self.error = (
+                f"nothing was recorded: no operation of {names()} ran in the script's main thread"
+            )
+        elif not self._written:
+            self._write(kept)
+        self._tell(kept)
+
+    def _write(self, kept: Kept) -> None:
+        """Failing must not stop the training; it is told, and tried once more, at the end."""
+        trace = replace(kept.trace, meta={**kept.trace.meta, "script": self._script.name})
+        try:
+            trace.save(self._path, force=self._asked.force)
+        except TraceError as error:
+            self.error = str(error)
+        else:
+            self._written, self.error = True, None
+
+    def _tell(self, kept: Kept) -> None:
+        if self.error is not None:
+            say(f"umem: {self.error}", err=True)
+            return
+        path, count = self._named, sum(1 for _ in kept.trace.ops)
+        what = f"steps {kept.steps}" if "-" in kept.steps else f"step {kept.steps}"
+        what = what if kept.steps else "no whole step"
+        peak = format_bytes(kept.trace.peak_bytes)
+        done = f"{what}, {count:,} operations, peak {peak}"
+        say(f"umem: wrote {shown(path)}: {done}", err=True)
+        for note in kept.notes:
+            say(f"umem: {note}", err=True)
+        name = command_line(path)
+        say(f"  umem report {name}\n  umem choose {name} --gpu t4", err=True)

@@ -1,4 +1,4 @@
-"""What ``umem run --watch`` does beside the script."""
+"""``umem run --watch``: memory and speed, shown while the script runs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
+from umem.devices.cost import StepCost
 from umem.devices.open import entered_device
 from umem.locks import safe_lock
-from umem.reports.text.live import Seen, Simulated, line, summary, view
+from umem.trace.frameworks import names
 from umem.trace.recording.recorder import Recorder
 from umem.trace.recording.tally import Tally
+from umem.units import format_bytes, format_seconds
 
 _UP_AND_CLEAR = "\x1b[1A\x1b[2K"
 
@@ -181,7 +184,7 @@ class Watching:
             return DRAWN_EVERY_SECONDS
         return TOLD_EVERY_SECONDS if time.perf_counter() - self._began < 60 else 60.0
 
-    def _show_once(self, seen: Seen) -> None:
+    def _show_once(self, seen: RunSoFar) -> None:
         if self._is_drawn:
             size = self._console.size
             bar = "━" if self._console.encoding.startswith("utf") else "="
@@ -196,14 +199,14 @@ class Watching:
             self._console.print(text, end="")
         return capture.get()
 
-    def _seen(self, kinds: Mapping[str, int]) -> Seen:
+    def _seen(self, kinds: Mapping[str, int]) -> RunSoFar:
         tally, now = self._tally, time.perf_counter()
         self._points.append(_Point(now, tally.step_count, tally.op_count))
         while now - self._points[0].seconds > _RATE_SECONDS and len(self._points) > 2:
             self._points.popleft()
         first, last = self._points[0], self._points[-1]
         passed = last.seconds - first.seconds
-        return Seen(
+        return RunSoFar(
             seconds=now - self._began,
             step_count=last.steps,
             op_count=last.ops,
@@ -216,8 +219,130 @@ class Watching:
         )
 
     def _simulated(self) -> Simulated | None:
-        found = None if self._gpu is None else self._gpu.figures
-        if self._gpu is None or found is None:
-            return None
-        moved = found.migrated_in_bytes + found.migrated_out_bytes
-        return Simulated(self._gpu.name, found.fault_count, moved, found.seconds)
+        cost = None if self._gpu is None else self._gpu.figures
+        return None if self._gpu is None or cost is None else Simulated(self._gpu.name, cost)
+
+
+# -- what is shown --------------------------------------------------------------------------------
+
+_LABEL, _VALUE = 12, 12
+_STYLES = {
+    "now": "bold",
+    "peak": "bold red",
+    "parameters": "blue",
+    "gradients": "magenta",
+    "state": "yellow",
+    "activations": "green",
+    "inputs": "cyan",
+}
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """The figures of a virtual GPU so far; all of them simulated."""
+
+    gpu: str
+    cost: StepCost
+
+    @property
+    def faults(self) -> str:
+        """The number of blocks that faults brought in."""
+        return f"{self.cost.fault_count or 0:,}"
+
+    @property
+    def moved(self) -> str:
+        """The bytes of the blocks that moved."""
+        return format_bytes(self.cost.migrated_bytes)
+
+
+@dataclass(frozen=True)
+class RunSoFar:
+    """The figures of a run so far; ``kinds`` is what is alive now, or was at the peak.
+
+    Rates are those of the last seconds; None where nothing has happened yet.
+    """
+
+    seconds: float
+    step_count: int
+    op_count: int
+    current_bytes: int
+    peak_bytes: int
+    steps_per_second: float | None = None
+    ops_per_second: float | None = None
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    simulated: Simulated | None = None
+
+
+def view(seen: RunSoFar, width: int, bar: str = "━") -> Iterator[Text]:
+    """The lines of the terminal's view; none is wider than ``width``, from 25 columns on."""
+    yield _counted("steps", seen.step_count, seen.steps_per_second)
+    yield _counted("operations", seen.op_count, seen.ops_per_second)
+    room = max(0, width - _LABEL - _VALUE - 1)
+    sizes = {"now": seen.current_bytes, "peak": seen.peak_bytes, **seen.kinds}
+    for name, nbytes in sizes.items():
+        length = round(room * nbytes / seen.peak_bytes) if seen.peak_bytes else 0
+        text = Text(f"{name:<{_LABEL}}{format_bytes(nbytes):>{_VALUE}} ")
+        yield text.append(bar * length, _STYLES.get(name, ""))
+    if seen.simulated is not None:
+        yield from _simulated_lines(seen.simulated)
+
+
+def _counted(name: str, count: int, rate: float | None) -> Text:
+    text = f"{name:<{_LABEL}}{count:>{_VALUE},}"
+    return Text(text if rate is None else f"{text}  {_rate(rate)}/s")
+
+
+def _simulated_lines(found: Simulated) -> Iterator[Text]:
+    yield Text(f"simulated {found.gpu}", "dim")
+    values = {
+        "faults": found.faults,
+        "moved": found.moved,
+        "time": format_seconds(found.cost.seconds),
+    }
+    for name, value in values.items():
+        yield Text(f"  {name:<{_LABEL - 2}}{value:>{_VALUE}}", "dim")
+
+
+def line(seen: RunSoFar) -> str:
+    """The same as one line, for a file or a pipe."""
+    rates = [
+        f"{_rate(rate)} {what}/s"
+        for what, rate in (("steps", seen.steps_per_second), ("operations", seen.ops_per_second))
+        if rate is not None
+    ]
+    now, peak = format_bytes(seen.current_bytes), format_bytes(seen.peak_bytes)
+    return "; ".join(
+        (
+            ", ".join((f"umem: step {seen.step_count:,}", *rates)),
+            f"{now} now: {_kinds(seen)}",
+            f"{peak} peak",
+            *_simulated(seen),
+        )
+    )
+
+
+def summary(seen: RunSoFar) -> str:
+    """Return what a whole run came to, in one line; ``seen.kinds`` are those at the peak."""
+    if not seen.op_count:
+        return f"umem: no operation of {names()} ran in the script's main thread"
+    took = f"umem: {seen.step_count:,} steps in {format_seconds(seen.seconds)}"
+    if seen.step_count:
+        took += f", {_rate(seen.step_count / seen.seconds)}/s"
+    peak = f"peak {format_bytes(seen.peak_bytes)}: {_kinds(seen)}"
+    return "; ".join((took, peak, *_simulated(seen)))
+
+
+def _kinds(seen: RunSoFar) -> str:
+    parts = (f"{name} {format_bytes(nbytes)}" for name, nbytes in seen.kinds.items() if nbytes)
+    return ", ".join(parts) or "nothing"
+
+
+def _simulated(seen: RunSoFar) -> Iterator[str]:
+    found = seen.simulated
+    if found is not None:
+        seconds = format_seconds(found.cost.seconds)
+        yield f"simulated {found.gpu}: {found.faults} faults, {found.moved} moved, {seconds}"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.2g}" if rate < 1 else f"{rate:.1f}"

@@ -18,7 +18,7 @@ from umem.errors import DeviceError, StateError
 from umem.scopes import Scope, derived
 
 if TYPE_CHECKING:
-    from umem.devices.virtual.figures import Figures
+    from umem.devices.cost import StepCost
 
 Mode = Literal["unmanaged", "managed", "hybrid"]
 Advice = Literal["read_mostly", "preferred_location", "accessed_by"]
@@ -175,7 +175,7 @@ class Device(ABC):
         """The array module whose arrays live on this device."""
 
     @property
-    def figures(self) -> Figures | None:
+    def figures(self) -> StepCost | None:
         """The counts of a model so far; None where there is no model."""
         return None
 

@@ -4,7 +4,8 @@ A graph is a plain set of NumPy arrays (`Graph`); `normalised_adjacency` turns i
 matrix that a graph convolution multiplies by. Only NumPy is imported with this package.
 """
 
-from umem.graphs.arrays_of_graph import Graph, normalised_adjacency
+from umem.graphs.csr import GraphData as Graph
+from umem.graphs.csr import normalised_adjacency
 from umem.graphs.generator import rmat
 from umem.graphs.karate import karate_club
 from umem.graphs.npz import load_npz, save_npz

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from umem.errors import SizeError
-from umem.graphs.arrays_of_graph import Array, Graph, symmetric_csr
+from umem.graphs.csr import Array, GraphData, symmetric_csr
 
 _INT32_MAX = 2**31 - 1
 _DRAWS_PER_ROUND = 1 << 20
@@ -17,7 +17,7 @@ _A, _AB, _ABC = (np.uint32(round(p * 2**32)) for p in (0.57, 0.57 + 0.19, 0.57 +
 _PROTOTYPE_STRENGTH = np.float32(0.2)
 
 
-def rmat(nodes: int, edges: int, features: int, classes: int, seed: int = 0) -> Graph:
+def rmat(nodes: int, edges: int, features: int, classes: int, seed: int = 0) -> GraphData:
     """Generate a graph with power-law degrees, and a task that a graph network can learn.
 
     Ties are drawn until `edges` different ones are there. A tie's two ends are found by halving
@@ -57,7 +57,7 @@ def rmat(nodes: int, edges: int, features: int, classes: int, seed: int = 0) -> 
     _check_rmat(nodes, edges, features, classes, seed)
     indptr, indices = symmetric_csr(_rmat_ties(np.random.PCG64([seed, 0]), nodes, edges), nodes)
     own = _below(np.random.PCG64([seed, 1]), nodes, classes)
-    return Graph(
+    return GraphData(
         indptr,
         indices,
         _prototype_features(np.random.PCG64([seed, 2]), own, classes, features),

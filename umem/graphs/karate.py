@@ -6,10 +6,10 @@ from importlib import resources
 
 import numpy as np
 
-from umem.graphs.arrays_of_graph import Graph, symmetric_csr
+from umem.graphs.csr import GraphData, symmetric_csr
 
 
-def karate_club() -> Graph:
+def karate_club() -> GraphData:
     """Zachary's karate club: 34 members, 78 ties, the two factions of the split as labels.
 
     Features are the identity (34, 34). The two leaders, nodes 0 and 33, are the only training
@@ -26,7 +26,7 @@ def karate_club() -> Graph:
     keys = np.array([(low - 1) * nodes + high - 1 for low, high in ties], np.int64)
     train = np.zeros(nodes, np.bool_)
     train[[0, nodes - 1]] = True
-    return Graph(
+    return GraphData(
         *symmetric_csr(keys, nodes),
         np.eye(nodes, dtype=np.float32),
         np.array([int(faction) for _, faction, _ in rows], np.int32),

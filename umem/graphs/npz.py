@@ -11,13 +11,13 @@ import numpy as np
 
 from umem.errors import DataError
 from umem.files import open_regular, reason, whole
-from umem.graphs.arrays_of_graph import Array, Graph
+from umem.graphs.csr import Array, GraphData
 from umem.printable import shown
 
 _INT32_MAX = 2**31 - 1
 
 
-def save_npz(path: str | os.PathLike[str], graph: Graph) -> None:
+def save_npz(path: str | os.PathLike[str], graph: GraphData) -> None:
     """Write a graph so that `load_npz` reads it back; an existing file is replaced.
 
     Raises:
@@ -25,14 +25,14 @@ def save_npz(path: str | os.PathLike[str], graph: Graph) -> None:
         OSError: it cannot be written; an existing file is as before.
     """
     path = Path(path)
-    arrays = {field.name: np.asarray(getattr(graph, field.name)) for field in fields(Graph)}
+    arrays = {field.name: np.asarray(getattr(graph, field.name)) for field in fields(GraphData)}
     _checked(shown(path), arrays)
     with whole(path, force=True) as file:
         np.savez(file, **cast("dict[str, Any]", arrays))
 
 
-def load_npz(path: str | os.PathLike[str]) -> Graph:
-    """Read a graph from an .npz file with the arrays of `Graph`; other arrays are ignored.
+def load_npz(path: str | os.PathLike[str]) -> GraphData:
+    """Read a graph from an .npz file with the arrays of `GraphData`; other arrays are ignored.
 
     Nothing in the file is executed: pickled arrays are refused. Integers of any width and floats
     of any width are accepted and converted to int32 and float32. docs/graphs.md has the table.
@@ -62,7 +62,7 @@ def _read_arrays(source: str, file: IO[bytes]) -> dict[str, Array]:
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise DataError(f"{source}: one .npy array, not an .npz file of several; use numpy.savez")
     with archive:
-        return {field.name: _read_array(source, archive, field.name) for field in fields(Graph)}
+        return {field.name: _read_array(source, archive, field.name) for field in fields(GraphData)}
 
 
 def _read_array(source: str, archive: Any, name: str) -> Array:
@@ -79,14 +79,14 @@ def _reason(error: Exception) -> str:
     return shown(f"{type(error).__name__}: {error}".rstrip(": "))
 
 
-def _checked(source: str, arrays: dict[str, Array]) -> Graph:
+def _checked(source: str, arrays: dict[str, Array]) -> GraphData:
     """A graph of these arrays, with its own dtypes; what is wrong with them is a DataError."""
     where = {name: f"{source}: {name}" for name in arrays}
     indices = _integers(where["indices"], arrays["indices"])
     indptr = _checked_indptr(where["indptr"], arrays["indptr"], len(indices))
     nodes = len(indptr) - 1
     masks = ("train_mask", "val_mask", "test_mask")
-    graph = Graph(
+    graph = GraphData(
         indptr,
         _in_range(where["indices"], indices, nodes, "node"),
         _checked_features(where["features"], arrays["features"], nodes),

@@ -149,7 +149,7 @@ def hybrid(
         prefetch: as in `managed`, for what is spilled.
 
     Raises:
-        see `managed`.
+        DeviceNotFoundError, SizeError: see `managed`.
     """
     return Block(checked_request("hybrid", limit, prefetch, spill))
 

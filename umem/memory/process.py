@@ -167,6 +167,11 @@ def disable() -> None:
         handle._installed.close()
 
 
+def enabled() -> Handle | None:
+    """Return what `enable` returned, while it is on."""
+    return _enabled
+
+
 def _outside_blocks(device: Device | None, what: str) -> None:
     if device in devices_served():
         raise StateError(f"umem.{what}() inside a block of umem memory; leave the block first")

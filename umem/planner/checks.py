@@ -1,4 +1,4 @@
-"""What a user gives a planner: taken as it is meant, or refused in words."""
+"""Checks of what a user gives a planner: taken as it is meant, or refused in words."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def each_of(items: Any, what: str, of: str) -> Iterator[Any]:
 
 
 def are_names(items: Any) -> bool:
-    """Whether this is a collection of texts."""
+    """Tell whether this is a collection of texts."""
     try:
         return all(isinstance(name, str) for name in items)
     except TypeError:

@@ -13,10 +13,11 @@ from itertools import pairwise
 
 from umem.planner.graph import Graph
 from umem.planner.lower_sets import thinned
+from umem.planner.plans import Model
 from umem.planner.search import INFINITE, Chain, Link, Table
 
 
-def family(graph: Graph) -> tuple[int, ...]:
+def family(graph: Graph, model: Model) -> tuple[int, ...]:
     """The runs of the node order whose boundary is a single value; the empty set; all."""
     g = graph.numbered
     found = [0]

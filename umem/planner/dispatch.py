@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from umem.planner import chen, exact, lower_sets
 from umem.planner.checks import checked_budget, shown, whole_number
 from umem.planner.graph import Graph
 from umem.planner.paper import PaperModel
-from umem.planner.plans import METHODS, MODELS, OBJECTIVES, Method, Model, Objective, Plan
+from umem.planner.plans import MODELS, OBJECTIVES, Method, Model, Objective, Plan
 from umem.planner.referee import simulate
 from umem.planner.saved import SavedModel
 from umem.planner.search import INFINITE, Chain, Link, Table, best, peak_of, time_of
@@ -33,7 +33,7 @@ def plan(
     objective: Objective = "time",
     model: Model = "paper",
 ) -> Plan:
-    """What to keep and what to run again, so that a step takes no more than a budget.
+    """Decide what to keep and what to run again, so that a step takes no more than a budget.
 
     Cost: about a second for ``auto`` and ``lower_sets``, two with 10,000 nodes;
     ``lower_sets_exact`` grows with the square of the number of lower sets. Pure; what it
@@ -44,7 +44,8 @@ def plan(
         budget_bytes: above the constant of parameters and state, which the caller adds; None:
             the least that the method can do.
         method: ``store_all``; ``chen``; ``lower_sets``, the approximate family;
-            ``lower_sets_exact``, all lower sets; ``auto``, the best of them within a second.
+            ``lower_sets_exact``, all lower sets; ``auto``, the best of them within a second; or
+            what `register_method` was given.
         objective: ``time``, the least overhead within the budget; ``memory``, the most, whose
             coarse blocks leave more to be freed early.
         model: ``paper``, the formula of Kusumoto et al.; ``saved``, what backward needs, freed
@@ -89,7 +90,9 @@ def pareto(
     """Overhead against peak bytes, of the plans that no other beats in both; least bytes last.
 
     Args:
-        graph, method, model: see `plan`.
+        graph: the forward pass.
+        method: as in `plan`.
+        model: as in `plan`.
         points: how many budgets to look at, evenly from the least to where nothing is gained;
             None: every point on graphs of up to 64 nodes, 33 budgets on larger ones.
     """
@@ -123,7 +126,7 @@ def _checked(
 ) -> int | None:
     """The budget as an int, where all that is asked for makes sense."""
     for name, value, choices in (
-        ("method", method, METHODS),
+        ("method", method, ("auto", *METHODS)),
         ("objective", objective, OBJECTIVES),
         ("model", model, MODELS),
     ):
@@ -157,28 +160,76 @@ def _too_small(graph: Graph, budget_bytes: int, method: Method, model: Model) ->
 # -- how it is answered ------------------------------------------------------------------------
 
 
+class Family(NamedTuple):
+    """A method of planning: between which lower sets chains may step, and which are looked at.
+
+    Attributes:
+        sets: from a graph and a model, the lower sets as bit masks, sorted by size, from the
+            empty set to all nodes.
+        chains: from a graph, the table of steps between them and the number of kinds of a step,
+            the chains to choose from; None: every chain, by dynamic programming.
+        exact: whether costs are never rounded.
+    """
+
+    sets: Callable[[Graph, Model], tuple[int, ...]]
+    chains: Callable[[Graph, Table, int], Iterator[Chain]] | None = None
+    exact: bool = False
+
+
+def _all_at_once(graph: Graph, model: Model) -> tuple[int, ...]:
+    return 0, (1 << len(graph)) - 1
+
+
+def _one_block(graph: Graph, table: Table, kinds: int) -> Iterator[Chain]:
+    yield (Link(0, 1, kinds - 1),)
+
+
+METHODS = {
+    "store_all": Family(_all_at_once, _one_block),
+    "chen": Family(chen.family, chen.chains),
+    "lower_sets": Family(lower_sets.family),
+    "lower_sets_exact": Family(exact.family, exact=True),
+}
+"""Every method by its name; ``auto`` takes the best of some of them."""
+
+
+def register_method(name: str, family: Family) -> None:
+    """Have `plan`, `min_budget` and `pareto` know one more method.
+
+    Raises:
+        GraphError: there is one of that name; nothing has changed.
+    """
+    if name == "auto" or name in METHODS:
+        raise GraphError(f"there is a method {name!r} already: choose another name")
+    METHODS[name] = family
+
+
+_MODELS: dict[Model, type[PaperModel] | type[SavedModel]] = {
+    "paper": PaperModel,
+    "saved": SavedModel,
+}
+
+
 class _Problem(NamedTuple):
     """A graph under a model, and the steps that a method may take."""
 
     graph: Graph
     model: PaperModel | SavedModel
     table: Table
+    family: Family
+
+    def chains(self) -> list[Chain] | None:
+        """The chains of a method that does not search."""
+        make = self.family.chains
+        return None if make is None else list(make(self.graph, self.table, self.model.kinds))
 
 
 @lru_cache(maxsize=8)
 def _problem(graph: Graph, method: Method, model: Model) -> _Problem:
-    everything = (1 << len(graph)) - 1
-    sets: tuple[int, ...]
-    if method == "store_all":
-        sets = (0, everything)
-    elif method == "chen":
-        sets = chen.family(graph)
-    elif method == "lower_sets":
-        sets = lower_sets.family(graph, model)
-    else:
-        sets = exact.family(graph, model)
-    costs = PaperModel(graph) if model == "paper" else SavedModel(graph)
-    return _Problem(graph, costs, costs.table(sets, exact=method == "lower_sets_exact"))
+    family = METHODS[method]
+    costs = _MODELS[model](graph)
+    table = costs.table(family.sets(graph, model), exact=family.exact)
+    return _Problem(graph, costs, table, family)
 
 
 def _plans(
@@ -190,9 +241,8 @@ def _plans(
         fits = budget_bytes is None or found.peak_bytes <= budget_bytes
         return [replace(found, budget_bytes=budget_bytes or found.peak_bytes)] if fits else []
     problem = _problem(graph, method, model)
-    table, limit = problem.table, budget_bytes
-    if method in ("chen", "store_all"):
-        chains = list(_fixed_chains(problem, method))
+    table, limit, chains = problem.table, budget_bytes, problem.chains()
+    if chains is not None:
         if limit is None:
             limit = min(peak_of(table, chain) for chain in chains)
         chain = _best_of(table, chains, limit, objective)
@@ -200,13 +250,6 @@ def _plans(
         limit = table.least if limit is None else min(limit, INFINITE - 1)
         chain = best(table, limit, objective)
     return [] if chain is None else [_plan_of(problem, chain, method, objective, limit)]
-
-
-def _fixed_chains(problem: _Problem, method: Method) -> Iterator[Chain]:
-    """The chains of a method that does not search."""
-    if method == "chen":
-        return chen.chains(problem.graph, problem.table, problem.model.kinds)
-    return iter([(Link(0, 1, problem.model.kinds - 1),)])
 
 
 def _best_of(table: Table, chains: list[Chain], limit: int, objective: Objective) -> Chain | None:
@@ -256,10 +299,9 @@ def _front(graph: Graph, method: Method, model: Model, points: int | None) -> li
     if method == "store_all" and model == "paper":
         return [_keep_all(graph, "time")]
     problem = _problem(graph, method, model)
-    table = problem.table
-    if method in ("store_all", "chen"):
-        chains = [(c, peak_of(table, c)) for c in _fixed_chains(problem, method)]
-        return [_plan_of(problem, chain, method, "time", peak) for chain, peak in chains]
+    table, chains = problem.table, problem.chains()
+    if chains is not None:
+        return [_plan_of(problem, c, method, "time", peak_of(table, c)) for c in chains]
     found: list[Plan] = []
     limit = INFINITE - 1
     while chain := best(table, limit, "time"):

@@ -10,6 +10,8 @@ from umem.planner.node import Node
 from umem.trace.trace import Access, Alloc, Op, Trace
 
 Cost = Literal["paper", "seconds", "flops"]
+MADE = ("activation", "stash", "array")
+"""The kinds of tensors that a call makes."""
 NOT_AGAIN = frozenset(("Zoneout", "ZoneoutLSTM", "NegativeSampling", "DropoutRNN"))
 """Functions that draw anew when they run again."""
 
@@ -33,7 +35,7 @@ def nodes_and_edges(
     """
     if cost not in ("paper", "seconds", "flops"):
         raise GraphError(f"cost is 'paper', 'seconds' or 'flops'; got {cost!r}")
-    reader = _Reader(trace, cost, not_again)
+    reader = _CallReader(trace, cost, not_again)
     for index, event in enumerate(trace.events):
         if isinstance(event, Op) and event.phase == "forward":
             reader.add(event)
@@ -45,7 +47,7 @@ def nodes_and_edges(
     return list(map(reader.node, range(len(reader.calls)))), reader.edges
 
 
-class _Reader:
+class _CallReader:
     """Calls and their edges, as they come."""
 
     def __init__(self, trace: Trace, cost: Cost, not_again: Collection[str]) -> None:
@@ -71,7 +73,7 @@ class _Reader:
             if access.tensor in self._last_writers:
                 writer = self._writer(access)
                 base = base if writer == name else writer  # of several views, another is its own
-            elif not alloc.uploaded and alloc.kind in ("activation", "stash", "array"):
+            elif not alloc.uploaded and alloc.kind in MADE:
                 made.append(alloc)
             if alloc.kind not in ("stash", "parameter", "input", "state"):
                 self._writers[access] = self._last_writers[access.tensor] = name

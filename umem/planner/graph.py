@@ -50,9 +50,9 @@ class Numbered(NamedTuple):
     needs: tuple[tuple[int, ...], ...]
     recomputable: tuple[bool, ...]
     pinned: tuple[bool, ...]
-    """Whether a node lies in the bytes of one that must not run twice."""
+    """True for a node that lies in the bytes of one that must not run twice."""
     costly: tuple[bool, ...]
-    """Whether a node costs more than the average."""
+    """True for a node that costs more than the average."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class Graph:
     sorted; otherwise their order stays.
 
     Args:
-        nodes, edges: the calls, and pairs of names.
+        nodes: the calls.
+        edges: pairs of names.
         forward_bytes: what is there in forward alone, such as the gradients of the step before.
 
     Raises:

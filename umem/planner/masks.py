@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-class Block(NamedTuple):
+class Segment(NamedTuple):
     """The nodes of a block, by numbers: all, those kept, those run again, stashes kept."""
 
     nodes: tuple[int, ...]

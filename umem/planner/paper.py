@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from umem.planner.graph import Graph
-from umem.planner.masks import Block, bits, nested, numbers
+from umem.planner.masks import Segment, bits, nested, numbers
 from umem.planner.plans import Model
 from umem.planner.search import INFINITE, Table, units
 
@@ -46,8 +46,8 @@ class PaperModel:
 
     # -- one block -------------------------------------------------------------------------
 
-    def block(self, before: int, after: int, kind: int = 0) -> Block:
-        """What a step keeps and runs again."""
+    def block(self, before: int, after: int, kind: int = 0) -> Segment:
+        """Return what a step keeps and runs again."""
         nodes = numbers(after & ~before)
         inside = set(numbers(after)) if self._views else None
         beyond = ~after
@@ -60,7 +60,7 @@ class PaperModel:
         }
         kept = tuple(v for v in nodes if self.g.root[v] in roots)
         rerun = tuple(v for v in nodes if self.g.root[v] not in roots)
-        return Block(tuple(nodes), kept, rerun, kept)
+        return Segment(tuple(nodes), kept, rerun, kept)
 
     # -- all steps -------------------------------------------------------------------------
 

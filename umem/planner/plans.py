@@ -1,21 +1,21 @@
-"""What a planner decides."""
+"""The decision of a planner, and the words for what it may be asked."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-Method = Literal["auto", "store_all", "chen", "lower_sets", "lower_sets_exact"]
+Method = str
+"""The name of a method, see `umem.planner.dispatch.METHODS`; ``auto`` takes the best of some."""
 Objective = Literal["time", "memory"]
 Model = Literal["paper", "saved"]
-METHODS = ("auto", "store_all", "chen", "lower_sets", "lower_sets_exact")
 OBJECTIVES = ("time", "memory")
 MODELS = ("paper", "saved")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which values are kept, and what is run again for each block.
+    """The values that are kept, and what is run again for each block.
 
     Attributes:
         blocks: the nodes of each block, in the order in which forward runs them.

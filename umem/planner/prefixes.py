@@ -78,7 +78,7 @@ class _Prefixes:
         for kind, always in enumerate((self.pinned, self.pinned | self.costly)):
             forward = self._forward(always, stashes=False)
             for target in range(1, count - 1 if kind == 0 or self.costly.any() else 0):
-                again = _Again(self, int(self.cuts[target]), forward, always)
+                again = _RerunRuns(self, int(self.cuts[target]), forward, always)
                 some = slice(again.first, target)
                 sources = self.cuts[some]
                 below = backward[some, target]
@@ -146,7 +146,7 @@ class _Prefixes:
         return found
 
 
-class _Again:
+class _RerunRuns:
     """Blocks that end at one cut and are run again, for all their beginnings."""
 
     def __init__(
@@ -166,7 +166,7 @@ class _Again:
         self._find_rerun()
 
     def _find_rerun(self) -> None:
-        """What runs again, and for each node's bytes the last call among it that reads them."""
+        """Find what runs again, and for each node's bytes the last such call that reads them."""
         g, low = self.w.g, self.low
         self.rerun = np.zeros(self.end - low, bool)
         self.last = np.full(self.end - low, -1, np.int64)

@@ -22,7 +22,7 @@ class Moment(NamedTuple):
 
 
 class Simulation(NamedTuple):
-    """What carrying a plan out took."""
+    """The bytes and the work that carrying a plan out took."""
 
     peak_bytes: int
     overhead: float
@@ -80,7 +80,7 @@ def referee(
 
 
 class _Machine:
-    """What is in memory, and what was done."""
+    """A toy machine: what is in its memory, and what was done."""
 
     def __init__(self, graph: Graph, model: Model) -> None:
         self.g = graph.numbered

@@ -31,7 +31,7 @@ from itertools import pairwise
 import numpy as np
 
 from umem.planner.graph import Graph
-from umem.planner.masks import Block, bits, mask_of, numbers
+from umem.planner.masks import Segment, bits, mask_of, numbers
 from umem.planner.plans import Model
 from umem.planner.prefixes import prefix_table
 from umem.planner.search import INFINITE, Table, units
@@ -62,8 +62,8 @@ class SavedModel:
 
     # -- one block -------------------------------------------------------------------------
 
-    def block(self, before: int, after: int, kind: int) -> Block:
-        """What a step keeps and runs again."""
+    def block(self, before: int, after: int, kind: int) -> Segment:
+        """Return what a step keeps and runs again."""
         return _Target(self, after, kind, before).block(before)
 
     def peak_of(self, masks: Sequence[int], kinds: Iterable[int]) -> int:
@@ -82,7 +82,7 @@ class SavedModel:
             opened = mask_of(step.grads)
         return peak
 
-    def cached(self, block: Block) -> int:
+    def cached(self, block: Segment) -> int:
         """The bytes that a block adds to what is cached."""
         g = self.g
         return sum(g.size[v] for v in block.kept) + sum(g.stash[v] for v in block.stashed)
@@ -191,18 +191,18 @@ class _Target:
                 first[root] = min(first.get(root, NEVER), place)
         return first
 
-    def block(self, before: int) -> Block:
-        """What the step from a lower set keeps and runs again."""
+    def block(self, before: int) -> Segment:
+        """Return what the step from a lower set keeps and runs again."""
         new = self.after & ~before
         found, kept = tuple(numbers(new)), tuple(numbers(new & self.kept))
         stashed = found if self.kind == STORED else kept
-        return Block(found, kept, tuple(numbers(new & self.rerun)), stashed)
+        return Segment(found, kept, tuple(numbers(new & self.rerun)), stashed)
 
-    def peak(self, block: Block) -> int:
+    def peak(self, block: Segment) -> int:
         """The most bytes while a block is worked on, above what was cached before."""
         return max(self._forward(block), self._rebuild(block), self._backward(block))
 
-    def _forward(self, block: Block) -> int:
+    def _forward(self, block: Segment) -> int:
         g = self.g
         last = self._last_use(block.nodes, block.nodes)
         goes = self._goes(set(block.nodes) - set(block.kept), last)
@@ -214,7 +214,7 @@ class _Target:
             live -= goes.get(v, 0) + (0 if v in stashed else g.stash[v])
         return peak + g.forward_bytes
 
-    def _rebuild(self, block: Block) -> int:
+    def _rebuild(self, block: Segment) -> int:
         g = self.g
         if not block.rerun:
             return 0
@@ -234,7 +234,7 @@ class _Target:
             live -= goes.get(v, 0)
         return peak
 
-    def _backward(self, block: Block) -> int:
+    def _backward(self, block: Segment) -> int:
         g = self.g
         grads, nodes = set(self.grads), set(block.nodes)
         first = {v: place for v, place in self._first_need.items() if v in nodes}

@@ -44,7 +44,7 @@ _GO: dict[str, Kind] = {"value": "drop", "stash": "drop_stash", "grad": "free"}
 
 
 @dataclass
-class _Step:
+class _Computation:
     """A computation, what it makes and reads; one without a kind only holds on to things."""
 
     kind: Kind | None
@@ -72,7 +72,7 @@ def actions(
     model = model or plan.model
     if model == "paper" and plan.model == "saved":
         raise GraphError("a plan of the model 'saved' does not hold under the model 'paper'")
-    chain = _Chain(graph, plan)
+    chain = _NumberedPlan(graph, plan)
     steps = list(chain.steps(model))
     ends = _last_uses(steps) if liveness else chain.block_ends(steps, model)
     names = chain.g.names
@@ -83,8 +83,8 @@ def actions(
             yield Action(_GO[cell.what], names[cell.node])
 
 
-def _last_uses(steps: list[_Step]) -> dict[int, list[Cell]]:
-    """Which cells go after which step: those that nothing reads before they are made again."""
+def _last_uses(steps: list[_Computation]) -> dict[int, list[Cell]]:
+    """Say which cells go after which step: those that nothing reads before they are made again."""
     ends: dict[int, list[Cell]] = {}
     later: set[Cell] = set()
     for index in range(len(steps) - 1, -1, -1):
@@ -97,7 +97,7 @@ def _last_uses(steps: list[_Step]) -> dict[int, list[Cell]]:
     return ends
 
 
-class _Chain:
+class _NumberedPlan:
     """A plan by numbers."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
@@ -120,42 +120,44 @@ class _Chain:
 
     # -- what is computed ------------------------------------------------------------------
 
-    def steps(self, model: Model) -> Iterator[_Step]:
+    def steps(self, model: Model) -> Iterator[_Computation]:
         """All computations, in order, with what they read and make."""
         for i, block in enumerate(self.blocks):
             yield from (self._run("forward", v, i, model) for v in block)
         for i in range(len(self.blocks) - 1, -1, -1):
             if model == "saved":
                 held = [Cell("value", v) for v in self.blocks[i] if v in self.kept]
-                yield _Step(None, -1, (), held, i)
+                yield _Computation(None, -1, (), held, i)
             yield from (self._run("recompute", v, i, model) for v in self.rerun[i])
             backward = self._pushed if model == "saved" else self._pulled
             yield from (backward(v, i) for v in reversed(self.blocks[i]))
 
-    def _run(self, kind: Kind, v: int, block: int, model: Model) -> _Step:
+    def _run(self, kind: Kind, v: int, block: int, model: Model) -> _Computation:
         makes = [Cell("value", v)]
         if model == "saved" and self.g.stash[v]:
             makes.append(Cell("stash", v))
         reads = [Cell("value", x) for x in self.g.preds[v]]
-        return _Step(kind, v, tuple(makes), reads, block)
+        return _Computation(kind, v, tuple(makes), reads, block)
 
-    def _pushed(self, v: int, block: int) -> _Step:
+    def _pushed(self, v: int, block: int) -> _Computation:
         """A step of a tape: it adds to the gradients of its inputs."""
         reads = [Cell("value", x) for x in self.g.needs[v]] + [Cell("grad", v)]
         reads += [Cell("stash", v)] * (self.g.stash[v] > 0)
-        return _Step("backward", v, tuple(Cell("grad", x) for x in self.g.preds[v]), reads, block)
+        return _Computation(
+            "backward", v, tuple(Cell("grad", x) for x in self.g.preds[v]), reads, block
+        )
 
-    def _pulled(self, v: int, block: int) -> _Step:
+    def _pulled(self, v: int, block: int) -> _Computation:
         """The gradient of a value, from those of its users and from all that they read."""
         users = self.g.succs[v]
         reads = [Cell("value", x) for x in sorted({x for w in users for x in self.g.preds[w]})]
         reads += [Cell("grad", w) for w in users]
-        return _Step("backward", v, (Cell("grad", v),), reads, block)
+        return _Computation("backward", v, (Cell("grad", v),), reads, block)
 
     # -- without liveness ------------------------------------------------------------------
 
-    def block_ends(self, steps: list[_Step], model: Model) -> dict[int, list[Cell]]:
-        """Which cells go at the end of which block."""
+    def block_ends(self, steps: list[_Computation], model: Model) -> dict[int, list[Cell]]:
+        """Say which cells go at the end of which block."""
         last: dict[tuple[bool, int], int] = {}
         for index, step in enumerate(steps):
             last[step.kind == "forward", step.block] = index
@@ -178,8 +180,8 @@ class _Chain:
         return ends
 
 
-def _later_uses(steps: list[_Step], places: set[int]) -> dict[int, set[Cell]]:
-    """What is read after each place, before it is made again."""
+def _later_uses(steps: list[_Computation], places: set[int]) -> dict[int, set[Cell]]:
+    """Return what is read after each place, before it is made again."""
     found: dict[int, set[Cell]] = {}
     later: set[Cell] = set()
     for index in range(len(steps) - 1, -1, -1):

@@ -80,7 +80,7 @@ Chain = tuple[Link, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """What each step costs: arrays of [kind, target, source].
+    """The costs of every step: arrays of [kind, target, source].
 
     Attributes:
         sets: the lower sets as bit masks, sorted by size, from the empty set to all nodes.
@@ -122,7 +122,7 @@ class Table:
 
 
 class _Attempt(NamedTuple):
-    """Whether a chain fits a budget, the bytes that it takes, and the next larger peak."""
+    """A try at a budget: does a chain fit, in how many bytes, and which peak is the next larger?"""
 
     fits: bool
     peak: int
@@ -257,7 +257,7 @@ def _walk_back(table: Table, rows: Ints, time: int, budget: int) -> Chain:
 
 
 class _Labels(NamedTuple):
-    """What reaches a lower set: time, bytes cached, and the label it comes from."""
+    """The labels that reach a lower set: time, bytes cached, and the label it comes from."""
 
     time: npt.NDArray[Any]
     cached: Ints

@@ -1,1 +1,1 @@
-"""What would happen: replays of a trace, and which technique makes it fit; all of it simulated."""
+"""Predictions: replays of a trace, and which technique makes it fit; all of it simulated."""

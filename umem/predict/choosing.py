@@ -1,4 +1,4 @@
-"""Which technique makes a step fit a GPU, and what it costs; everything said is simulated."""
+"""The choice of a technique that makes a step fit a GPU; everything said is simulated."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import groupby
 from math import inf
 from typing import Any, Literal
 
+from umem.as_json import named
 from umem.devices.specs import GPUS, GpuSpec, gpu_spec
 from umem.devices.virtual import VirtualGPU
 from umem.memory.limits import Size
@@ -25,7 +26,7 @@ __all__ = ["Choice", "Option", "Search", "choose", "choose_each"]
 
 @dataclass(frozen=True)
 class Choice:
-    """What can be done about a step on a GPU; simulated.
+    """The techniques for a step on a GPU; simulated.
 
     Attributes:
         gpu: the GPU's name in the table; ``title`` in full.
@@ -52,24 +53,20 @@ class Choice:
 
     @property
     def nearest(self) -> Option | None:
-        """Where nothing fits: what needs least."""
+        """The option that needs least, where nothing fits; None elsewhere."""
         known = [option for option in self.dropped if option.peak_bytes is not None]
         if self.options:
             return None
         return min(known, key=lambda option: option.peak_bytes or 0, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """For a JSON file."""
-        return {
-            "simulated": True,
-            "gpu": self.gpu,
-            "title": self.title,
-            "vram_bytes": self.vram_bytes,
-            "size": self.size,
-            "caveat": self.caveat,
-            "options": [option.to_json() for option in self.options],
-            "dropped": [option.to_json() for option in self.dropped],
-        }
+        """Return the choice for a JSON file."""
+        return named(self, _JSON_FIELDS)
+
+
+_JSON_FIELDS = (
+    "simulated", "gpu", "title", "vram_bytes", "size", "caveat", "options", "dropped",
+)  # fmt: skip
 
 
 class Search:
@@ -94,7 +91,7 @@ class Search:
         for event in trace.events:
             checker.check(event)
         self.size = trace.sizes[-1] if size is None and trace.sizes else size
-        self._subject = Subject(trace if self.size is None else trace.at(self.size), self.gpus)
+        self._subject = Subject(trace, self.gpus, self.size)
         self._found: dict[GpuSpec, dict[str, Option]] = {gpu: {} for gpu in self.gpus}
         self._plain: dict[GpuSpec, dict[int, Plain]] = {gpu: {} for gpu in self.gpus}
 
@@ -116,7 +113,7 @@ class Search:
                 self._subject.forget()
 
     def is_done(self, gpu: GpuSpec) -> bool:
-        """Whether everything was tried on a GPU."""
+        """Tell whether everything was tried on a GPU."""
         return len(self._found[gpu]) == len(TECHNIQUES)
 
     def tried(self, gpu: GpuSpec) -> list[Option]:
@@ -124,7 +121,7 @@ class Search:
         return list(self._found[gpu].values())
 
     def choice(self, gpu: GpuSpec) -> Choice:
-        """What was found for a GPU so far."""
+        """Return what was found for a GPU so far."""
         tried = self.tried(gpu)
         fit = sorted((option for option in tried if option.reason is None), key=_as_shown)
         return Choice(

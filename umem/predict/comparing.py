@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
+from umem.as_json import named
 from umem.devices.base import Mode
-from umem.devices.virtual.figures import Figures, Sample
+from umem.devices.cost import Sample, StepCost
 from umem.predict.replaying import Replay
 
 
 @dataclass(frozen=True)
-class ModeRow:
+class ModeRow(StepCost):
     """How one mode did. None is what the device cannot know, or what did not happen.
 
-    ``seconds`` is the median of ``step_seconds``, each from one update to the next. ``how`` is
-    "run" for arithmetic that was done, "replay" for a trace on the model.
+    ``seconds`` is the median of ``step_seconds``. ``how`` is "run" for arithmetic that was done,
+    "replay" for a trace on the model.
     """
 
     mode: Mode
@@ -26,16 +27,8 @@ class ModeRow:
     prefetch: bool = False
     advice: str | None = None
     reason: str | None = None
-    peak_bytes: int | None = None
-    resident_peak_bytes: int | None = None
-    migrated_in_bytes: int | None = None
-    migrated_out_bytes: int | None = None
-    remote_bytes: int | None = None
-    fault_count: int | None = None
-    seconds: float | None = None
     loss: tuple[float, ...] | None = None
     timeline: tuple[Sample, ...] = ()
-    step_seconds: tuple[float, ...] = ()
 
     @property
     def title(self) -> str:
@@ -44,21 +37,20 @@ class ModeRow:
         return f"{self.mode}{extra}"
 
     def to_json(self) -> dict[str, Any]:
-        """The row without its timeline and single steps, for a JSON file."""
-        fields = {name: getattr(self, name) for name in _JSON_FIELDS}
-        return {**fields, "loss": None if self.loss is None else list(self.loss)}
+        """Return the row without its timeline and single steps, for a JSON file."""
+        return named(self, _JSON_FIELDS)
 
 
 _JSON_FIELDS = (
     "mode", "prefetch", "advice", "how", "fits", "reason", "peak_bytes", "resident_peak_bytes",
-    "migrated_in_bytes", "migrated_out_bytes", "remote_bytes", "fault_count", "seconds",
+    "migrated_in_bytes", "migrated_out_bytes", "remote_bytes", "fault_count", "seconds", "loss",
 )  # fmt: skip
 
 
 def simulated_row(
     mode: Mode,
     how: Literal["run", "replay"],
-    figures: Figures,
+    figures: StepCost,
     timeline: Sequence[Sample],
     reason: str | None,
     loss: Sequence[float] | None = None,
@@ -67,24 +59,18 @@ def simulated_row(
     advice: str | None = None,
 ) -> ModeRow:
     """A row of what a virtual GPU counted; a time only where the run came to its end."""
-    fits = reason is None
+    timed = reason is None and figures.step_seconds
+    cost = replace(figures, seconds=median(figures.step_seconds) if timed else None)
     return ModeRow(
-        mode=mode,
-        how=how,
-        fits=fits,
-        prefetch=prefetch,
-        advice=advice,
-        reason=reason,
-        peak_bytes=figures.peak_bytes,
-        resident_peak_bytes=figures.resident_peak_bytes,
-        migrated_in_bytes=figures.migrated_in_bytes,
-        migrated_out_bytes=figures.migrated_out_bytes,
-        remote_bytes=figures.remote_bytes,
-        fault_count=figures.fault_count,
-        seconds=median(figures.step_seconds) if fits and figures.step_seconds else None,
-        loss=None if loss is None else tuple(loss),
-        timeline=tuple(timeline),
-        step_seconds=figures.step_seconds,
+        mode,
+        how,
+        reason is None,
+        prefetch,
+        advice,
+        reason,
+        None if loss is None else tuple(loss),
+        tuple(timeline),
+        **vars(cost),
     )
 
 

@@ -1,4 +1,4 @@
-"""What Chainer allocates on CuPy that it does not on NumPy, and the reverse.
+"""Differences between NumPy and CuPy in what Chainer allocates.
 
 A trace recorded on NumPy has the workspace of NumPy's code. Where Chainer 7.8.1 has other code
 for CuPy, its source says what that allocates; `CORRECTIONS` holds those cases, each with the
@@ -29,7 +29,7 @@ CUDNN_LIMIT_BYTES = 8 * MIB
 """CuPy's default, which ``chainer.backends.cuda.set_max_workspace_size`` changes."""
 
 _DONE = "corrected"
-"""What the meta of a corrected trace has."""
+"""The key that the meta of a corrected trace has."""
 
 Rule = Callable[[Op, int], int]
 """From an operation and the workspace that NumPy needed, the workspace on a GPU."""

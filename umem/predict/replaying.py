@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from umem.devices.base import ADVICE, MODES, Mode, Policy
+from umem.devices.cost import Sample, StepCost
 from umem.devices.specs import COSTS, Costs, GpuSpec, extremes, gpu_spec
 from umem.devices.virtual import VirtualGPU
 from umem.devices.virtual.clock import Clock
-from umem.devices.virtual.figures import Figures, Sample
 from umem.devices.virtual.model import Allocator
 from umem.errors import HintError, OutOfMemoryError, StateError, TraceError
 from umem.memory.limits import Size
@@ -24,7 +24,7 @@ from umem.units import format_bytes, format_seconds, parse_bytes
 
 @dataclass(frozen=True, repr=False)
 class Replay:
-    """What a trace would do on a GPU; all of it simulated.
+    """The course of a trace on a GPU; all of it simulated.
 
     ``fits`` is False where an allocation failed; ``reason`` is then the error's message, and
     ``figures`` and ``timeline`` end there. ``seconds_low`` and ``seconds_high`` are what
@@ -41,7 +41,7 @@ class Replay:
     prefetch: bool
     fits: bool
     reason: str | None
-    figures: Figures
+    figures: StepCost
     timeline: tuple[Sample, ...]
     seconds_low: float
     seconds_high: float
@@ -62,17 +62,17 @@ class Replay:
     @property
     def seconds(self) -> float:
         """Simulated seconds of the whole trace, be it one step or several; see `step_seconds`."""
-        return self.figures.seconds
+        return self.figures.seconds or 0.0
 
     @property
     def peak_bytes(self) -> int:
         """The most that tensors and workspace held at once."""
-        return self.figures.peak_bytes
+        return self.figures.peak_bytes or 0
 
     @property
     def resident_peak_bytes(self) -> int:
         """The most VRAM in use, in whole blocks."""
-        return self.figures.resident_peak_bytes
+        return self.figures.resident_peak_bytes or 0
 
     @property
     def step_seconds(self) -> tuple[float, ...]:
@@ -82,11 +82,11 @@ class Replay:
     @property
     def migrated_bytes(self) -> int:
         """Bytes of the blocks that moved, both ways."""
-        return self.figures.migrated_in_bytes + self.figures.migrated_out_bytes
+        return self.figures.migrated_bytes or 0
 
     @property
     def factor(self) -> float:
-        """What is needed over VRAM: the oversubscription factor."""
+        """The oversubscription factor: needed bytes over VRAM."""
         return self.needed_bytes / self.vram_bytes
 
 
@@ -116,7 +116,8 @@ def replay(
         correct: what a trace recorded on NumPy is corrected by: ``"auto"`` for CuPy without
             cuDNN, ``"cudnn"`` with it, ``"off"``; see `umem.predict.cupy_differences`.
         prefetch: make memory resident as it is handed out.
-        limit, spill: as in `umem.managed` and `umem.hybrid`.
+        limit: as in `umem.managed`.
+        spill: as in `umem.hybrid`.
         advice: advice for tensors as they are allocated, by a pattern of their labels:
             ``{"SparseMatMul.matrix*": "read_mostly"}``.
         allocator: ``"caching"`` as CuPy's pool, ``"plain"`` without one.
@@ -146,9 +147,11 @@ def replay(
         clocks=[Clock(spec, each) for each in (costs, *extremes(costs))],
     )
     limit_bytes = None if limit is None else parse_bytes(limit, "limit")
-    device.install(Policy(mode, limit_bytes, prefetch, spill), everywhere=True)
+    reason = device.why_not(mode)
+    if reason is None:
+        device.install(Policy(mode, limit_bytes, prefetch, spill), everywhere=True)
     with _holding_together(trace):
-        reason = device.why_not(mode) or _feed(device, trace, advice or {})
+        reason = reason or _feed(device, trace, advice or {})
         needed_bytes, because = trace.peak_bytes, why_peak(trace)
     quick, slow = device.model.clocks[1:]
     device.model.driver.residency.forget()

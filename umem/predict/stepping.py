@@ -1,19 +1,24 @@
-"""What a step takes on virtual GPUs once it has settled: the mean of all but the first."""
+"""Settled steps on virtual GPUs: the mean of all steps but the first.
+
+A replay is made once for every GPU that it serves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from umem.devices.base import Mode, Policy
+from umem.devices.cost import StepCost
 from umem.devices.specs import COSTS, GpuSpec, extremes
+from umem.devices.virtual import VirtualGPU
 from umem.devices.virtual.clock import Clock
-from umem.devices.virtual.layout import Layout, Replayer
+from umem.devices.virtual.layout import Layout, Replayer, lay_out
 from umem.devices.virtual.model import Model
 from umem.errors import OutOfMemoryError
 from umem.trace.trace import Event, Mark, Trace
-from umem.units import BLOCK_BYTES
+from umem.units import BLOCK_BYTES, format_bytes
 
 _RATES = (COSTS, *extremes(COSTS))
 """Each GPU has a clock at these costs: as they are, and at the quick and slow ends."""
@@ -21,29 +26,17 @@ _RATES = (COSTS, *extremes(COSTS))
 
 @dataclass(frozen=True)
 class SettledStep:
-    """A step on a GPU, simulated; where ``reason`` says why it does not fit, nothing else holds.
+    """A step on a GPU, simulated: its cost, or the reason why it does not fit.
 
-    ``seconds_low`` and ``seconds_high`` are as in `umem.replay`. ``moved_bytes`` are blocks both
-    ways, and what is read and written over the bus in place. Peaks are of all steps.
-    ``host_bytes`` is the most host memory that what has no room in VRAM takes. ``host_seconds``
-    is what the host needs to issue a step's ``op_count`` operations: no GPU makes it shorter.
+    Times and bytes that move are the mean of all steps but the first, peaks are of all of them.
     """
 
-    reason: str | None
-    seconds: float = 0.0
-    seconds_low: float = 0.0
-    seconds_high: float = 0.0
-    moved_bytes: int = 0
-    peak_bytes: int = 0
-    resident_peak_bytes: int = 0
-    reserved_peak_bytes: int = 0
-    host_bytes: int = 0
-    host_seconds: float = 0.0
-    op_count: int = 0
+    cost: StepCost
+    reason: str | None = None
 
     @property
     def fits(self) -> bool:
-        """Whether the trace came to its end."""
+        """Tell whether the trace came to its end."""
         return self.reason is None
 
 
@@ -75,45 +68,47 @@ def settled_steps(
             ran = _on_model(trace, gpus[0], clocks, Policy(mode, None, prefetch))
         except OutOfMemoryError as error:
             said = [str(error).replace(gpus[0].title, gpu.title) for gpu in gpus]
-            return tuple(map(SettledStep, said))
-    first, last, count = ran.ends[0], ran.ends[-1], len(ran.ends) - 1
-    means = iter([(end - start) / count for start, end in zip(first, last, strict=True)])
-    host_seconds, op_count = _issuing(trace, gpus[0], len(ran.ends))
-    step = SettledStep(
-        None,
-        moved_bytes=round((ran.moved[-1] - ran.moved[0]) / count),
-        peak_bytes=ran.peak_bytes,
-        resident_peak_bytes=ran.resident_peak_bytes,
-        reserved_peak_bytes=ran.reserved_peak_bytes,
-        host_bytes=_host_bytes(ran, mode, gpus[0]),
+            return tuple(SettledStep(StepCost(), text) for text in said)
+    (first, start), (last, end) = ran[0], ran[-1]
+    count = len(ran) - 1
+    means = iter([(after - before) / count for before, after in zip(first, last, strict=True)])
+    host_seconds, op_count = _issuing(trace, gpus[0], len(ran))
+    cost = StepCost(
+        peak_bytes=end.peak_bytes,
+        resident_peak_bytes=end.resident_peak_bytes,
+        reserved_peak_bytes=end.reserved_peak_bytes,
+        migrated_in_bytes=_mean(start.migrated_in_bytes, end.migrated_in_bytes, count),
+        migrated_out_bytes=_mean(start.migrated_out_bytes, end.migrated_out_bytes, count),
+        remote_bytes=_mean(start.remote_bytes, end.remote_bytes, count),
+        host_bytes=_host_bytes(end, mode, gpus[0]),
         host_seconds=host_seconds,
         op_count=op_count,
     )
     return tuple(
-        replace(step, seconds=seconds, seconds_low=low, seconds_high=high)
+        SettledStep(replace(cost, seconds=seconds, seconds_low=low, seconds_high=high))
         for seconds, low, high in zip(means, means, means, strict=True)
     )
 
 
+def _mean(start: int | None, end: int | None, count: int) -> int:
+    return round(((end or 0) - (start or 0)) / count)
+
+
 def has_room(gpu: GpuSpec, layout: Layout) -> bool:
-    """Whether a GPU has VRAM for all of a layout, so that nothing has to move or give way."""
+    """Tell whether a GPU has VRAM for all of a layout, so that nothing has to move or give way."""
     return layout.block_count <= gpu.usable_bytes // BLOCK_BYTES
 
 
-class _Ran(NamedTuple):
-    """What a replay came to: seconds of each clock, and bytes moved so far, by step; peaks."""
+class _StepEnd(NamedTuple):
+    """The seconds of each clock where a step ends, and what was counted up to there."""
 
-    ends: list[list[float]]
-    moved: list[int]
-    evicted_bytes: int
-    peak_bytes: int
-    resident_peak_bytes: int
-    reserved_peak_bytes: int
+    seconds: list[float]
+    so_far: StepCost
 
 
 def _on_layout(
     trace: Trace, layout: Layout, gpu: GpuSpec, clocks: Sequence[Clock], policy: Policy
-) -> _Ran:
+) -> list[_StepEnd]:
     replayer = Replayer(
         gpu.usable_bytes,
         clocks,
@@ -121,52 +116,39 @@ def _on_layout(
         managed=policy.mode == "managed",
         prefetch=policy.prefetch,
     )
-    ends, moved = [], []
+    ends = []
     for step in _steps(trace.events):
         replayer.follow(layout.laid[step], layout.block_count)
         replayer.synchronize()
-        ends.append([clock.seconds for clock in clocks])
         moves = replayer.moves
-        moved.append(moves.migrated_in + moves.migrated_out + moves.prefetched_out)
-    return _Ran(
-        ends,
-        [count * BLOCK_BYTES for count in moved],
-        (moves.migrated_out + moves.prefetched_out) * BLOCK_BYTES,
-        layout.peak_bytes,
-        replayer.resident_peak_count * BLOCK_BYTES,
-        layout.reserved_bytes,
-    )
+        so_far = StepCost(
+            peak_bytes=layout.peak_bytes,
+            resident_peak_bytes=replayer.resident_peak_count * BLOCK_BYTES,
+            reserved_peak_bytes=layout.reserved_bytes,
+            migrated_in_bytes=moves.migrated_in * BLOCK_BYTES,
+            migrated_out_bytes=(moves.migrated_out + moves.prefetched_out) * BLOCK_BYTES,
+        )
+        ends.append(_StepEnd([clock.seconds for clock in clocks], so_far))
+    return ends
 
 
-def _on_model(trace: Trace, gpu: GpuSpec, clocks: Sequence[Clock], policy: Policy) -> _Ran:
+def _on_model(
+    trace: Trace, gpu: GpuSpec, clocks: Sequence[Clock], policy: Policy
+) -> list[_StepEnd]:
     model = Model(gpu, COSTS, "caching", trace.backend, lambda: policy, clocks)
+    ends = []
     try:
-        return _followed(model, trace, clocks)
+        for step in _steps(trace.events):
+            model.follow(trace.events[step])
+            model.synchronize()
+            ends.append(_StepEnd([clock.seconds for clock in clocks], model.figures))
     finally:
         model.driver.residency.forget()
-
-
-def _followed(model: Model, trace: Trace, clocks: Sequence[Clock]) -> _Ran:
-    ends, moved = [], []
-    for step in _steps(trace.events):
-        model.follow(trace.events[step])
-        model.synchronize()
-        ends.append([clock.seconds for clock in clocks])
-        figures = model.figures
-        migrated = figures.migrated_in_bytes + figures.migrated_out_bytes
-        moved.append(migrated + figures.remote_bytes)
-    return _Ran(
-        ends,
-        moved,
-        figures.migrated_out_bytes,
-        figures.peak_bytes,
-        figures.resident_peak_bytes,
-        figures.reserved_peak_bytes,
-    )
+    return ends
 
 
 def _steps(events: Sequence[Event]) -> Iterator[slice]:
-    """Where the events of each step are, its mark the last of them."""
+    """Yield the place of each step's events, its mark the last of them."""
     start = 0
     for index, event in enumerate(events):
         if type(event) is Mark and event.label == "step":
@@ -183,10 +165,111 @@ def _issuing(trace: Trace, gpu: GpuSpec, step_count: int) -> tuple[float, int]:
     return clock.host_seconds / step_count, round(count / step_count)
 
 
-def _host_bytes(ran: _Ran, mode: Mode, gpu: GpuSpec) -> int:
-    """What was reserved beyond VRAM: hybrid memory's from the start, managed once some has left."""
+def _host_bytes(ran: StepCost, mode: Mode, gpu: GpuSpec) -> int:
+    """Return the bytes beyond VRAM: hybrid memory's from the start, managed once some has left."""
+    reserved = ran.reserved_peak_bytes or 0
     if mode == "hybrid":
-        return max(0, ran.reserved_peak_bytes - ran.resident_peak_bytes)
-    if mode == "managed" and ran.evicted_bytes:
-        return max(0, ran.reserved_peak_bytes - gpu.usable_bytes)
+        return max(0, reserved - (ran.resident_peak_bytes or 0))
+    if mode == "managed" and ran.migrated_out_bytes:
+        return max(0, reserved - gpu.usable_bytes)
     return 0
+
+
+# -- each replay once -----------------------------------------------------------------------------
+
+_Key = tuple[int, Mode, bool]
+
+
+class Replays:
+    """Settled steps on some GPUs; a replay serves all with the same VRAM, side by side.
+
+    Where VRAM has room for all that a trace reserves, one serves all GPUs of which that holds.
+    What is asked for is remembered, and its trace with it. Not thread-safe.
+
+    Args:
+        gpus: those that will be asked for; others are replayed on their own.
+    """
+
+    def __init__(self, gpus: Iterable[GpuSpec] = ()) -> None:
+        self._gpus = tuple(dict.fromkeys(gpus))
+        self._steps: dict[_Key, dict[GpuSpec, SettledStep]] = {}
+        self._traces: dict[int, Trace] = {}  # kept, so that no other gets its number
+        self._peaks: dict[int, int] = {}
+        self._layouts: dict[int, Layout | None] = {}
+
+    def step(
+        self,
+        trace: Trace,
+        gpu: GpuSpec,
+        mode: Mode,
+        *,
+        prefetch: bool = False,
+        hintless: Trace | None = None,
+    ) -> SettledStep:
+        """The settled step of a trace on a GPU; see `umem.predict.stepping.settled_steps`.
+
+        ``hintless`` is the trace without its hints, where it is that of another with hints.
+        """
+        key = id(trace), mode, prefetch
+        self._traces[id(trace)] = trace
+        if hintless is not None and id(trace) not in self._layouts:
+            layout = self.layout(hintless)
+            self._layouts[id(trace)] = layout and layout.with_hints(trace.events)
+        steps = self._steps.setdefault(key, {})
+        if gpu not in steps:
+            reason = self._why_not(trace, gpu, mode)
+            if reason is None:
+                steps.update(self._replayed(trace, gpu, mode, prefetch))
+            else:
+                steps[gpu] = SettledStep(StepCost(), reason)
+        return steps[gpu]
+
+    def layout(self, trace: Trace) -> Layout | None:
+        """Say where a trace's tensors lie where memory is never full; None: see `lay_out`."""
+        self._traces[id(trace)] = trace
+        if id(trace) not in self._layouts:
+            self._layouts[id(trace)] = lay_out(trace.events)
+        return self._layouts[id(trace)]
+
+    def peak_bytes(self, trace: Trace) -> int:
+        """The most bytes alive at once, workspace included."""
+        self._traces[id(trace)] = trace
+        if id(trace) not in self._peaks:
+            self._peaks[id(trace)] = trace.peak_bytes
+        return self._peaks[id(trace)]
+
+    def forget(self, kept: Iterable[Trace]) -> None:
+        """Let go of all traces but these, and of their steps."""
+        self._traces = {id(trace): trace for trace in kept}
+        self._steps = {key: steps for key, steps in self._steps.items() if key[0] in self._traces}
+        self._peaks = {n: peak for n, peak in self._peaks.items() if n in self._traces}
+        self._layouts = {n: found for n, found in self._layouts.items() if n in self._traces}
+
+    def _why_not(self, trace: Trace, gpu: GpuSpec, mode: Mode) -> str | None:
+        """Say why a step does not fit, where no replay is needed for that."""
+        if mode != "unmanaged":
+            return VirtualGPU(gpu).why_not(mode)
+        peak = self.peak_bytes(trace)
+        if peak > gpu.usable_bytes:
+            vram = format_bytes(gpu.usable_bytes)
+            return f"it needs {format_bytes(peak)}, and {vram} of VRAM are usable"
+        return None
+
+    def _replayed(
+        self, trace: Trace, gpu: GpuSpec, mode: Mode, prefetch: bool
+    ) -> dict[GpuSpec, SettledStep]:
+        layout = self.layout(trace)
+        if layout is not None and has_room(gpu, layout):
+            gpus = [other for other in self._gpus if has_room(other, layout)]
+        else:
+            gpus = [other for other in self._gpus if _room(other) == _room(gpu)]
+        if mode != "unmanaged":
+            gpus = [other for other in gpus if other.host_in_bandwidth is not None]
+        gpus = gpus if gpu in gpus else [gpu]
+        steps = settled_steps(trace, gpus, mode, prefetch=prefetch, layout=layout)
+        return dict(zip(gpus, steps, strict=True))
+
+
+def _room(gpu: GpuSpec) -> int:
+    """Blocks of VRAM."""
+    return gpu.usable_bytes // BLOCK_BYTES

@@ -1,1 +1,1 @@
-"""What people see of traces and results: text, pictures."""
+"""Reports on traces and results, for people and for other tools: text, pictures, pages."""

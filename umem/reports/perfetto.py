@@ -10,8 +10,10 @@ The format: "Trace Event Format" of the Chromium project (JSON object format; ph
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
+from umem.as_json import json_text
+from umem.reports.outputs import ReportRequest
 from umem.trace.analysis.analysis import Analysis
 from umem.trace.analysis.bands import Curve, kind_curves
 from umem.trace.events import PHASES, Op
@@ -34,6 +36,12 @@ def perfetto(analysis: Analysis, name: str) -> dict[str, Any]:
         },
         "traceEvents": [*_names(name, timed), *_events(analysis, timed)],
     }
+
+
+def write(request: ReportRequest, file: IO[bytes]) -> None:
+    """Write the trace file that was asked for."""
+    content = perfetto(request.analysis, request.name)
+    file.write(json_text(content, compact=True).encode("ascii"))
 
 
 def _names(name: str, timed: bool) -> Iterator[dict[str, Any]]:
@@ -88,7 +96,7 @@ def _slice(op: Op, index: int, start: float, micros: float) -> dict[str, Any]:
 
 
 def _counter(curves: dict[str, Curve], index: int, now: float) -> Iterator[dict[str, Any]]:
-    """What is alive while an operation runs: the most since the one before."""
+    """Yield what is alive while an operation runs: the most since the one before."""
     if curves:  # a counter without a series is none
         values = {kind: int(curve[index]) for kind, curve in curves.items()}
         yield {**_base("C", "memory", 0), "ts": now, "args": values}

@@ -1,4 +1,4 @@
-"""What a step is: a trace of what it allocated, freed, read and wrote.
+"""Traces of steps: what each allocated, freed, read and wrote.
 
 Everything else that umem says is a function of a trace.
 """

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from umem.errors import ScalingError, TraceError
 from umem.printable import quoted
-from umem.trace.events import Access, Alloc, Event, Free, Hint, Mark, Op
+from umem.trace.events import Alloc, Event, Free, Hint, Mark, Op
+from umem.trace.walk import numbered_by_birth
 from umem.units import format_bytes
 
 NEVER = inf
@@ -30,7 +31,7 @@ _NUMBER = re.compile(r"(?<![\w.])\d+(\.\d*)?(e[+-]?\d+)?")
 """A number in a name, as in Chainer's ``_ * 0.125`` where a mean divides by the batch."""
 
 
-class Recording(NamedTuple):
+class Sequenced(NamedTuple):
     """One recording: what it does but for frees, tensors numbered in order of allocation.
 
     ``deaths`` is for each tensor before which event of ``events`` it is freed, ``freed`` the
@@ -66,7 +67,7 @@ def align(recordings: Sequence[tuple[int, list[Event]]]) -> Aligned:
     """
     recordings = sorted(recordings, key=lambda recording: recording[0])
     try:
-        found = [_renumbered(size, events) for size, events in recordings]
+        found = [_laid_out(size, events) for size, events in recordings]
     except KeyError as error:
         raise TraceError(f"tensor {error} is used or freed, and is not alive") from None
     last = found[-1]
@@ -77,35 +78,22 @@ def align(recordings: Sequence[tuple[int, list[Event]]]) -> Aligned:
     return Aligned(tuple(r.size for r in found), rows, _frees(found))
 
 
-def _renumbered(size: int, events: list[Event]) -> Recording:
-    numbers: dict[int, int] = {}
+def _laid_out(size: int, events: list[Event]) -> Sequenced:
     kept: list[Event] = []
     deaths: list[float] = []
     freed: list[int] = []
-    for event in events:
+    for event in numbered_by_birth(events):
         if isinstance(event, Free):
-            tensor = numbers.pop(event.tensor)
-            deaths[tensor] = len(kept)
-            freed.append(tensor)
-        elif isinstance(event, Alloc):
-            numbers[event.tensor] = len(deaths)
-            kept.append(event._replace(tensor=len(deaths)))
+            deaths[event.tensor] = len(kept)
+            freed.append(event.tensor)
+            continue
+        if isinstance(event, Alloc):
             deaths.append(NEVER)
-        elif isinstance(event, Op):
-            reads, writes = _moved(event.reads, numbers), _moved(event.writes, numbers)
-            kept.append(event._replace(reads=reads, writes=writes))
-        elif isinstance(event, Hint):
-            kept.append(event._replace(accesses=_moved(event.accesses, numbers)))
-        else:
-            kept.append(event)
-    return Recording(size, kept, deaths, freed)
+        kept.append(event)
+    return Sequenced(size, kept, deaths, freed)
 
 
-def _moved(accesses: tuple[Access, ...], numbers: dict[int, int]) -> tuple[Access, ...]:
-    return tuple(Access(numbers[tensor], start, stop) for tensor, start, stop in accesses)
-
-
-def _frees(recordings: list[Recording]) -> list[list[int]]:
+def _frees(recordings: list[Sequenced]) -> list[list[int]]:
     last = recordings[-1]
     deaths = [max(each) for each in zip(*(r.deaths for r in recordings), strict=True)]
     order = {tensor: index for index, tensor in enumerate(last.freed)}
@@ -119,7 +107,7 @@ def _frees(recordings: list[Recording]) -> list[list[int]]:
 # -- do they do the same? ----------------------------------------------------------------------
 
 
-def _check_operations(one: Recording, other: Recording) -> None:
+def _check_operations(one: Sequenced, other: Sequenced) -> None:
     """Operations first: what differs there is what a user can find in the program."""
     ops = [[e for e in recording.events if isinstance(e, Op)] for recording in (one, other)]
     for number in range(max(map(len, ops))):
@@ -141,7 +129,7 @@ def _name(op: Op) -> str:
     return f"{quoted(op.name)} {op.phase}"
 
 
-def _check_events(one: Recording, other: Recording) -> None:
+def _check_events(one: Sequenced, other: Sequenced) -> None:
     done = "the start"
     for index in range(max(len(one.events), len(other.events))):
         pair = [r.events[index] if index < len(r.events) else None for r in (one, other)]
@@ -158,7 +146,7 @@ def _check_events(one: Recording, other: Recording) -> None:
 
 
 def _shape(event: Event | None) -> tuple[Any, ...]:
-    """What of an event must be the same at every size."""
+    """Return what of an event must be the same at every size."""
     if isinstance(event, Alloc):
         return "alloc", event.kind, _NUMBER.sub("", event.label)
     if isinstance(event, Op):
@@ -183,7 +171,7 @@ def _describe(event: Event | None) -> str:
 
 
 def check_growth(aligned: Aligned) -> None:
-    """Whether the recordings can be of one step at these sizes.
+    """Refuse recordings that cannot be of one step at these sizes.
 
     Raises:
         ScalingError: two of them are the same but for times and workspace, one is of a larger
@@ -206,7 +194,7 @@ def check_growth(aligned: Aligned) -> None:
 
 
 def _figures(event: Event) -> tuple[Any, ...]:
-    """What may depend on the size; times and workspace are never twice the same."""
+    """Return what may depend on the size; times and workspace are never twice the same."""
     if isinstance(event, Alloc):
         return (event.nbytes,)
     if isinstance(event, Op):

@@ -1,4 +1,4 @@
-"""What happens in a step: allocations, releases, operations, hints, marks.
+"""The events of a step: allocations, releases, operations, hints, marks.
 
 Everything in umem that follows a run, or replays one, is fed with these.
 """
@@ -208,7 +208,7 @@ class Checker:
 
 
 def check_figures(events: Iterable[Event]) -> None:
-    """Whether a trace's bytes are what `Checker` lets through, where nobody has checked it.
+    """Refuse bytes that `Checker` would not let through, in a trace that nobody has checked.
 
     Raises:
         TraceError: they are more than any machine has.

@@ -115,7 +115,7 @@ _MORE_BYTES = "max_bytes=, or --max-bytes, reads more"
 
 
 class Header(NamedTuple):
-    """What the first line says besides the format; ``sizes`` is empty for one section."""
+    """The first line of a file, but for the format; ``sizes`` is empty for one section."""
 
     backend: str
     meta: Mapping[str, str]

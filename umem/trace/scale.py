@@ -23,6 +23,7 @@ from umem.errors import ScalingError, SizeError
 from umem.printable import quoted
 from umem.trace.align import Aligned, align
 from umem.trace.events import Access, Alloc, Event, Free, Hint, Op
+from umem.trace.walk import used_bytes
 from umem.units import format_bytes
 
 LARGEST = 1 << 62
@@ -30,11 +31,11 @@ LARGEST = 1 << 62
 TOLERANCE = 0.01
 """How far a tensor may be from the fit at a size that checks it, as a share of its bytes."""
 MATTERS = 0.001
-"""What is smaller than this share of a step's peak is not checked."""
+"""The share of a step's peak below which a tensor is not checked."""
 
 
 def check_sizes(sizes: Sequence[int]) -> None:
-    """Whether a step can be fitted over these sizes.
+    """Refuse sizes that no step can be fitted over.
 
     Raises:
         ScalingError, SizeError: see `Trace.join`.
@@ -50,7 +51,7 @@ def check_sizes(sizes: Sequence[int]) -> None:
 
 
 def check_size(size: int) -> None:
-    """Whether this is a size.
+    """Refuse what is no size.
 
     Raises:
         SizeError: it is not a whole number of at least 1, or has more than 63 bits.
@@ -241,13 +242,7 @@ def _bent(alloc: Alloc, sizes: tuple[int, ...], values: list[int], degree: int) 
 
 def _held_bytes(aligned: Aligned, index: int) -> int:
     """The most that tensors hold at once in one of the recordings."""
-    live = peak = 0
-    sizes: list[int] = []
-    for row, frees in zip(aligned.rows, aligned.frees, strict=False):
-        live -= sum(sizes[tensor] for tensor in frees)
-        event = row[index]
-        if isinstance(event, Alloc):
-            sizes.append(event.nbytes)
-            live += event.nbytes
-            peak = max(peak, live)
-    return peak
+    steps = zip(aligned.rows, aligned.frees, strict=False)
+    events = ([*map(Free, frees), row[index]] for row, frees in steps)
+    held = (e for e in itertools.chain.from_iterable(events) if isinstance(e, (Alloc, Free)))
+    return max(used_bytes(held), default=0)

@@ -6,14 +6,15 @@ A trace is a list of events. It says nothing of contents, so it can be replayed 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from umem.errors import ScalingError, TraceError
 from umem.printable import quoted
 from umem.trace.events import Access, Alloc, Checker, Event, Free, Hint, Mark, Op
+from umem.trace.walk import Alive, Lifetime, lifetimes, used_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,14 +22,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Access", "Alloc", "Checker", "Event", "Free", "Hint", "Lifetime", "Mark", "Op", "Trace",
 ]  # fmt: skip
-
-
-class Lifetime(NamedTuple):
-    """From the event that allocates a tensor to the one that frees it (None: never)."""
-
-    alloc: Alloc
-    birth: int
-    death: int | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,7 +59,7 @@ class Trace:
 
     @property
     def step_count(self) -> int:
-        """How many optimizer updates ended in it."""
+        """The number of optimizer updates that ended in it."""
         return sum(event == Mark("step") for event in self.events)
 
     @property
@@ -77,18 +70,7 @@ class Trace:
     @property
     def peak_bytes(self) -> int:
         """The most bytes alive at once, an operation's workspace included where it is known."""
-        live = peak = 0
-        sizes: dict[int, int] = {}
-        for event in self.events:
-            if isinstance(event, Alloc):
-                live += event.nbytes
-                sizes[event.tensor] = event.nbytes
-            elif isinstance(event, Free):
-                live -= sizes.pop(event.tensor)
-            elif isinstance(event, Op):
-                peak = max(peak, live + (event.workspace_bytes or 0))
-            peak = max(peak, live)
-        return peak
+        return max(used_bytes(self.events), default=0)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -109,8 +91,7 @@ class Trace:
         """
         from umem.trace.scale import events_at
 
-        events = events_at(self.recordings, size, degree)
-        return Trace(events, self.backend, self.meta)
+        return self.with_events(events_at(self.recordings, size, degree))
 
     @classmethod
     def join(cls, traces: Sequence[Trace], sizes: Sequence[int]) -> Trace:
@@ -150,13 +131,7 @@ class Trace:
 
     def lifetimes(self) -> dict[int, Lifetime]:
         """Each tensor's birth and death, as indexes into the events."""
-        found: dict[int, Lifetime] = {}
-        for index, event in enumerate(self.events):
-            if isinstance(event, Alloc):
-                found[event.tensor] = Lifetime(event, index, None)
-            elif isinstance(event, Free):
-                found[event.tensor] = found[event.tensor]._replace(death=index)
-        return found
+        return lifetimes(self.events)
 
     def with_workspace(self, calibration: Trace) -> Trace:
         """This trace with the workspace that a calibration pass of the same code measured.
@@ -177,11 +152,21 @@ class Trace:
                 'the calibration pass measured no workspace: record it with measure="workspace"'
             )
         workspace = iter(measured)
-        events: list[Event] = [
-            event._replace(workspace_bytes=next(workspace)[2]) if isinstance(event, Op) else event
-            for event in self.events
-        ]
-        return Trace(events, self.backend, self.meta)
+
+        def filled(event: Event) -> Event:
+            if isinstance(event, Op):
+                return event._replace(workspace_bytes=next(workspace)[2])
+            return event
+
+        return self.map(filled)
+
+    def map(self, change: Callable[[Event], Event]) -> Trace:
+        """The trace with each event changed, in order."""
+        return self.with_events(map(change, self.events))
+
+    def with_events(self, events: Iterable[Event]) -> Trace:
+        """A trace of other events that comes from where this one does."""
+        return Trace(list(events), self.backend, self.meta)
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write the trace; refuses to overwrite a file without ``force``.
@@ -203,9 +188,9 @@ class Trace:
 
         Args:
             path: a regular file.
-            max_events, max_bytes: how many events are read, and how much text once it is
-                decompressed, at most; `umem.trace.file` has the defaults. A small file can hold
-                more than fits any memory.
+            max_events: how many events are read at most; `umem.trace.file` has the defaults.
+            max_bytes: how much text is read at most, once it is decompressed. A small file can
+                hold more than fits any memory.
 
         Raises:
             TraceError: no such file, not a trace, truncated, longer than allowed, from a newer
@@ -220,7 +205,7 @@ class Trace:
 
 
 def check_trace(trace: object) -> None:
-    """Whether this is a trace.
+    """Refuse what is no trace.
 
     Raises:
         TraceError: it is something else, such as the path of one.
@@ -243,11 +228,6 @@ def tail(trace: Trace, start: int) -> Trace:
     optimizer state and gradients of the step before count from the first operation. Then comes
     the mark ``"start"``: to upload them takes no time of the step's.
     """
-    alive: dict[int, Alloc] = {}
-    for event in trace.events[:start]:
-        if isinstance(event, Alloc):
-            alive[event.tensor] = event._replace(uploaded=True)
-        elif isinstance(event, Free):
-            del alive[event.tensor]
-    events: list[Event] = [*alive.values(), Mark("start"), *trace.events[start:]]
-    return Trace(events, trace.backend, trace.meta)
+    found = Alive(trace.events[:start]).tensors.values()
+    uploads = [alloc._replace(uploaded=True) for alloc in found]
+    return trace.with_events([*uploads, Mark("start"), *trace.events[start:]])

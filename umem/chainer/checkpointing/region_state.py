@@ -24,7 +24,7 @@ class RandomState:
     """
 
     def __init__(self, leaves: Iterable[Any] = ()) -> None:
-        self._cupy = _cupy_random(leaves)
+        self._cupy = cupy_random(leaves)
         self._seed = 0 if self._cupy is None else int(self._cupy.randint(2**31 - 1))
         self._start: Any = np.random.get_state(legacy=False)
         self._end: int | None = None
@@ -105,7 +105,7 @@ def _frozen(value: Any) -> Any:
     return value.tobytes() if isinstance(value, np.ndarray) else value
 
 
-def _cupy_random(leaves: Iterable[Any]) -> Any:
+def cupy_random(leaves: Iterable[Any]) -> Any:
     """CuPy's random module; None where the region's arguments are all NumPy's."""
     if "cupy" not in sys.modules or not chainer.backends.cuda.available:
         return None

@@ -40,8 +40,9 @@ def checkpoint(
         func: any callable; what it captures may need gradients too. Both runs must do the same:
             state that changes from call to call (of a stateful LSTM, say) is an argument, and
             what is needed afterwards is a result.
-        xs, kwargs: Variables, arrays, None, anything, also nested in lists, tuples and dicts.
+        *xs: Variables, arrays, None, anything, also nested in lists, tuples and dicts.
             Variables get gradients.
+        **kwargs: the same, by name.
         preserve_rng_state: draw the same random numbers in the second run (dropout). On CuPy the
             region draws from a generator of its own, seeded from the current one.
         determinism_check: compare the functions, shapes, types, captured variables and random
@@ -58,7 +59,8 @@ def checkpoint(
         StateError: in backward, where that goes through a Variable of the region that was not
             returned.
         UnsupportedError: an argument or a result is a ChainerX array, or ``static_graph`` runs.
-        whatever ``func`` raises, in either run.
+
+    Whatever ``func`` raises, in either run, passes through.
 
     Cost: one more forward run of the region. Memory: its inputs between forward and backward.
     Gradients are those of a plain run bit for bit, as long as regions follow one another. Where a

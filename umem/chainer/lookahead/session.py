@@ -17,7 +17,7 @@ import numpy as np
 from umem.chainer.lookahead.side_stream import SideStream, side_stream
 from umem.devices.base import Device, Place
 from umem.errors import LookaheadWarning
-from umem.planner.prefetch.moves import NOTHING, ROOM, Moves, plan_moves
+from umem.planner.prefetch.moves import NOTHING, ROOM, MovePlan, plan_moves
 from umem.planner.prefetch.order import Iteration, Order, Step
 from umem.trace.events import Alloc, Event, Free, Mark, Op
 from umem.trace.recording.recorder import Recorder
@@ -104,7 +104,7 @@ class Learned:
     """An order and the moves planned for it."""
 
     order: Order
-    moves: Moves
+    moves: MovePlan
     capacity_bytes: int | None
 
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
+from umem.chainer.held_arrays import NODE_ATTRIBUTES, find_arrays
 from umem.chainer.recompute.inputs import owner_of
 from umem.chainer.recompute.stash import DRAWS
 from umem.chainer.recompute.tape import Call
-from umem.chainer.source import _OWN, _find_arrays
 from umem.trace.recording.storage import root_of
 
 _MT19937_BYTES = 624 * 4 + 4
@@ -65,7 +65,11 @@ def observe(
 ) -> Observed:
     """Look at a call that has just run: what it made, kept on itself and changed."""
     owner = owner_of(func)
-    new = {k: v for k, v in vars(owner).items() if before.state.get(k) is not v and k not in _OWN}
+    new = {
+        k: v
+        for k, v in vars(owner).items()
+        if before.state.get(k) is not v and k not in NODE_ATTRIBUTES
+    }
     lists = {key: _arrays([(key, value)]) for key, value in new.items()}
     found = {key: arrays for key, arrays in lists.items() if arrays}
     ins = [root_of(x.array if isinstance(x, chainer.Variable) else x) for x in inputs]
@@ -117,7 +121,7 @@ def _arrays(items: Iterable[tuple[str, Any]]) -> list[Any]:
     found: list[tuple[str, Any]] = []
     for key, value in items:
         if not isinstance(value, chainer.Function):
-            _find_arrays(key, value, found)
+            find_arrays(key, value, found)
     return [array for _, array in found]
 
 

@@ -151,7 +151,7 @@ class Recompute:
             StateError: there is no plan to draw. MissingDependencyError: matplotlib is missing.
             OSError: it cannot be written; what was there is as it was.
         """
-        from umem.reports.pictures.step_picture import draw_steps
+        from umem.reports.side_by_side import draw_steps
 
         largest = self._largest()
         if largest is None:

@@ -22,7 +22,7 @@ class WaitForChainer:
     def find_spec(
         self, name: str, path: object = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the compatibility layer finds; nothing, where it cannot be imported."""
+        """Find what the compatibility layer finds; nothing, where it cannot be imported."""
         if name != "chainer":
             return None
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]

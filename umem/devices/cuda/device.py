@@ -52,21 +52,22 @@ class CudaDevice(Device):
         fork.remember_use()
         self._own_driver = driver
         self._installer = Installer(self)
-        self._pools = Pools(driver, self._installer.policy)
+        self.pools = Pools(driver, self._installer.policy)
         self._hints: CoreHints | None = None
-        self._tellings: tuple[Telling, ...] = ()
+        self.watches: tuple[Telling, ...] = ()
         self._watching = safe_lock()
         self.name, self.ordinal = driver.name, driver.ordinal
 
     @property
-    def _driver(self) -> Driver:
+    def driver(self) -> Driver:
+        """Return what this GPU is asked through; a StateError in a child by fork."""
         fork.refuse_child()
         return self._own_driver
 
     @property
     def vram_bytes(self) -> int:
         """Bytes of VRAM, all of it, whoever uses it now."""
-        return self._driver.vram_bytes
+        return self.driver.vram_bytes
 
     @property
     def xp(self) -> Any:
@@ -76,11 +77,11 @@ class CudaDevice(Device):
     @property
     def free_bytes(self) -> int:
         """Bytes of VRAM that are free; what managed memory holds may count as free."""
-        return self._driver.free_bytes()
+        return self.driver.free_bytes()
 
     def host_available_bytes(self) -> int | None:
         """Count the host bytes that this process may still take; None where it is unknown."""
-        return self._driver.host_available_bytes()
+        return self.driver.host_available_bytes()
 
     def why_not(self, mode: Mode) -> str | None:
         """Say why this GPU cannot serve ``mode``: managed memory that cannot be oversubscribed.
@@ -88,23 +89,23 @@ class CudaDevice(Device):
         Hybrid does not need it: there it spills to pinned host memory.
         """
         if mode == "managed":
-            return self._driver.managed_problem()
-        return None if mode == "unmanaged" else self._driver.hybrid_problem()
+            return self.driver.managed_problem()
+        return None if mode == "unmanaged" else self.driver.hybrid_problem()
 
     def features(self) -> tuple[Feature, ...]:
         """List what this GPU, its driver and its libraries can do, and why not more."""
         found: tuple[Feature, ...] = importlib.import_module("umem.devices.cuda.features").features(
-            self._driver
+            self.driver
         )
         return found
 
     def versions(self) -> dict[str, str | None]:
         """Look up the versions of NVIDIA's driver, of the CUDA it serves, and of CuPy's CUDA."""
-        return self._driver.versions()
+        return self.driver.versions()
 
     def _prepared(self, policy: Policy) -> tuple[Malloc, CupyPool]:
         cuda_modes = importlib.import_module("umem.devices.cuda.modes")
-        found: tuple[Malloc, CupyPool] = cuda_modes.allocator(policy, self._driver, self._pools)
+        found: tuple[Malloc, CupyPool] = cuda_modes.allocator(policy, self.driver, self.pools)
         if policy.mode != "unmanaged":  # what cudaMalloc gave to CuPy's pool is never evicted
             self._clear_default_pool()
         return found
@@ -124,17 +125,17 @@ class CudaDevice(Device):
     def _unwatch(self, how: Telling) -> None:
         how.settle()
         with self._watching:
-            self._tellings = tuple(each for each in self._tellings if each is not how)
+            self.watches = tuple(each for each in self.watches if each is not how)
 
     def settle(self) -> None:
         """Tell watchers of everything that was freed so far."""
-        for telling in self._tellings:
+        for telling in self.watches:
             telling.settle()
 
     def _entered(self, scope: Scope) -> None:
         tellings = [part.how for part in scope.payload if isinstance(part, Watched)]
         with self._watching:
-            self._tellings = (*self._tellings, *tellings)
+            self.watches = (*self.watches, *tellings)
         self._installer.enter(scope)
 
     def _left(self, scope: Scope) -> None:
@@ -143,22 +144,27 @@ class CudaDevice(Device):
     @property
     def is_installed(self) -> bool:
         """True where the calling code's allocations are served by a policy of this device."""
-        return self._installer.policy() is not None
+        return self.policy is not None
+
+    @property
+    def policy(self) -> Policy | None:
+        """Return how the calling code's allocations are served; None is CuPy's own way."""
+        return self._installer.policy()
 
     def cap_managed(self, nbytes: int | None) -> None:
         """Bound all managed memory of this process together, whatever the mode; None lifts it."""
-        self._pools.bounds.cap_bytes = nbytes
+        self.pools.bounds.cap_bytes = nbytes
 
     def usage(self) -> Usage:
         """Count what the pools have reserved, CuPy's default pool included.
 
         The peak counts the default pool as it was whenever one of ours grew or this was asked.
         """
-        reserved = self._pools.ledger.reserved()
-        other = self._driver.default_pool_bytes()
+        reserved = self.pools.ledger.reserved()
+        other = self.driver.default_pool_bytes()
         return Usage(
             reserved_bytes=sum(reserved.values()) + other,
-            peak_bytes=self._pools.ledger.peak(other),
+            peak_bytes=self.pools.ledger.peak(other),
             managed_bytes=reserved["managed"] + reserved["spill"],
             resident_bytes=None,
             paging="unknown",
@@ -175,8 +181,8 @@ class CudaDevice(Device):
         spans = self._managed_spans(array)
         if not spans:
             return 0
-        address = self._driver.stream_address(stream)
-        if self._driver.capturing(address):
+        address = self.driver.stream_address(stream)
+        if self.driver.capturing(address):
             raise DeviceError(
                 "a prefetch cannot be captured, and would end the capture of its stream; "
                 "prefetch before capturing, or on another stream"
@@ -200,7 +206,7 @@ class CudaDevice(Device):
         """Ask the driver of the array's range; residency is known only where it is fixed."""
         spans = self._managed_spans(array)
         if not spans:
-            on_host = bool(array.nbytes) and self._driver.is_on_host(array.data.ptr)
+            on_host = bool(array.nbytes) and self.driver.is_on_host(array.data.ptr)
             return Location(managed=False, resident_bytes=0 if on_host else int(array.nbytes))
         with self._ready() as hints:
             return hints.location(spans)
@@ -208,28 +214,28 @@ class CudaDevice(Device):
     def host_view(self, array: Any) -> np.ndarray[Any, Any]:
         """Give the array's memory to the host; see `Device.host_view`. Waits for the whole GPU."""
         self._check_mine(array)
-        if array.nbytes and not self._driver.is_managed(array.data.ptr):
+        if array.nbytes and not self.driver.is_managed(array.data.ptr):
             raise HintError(unmanaged_text(array.shape))
-        reason = self._driver.managed_problem()
+        reason = self.driver.managed_problem()
         if reason is not None:
             raise DeviceError(f"the host cannot share an array of {self.name}: {reason}")
-        if self._driver.capturing():
+        if self.driver.capturing():
             raise DeviceError(
                 "a host view waits for the GPU, which would end the capture of the current "
                 "stream; take it before or after"
             )
-        self._driver.synchronize()
+        self.driver.synchronize()
         return host_view(array.data.ptr, array.shape, array.strides, array.dtype, array)
 
     def synchronize(self) -> None:
         """Wait for everything that was asked of this GPU."""
-        self._driver.synchronize()
+        self.driver.synchronize()
 
     def _clear_default_pool(self) -> None:
-        if self._driver.capturing():
+        if self.driver.capturing():
             return  # cudaFree would end the capture
-        with self._driver.current():
-            self._pools.pool(None).free_all_blocks()
+        with self.driver.current():
+            self.pools.pool(None).free_all_blocks()
 
     def _check_mine(self, array: Any) -> None:
         if not isinstance(array, self.xp.ndarray):
@@ -243,19 +249,19 @@ class CudaDevice(Device):
 
     def _managed_spans(self, array: Any) -> list[Span]:
         self._check_mine(array)
-        if not array.nbytes or not self._driver.is_managed(array.data.ptr):
+        if not array.nbytes or not self.driver.is_managed(array.data.ptr):
             return []
         return byte_ranges(array.data.ptr, array.shape, array.strides, array.itemsize)
 
     @contextlib.contextmanager
     def _ready(self) -> Iterator[CoreHints]:
-        reason = self._driver.managed_problem()
+        reason = self.driver.managed_problem()
         if reason is not None:
             raise DeviceError(f"hints cannot work on {self.name}: {reason}")
         if self._hints is None:
-            self._hints = self._driver.load_hints()
-        with self._driver.current():
-            self._driver.bind()
+            self._hints = self.driver.load_hints()
+        with self.driver.current():
+            self.driver.bind()
             try:
                 yield self._hints
             except UmemError:

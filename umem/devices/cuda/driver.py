@@ -30,7 +30,7 @@ NOT_INITIALISED = 3  # what the driver says in a child by fork
 INSUFFICIENT_DRIVER = 35
 NO_DEVICE = 100
 CAPTURE_IMPLICIT = 906  # another stream captures, so the legacy stream cannot be used
-_MANAGED_POINTER = 3  # cudaMemoryTypeManaged
+MANAGED_POINTER = 3  # cudaMemoryTypeManaged
 _SET: dict[Advice, int] = {"read_mostly": 1, "preferred_location": 3, "accessed_by": 5}
 _CPU = -1
 
@@ -52,6 +52,9 @@ class Driver:
     Raises CuPy's ``CUDARuntimeError`` where the driver refuses; nothing has changed then.
     """
 
+    core: CoreHints | None = None
+    """What takes the place of CuPy's own calls, from `check_advice` on, on CUDA 13."""
+
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
         properties = runtime.getDeviceProperties(ordinal)
@@ -59,7 +62,6 @@ class Driver:
         self.vram_bytes: int = properties["totalGlobalMem"]
         self.integrated = bool(properties.get("integrated", 0))
         self.cuda_major: int = runtime.runtimeGetVersion() // 1000
-        self._core: CoreHints | None = None
 
     def current(self) -> Any:
         """A context in which this GPU is the current one."""
@@ -103,8 +105,8 @@ class Driver:
         Raises:
             MissingDependencyError: CUDA 13, and cuda-core is missing or too old.
         """
-        if self._core is None and self.cuda_major >= 13:
-            self._core = self.load_hints()
+        if self.core is None and self.cuda_major >= 13:
+            self.core = self.load_hints()
 
     def prefer_host(self, address: int, nbytes: int) -> None:
         """Advise that a range lives in host memory and that this GPU reads it there."""
@@ -113,21 +115,22 @@ class Driver:
     def give_preset(self, address: int, nbytes: int, name: str) -> None:
         """Give a range what `PRESETS` advises."""
         for advice, where in PRESETS[name]:
-            self._advise(address, nbytes, advice, "cpu" if where == "cpu" else self.ordinal)
+            self.advise(address, nbytes, advice, "cpu" if where == "cpu" else self.ordinal)
 
-    def _advise(self, address: int, nbytes: int, advice: Advice, place: Place) -> None:
-        if self._core is None:
+    def advise(self, address: int, nbytes: int, advice: Advice, place: Place) -> None:
+        """Give a range one advice, through cuda.core where `check_advice` has loaded it."""
+        if self.core is None:
             runtime.memAdvise(address, nbytes, _SET[advice], _CPU if place == "cpu" else place)
         else:
-            self._core.advise([Span(address, nbytes)], advice, place, unset=False)
+            self.core.advise([Span(address, nbytes)], advice, place, unset=False)
 
     def prefetch_here(self, address: int, nbytes: int) -> None:
         """Move a range to this GPU, in the order of the current stream."""
         stream = cupy.cuda.get_current_stream().ptr
-        if self._core is None:
+        if self.core is None:
             runtime.memPrefetchAsync(address, nbytes, self.ordinal, stream)
         else:
-            self._core.prefetch([Span(address, nbytes)], self.ordinal, stream)
+            self.core.prefetch([Span(address, nbytes)], self.ordinal, stream)
 
     def make_pool(self, grow: Malloc) -> CupyPool:
         """A CuPy pool over ``grow``. The caller keeps it for as long as the process lives."""
@@ -167,7 +170,7 @@ class Driver:
 
     def is_managed(self, address: int) -> bool:
         """Tell whether an address lies in managed memory."""
-        return bool(runtime.pointerGetAttributes(address).type == _MANAGED_POINTER)
+        return bool(runtime.pointerGetAttributes(address).type == MANAGED_POINTER)
 
     def is_on_host(self, address: int) -> bool:
         """Tell whether an address lies in pinned host memory."""
@@ -249,10 +252,11 @@ def visible_gpus() -> int | str:
     try:
         return int(runtime.getDeviceCount()) or "the driver sees no GPU"
     except runtime.CUDARuntimeError as error:
-        return _count_problem(error)
+        return count_problem(error)
 
 
-def _count_problem(error: Any) -> str:
+def count_problem(error: Any) -> str:
+    """Say why CUDA cannot count its GPUs, by its error's ``status``."""
     if error.status == NOT_INITIALISED:
         return fork.TEXT
     if error.status == NO_DEVICE:

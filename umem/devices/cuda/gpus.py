@@ -17,7 +17,7 @@ from umem.errors import DeviceNotFoundError
 
 OLDEST_CUPY = 13
 
-_devices: dict[int, CudaDevice] = {}
+opened: dict[int, CudaDevice] = {}
 _lock = threading.Lock()
 
 
@@ -42,16 +42,16 @@ def open_cuda(ordinal: int | None = None) -> CudaDevice:
     driver = importlib.import_module("umem.devices.cuda.driver")
     number = driver.current_ordinal() if ordinal is None else ordinal
     with _lock:
-        if number not in _devices:
-            _devices[number] = CudaDevice(driver.Driver(number))
-        return _devices[number]
+        if number not in opened:
+            opened[number] = CudaDevice(driver.Driver(number))
+        return opened[number]
 
 
 def _already_open(ordinal: int | None) -> CudaDevice | None:
     # Every hint asks for the current device, so the checks are not repeated.
-    if ordinal is None and _devices:
+    if ordinal is None and opened:
         ordinal = importlib.import_module("umem.devices.cuda.driver").current_ordinal()
-    return None if ordinal is None else _devices.get(ordinal)
+    return None if ordinal is None else opened.get(ordinal)
 
 
 def cuda_reason(ordinal: int | None = None) -> str | None:
@@ -94,7 +94,7 @@ def _ways_out(reason: str) -> str:
 
 
 def _after_fork() -> None:
-    if any(device.is_installed for device in _devices.values()):
+    if any(device.is_installed for device in opened.values()):
         fork.refuse_allocations()
 
 

@@ -39,7 +39,7 @@ class Hybrid:
     """
 
     def __init__(self, driver: Driver, fast: Malloc, spill: Malloc, fast_pool: CupyPool) -> None:
-        self._driver, self._fast, self._spill, self._pool = driver, fast, spill, fast_pool
+        self._driver, self._fast, self._spill, self.pool = driver, fast, spill, fast_pool
         self._direct_from = sys.maxsize
         self._full_at_bytes = 0
         self._countdown = PROBE_EVERY
@@ -103,11 +103,11 @@ class Hybrid:
 
     def _used_bytes(self) -> int:
         with self._driver.current():
-            return int(self._pool.used_bytes())
+            return int(self.pool.used_bytes())
 
     def _give_back(self) -> None:
         with self._driver.current():
-            self._pool.free_all_blocks()
+            self.pool.free_all_blocks()
 
     def _collect(self) -> None:
         cuda_driver.collect_garbage()

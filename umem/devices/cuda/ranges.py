@@ -49,7 +49,7 @@ class CoreHints:
     """
 
     def __init__(self, core: Any, bindings: Any) -> None:
-        self._core, self._bindings = core, bindings
+        self.core, self.bindings = core, bindings
 
     def prefetch(self, spans: Iterable[Span], to: Place, stream_address: int) -> int:
         """Move ranges, in stream order; returns the bytes."""
@@ -95,8 +95,8 @@ class CoreHints:
 
     def _last_prefetch(self, span: Span) -> Place | None:
         # cuda.core has a property for it from 1.3 on; the attribute has always been there.
-        attribute = self._bindings.CUmem_range_attribute
-        status, value = self._bindings.cuMemRangeGetAttribute(
+        attribute = self.bindings.CUmem_range_attribute
+        status, value = self.bindings.cuMemRangeGetAttribute(
             4, attribute.CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, span.address, span.nbytes
         )
         if int(status) != 0 or int(value) == _NOWHERE:
@@ -104,17 +104,17 @@ class CoreHints:
         return "cpu" if int(value) == _CPU else int(value)
 
     def _buffer(self, span: Span) -> Any:
-        return self._core.ManagedBuffer.from_handle(span.address, span.nbytes)
+        return self.core.ManagedBuffer.from_handle(span.address, span.nbytes)
 
     def _place(self, place: Place) -> Any:
-        return self._core.Host() if place == "cpu" else self._core.Device(place)
+        return self.core.Host() if place == "cpu" else self.core.Device(place)
 
     def _name(self, place: Any) -> Place:
-        return "cpu" if isinstance(place, self._core.Host) else int(place.device_id)
+        return "cpu" if isinstance(place, self.core.Host) else int(place.device_id)
 
     def _stream(self, address: int) -> Any:
         if address in _LEGACY_STREAMS:
-            return self._core.LEGACY_DEFAULT_STREAM
+            return self.core.LEGACY_DEFAULT_STREAM
         if address == _PER_THREAD_STREAM:
-            return self._core.PER_THREAD_DEFAULT_STREAM
-        return self._core.Stream.from_handle(address)
+            return self.core.PER_THREAD_DEFAULT_STREAM
+        return self.core.Stream.from_handle(address)

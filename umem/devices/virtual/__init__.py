@@ -5,6 +5,5 @@ docs/virtual-gpu.md lists what it models and what it does not. Everything it rep
 """
 
 from umem.devices.virtual.device import VirtualGPU
-from umem.devices.virtual.figures import Figures, Sample
 
-__all__ = ["Figures", "Sample", "VirtualGPU"]
+__all__ = ["VirtualGPU"]

@@ -27,6 +27,7 @@ from umem.devices.base import (
     Watcher,
     policy_here,
 )
+from umem.devices.cost import Sample, StepCost
 from umem.devices.host import host_view, unmanaged_text
 from umem.devices.spans import byte_ranges
 from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec
@@ -40,7 +41,6 @@ from umem.devices.virtual.advice import (
 from umem.devices.virtual.clock import BlockMoves, Clock
 from umem.devices.virtual.driver import covered, half_covered
 from umem.devices.virtual.features import features
-from umem.devices.virtual.figures import Figures, Sample
 from umem.devices.virtual.model import Allocator, Model
 from umem.devices.virtual.residency import TO_GPU, TO_HOST, Residency
 from umem.devices.virtual.watching import EventWatch
@@ -85,7 +85,7 @@ class VirtualGPU(Device):
         self.spec, self.name, self.ordinal = spec, spec.name, 0
         self.model = Model(spec, costs, allocator, backend, lambda: self.policy, clocks)
         self.recorder: Recorder | None = None
-        self._watches: tuple[EventWatch, ...] = ()
+        self.watches: tuple[EventWatch, ...] = ()
         self._everywhere: tuple[list[Policy], ...] = ()
 
     # -- Device ----------------------------------------------------------------------------
@@ -141,12 +141,12 @@ class VirtualGPU(Device):
 
     def _entered(self, scope: Scope) -> None:
         with self.model.lock:
-            self._watches = (*self._watches, *_watching(scope.payload))
+            self.watches = (*self.watches, *_watching(scope.payload))
 
     def _unwatch(self, watch: EventWatch) -> None:
         self.settle()
         with self.model.lock:
-            self._watches = tuple(each for each in self._watches if each is not watch)
+            self.watches = tuple(each for each in self.watches if each is not watch)
 
     def settle(self) -> None:
         """Tell watchers of every array that died so far."""
@@ -217,7 +217,7 @@ class VirtualGPU(Device):
         return everywhere[-1][0] if everywhere else UNMANAGED
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> StepCost:
         """The counts so far (simulated)."""
         with self.model.lock:
             self._flush()
@@ -234,7 +234,7 @@ class VirtualGPU(Device):
             if event.tensor not in self.model.tensors:
                 return  # a signal has interrupted its allocation
         self.model.on_event(event)
-        for watch in self._watches:
+        for watch in self.watches:
             if type(event) is Free or watch in derived(_watching):
                 watch.on_event(event)
 

@@ -3,50 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from umem.devices.cost import Sample, StepCost
 from umem.devices.virtual.clock import BlockMoves, Clock
 from umem.units import BLOCK_BYTES
 
+__all__ = ["Counters", "Sample", "StepCost"]
 SAMPLE_LIMIT = 20_000
-
-
-@dataclass(frozen=True)
-class Figures:
-    """The counts of a virtual GPU so far; all of it simulated.
-
-    ``peak_bytes`` is the most that tensors and workspace held at once, ``reserved_peak_bytes``
-    what the pools took for that, ``resident_peak_bytes`` the most VRAM in use. Migrated bytes
-    are whole blocks, ``remote_bytes`` what was read and written over the bus in place. A fault
-    is counted once for each block that it brought in or populated.
-    """
-
-    seconds: float
-    step_seconds: tuple[float, ...]
-    peak_bytes: int
-    reserved_peak_bytes: int
-    resident_peak_bytes: int
-    migrated_in_bytes: int
-    migrated_out_bytes: int
-    populated_bytes: int
-    remote_bytes: int
-    uploaded_bytes: int
-    fault_count: int
-    compute_seconds: float
-    stall_seconds: float
-
-
-class Sample(NamedTuple):
-    """A point of the timeline: when, and what tensors hold and VRAM has in use."""
-
-    seconds: float
-    allocated_bytes: int
-    resident_bytes: int
 
 
 @dataclass
 class Counters:
-    """The running totals behind `Figures`."""
+    """The running totals behind a `StepCost`."""
 
     moves: BlockMoves = field(default_factory=BlockMoves)
     fault_count: int = 0
@@ -90,10 +58,10 @@ class Counters:
             del self.timeline[::2]
             self._stride *= 2
 
-    def figures(self, clock: Clock) -> Figures:
+    def figures(self, clock: Clock) -> StepCost:
         """Sum up the totals as they stand."""
         moves, ends = self.moves, self.step_ends
-        return Figures(
+        return StepCost(
             seconds=clock.seconds,
             step_seconds=tuple(b - a for a, b in zip([0.0, *ends], ends, strict=False)),
             peak_bytes=self.peak_bytes,

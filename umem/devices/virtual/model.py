@@ -21,7 +21,7 @@ from umem.devices.virtual.driver import (
     half_covered,
     wholly_covered,
 )
-from umem.devices.virtual.figures import Counters, Figures
+from umem.devices.virtual.figures import Counters, StepCost
 from umem.devices.virtual.pool import Pool
 from umem.errors import LimitError, OutOfMemoryError, SizeError
 from umem.locks import safe_lock
@@ -78,7 +78,7 @@ class Model:
         self._has_run = False
         self._has_managed = False
         self._reserved: dict[Pool, int] = {}
-        self._is_whole, self._has_said, self._is_over = True, False, False
+        self.is_whole, self._has_said, self._is_over = True, False, False
         self._prefetches = Prefetches(self.clocks)
         self._on: dict[type, Callable[[Any], None]] = {
             Op: self._on_op,
@@ -89,7 +89,7 @@ class Model:
         }
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> StepCost:
         """The counts so far (simulated)."""
         return self.counters.figures(self.clock)
 
@@ -103,16 +103,16 @@ class Model:
             OutOfMemoryError: an allocation or a workspace does not fit; it was not made.
         """
         with self.lock:
-            if not self._is_whole:
+            if not self.is_whole:
                 self._say_so(event)
                 return
-            self._is_whole = False
+            self.is_whole = False
             try:
                 self._follow(event)
             except Exception:
-                self._is_whole = True
+                self.is_whole = True
                 raise
-            self._is_whole = True
+            self.is_whole = True
 
     def end(self) -> None:
         """End the run: what is freed from now on is no part of its timeline."""

@@ -1,1 +1,1 @@
-"""What to move to the GPU, and when, so that it is there in time."""
+"""Prefetching: what to move to the GPU, and when, so that it is there in time."""

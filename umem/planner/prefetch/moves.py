@@ -1,4 +1,4 @@
-"""Which arrays to move while which operation runs.
+"""The arrays to move while each operation runs.
 
 A pure function of a learned order. It walks the order as if it repeated for ever, with whole
 arrays in ``capacity`` bytes of VRAM. Where the arrays of the next operations have no room, what
@@ -29,7 +29,7 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Moves:
+class MovePlan:
     """For each operation, the slots to bring to the GPU and to send to the host while it runs.
 
     There are none at all where all arrays have room.
@@ -40,14 +40,14 @@ class Moves:
 
     @property
     def any(self) -> bool:
-        """Whether anything moves at all."""
+        """Tell whether anything moves at all."""
         return any(self.sends) or any(self.fetches)
 
 
-NOTHING = Moves((), ())
+NOTHING = MovePlan((), ())
 
 
-def plan_moves(order: Order, depth: int, capacity_bytes: int) -> Moves:
+def plan_moves(order: Order, depth: int, capacity_bytes: int) -> MovePlan:
     """The moves that keep the arrays of ``depth`` operations ahead in VRAM.
 
     Fetched is what exists and has room, once for each operation that will use it, resident or
@@ -60,7 +60,7 @@ def plan_moves(order: Order, depth: int, capacity_bytes: int) -> Moves:
         walk.round()
     if not walk.short:
         return NOTHING
-    return Moves(tuple(map(tuple, walk.fetches)), tuple(map(tuple, walk.sends)))
+    return MovePlan(tuple(map(tuple, walk.fetches)), tuple(map(tuple, walk.sends)))
 
 
 @dataclass
@@ -143,7 +143,7 @@ class _Walk:
         return list(dict.fromkeys(fetches))
 
     def _exists(self, slot: int, k: int, number: int) -> bool:
-        """Whether there is an array during operation ``k`` that operation ``number`` will use."""
+        """Tell whether an array is there during operation ``k`` that ``number`` will use."""
         if slot in self.order.kept:
             return True
         return number < len(self._touched) and self._uses[slot][0] <= k

@@ -30,7 +30,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """What an iteration did.
+    """The operations of an iteration, and the arrays that they use.
 
     Attributes:
         steps: the operations, the optimizer's updates last.
@@ -90,7 +90,7 @@ class Iteration:
         }
 
     def order(self, kept: Mapping[int, int]) -> Order:
-        """What was done."""
+        """Return what was done."""
         return Order(tuple(self.steps), tuple(self.sizes), dict(self.ends), kept)
 
     def _slot(self, tensor: int, bytes_of: Mapping[int, int]) -> int:

@@ -1,1 +1,1 @@
-"""What can be done about a step that does not fit, each as a function of its trace."""
+"""Techniques for a step that does not fit, each a function of its trace."""

@@ -1,4 +1,4 @@
-"""What `umem.chainer.Recompute` plans with, from a trace: a graph, and the bytes beside it.
+"""The graph that `umem.chainer.Recompute` plans with, from a trace, and the bytes beside it.
 
 A graph of `umem.planner.from_trace`, with what only a whole step shows: gradients of parameters,
 which come in backward and stay, those of the step before, which stay until forward is over, and
@@ -8,16 +8,18 @@ what calls draw at random, which no plan drops.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
 
 from umem.devices.specs import COSTS, GPUS
 from umem.errors import BudgetError, GraphError
 from umem.planner import Graph, Node, Plan, plan
+from umem.planner.from_trace import MADE
 from umem.predict.techniques.drawn import DRAWS, PACKED, packed_bytes
-from umem.predict.techniques.forward_passes import Pass, passes
-from umem.trace.trace import Alloc, Free, Op, Trace, tail
+from umem.trace.trace import Alloc, Op, Trace, tail
+from umem.trace.walk import allocations, used_bytes
 from umem.units import format_apart
 
 FLOPS_PER_BYTE = median(
@@ -28,7 +30,7 @@ FLOPS_PER_BYTE = median(
 
 
 @dataclass(frozen=True)
-class Tape:
+class PassGraphs:
     """A forward pass, and the backward after it.
 
     Attributes:
@@ -78,8 +80,8 @@ class Tape:
         return plan(self.packing, budget_bytes - self.packed_bytes, model="saved")
 
 
-def tapes_of(trace: Trace) -> list[Tape]:
-    """What there is to plan in a trace, by the first pass of each kind.
+def tapes_of(trace: Trace) -> list[PassGraphs]:
+    """Return what there is to plan in a trace, by the first pass of each kind.
 
     What running a call again costs is what the model of a GPU says, arithmetic or traffic, for a
     GPU in the middle of the table: one plan serves all of them, and no noise of a measured time
@@ -88,7 +90,7 @@ def tapes_of(trace: Trace) -> list[Tape]:
     Raises:
         GraphError: no backward follows a forward pass.
     """
-    kinds: dict[tuple[str, ...], list[Pass]] = {}
+    kinds: dict[tuple[str, ...], list[ForwardPass]] = {}
     for one in passes(trace):
         kinds.setdefault(tuple(one.names), []).append(one)
     if not kinds:
@@ -103,23 +105,14 @@ def tapes_of(trace: Trace) -> list[Tape]:
 def _peaks(trace: Trace, starts: list[int]) -> dict[int, int]:
     """By a pass's start, the most alive from there to the next one; before all: the first's."""
     peaks = dict.fromkeys(starts, 0)
-    allocs: dict[int, int] = {}
-    start, live = starts[0], 0
-    for index, event in enumerate(trace.events):
+    start = starts[0]
+    for index, used in enumerate(used_bytes(trace.events)):
         start = index if index in peaks else start
-        workspace = 0
-        if isinstance(event, Alloc):
-            allocs[event.tensor] = event.nbytes
-            live += event.nbytes
-        elif isinstance(event, Free):
-            live -= allocs.pop(event.tensor)
-        elif isinstance(event, Op):
-            workspace = event.workspace_bytes or 0
-        peaks[start] = max(peaks[start], live + workspace)
+        peaks[start] = max(peaks[start], used)
     return peaks
 
 
-def _tape(trace: Trace, plain_bytes: int) -> Tape:
+def _tape(trace: Trace, plain_bytes: int) -> PassGraphs:
     first = next(passes(trace))
     graph = Graph.from_trace(trace)
     updates = {t: nbytes for t, nbytes in _updates(trace).items() if t in first.near}
@@ -142,7 +135,7 @@ def _tape(trace: Trace, plain_bytes: int) -> Tape:
     packing = [_packing(node, mask) for node, mask in zip(whole, masks, strict=True)]
     old = sum(updates.values())
     constant = _constant_bytes(trace, first)
-    return Tape(
+    return PassGraphs(
         whole=Graph(whole, graph.edges, old),
         packing=Graph(packing, graph.edges, old),
         beside_bytes=constant + sum(drawn),
@@ -167,7 +160,7 @@ def _packing(node: Node, mask_bytes: int) -> Node:
 
 def _updates(trace: Trace) -> dict[int, int]:
     """The parameters that the first step updates, and the bytes of the gradient of each."""
-    kinds = {event.tensor: event for event in trace.events if isinstance(event, Alloc)}
+    kinds = allocations(trace.events)
     found: dict[int, int] = {}
     for op in trace.ops:
         if op.phase == "update":
@@ -178,7 +171,7 @@ def _updates(trace: Trace) -> dict[int, int]:
     return found
 
 
-def _stays(first: Pass, updates: dict[int, int]) -> list[int]:
+def _stays(first: ForwardPass, updates: dict[int, int]) -> list[int]:
     """By call, the gradients that its backward is the first to make."""
     stays = [0] * len(first.calls)
     for tensor, nbytes in updates.items():
@@ -187,7 +180,7 @@ def _stays(first: Pass, updates: dict[int, int]) -> list[int]:
     return stays
 
 
-def _backward_workspace(trace: Trace, first: Pass) -> list[int]:
+def _backward_workspace(trace: Trace, first: ForwardPass) -> list[int]:
     """By call, the most that an operation of its backward needs only while it runs."""
     found = [0] * len(first.calls)
     for event in trace.events[first.turn :]:
@@ -200,10 +193,10 @@ def _backward_workspace(trace: Trace, first: Pass) -> list[int]:
     return found
 
 
-def _constant_bytes(trace: Trace, first: Pass) -> int:
+def _constant_bytes(trace: Trace, first: ForwardPass) -> int:
     """All that the pass reads and no call made, and the state of what is updated."""
     made = {alloc.tensor for alloc in first.allocs}
-    allocs = {event.tensor: event for event in trace.events if isinstance(event, Alloc)}
+    allocs = allocations(trace.events)
     beside = {tensor for tensor in first.near if tensor not in made}
     beside |= {
         access.tensor
@@ -213,3 +206,81 @@ def _constant_bytes(trace: Trace, first: Pass) -> int:
         if allocs[access.tensor].kind in ("parameter", "state")
     }
     return sum(allocs[tensor].nbytes for tensor in beside)
+
+
+# -- the forward passes of a trace ----------------------------------------------------------------
+
+
+@dataclass
+class ForwardPass:
+    """The calls of a forward pass that a backward follows.
+
+    Calls and what they make are those of `umem.planner.from_trace`.
+
+    Attributes:
+        calls: the operations, in order.
+        made: the tensors that each call makes.
+        near: for each tensor, the calls that read or write it.
+        start: the index of the first event that is its own.
+        turn: the index of the first event that is backward's.
+    """
+
+    calls: list[Op] = field(default_factory=list)
+    made: list[list[Alloc]] = field(default_factory=list)
+    near: dict[int, set[int]] = field(default_factory=dict)
+    start: int = 0
+    turn: int = 0
+
+    @property
+    def names(self) -> list[str]:
+        """The names that the calls have as nodes of a graph."""
+        return [f"{op.name}#{index}" for index, op in enumerate(self.calls)]
+
+    @property
+    def allocs(self) -> Iterator[Alloc]:
+        """All that its calls make."""
+        return (alloc for made in self.made for alloc in made)
+
+    def calls_near(self, op: Op) -> set[int]:
+        """The calls whose backward an operation may be of; empty where nothing tells.
+
+        The backward of a call reads what the call read and made, nothing else of forward.
+        """
+        near = [self.near[tensor] for tensor, _, _ in op.reads if tensor in self.near]
+        return set.intersection(*near) if near else set()
+
+    def add(self, op: Op, allocs: dict[int, Alloc]) -> None:
+        """Append a call; it makes what nobody has used before it."""
+        index = len(self.calls)
+        made: list[Alloc] = []
+        for access in op.writes:
+            alloc = allocs[access.tensor]
+            is_new = access.tensor not in self.near and alloc not in made
+            if is_new and not alloc.uploaded and alloc.kind in MADE:
+                made.append(alloc)
+        for access in (*op.reads, *op.writes):
+            self.near.setdefault(access.tensor, set()).add(index)
+        self.calls.append(op)
+        self.made.append(made)
+
+
+def passes(trace: Trace) -> Iterator[ForwardPass]:
+    """Each run of forward calls that a backward follows, in order."""
+    allocs: dict[int, Alloc] = {}
+    now = ForwardPass()
+    before = 0  # the event after the last operation
+    for index, event in enumerate(trace.events):
+        if isinstance(event, Alloc):
+            allocs[event.tensor] = event
+        elif isinstance(event, Op):
+            if event.phase == "forward":
+                if not now.calls:
+                    now.start = before
+                now.add(event, allocs)
+            elif now.calls and event.phase == "backward":
+                now.turn = before
+                yield now
+                now = ForwardPass()
+            elif event.phase == "update":
+                now = ForwardPass()
+            before = index + 1

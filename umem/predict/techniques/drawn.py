@@ -1,4 +1,4 @@
-"""What calls draw at random is drawn once: kept, and dropout's masks as one bit an element.
+"""Random numbers that calls draw are drawn once: kept, and dropout's masks as one bit an element.
 
 Models: `umem.chainer.Recompute`. A mask is there in full while something reads or writes it.
 Does not model: masks of other widths than four bytes an element, masks that a user gave.
@@ -42,7 +42,7 @@ class Masks:
         self._bits: dict[int, int] = {}
 
     def pack(self, op: Op) -> None:
-        """A call has written its mask: only its bits stay."""
+        """Keep only the bits of the masks that a call has written."""
         for tensor, _, _ in op.writes:
             if tensor in self._allocs:
                 if tensor not in self._bits:
@@ -50,7 +50,7 @@ class Masks:
                 self._stream.drop(tensor)
 
     def unpack(self, tensor: int) -> None:
-        """Something is about to use it."""
+        """Bring a mask back in full, because something is about to use it."""
         if tensor in self._bits:
             self._stream.hold(self._bits[tensor])
             if self._stream.is_gone(tensor):
@@ -58,7 +58,7 @@ class Masks:
 
 
 def is_mask(op: Op, alloc: Alloc) -> bool:
-    """Whether what a call makes is a mask that is kept as bits."""
+    """Tell whether what a call makes is a mask that is kept as bits."""
     return op.name == PACKED and alloc.kind == "stash"
 
 

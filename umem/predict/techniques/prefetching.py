@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from umem.devices.specs import GpuSpec
 from umem.errors import StateError
-from umem.planner.prefetch.moves import NOTHING, ROOM, Moves, plan_moves
+from umem.planner.prefetch.moves import NOTHING, ROOM, MovePlan, plan_moves
 from umem.planner.prefetch.order import Iteration, Order
 from umem.predict.techniques.subject import Subject
 from umem.predict.techniques.technique import Prepared
 from umem.trace.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
+from umem.trace.walk import Alive, numbered_by_birth
 from umem.units import format_bytes
 
 DEPTH = 2
@@ -31,7 +32,7 @@ def lookahead(subject: Subject, trace: Trace, gpu: GpuSpec, line: str) -> Prepar
     step = subject.replays.step(trace, gpu, "managed")
     if step.reason is not None:
         raise StateError(step.reason)
-    reserved = step.reserved_peak_bytes
+    reserved = step.cost.reserved_peak_bytes or 0
     if reserved <= gpu.usable_bytes:
         raise StateError(
             f"it moves nothing: {format_bytes(reserved)} are reserved, and all of that has room "
@@ -49,55 +50,52 @@ def lookahead(subject: Subject, trace: Trace, gpu: GpuSpec, line: str) -> Prepar
 
 
 def with_moves(trace: Trace, depth: int, capacity_bytes: int) -> Trace:
-    """A trace with the hints that `LookaheadPrefetch` gives: learns a step, helps the next."""
+    """A trace with the hints that `LookaheadPrefetch` gives: learns a step, helps the next.
+
+    Its tensors are numbered by birth.
+    """
     helper = _Helper(depth, capacity_bytes)
-    events: list[Event] = []
+    found: list[Event] = []
     ends = (i for i in range(len(trace.events) - 1, -1, -1) if trace.events[i] == Mark("step"))
     last = next(ends, len(trace.events))  # what it learns there helps no step
-    for event in trace.events[:last]:
-        events.append(event)
-        events += helper.after(event)
-    events += trace.events[last:]
-    return Trace(events, trace.backend, trace.meta)
+    for index, event in enumerate(numbered_by_birth(trace.events)):
+        found.append(event)
+        if index < last:
+            found += helper.after(event)
+    return trace.with_events(found)
 
 
 class _Helper:
     """Follows a trace as `umem.chainer.lookahead.session` follows a run.
 
-    Tensors go by the order of their birth, which an `Iteration` knows old ones by.
+    Tensors are numbered by birth, which an `Iteration` knows old ones by.
     """
 
     def __init__(self, depth: int, capacity_bytes: int) -> None:
         self._depth, self._capacity = depth, capacity_bytes
-        self._births: dict[int, int] = {}
-        self._alive: dict[int, Alloc] = {}  # by birth
-        self._bytes: dict[int, int] = {}  # by birth
-        self._count = 0
+        self._alive = Alive()
+        self._bytes: dict[int, int] = {}
         self._iteration = Iteration(0)
         self._order: Order | None = None
-        self._moves: Moves = NOTHING
+        self._moves: MovePlan = NOTHING
         self._follows = False
 
     def after(self, event: Event) -> Sequence[Hint]:
         """The hints that come after an event."""
-        if isinstance(event, Alloc):
-            self._births[event.tensor] = birth = self._count
-            self._alive[birth], self._bytes[birth] = event, event.nbytes
-            self._count += 1
-        elif isinstance(event, Free):
-            birth = self._births.pop(event.tensor)
-            self._iteration.free(birth)
-            del self._alive[birth], self._bytes[birth]
-        elif isinstance(event, Op):
+        if isinstance(event, Op):
             return self._after_op(event)
+        self._alive.follow(event)
+        if isinstance(event, Alloc):
+            self._bytes[event.tensor] = event.nbytes
+        elif isinstance(event, Free):
+            self._iteration.free(event.tensor)
         elif event == Mark("step"):
             self._learn()
         return ()
 
     def _after_op(self, op: Op) -> Sequence[Hint]:
         number = len(self._iteration.steps)
-        by_birth = op._replace(reads=self._by_birth(op.reads), writes=self._by_birth(op.writes))
-        step = self._iteration.add(by_birth, self._bytes)
+        step = self._iteration.add(op, self._bytes)
         if self._order is None or not self._follows:
             return ()
         self._follows = self._order.steps[number : number + 1] == (step,)
@@ -106,23 +104,20 @@ class _Helper:
         fetches, sends = self._moves.fetches[number], self._moves.sends[number]
         return [*self._hints(self._order, fetches, 0), *self._hints(self._order, sends, "cpu")]
 
-    def _by_birth(self, accesses: Iterable[Access]) -> tuple[Access, ...]:
-        return tuple(Access(self._births[tensor], low, high) for tensor, low, high in accesses)
-
     def _hints(self, order: Order, slots: Sequence[int], place: int | str) -> Iterator[Hint]:
         births = self._iteration.tensors
         for slot in slots:
             birth = births[slot] if slot < len(births) else order.kept.get(slot)
-            alloc = None if birth is None else self._alive.get(birth)
+            alloc = None if birth is None else self._alive.tensors.get(birth)
             if alloc is not None:
                 whole = Access(alloc.tensor, 0, alloc.nbytes)
                 yield Hint("prefetch", (whole,), place, overlap=True)
 
     def _learn(self) -> None:
-        kinds = {birth: alloc.kind for birth, alloc in self._alive.items()}
+        kinds = {birth: alloc.kind for birth, alloc in self._alive.tensors.items()}
         known = self._order
         order = self._iteration.order(self._iteration.kept(kinds if known is None else None))
         if known is None or (known.steps, known.kept.keys()) != (order.steps, order.kept.keys()):
             self._moves = plan_moves(order, self._depth, self._capacity)
         self._order, self._follows = order, True
-        self._iteration = Iteration(self._count)
+        self._iteration = Iteration(len(self._bytes))

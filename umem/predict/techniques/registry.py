@@ -1,19 +1,20 @@
-"""Every technique that the library has; a new one is one entry here."""
+"""Every technique that `umem.choose` tries; a new one of the library is one line here."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from umem.predict.techniques import hybrid, managed, unmanaged
+from umem.errors import StateError
+from umem.predict.techniques import memory_modes as modes
 from umem.predict.techniques import prefetching as lookahead
 from umem.predict.techniques import recomputation as budgets
 from umem.predict.techniques.technique import Technique
 
-TECHNIQUES = (
-    Technique("nothing", True, unmanaged.prepare),
-    Technique("hybrid", True, hybrid.prepare),
-    Technique("managed", True, managed.prepare),
-    Technique("managed, prefetch", True, managed.prepare_prefetch),
+TECHNIQUES = [
+    Technique("nothing", True, modes.prepare_unmanaged),
+    Technique("hybrid", True, modes.prepare_hybrid),
+    Technique("managed", True, modes.prepare_managed),
+    Technique("managed, prefetch", True, modes.prepare_prefetched),
     Technique("managed, lookahead", True, lookahead.prepare),
     Technique("recompute to fit", True, budgets.prepare_largest),
     Technique("recompute 75%", True, partial(budgets.prepare, budget="75%")),
@@ -24,5 +25,16 @@ TECHNIQUES = (
     Technique("recompute min, managed", True, partial(budgets.prepare_managed, budget="min")),
     Technique("recompute 50%, lookahead", True, partial(budgets.prepare_lookahead, budget="50%")),
     Technique("recompute min, lookahead", True, partial(budgets.prepare_lookahead, budget="min")),
-)
-"""What is least to do comes first: it goes first where times are equal."""
+]
+"""In the order of what there is to do: where times are equal, the least goes first."""
+
+
+def register_technique(technique: Technique) -> None:
+    """Have `umem.choose` and ``umem choose`` try one more technique, after all others.
+
+    Raises:
+        StateError: there is one of that name; nothing has changed.
+    """
+    if any(known.name == technique.name for known in TECHNIQUES):
+        raise StateError(f"there is a technique {technique.name!r} already: choose another name")
+    TECHNIQUES.append(technique)

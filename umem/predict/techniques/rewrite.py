@@ -16,10 +16,11 @@ from collections.abc import Iterable, Sequence
 
 from umem.errors import GraphError
 from umem.planner.plans import Plan
+from umem.predict.techniques.budget_graph import ForwardPass, passes
 from umem.predict.techniques.drawn import DRAWS, Masks, is_mask
-from umem.predict.techniques.forward_passes import Pass, passes
 from umem.predict.techniques.stream import Stream
 from umem.trace.trace import Alloc, Event, Free, Hint, Op, Trace
+from umem.trace.walk import allocations
 
 
 def rewrite(trace: Trace, plan: Plan) -> Trace:
@@ -39,13 +40,13 @@ def rewrite(trace: Trace, plan: Plan) -> Trace:
     planned = [one for one in passes(trace) if sorted(one.names) == names]
     if not planned:
         raise GraphError("no forward pass of the trace has the calls that the plan was made for")
-    return Trace(_Rewriter(trace, planned, plan).events(), trace.backend, trace.meta)
+    return trace.with_events(_Rewriter(trace, planned, plan).events())
 
 
 class _Rewriter:
     """Sends the events of a trace to a stream, and what runs again in between."""
 
-    def __init__(self, trace: Trace, planned: Sequence[Pass], plan: Plan) -> None:
+    def __init__(self, trace: Trace, planned: Sequence[ForwardPass], plan: Plan) -> None:
         self._events = trace.events
         self._planned = {one.turn: one for one in planned}
         self._blocks = [list(map(_number, names)) for names in plan.blocks]
@@ -57,11 +58,11 @@ class _Rewriter:
         self._lasting = set(self._read_again)
         self._read_in_backward = _read_in_backward(trace)
         self._left = _left_over(trace)
-        fresh = 1 + max(trace.lifetimes(), default=0)
+        fresh = 1 + max(allocations(trace.events), default=0)
         self._stream = Stream(self._is_kept.keys() | self._read_again, fresh)
         self._masks = Masks(self._stream, _masks(planned) if any(plan.recomputed) else ())
         self._waiting: list[Alloc] = []  # of an operation to come
-        self._pass: Pass | None = None  # whose backward it is
+        self._pass: ForwardPass | None = None  # whose backward it is
         self._waits: set[int] = set()  # blocks whose turn has not come
         self._turned: set[int] = set()  # tensors of passes whose forward is over
 
@@ -125,7 +126,7 @@ class _Rewriter:
 
     # -- backward --------------------------------------------------------------------------
 
-    def _turn(self, now: Pass) -> None:
+    def _turn(self, now: ForwardPass) -> None:
         """Forward is over: what is not kept is gone."""
         self._pass, self._waits = now, set(range(len(self._again)))
         self._stream.rest()
@@ -134,7 +135,7 @@ class _Rewriter:
             if not self._is_kept[alloc.tensor]:
                 self._stream.drop(alloc.tensor)
 
-    def _begin_what_is_due(self, now: Pass, op: Op) -> None:
+    def _begin_what_is_due(self, now: ForwardPass, op: Op) -> None:
         """Begin the block that an operation belongs to, and those that it needs something of."""
         calls = now.calls_near(op)
         if calls:
@@ -145,7 +146,7 @@ class _Rewriter:
                 if self._stream.is_gone(tensor):
                     self._begin(now, self._block[index])
 
-    def _begin(self, now: Pass, block: int) -> None:
+    def _begin(self, now: ForwardPass, block: int) -> None:
         """A block's backward begins: run again what must, once."""
         if block not in self._waits:
             return
@@ -175,8 +176,8 @@ def _number(name: str) -> int:
     return int(name.rpartition("#")[2])
 
 
-def _kept(planned: Iterable[Pass], plan: Plan) -> dict[int, bool]:
-    """Whether each tensor that a pass makes is kept; what was drawn at random always is."""
+def _kept(planned: Iterable[ForwardPass], plan: Plan) -> dict[int, bool]:
+    """Tell which tensors of a pass are kept; what was drawn at random always is."""
     kept, stashed = set(map(_number, plan.kept)), set(map(_number, plan.stashed))
     return {
         alloc.tensor: (op.name in DRAWS or index in stashed)
@@ -188,12 +189,12 @@ def _kept(planned: Iterable[Pass], plan: Plan) -> dict[int, bool]:
     }
 
 
-def _masks(planned: Iterable[Pass]) -> list[Alloc]:
+def _masks(planned: Iterable[ForwardPass]) -> list[Alloc]:
     calls = [pair for one in planned for pair in zip(one.calls, one.made, strict=True)]
     return [alloc for op, made in calls for alloc in made if is_mask(op, alloc)]
 
 
-def _reads(planned: Iterable[Pass], again: Iterable[Sequence[int]]) -> set[int]:
+def _reads(planned: Iterable[ForwardPass], again: Iterable[Sequence[int]]) -> set[int]:
     """All that calls read that run again."""
     numbers = [index for block in again for index in block]
     return {a.tensor for one in planned for index in numbers for a in one.calls[index].reads}
@@ -204,7 +205,7 @@ def _read_in_backward(trace: Trace) -> set[int]:
 
 
 def _left_over(trace: Trace) -> set[int]:
-    """What is there from the graph of the step before, which somebody holds and nobody uses.
+    """Return what is there from the graph of the step before, which somebody holds and nobody uses.
 
     Under a plan, that graph's arrays went in its own backward.
     """

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from umem.errors import TraceError
-from umem.trace.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace, tail
+from umem.trace.trace import Alloc, Event, Free, Hint, Mark, Op, Trace, tail
+from umem.trace.walk import Alive, allocations, numbered_by_birth, renumbered
 
 STEP, START = Mark("step"), Mark("start")
 _LASTING = ("parameter", "state", "input")
@@ -31,33 +32,22 @@ def settled(trace: Trace, step_count: int = 2) -> Trace:
     whole, ends = _marked(distinct(trace))
     if len(ends) > step_count:
         last = tail(whole, ends[-step_count - 1]).events
-        return Trace(_as_first(last), trace.backend, trace.meta)
+        return trace.with_events(_as_first(last))
     events = whole.events
     step = tail(whole, ends[-2]).events if len(ends) > 1 else events
     events = _as_first(events)
-    again = _Again(events, step)
+    again = _Repeater(events, step)
     for _ in range(step_count - len(ends)):
         events = [*events, *again.events()]
-    return Trace(events, trace.backend, trace.meta)
+    return trace.with_events(events)
 
 
 def distinct(trace: Trace) -> Trace:
-    """The trace with new numbers for tensors whose number was another's before."""
+    """Return the trace with new numbers where a tensor's number was another's before."""
     allocs = [event.tensor for event in trace.events if isinstance(event, Alloc)]
-    used: set[int] = set()
-    fresh = 1 + max(allocs, default=0)
     if len(set(allocs)) == len(allocs):
         return trace
-    now: dict[int, int] = {}
-    events: list[Event] = []
-    for event in trace.events:
-        if isinstance(event, Alloc):
-            now[event.tensor] = event.tensor
-            if event.tensor in used:
-                now[event.tensor], fresh = fresh, fresh + 1
-            used.add(event.tensor)
-        events.append(_renumbered(event, now))
-    return Trace(events, trace.backend, trace.meta)
+    return trace.with_events(numbered_by_birth(trace.events))
 
 
 def _marked(trace: Trace) -> tuple[Trace, list[int]]:
@@ -74,7 +64,7 @@ def _marked(trace: Trace) -> tuple[Trace, list[int]]:
     # What comes after the last update is no whole step, but for what goes with the step's graph.
     rest = pieces.pop() if len(pieces) > 1 else []
     frees = takewhile(lambda event: isinstance(event, Free), rest)
-    period = _period([[e.name for e in piece if isinstance(e, Op)] for piece in pieces])
+    period = period_of([[e.name for e in piece if isinstance(e, Op)] for piece in pieces])
     events: list[Event] = []
     ends: list[int] = []
     for number, piece in enumerate(pieces, 1):
@@ -83,10 +73,10 @@ def _marked(trace: Trace) -> tuple[Trace, list[int]]:
             events.append(STEP)
             ends.append(len(events))
     events += frees
-    return Trace(events, trace.backend, trace.meta), ends
+    return trace.with_events(events), ends
 
 
-def _period(steps: list[list[str]]) -> int:
+def period_of(steps: list[list[str]]) -> int:
     """After how many updates the same operations come again; the first update may differ.
 
     By the longest end that is also a beginning: Knuth, Morris and Pratt, 1977.
@@ -110,7 +100,7 @@ def _as_first(events: list[Event]) -> list[Event]:
     start = next((i for i, event in enumerate(events) if event == START), None)
     if start is None:
         return events
-    found = {event.tensor: event for event in events[:start] if isinstance(event, Alloc)}
+    found = allocations(events[:start])
     used = {
         access.tensor
         for event in events
@@ -144,7 +134,7 @@ def _as_first(events: list[Event]) -> list[Event]:
     return first
 
 
-class _Again:
+class _Repeater:
     """A step, on and on.
 
     Args:
@@ -154,17 +144,15 @@ class _Again:
 
     def __init__(self, events: list[Event], step: list[Event]) -> None:
         self._step = step
-        self._alive: dict[int, Alloc] = {}
-        self._fresh = 0
-        for event in events:
-            self._follow(event)
+        self._alive = Alive(events)
+        self._fresh = 1 + max(allocations(events), default=-1)
         freed = {event.tensor for event in step if isinstance(event, Free)}
         found = step[: step.index(START)] if START in step else []
         went = [event for event in found if isinstance(event, Alloc) and event.tensor in freed]
         old = {event.tensor for event in found if isinstance(event, Alloc)}
         self._lasting = {
             tensor
-            for tensor, alloc in self._alive.items()
+            for tensor, alloc in self._alive.tensors.items()
             if tensor not in freed
             and alloc.kind in _LASTING
             and (tensor in old or not any(other[1:4] == alloc[1:4] for other in went))
@@ -174,7 +162,7 @@ class _Again:
 
     def events(self) -> Iterator[Event]:
         """The step once more."""
-        left = {n: alloc for n, alloc in self._alive.items() if n not in self._lasting}
+        left = {n: alloc for n, alloc in self._alive.tensors.items() if n not in self._lasting}
         now = {tensor: tensor for tensor in self._lasting}
         for index, event in enumerate(self._step):
             if index == self._backward:
@@ -188,19 +176,17 @@ class _Again:
                 now[event.tensor] = self._fresh if found is None else found
                 if found is not None:
                     continue
-            yield self._follow(_renumbered(event, now))
+            yield self._follow(renumbered(event, now))
 
     def _follow(self, event: Event) -> Event:
+        self._alive.follow(event)
         if isinstance(event, Alloc):
-            self._alive[event.tensor] = event
             self._fresh = max(self._fresh, event.tensor + 1)
-        elif isinstance(event, Free):
-            del self._alive[event.tensor]
         return event
 
 
 def _first_backward(step: list[Event]) -> int:
-    """Where the first operation of backward begins to allocate; the step's end without one."""
+    """Find where the first operation of backward begins to allocate; the step's end without one."""
     before = 0
     for index, event in enumerate(step):
         if isinstance(event, Op):
@@ -211,7 +197,7 @@ def _first_backward(step: list[Event]) -> int:
 
 
 def _taken(left: dict[int, Alloc], alloc: Alloc, is_old: bool) -> int | None:
-    """What the step before left, where the step finds such a thing."""
+    """Return what the step before left, where the step finds such a thing."""
     if not alloc.uploaded or not is_old:
         return None
     for number, other in left.items():
@@ -219,17 +205,3 @@ def _taken(left: dict[int, Alloc], alloc: Alloc, is_old: bool) -> int | None:
             del left[number]
             return number
     return None
-
-
-def _renumbered(event: Event, now: dict[int, int]) -> Event:
-    if isinstance(event, Op):
-        return event._replace(reads=_moved(event.reads, now), writes=_moved(event.writes, now))
-    if isinstance(event, Hint):
-        return event._replace(accesses=_moved(event.accesses, now))
-    if isinstance(event, (Alloc, Free)):
-        return event._replace(tensor=now[event.tensor])
-    return event
-
-
-def _moved(accesses: tuple[Access, ...], now: dict[int, int]) -> tuple[Access, ...]:
-    return tuple(Access(now[tensor], start, stop) for tensor, start, stop in accesses)

@@ -28,15 +28,15 @@ class Stream:
         self._rests: list[int] = []
 
     def rest(self) -> None:
-        """What was used last before this may go here."""
+        """Let go here what was used last before."""
         self._rests.append(len(self._events) - 1)
 
     def is_gone(self, tensor: int) -> bool:
-        """Whether it was dropped and not made again."""
+        """Tell whether it was dropped and not made again."""
         return self._now.get(tensor, tensor) is None
 
     def drop(self, tensor: int) -> None:
-        """Nothing uses it before it is made again."""
+        """Let go of a tensor, which nothing uses before it is made again."""
         self._now[tensor] = None
 
     def hold(self, tensor: int) -> None:
@@ -46,7 +46,7 @@ class Stream:
             self._last[now] = max(self._last.get(now, 0), len(self._events) - 1)
 
     def alloc(self, alloc: Alloc) -> None:
-        """A tensor comes into being, for the first time or again."""
+        """Begin a tensor, for the first time or again."""
         if alloc.tensor in self._now:
             number = alloc.tensor
             if self.is_gone(number):
@@ -64,7 +64,7 @@ class Stream:
         return number
 
     def op(self, op: Op) -> None:
-        """An operation runs.
+        """Run an operation.
 
         Raises:
             GraphError: it uses what is gone.
@@ -79,14 +79,14 @@ class Stream:
         self._events.append(op)
 
     def other(self, event: Event) -> None:
-        """Anything else; a hint on what is gone is left out."""
+        """Take any other event; leave out of a hint what is gone."""
         if isinstance(event, Hint):
             here = [access for access in event.accesses if not self.is_gone(access.tensor)]
             event = event._replace(accesses=self._mapped(here))
         self._events.append(event)
 
     def finish(self, lasting: Iterable[int] = ()) -> list[Event]:
-        """All events; the numbers of followed tensors that are never freed: ``lasting``."""
+        """Return all events; the numbers of followed tensors that are never freed: ``lasting``."""
         ends: dict[int, list[Free]] = {}
         kept = set(lasting)
         for number, place in self._last.items():

@@ -10,8 +10,8 @@ from umem.devices.specs import GpuSpec
 from umem.errors import UmemError
 from umem.planner import Plan
 from umem.predict.cupy_differences import on_gpu
-from umem.predict.techniques.budget_graph import Tape, tapes_of
-from umem.predict.techniques.replays import Replays
+from umem.predict.stepping import Replays
+from umem.predict.techniques.budget_graph import PassGraphs, tapes_of
 from umem.predict.techniques.rewrite import rewrite
 from umem.predict.techniques.settled import settled
 from umem.trace.analysis.explain import missing_when_repeated
@@ -32,34 +32,51 @@ class Subject:
     thread-safe.
 
     Args:
-        trace: one step or more.
+        recorded: one step or more.
         gpus: the GPUs to choose for; replays are shared among them.
+        size: what the step is taken to, such as a batch; None: as it was recorded.
 
     Raises:
         TraceError: the trace has no operation, or bytes that no machine has.
+        ScalingError, SizeError: see `Trace.at`.
     """
 
-    def __init__(self, trace: Trace, gpus: Iterable[GpuSpec] = ()) -> None:
+    def __init__(
+        self, recorded: Trace, gpus: Iterable[GpuSpec] = (), size: int | None = None
+    ) -> None:
+        self.recorded, self.gpus, self.size = recorded, tuple(gpus), size
+        self._at: dict[int, Subject] = {}
+        trace = recorded if size is None else recorded.at(size)
         self.caveat = missing_when_repeated(trace)
         corrected = on_gpu(trace)
         check_figures(corrected.events)
         self.trace = settled(corrected, STEPS)
-        self.replays = Replays(gpus)
+        self.replays = Replays(self.gpus)
         self._plans: dict[Budget, list[Plan] | UmemError] = {}
         self._made: dict[tuple[object, ...], Trace] = {}
         self._shared: set[tuple[object, ...]] = set()
 
+    def at(self, size: int) -> Subject:
+        """Return the same step at another size, such as a smaller batch; made once.
+
+        Raises:
+            ScalingError, SizeError: see `Trace.at`.
+        """
+        if size not in self._at:
+            self._at[size] = Subject(self.recorded, self.gpus, size)
+        return self._at[size]
+
     def fits(self, gpu: GpuSpec, trace: Trace | None = None) -> bool:
-        """Whether the step, or what was made of it, fits a GPU's plain memory."""
+        """Tell whether the step, or what was made of it, fits a GPU's plain memory."""
         return self.replays.step(self.trace if trace is None else trace, gpu, "unmanaged").fits
 
     @property
-    def tapes(self) -> list[Tape]:
-        """What there is to plan: one for each kind of pass. Raises GraphError without any."""
+    def tapes(self) -> list[PassGraphs]:
+        """The graphs to plan: one for each kind of pass. Raises GraphError without any."""
         return _given(self._tapes)
 
     @cached_property
-    def _tapes(self) -> list[Tape] | UmemError:
+    def _tapes(self) -> list[PassGraphs] | UmemError:
         return _or_error(lambda: tapes_of(self.trace))
 
     @property
@@ -96,7 +113,7 @@ class Subject:
         return trace
 
     def made_once(self, key: tuple[object, ...], make: Callable[[], Trace]) -> Trace:
-        """What ``make`` returns; remembered until `forget`."""
+        """Return what ``make`` returns, and remember it until `forget`."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -108,7 +125,7 @@ class Subject:
 
 
 def _or_error(make: Callable[[], _T]) -> _T | UmemError:
-    """What is made, or why it cannot be, which is as dear to find out."""
+    """Return what is made, or why it cannot be, which is as dear to find out."""
     try:
         return make()
     except UmemError as error:
@@ -121,7 +138,7 @@ def _given(found: _T | UmemError) -> _T:
     return found
 
 
-def _planned(tape: Tape, budget: Budget) -> Plan:
+def _planned(tape: PassGraphs, budget: Budget) -> Plan:
     if budget is None:
         return tape.least
     if isinstance(budget, float):

@@ -1,4 +1,4 @@
-"""What a technique is."""
+"""A technique, and a step under it."""
 
 from __future__ import annotations
 

@@ -6,14 +6,15 @@ trace goes into the page as JSON and only there, so that no name in it is read a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from umem.as_json import json_text
+from umem.reports.outputs import ReportRequest
+from umem.reports.step_json import summary
 from umem.trace.analysis.analysis import Analysis, Vram
 from umem.trace.analysis.bands import Bands, bands, kind_curves
-from umem.trace.analysis.summary import summary
 from umem.trace.analysis.tensors import KINDS, Tensor
 from umem.trace.events import Alloc, Op
 
@@ -48,9 +49,15 @@ def step_page(
     return page
 
 
+def write(request: ReportRequest, file: IO[bytes]) -> None:
+    """Write the page that was asked for."""
+    analysis, name, vram, provenance = request
+    file.write(step_page(analysis, name, provenance, vram).encode("ascii"))
+
+
 def embedded(content: Any) -> str:
     """JSON that may stand inside a script element: ASCII, and nothing that ends the element."""
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    text = json_text(content, compact=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import IO, Any
 
-from umem import extras
-from umem.errors import MissingDependencyError
-from umem.printable import shown
+from umem.reports.outputs import ReportRequest
+from umem.reports.pictures.drawing import INK, QUIET, finish, new_figure, plain
 from umem.trace.analysis.analysis import Analysis, Vram
 from umem.trace.analysis.bands import kind_curves, thinned
 from umem.trace.analysis.tensors import KINDS
 from umem.units import GIB, KIB, MIB, format_bytes, format_seconds
 
-COLORS = dict(
-    zip(
-        KINDS,
-        (
-            "#3f74bd",
-            "#7d62bd",
-            "#a79bbd",
-            "#2b9c8e",
-            "#6f8ea1",
-            "#e28c22",
-            "#e8c768",
-            "#d24f61",
-            "#8f9bb0",
-        ),
-        strict=True,
-    )
-)
-INK, QUIET, VRAM = "#1b2130", "#5b6475", "#b3261e"
+COLORS = dict(zip(KINDS, (
+    "#3f74bd", "#7d62bd", "#a79bbd", "#2b9c8e", "#6f8ea1", "#e28c22", "#e8c768", "#d24f61",
+    "#8f9bb0",
+), strict=True))  # fmt: skip
+VRAM = "#b3261e"
 POINTS = 2000
 """How many columns the curves have at most; each is the highest of its stretch."""
 BARS = 8
@@ -45,35 +30,28 @@ def draw_timeline(
     Raises:
         MissingDependencyError: matplotlib is not installed. OSError: the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingDependencyError(
-            f"pictures need matplotlib; {extras.command('plot')}"
-        ) from None
-    figure = Figure(figsize=(10, 6.4), layout="constrained")
+    figure = new_figure(10, 6.4)
     panels: Any = figure.subplot_mosaic(
         [["time", "time"], ["kinds", "ops"]], height_ratios=[2.2, 1]
     )
     _timeline(panels["time"], analysis, vram)
     _kinds(panels["kinds"], analysis)
     _ops(panels["ops"], analysis)
-    _title(figure, analysis, name)
-    with warnings.catch_warnings():  # a name may have letters that the font does not have
-        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-        figure.savefig(file, dpi=110, format="png")
+    for panel in panels.values():
+        panel.tick_params(labelsize=8)
+    finish(figure, _title(analysis, name), file)
 
 
-def _plain(text: str) -> str:
-    """Text that matplotlib does not read as mathematics."""
-    return shown(text, 150).replace("$", r"\$")
+def write(request: ReportRequest, file: IO[bytes]) -> None:
+    """Write the picture that was asked for; see `draw_timeline`."""
+    draw_timeline(request.analysis, request.name, file, request.vram)
 
 
-def _title(figure: Any, analysis: Analysis, name: str) -> None:
-    title = f"{_plain(name)}: peak {format_bytes(analysis.peak.total_bytes)}"
+def _title(analysis: Analysis, name: str) -> str:
+    title = f"{name}: peak {format_bytes(analysis.peak.total_bytes)}"
     if analysis.seconds_per_step is not None:
         title += f", {format_seconds(analysis.seconds_per_step)} of host time a step"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    return title
 
 
 def _unit(nbytes: int) -> tuple[str, int]:
@@ -108,7 +86,7 @@ def _timeline(panel: Any, analysis: Analysis, vram: Vram | None) -> None:
         high = max(high, vram.nbytes)
         panel.axhline(vram.nbytes / factor, color=VRAM, linestyle="--", linewidth=1.2)
         panel.annotate(
-            f"VRAM of {_plain(vram.gpu)}",
+            f"VRAM of {plain(vram.gpu)}",
             (0, vram.nbytes / factor),
             (4, 4),
             color=VRAM,
@@ -118,7 +96,6 @@ def _timeline(panel: Any, analysis: Analysis, vram: Vram | None) -> None:
     panel.set_xlim(0, max(1, len(analysis.trace)))
     panel.set_ylabel(unit)
     panel.set_xlabel("events; a line is the end of a step")
-    _despine(panel)
 
 
 def _bands(panel: Any, analysis: Analysis, factor: int) -> None:
@@ -148,7 +125,6 @@ def _kinds(panel: Any, analysis: Analysis) -> None:
     )
     panel.set_title("alive at the peak", loc="left", fontsize=9)
     panel.set_xlabel(unit)
-    _despine(panel)
 
 
 def _ops(panel: Any, analysis: Analysis) -> None:
@@ -157,7 +133,7 @@ def _ops(panel: Any, analysis: Analysis) -> None:
     unit, factor = _unit(max((op.allocated_bytes for op in ops), default=0))
     values = [(op.seconds or 0) if timed else op.allocated_bytes / factor for op in ops]
     panel.barh(range(len(ops)), values, color=QUIET)
-    names = [_plain(f"{op.name}, {op.phase}") for op in ops]
+    names = [plain(f"{op.name}, {op.phase}") for op in ops]
     panel.set_yticks(range(len(ops)), [n if len(n) <= 36 else n[:34] + ".." for n in names])
     panel.set_title(
         "operations by host time" if timed else "operations by bytes allocated",
@@ -165,10 +141,3 @@ def _ops(panel: Any, analysis: Analysis) -> None:
         fontsize=9,
     )
     panel.set_xlabel("seconds" if timed else unit)
-    _despine(panel)
-
-
-def _despine(panel: Any) -> None:
-    panel.tick_params(labelsize=8)
-    for side in ("top", "right"):
-        panel.spines[side].set_visible(False)

@@ -14,7 +14,7 @@ GAP = 2
 LONGEST = 1000
 """Letters of a text that is wrapped: more than umem itself ever says at once."""
 NARROWEST = 18
-"""What the first column keeps while there are other columns to leave out."""
+"""The cells that the first column keeps while there are other columns to leave out."""
 
 
 class Column(NamedTuple):

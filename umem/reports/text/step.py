@@ -167,7 +167,7 @@ def _tensors(analysis: Analysis, width: int) -> Iterator[Text]:
 
 
 class _Make(NamedTuple):
-    """What alike tensors have in common."""
+    """The properties that alike tensors have in common."""
 
     label: str
     nbytes: int

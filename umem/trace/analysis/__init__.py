@@ -1,4 +1,4 @@
-"""What a trace says: its peak and what is alive then, its operations, what outlives its step."""
+"""The figures of a trace: its peak, what is alive then, its operations, what outlives its step."""
 
 from umem.trace.analysis.analysis import analyse
 

@@ -1,4 +1,4 @@
-"""What a trace says about memory and time: the figures behind every report.
+"""Memory and time of a trace: the figures behind every report.
 
 Pure functions of a trace; nothing runs. Sizes are bytes of arrays as the program asked for them:
 a pool rounds them up, and its own cache comes on top.
@@ -28,7 +28,7 @@ _STEPS = re.compile(r"([1-9][0-9]{0,8})(?:-[1-9][0-9]{0,8})?")
 
 
 class Vram(NamedTuple):
-    """What programs can have of a GPU's memory, to compare a trace with."""
+    """The memory of a GPU that programs can have, to compare a trace with."""
 
     gpu: str
     nbytes: int
@@ -36,7 +36,7 @@ class Vram(NamedTuple):
 
 @dataclass(frozen=True)
 class KindBytes:
-    """What the tensors of one kind hold together."""
+    """The bytes that the tensors of one kind hold together."""
 
     kind: str
     total_bytes: int
@@ -100,7 +100,7 @@ class Analysis:
 
     @property
     def step_count(self) -> int:
-        """How many optimizer updates ended in the trace."""
+        """The number of optimizer updates that ended in the trace."""
         return len(self.reading.steps)
 
     @property
@@ -111,7 +111,7 @@ class Analysis:
 
     @cached_property
     def caveat(self) -> str | None:
-        """What the peak leaves out; None where it is all there."""
+        """Sentences on what the peak leaves out; None where it is all there."""
         return missing(self.trace)
 
     @property
@@ -121,7 +121,7 @@ class Analysis:
 
     @property
     def op_count(self) -> int:
-        """How many operations ran."""
+        """The number of operations that ran."""
         return sum(op.count for op in self.ops)
 
     @cached_property
@@ -131,7 +131,7 @@ class Analysis:
 
     @cached_property
     def no_leaks(self) -> str:
-        """What to say where there are none: how sure that is."""
+        """A sentence for where there are none: how sure that is."""
         if self.step_count < 2:
             return "It takes two recorded steps to tell."
         if not can_tell(self.reading):

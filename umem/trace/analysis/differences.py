@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from umem.as_json import named
 from umem.trace.analysis.analysis import Analysis, OpTotal, Vram
 
 
@@ -18,8 +20,12 @@ class Difference:
 
     @property
     def change(self) -> float | None:
-        """How much more the second has; None where one has no figure."""
+        """The second figure less the first; None where one is missing."""
         return None if self.before is None or self.after is None else self.after - self.before
+
+    def to_json(self) -> dict[str, Any]:
+        """Return both figures and the change, for a JSON file."""
+        return named(self, ("before", "after", "change"))
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class OpDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between two traces.
+    """The differences between two traces.
 
     ``totals`` are of a step where both traces have one, of the whole trace otherwise
     (``per_step`` says which). ``kinds`` are bytes at each trace's own peak. ``common_share`` is
@@ -78,7 +84,7 @@ def compare(before: Analysis, after: Analysis) -> Comparison:
 
 
 def vram_share(comparison: Comparison, vram: Vram) -> Difference:
-    """How much of a GPU's memory both peaks take."""
+    """Return the share of a GPU's memory that each peak takes."""
     peak = comparison.peak_bytes
     before, after = ((value or 0) / vram.nbytes for value in (peak.before, peak.after))
     return Difference(f"share of {vram.gpu}'s VRAM", before, after)

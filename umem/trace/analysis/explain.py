@@ -14,6 +14,7 @@ from typing import NamedTuple
 from umem.printable import quoted
 from umem.trace.events import Alloc, Free, Mark, Op
 from umem.trace.trace import Trace
+from umem.trace.walk import used_bytes
 
 _PLURALS = {
     "parameter": "parameters",
@@ -28,11 +29,11 @@ _SINGULAR = ("input", "state", "workspace")
 ENOUGH = 0.5
 """The share of the peak from which on one owner is reason enough."""
 MINOR = 0.1
-"""What is less than this share of an owner's bytes is not named."""
+"""The share of an owner's bytes below which a part is not named."""
 
 
 class Share(NamedTuple):
-    """What one owner holds at the peak: bytes by what they are, the largest first."""
+    """The bytes that one owner holds at the peak, by what they are, the largest first."""
 
     owner: str
     parts: tuple[tuple[str, int], ...]
@@ -144,7 +145,7 @@ def _named(share: Share) -> str:
 
 
 def peak_shares(trace: Trace) -> list[Share]:
-    """What is alive at the first moment of the most bytes, by owner, the largest first."""
+    """Return what is alive at the first moment of the most bytes, by owner, the largest first."""
     belongs = _owners(trace)
     held: dict[str, Counter[str]] = {}
     for owner, what, nbytes in _held(trace, belongs):
@@ -155,38 +156,22 @@ def peak_shares(trace: Trace) -> list[Share]:
 
 def _held(trace: Trace, belongs: dict[int, tuple[str, str]]) -> Iterator[tuple[str, str, int]]:
     """Owner, what and bytes of each tensor at the peak, and of the workspace there."""
-    at, workspace = _peak_place(trace)
-    alive: dict[int, int] = {}
+    used = list(used_bytes(trace.events))
+    peak = max(used, default=0)
+    at = used.index(peak) if peak else -1
+    births: dict[int, int] = {}
     for index, event in enumerate(trace.events[: at + 1]):
         if isinstance(event, Alloc):
-            alive[event.tensor] = index
+            births[event.tensor] = index
         elif isinstance(event, Free):
-            del alive[event.tensor]
-    for index in alive.values():
-        alloc = trace.events[index]
-        assert isinstance(alloc, Alloc)
+            del births[event.tensor]
+    for birth in births.values():
+        alloc = _alloc(trace, birth)
         plain = _short(alloc.label.partition(".")[0]), _PLURALS[alloc.kind]
-        yield (*belongs.get(index, plain), alloc.nbytes)
-    if workspace is not None and workspace.workspace_bytes:
-        yield _short(workspace.name), "workspace", workspace.workspace_bytes
-
-
-def _peak_place(trace: Trace) -> tuple[int, Op | None]:
-    """The event at which the most bytes are alive, and the operation whose workspace counts."""
-    live = peak = 0
-    place, workspace = -1, None
-    sizes: dict[int, int] = {}
-    for index, event in enumerate(trace.events):
-        if isinstance(event, Alloc):
-            live += event.nbytes
-            sizes[event.tensor] = event.nbytes
-            if live > peak:
-                peak, place, workspace = live, index, None
-        elif isinstance(event, Free):
-            live -= sizes.pop(event.tensor)
-        elif isinstance(event, Op) and live + (event.workspace_bytes or 0) > peak:
-            peak, place, workspace = live + (event.workspace_bytes or 0), index, event
-    return place, workspace
+        yield (*belongs.get(birth, plain), alloc.nbytes)
+    op = trace.events[at] if peak else None
+    if isinstance(op, Op) and op.workspace_bytes:
+        yield _short(op.name), "workspace", op.workspace_bytes
 
 
 def _owners(trace: Trace) -> dict[int, tuple[str, str]]:

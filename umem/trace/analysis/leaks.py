@@ -64,7 +64,7 @@ def find_leaks(reading: Reading) -> list[Leak]:
 
 
 def can_tell(reading: Reading) -> bool:
-    """Whether the trace goes far enough to say of any step that nothing outlives it."""
+    """Tell whether the trace goes far enough to say of any step that nothing outlives it."""
     ends = _ends(reading)
     if any(end.sure is not None for step, end in ends.items() if step != BEFORE):
         return True
@@ -90,7 +90,7 @@ def _outliving(reading: Reading, alike: list[Tensor], ends: dict[int, _End]) -> 
 
 
 def _is_late(reading: Reading, tensor: Tensor, ends: dict[int, _End]) -> bool:
-    """Whether it is sure to outlive its step, and no later step uses it."""
+    """Tell whether it is sure to outlive its step, and no later step uses it."""
     sure = ends[tensor.step].sure
     used = (tensor.last_use or 0) > reading.steps[tensor.step]
     return sure is not None and tensor.alive(sure) and not used

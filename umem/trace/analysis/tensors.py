@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,45 +17,48 @@ KINDS = (
     "parameters", "optimizer state", "other state", "input", "arrays", "saved for backward",
     "other activations", "gradients", WORKSPACE,
 )  # fmt: skip
-"""What memory is for, as a report says it; what lives long first."""
+"""The purposes of memory, as a report says them; what lives long first."""
 LASTING = ("parameters", "optimizer state", "other state")
-"""What is kept from step to step."""
+"""The purposes that are kept from step to step."""
 ACTIVATIONS = ("saved for backward", "other activations")
 _PLAIN = {"parameter": "parameters", "input": "input", "gradient": "gradients", "array": "arrays"}
 
 
-class Tensor(NamedTuple):
+@dataclass(slots=True)
+class Tensor:
     """One tensor of a trace. Places are indexes into its events.
 
     ``death`` is None for one that is never freed. ``step`` counts the updates before its birth.
     ``maker`` is the place of the first operation that writes it, None for what came from the
     host or was never written. ``first_use`` and ``last_use`` are the first and the last
-    operation that touch it. ``updated`` says that an optimizer's update touches it.
+    operation that touch it. ``saved`` says that backward reads it, ``updated`` that an
+    optimizer's update touches it.
     """
 
     number: int
     nbytes: int
     kind: str
     label: str
-    birth: int
-    death: int | None
-    step: int
-    maker: int | None
-    first_use: int | None
-    last_use: int | None
-    updated: bool
     uploaded: bool
     stack: tuple[str, ...]
+    birth: int
+    step: int
+    death: int | None = None
+    maker: int | None = None
+    first_use: int | None = None
+    last_use: int | None = None
+    saved: bool = False
+    updated: bool = False
 
     @property
     def origin(self) -> str:
-        """Where it comes from if no operation of the trace made it."""
+        """The place that it comes from if no operation of the trace made it."""
         if not self.uploaded:
             return "never written"
         return "the host" if self.kind == "input" else "before the recording"
 
     def alive(self, event: int) -> bool:
-        """Whether it is alive after that event."""
+        """Tell whether it is alive after that event."""
         return self.birth <= event and (self.death is None or event < self.death)
 
 
@@ -80,55 +83,22 @@ class Reading:
         return found
 
 
-class _Life:
-    """A tensor while the events are read."""
-
-    __slots__ = ("alloc", "birth", "death", "first", "last", "maker", "saved", "step", "updated")
-
-    def __init__(self, alloc: Alloc, birth: int, step: int) -> None:
-        self.alloc = alloc
-        self.birth = birth
-        self.step = step
-        self.death: int | None = None
-        self.maker: int | None = None
-        self.first: int | None = None
-        self.last: int | None = None
-        self.saved = self.updated = False
-
-    def tensor(self) -> Tensor:
-        number, nbytes, _, label, uploaded, stack = self.alloc
-        return Tensor(
-            number,
-            nbytes,
-            self.kind(),
-            label,
-            self.birth,
-            self.death,
-            self.step,
-            self.maker,
-            self.first,
-            self.last,
-            self.updated,
-            uploaded,
-            stack,
-        )
-
-    def kind(self) -> str:
-        kind = self.alloc.kind
-        if kind == "state":
-            return "optimizer state" if self.updated else "other state"
-        return _PLAIN.get(kind) or ("saved for backward" if self.saved else "other activations")
+def _purpose(tensor: Tensor) -> str:
+    if tensor.kind == "state":
+        return "optimizer state" if tensor.updated else "other state"
+    other = "saved for backward" if tensor.saved else "other activations"
+    return _PLAIN.get(tensor.kind, other)
 
 
-class _Reader:
+class _TensorReader:
     """One pass over the events; a report of a long trace spends its time here."""
 
     def __init__(self, count: int) -> None:
-        self.lives: list[_Life] = []
+        self.tensors: list[Tensor] = []
         self.change = [0] * count
         self.workspace = [0] * count
         self.steps: list[int] = []
-        self._alive: dict[int, _Life] = {}
+        self._alive: dict[int, Tensor] = {}
         self._on: Mapping[type, Callable[[int, Any], None]] = {
             Alloc: self._alloc,
             Free: self._free,
@@ -142,38 +112,40 @@ class _Reader:
             handler = on.get(type(event))
             if handler is not None:
                 handler(index, event)
+        for tensor in self.tensors:
+            tensor.kind = _purpose(tensor)
 
     def _alloc(self, index: int, alloc: Alloc) -> None:
-        life = _Life(alloc, index, len(self.steps))
-        self._alive[alloc.tensor] = life
-        self.lives.append(life)
+        tensor = Tensor(*alloc, index, len(self.steps))
+        self._alive[alloc.tensor] = tensor
+        self.tensors.append(tensor)
         self.change[index] = alloc.nbytes
 
     def _free(self, index: int, free: Free) -> None:
-        life = self._alive.pop(free.tensor)
-        life.death = index
-        self.change[index] = -life.alloc.nbytes
+        tensor = self._alive.pop(free.tensor)
+        tensor.death = index
+        self.change[index] = -tensor.nbytes
 
     def _op(self, index: int, op: Op) -> None:
         alive, phase = self._alive, op.phase
         for access in op.reads:
-            life = alive[access[0]]
-            if life.first is None:
-                life.first = index
-            life.last = index
+            tensor = alive[access[0]]
+            if tensor.first_use is None:
+                tensor.first_use = index
+            tensor.last_use = index
             if phase == "backward":
-                life.saved = True
+                tensor.saved = True
             elif phase == "update":
-                life.updated = True
+                tensor.updated = True
         for access in op.writes:
-            life = alive[access[0]]
-            if life.first is None:
-                life.first = index
-            if life.maker is None and not life.alloc.uploaded:
-                life.maker = index
-            life.last = index
+            tensor = alive[access[0]]
+            if tensor.first_use is None:
+                tensor.first_use = index
+            if tensor.maker is None and not tensor.uploaded:
+                tensor.maker = index
+            tensor.last_use = index
             if phase == "update":
-                life.updated = True
+                tensor.updated = True
         if op.workspace_bytes:
             self.workspace[index] = op.workspace_bytes
 
@@ -189,14 +161,14 @@ def read_tensors(trace: Trace) -> Reading:
         TraceError: the trace does not hold together (only where its events were put there by
             hand; what was recorded or loaded does).
     """
-    reader = _Reader(len(trace))
+    reader = _TensorReader(len(trace))
     try:
         reader.read(trace.events)
     except KeyError as error:
         raise TraceError(f"the trace does not hold together: {_why(trace)}") from error
     live = np.cumsum(np.asarray(reader.change, np.int64))
     total = live + np.asarray(reader.workspace, np.int64)
-    return Reading(trace, [life.tensor() for life in reader.lives], live, total, reader.steps)
+    return Reading(trace, reader.tensors, live, total, reader.steps)
 
 
 def _why(trace: Trace) -> str:

@@ -1,1 +1,1 @@
-"""What a recording takes: whom to ask, what to measure, what to keep, where to write it."""
+"""Recording: whom to ask, what to measure, what to keep, where to write it."""

@@ -1,4 +1,4 @@
-"""A step recorded at several sizes, so that it can be replayed at others."""
+"""A step recorded once, or at several sizes so that it can be replayed at others."""
 
 from __future__ import annotations
 
@@ -6,11 +6,29 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from umem.errors import ScalingError, TraceError, UmemError
+from umem.errors import ScalingError, StateError, TraceError, UmemError
 from umem.trace.align import VARIED
-from umem.trace.recording.recorder import record
+from umem.trace.recording.recorder import Measure, Recorder
 from umem.trace.scale import check_sizes
 from umem.trace.trace import Trace, tail
+
+
+def record(*, measure: Measure = "time", stacks: bool = False) -> Recorder:
+    """Record the operations of a block: ``with umem.record() as recorder: step()``.
+
+    Args:
+        measure: ``"time"``, which leaves workspace unknown and the peak too low by it; or
+            ``"workspace"``, a calibration pass of its own whose measured workspace
+            `Trace.with_workspace` adds to a trace of the same step.
+        stacks: keep with each tensor the user's places that made it, for reports to name lines.
+
+    The trace is at ``recorder.trace``, during the block and after it.
+    """
+    if measure not in ("time", "workspace"):
+        raise StateError(f"measure is 'time' or 'workspace'; got {measure!r}")
+    if not isinstance(stacks, bool):
+        raise StateError(f"stacks is True or False; got {stacks!r}")
+    return Recorder(measure=measure, stacks=stacks)
 
 
 def record_at(step: Callable[[int], Any], sizes: Sequence[int] = (4, 8)) -> Trace:

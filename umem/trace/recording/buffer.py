@@ -1,14 +1,22 @@
-"""What a recorder has stored: events as plain tuples, decoded when somebody asks."""
+"""What a recorder has stored: events in few plain values, decoded when somebody asks."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from umem.trace.events import Event, decode
+from umem.trace.events import Access, Alloc, Event, Free, Op
 from umem.trace.stacks import Reader
 
-Raw = tuple[Any, ...]
-"""An event as in a file: its kind's name, then its fields."""
+Raw = Any
+"""An event as it is stored.
+
+- `Free`: the tensor's number.
+- `Alloc`: (tensor, 0, nbytes, kind, label, uploaded), then the stack's places where they are kept.
+  So it is also an access to the whole tensor, and stands for one in operations.
+- `Op`: (how many reads, its fields but for accesses, then the accesses that it reads and writes).
+  None among them is an array that was not there; None as traffic is every byte of them once.
+- `Hint` and `Mark`, of which there are few: as they are.
+"""
 
 
 class Boundary(NamedTuple):
@@ -22,10 +30,11 @@ class Boundary(NamedTuple):
 
 
 class Store:
-    """The events of one recording.
+    """The events of one recording, decoded when somebody asks.
 
-    Plain tuples: the garbage collector soon leaves them alone, while to walk through a hundred
-    thousand named ones costs more than the rest of recording.
+    While recording, an event is a number or one tuple of plain values: the garbage collector
+    leaves those alone once it has seen them, while walking through named tuples, lists and tuples
+    of tuples costs more than the rest of recording.
     """
 
     def __init__(self) -> None:
@@ -42,11 +51,35 @@ class Store:
         return list(self._decoded)
 
     def _decode(self, raw: Raw) -> Event:
-        if raw[0] == "alloc" and len(raw) > 6:
-            raw = (*raw[:6], self._reader.texts(raw[6]))
-        return decode(*raw)
+        if type(raw) is int:
+            return Free(raw)
+        if type(raw) is not tuple:  # an event
+            return raw  # type: ignore[no-any-return]
+        if type(raw[1]) is str:
+            op = decode_op(raw)
+            return op._replace(reads=_accesses(op.reads), writes=_accesses(op.writes))
+        tensor, _, nbytes, kind, label, uploaded, *stacks = raw
+        stack = self._reader.texts(stacks[0]) if stacks else ()
+        return Alloc(tensor, nbytes, kind, label, uploaded, stack)
 
     def drop_before(self, boundary: Boundary) -> None:
         """Forget what was stored before it, but for the allocations that were alive there."""
         self.raw[: boundary.position] = boundary.beginning
         self._decoded.clear()
+
+
+def decode_op(raw: Raw) -> Op:
+    """The operation that a stored one stands for, its accesses as plain tuples for speed."""
+    read_count, name, phase, flops, traffic, pattern, seconds, workspace, *accesses = raw
+    reads = tuple([reach[:3] for reach in accesses[:read_count] if reach is not None])
+    writes = tuple([reach[:3] for reach in accesses[read_count:] if reach is not None])
+    if traffic is None:
+        traffic = 0
+        for _, start, stop in reads + writes:
+            traffic += stop - start
+    fields = name, phase, reads, writes, flops, traffic, pattern, seconds, workspace
+    return tuple.__new__(Op, fields)
+
+
+def _accesses(plain: tuple[Any, ...]) -> tuple[Access, ...]:
+    return tuple(Access(*reach) for reach in plain)

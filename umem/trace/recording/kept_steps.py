@@ -58,7 +58,7 @@ class Steps(NamedTuple):
 
 @dataclass(frozen=True)
 class Kept:
-    """What was kept of a run, and ``notes`` on what is not as it was asked for."""
+    """The part of a run that was kept, and ``notes`` on what is not as it was asked for."""
 
     trace: Trace
     steps: str
@@ -224,7 +224,7 @@ class Keeper:
 
 
 def _provenance() -> dict[str, str]:
-    """Where a trace comes from, for reports to show: versions and the kind of machine."""
+    """Say where a trace comes from, for reports to show: versions and the kind of machine."""
     names = ("umem", "python", "numpy", "chainer", "cupy")
     versions = {name: text for name in names if (text := installed_version(name))}
     return {**versions, "machine": f"{platform.system()} {platform.machine()}"}

@@ -14,7 +14,6 @@ from __future__ import annotations
 import gc
 import sys
 import tracemalloc
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -23,54 +22,17 @@ import numpy as np
 
 from umem.errors import OutOfMemoryError, StateError
 from umem.scopes import Scope, Scoped, changed
-from umem.trace.events import CODES, Alloc, Event, Free, Hint, Mark, Op
-from umem.trace.recording.buffer import Boundary, Raw, Store
-from umem.trace.recording.sources import Source, add_source, start_sources, stop_sources
-from umem.trace.recording.storage import Reach, address_of, part_of, root_of
-from umem.trace.recording.thread import (
-    Following,
-    Measured,
-    active,
-    forget_operation,
-    inside,
-    paused,
-)
+from umem.trace.events import Alloc, Event, Free, Hint, Mark
+from umem.trace.recording.buffer import Boundary, Raw, Store, decode_op
+from umem.trace.recording.sources import start_sources, stop_sources
+from umem.trace.recording.storage import Reach, RootRef, address_of, part_of, root_of
+from umem.trace.recording.thread import Following, Measured, active, forget_operation, inside
 from umem.trace.stacks import user_places
 from umem.trace.trace import Trace
 
-__all__ = [
-    "Measured", "Reach", "Recorder", "Source", "active", "add_source", "address_of", "inside",
-    "paused", "record", "root_of",
-]  # fmt: skip
+__all__ = ["Measured", "Reach", "Recorder", "active", "address_of", "inside", "root_of"]
 
 Measure = Literal["time", "workspace"]
-
-
-class _Ref(weakref.ref[Any]):
-    """A weak reference to a root array that knows its tensor, and how it was allocated."""
-
-    __slots__ = ("access", "fields", "key")
-    key: int
-    access: Reach
-    fields: tuple[Any, ...]
-
-
-def record(*, measure: Measure = "time", stacks: bool = False) -> Recorder:
-    """Record the operations of a block: ``with umem.record() as recorder: step()``.
-
-    Args:
-        measure: ``"time"``, which leaves workspace unknown and the peak too low by it; or
-            ``"workspace"``, a calibration pass of its own whose measured workspace
-            `Trace.with_workspace` adds to a trace of the same step.
-        stacks: keep with each tensor the user's places that made it, for reports to name lines.
-
-    The trace is at ``recorder.trace``, during the block and after it.
-    """
-    if measure not in ("time", "workspace"):
-        raise StateError(f"measure is 'time' or 'workspace'; got {measure!r}")
-    if not isinstance(stacks, bool):
-        raise StateError(f"stacks is True or False; got {stacks!r}")
-    return Recorder(measure=measure, stacks=stacks)
 
 
 class Recorder(Scoped["Recorder"], Following):
@@ -105,8 +67,9 @@ class Recorder(Scoped["Recorder"], Following):
         self._last_stack: tuple[Any, ...] = ()
         self._store = Store() if keep else None
         self._raw: list[Raw] | None = None if self._store is None else self._store.raw
-        self._known: dict[int, _Ref] = {}
-        self._dead: deque[_Ref] = deque()
+        self._known: dict[int, RootRef] = {}
+        self._dead: deque[RootRef] = deque()
+        self._note_death = self._dead.append
         self._count = 0
         self._owns_tracemalloc = False
         self._entered = False
@@ -181,9 +144,9 @@ class Recorder(Scoped["Recorder"], Following):
     def boundary(self) -> Boundary:
         """This place, from which a part of the recording may begin."""
         self.flush()
-        found = sorted(ref.fields for ref in list(self._known.values()))
-        alive = tuple((*fields[:5], True, *fields[6:]) for fields in found)
-        return Boundary(len(self._stored), (*alive, ("mark", "start")))
+        found = sorted(ref.whole for ref in list(self._known.values()))
+        alive = tuple((*whole[:5], True, *whole[6:]) for whole in found)  # uploaded
+        return Boundary(len(self._stored), (*alive, Mark("start")))
 
     def drop_before(self, boundary: Boundary) -> None:
         """Forget what was stored before; what was alive there counts as uploaded there."""
@@ -196,16 +159,23 @@ class Recorder(Scoped["Recorder"], Following):
 
     def known(self, array: Any) -> Reach | None:
         """The access to an array that is followed, None for one never seen."""
+        found = self._find_one(array)
+        return None if found is None else found[:3]
+
+    def _find_one(self, array: Any) -> Reach | None:
+        """As `known`, and a whole tensor as it was stored."""
         ref = self._known.get(id(array))
         if ref is not None and ref() is array:
-            return ref.access
+            return ref.whole
         if array.base is None:
             return None
         root = root_of(array)
         ref = self._known.get(id(root))
         if ref is None or ref() is not root:
             return None
-        return part_of(array, root, ref.access)
+        if ref.address is None:
+            ref.address = address_of(root)
+        return part_of(array, root, ref.whole, ref.address)
 
     def access(self, array: Any, kind: str, label: str, uploaded: bool = False) -> Reach:
         """The access to an array; one that was never seen is allocated first.
@@ -214,16 +184,13 @@ class Recorder(Scoped["Recorder"], Following):
             OutOfMemoryError: the listener has no room, even after the garbage was collected;
                 the array stays unknown.
         """
-        if array.base is None:
-            ref = self._known.get(id(array))
-            if ref is not None and ref() is array:
-                return ref.access
-            return self._allocate(array, kind, label, uploaded)
-        found = self.known(array)
-        if found is not None:
-            return found
-        root = root_of(array)
-        return part_of(array, root, self._allocate(root, kind, label, uploaded))
+        found = self._find_one(array)
+        if found is None:
+            root = root_of(array)
+            found = self._allocate(root, kind, label, uploaded)
+            if root is not array:
+                found = part_of(array, root, found, address_of(root))
+        return found[:3]
 
     def find(self, arrays: list[Any]) -> list[Any]:
         """The access to each array; None where it was never seen, or there is no array."""
@@ -232,9 +199,25 @@ class Recorder(Scoped["Recorder"], Following):
         for array in arrays:
             ref = table.get(id(array))
             if ref is not None and ref() is array:
-                found.append(ref.access)
+                found.append(ref.whole)
             else:
-                found.append(None if array is None else self.known(array))
+                found.append(None if array is None else self._find_one(array))
+        return found
+
+    def unseen(self, arrays: list[Any]) -> list[Any]:
+        """Those of the arrays that are not followed."""
+        found: list[Any] = []
+        table = self._known
+        for array in arrays:
+            ref = table.get(id(array))
+            if ref is not None and ref() is array:
+                continue
+            if array.base is not None:
+                root = root_of(array)
+                ref = table.get(id(root))
+                if ref is not None and ref() is root:
+                    continue
+            found.append(array)
         return found
 
     def follow(self, arrays: list[Any], kind: str, label: str) -> list[Any]:
@@ -244,7 +227,7 @@ class Recorder(Scoped["Recorder"], Following):
         for array in arrays:
             ref = table.get(id(array))
             if ref is not None and ref() is array:
-                found.append(ref.access)
+                found.append(ref.whole)
             elif array is None:
                 found.append(None)
             elif array.base is None:
@@ -260,7 +243,7 @@ class Recorder(Scoped["Recorder"], Following):
         if self._listener is not None:
             self._listener(event)
         if self._raw is not None:
-            self._raw.append((CODES[type(event)], *event))
+            self._raw.append(event)
         if self._marked is not None and isinstance(event, Mark):
             self._marked(event)
 
@@ -280,26 +263,18 @@ class Recorder(Scoped["Recorder"], Following):
 
         ``traffic_bytes`` of None is every byte of the accesses once.
         """
-        if None in reads or None in writes:
-            reads = [access for access in reads if access is not None]
-            writes = [access for access in writes if access is not None]
-        if traffic_bytes is None:
-            traffic_bytes = 0
-            for _, start, stop in reads:
-                traffic_bytes += stop - start
-            for _, start, stop in writes:
-                traffic_bytes += stop - start
         if self._dead:
             self.flush()
-        fields = (
-            "op", name, phase, tuple(reads), tuple(writes), flops, traffic_bytes, pattern,
-            host_seconds, workspace_bytes,
+        stored = (
+            len(reads), name, phase, flops, traffic_bytes, pattern, host_seconds, workspace_bytes,
+            *reads, *writes,
         )  # fmt: skip
         if self._listener is not None:
-            self._listener(tuple.__new__(Op, fields[1:]))
-        if self._raw is not None:
-            self._raw.append(fields)
-            if len(self._raw) >= self._limit:
+            self._listener(decode_op(stored))
+        raw = self._raw
+        if raw is not None:
+            raw.append(stored)
+            if len(raw) >= self._limit:
                 self._raw = None
 
     def flush(self) -> None:
@@ -314,13 +289,13 @@ class Recorder(Scoped["Recorder"], Following):
                 continue
             try:
                 if self._listener is not None:
-                    self._listener(Free(ref.access[0]))
+                    self._listener(Free(ref.whole[0]))
             except BaseException:
                 dead.appendleft(ref)  # interrupted
                 raise
             del known[ref.key]
             if raw is not None:
-                raw.append(("free", ref.access[0]))
+                raw.append(ref.whole[0])
 
     def adopt(self, arrays: Iterable[tuple[Any, str, str]]) -> None:
         """Follow arrays (array, kind, label) that exist already, as if uploaded from the host."""
@@ -332,19 +307,19 @@ class Recorder(Scoped["Recorder"], Following):
     def _allocate(self, root: Any, kind: str, label: str, uploaded: bool) -> Reach:
         if self._dead:
             self.flush()
-        nbytes = int(root.nbytes)
         if type(root) is not np.ndarray and type(root).__module__.startswith("cupy"):
             self.backend = "cupy"
         count = self._count
         self._count = count + 1
-        fields: tuple[Any, ...] = ("alloc", count, nbytes, kind, label, uploaded)
-        ref = _Ref(root, self._dead.append)
+        whole: Reach = (count, 0, int(root.nbytes), kind, label, uploaded)
+        ref = RootRef(root, self._note_death)
         ref.key = id(root)
-        ref.access = access = (count, 0, nbytes)
+        ref.whole = whole
+        ref.address = None
         if self._listener is not None:
             self._known[ref.key] = ref  # before the listener: a signal may interrupt it
             try:
-                self._announce(Alloc(*fields[1:]))
+                self._announce(Alloc(count, whole[2], kind, label, uploaded))
             except OutOfMemoryError as error:
                 self._count = count
                 del self._known[ref.key]
@@ -354,12 +329,11 @@ class Recorder(Scoped["Recorder"], Following):
             if stack == self._last_stack:  # often, and one tuple is less for the collector
                 stack = self._last_stack
             self._last_stack = stack
-            fields = (*fields, stack)
-        ref.fields = fields
+            ref.whole = whole = (*whole, stack)
         self._known[ref.key] = ref
         if self._raw is not None:
-            self._raw.append(fields)
-        return access
+            self._raw.append(whole)
+        return whole
 
     def _announce(self, alloc: Alloc) -> None:
         """Ask the listener for room, once more after the garbage was collected."""

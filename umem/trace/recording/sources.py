@@ -20,7 +20,8 @@ class Source(Protocol):
         """Restore exactly what was there; called when the last recorder is left."""
 
 
-_sources: list[Source] = []
+added: list[Source] = []
+"""What is instrumented whenever a recorder is active, in the order in which it is started."""
 _users: set[object] = set()
 _state: Literal["off", "changing", "on"] = "off"
 _lock = safe_lock()
@@ -29,7 +30,7 @@ _lock = safe_lock()
 def add_source(source: Source) -> None:
     """Instrument ``source`` whenever a recorder is active, from now on."""
     with _lock:
-        _sources.append(source)
+        added.append(source)
         if _state == "on":
             source.start()
 
@@ -39,7 +40,7 @@ def remove_source(source: Source) -> None:
     with _lock:
         if _state == "on":
             source.stop()
-        _sources.remove(source)
+        added.remove(source)
 
 
 def start_sources(user: object) -> None:
@@ -51,7 +52,7 @@ def start_sources(user: object) -> None:
             return
         _stop_all()  # what an interrupted start has left
         _state = "changing"
-        for source in _sources:
+        for source in added:
             source.start()
         _state = "on"
 
@@ -69,6 +70,6 @@ def _stop_all() -> None:
     if _state == "off":
         return
     _state = "changing"
-    for source in reversed(_sources):
+    for source in reversed(added):
         source.stop()
     _state = "off"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from umem.trace.events import Alloc, Event, Free, Mark, Op
+from umem.trace.events import Event, Mark, Op
+from umem.trace.walk import Alive
 
 GROUPS = {
     "parameter": "parameters",
@@ -13,7 +14,7 @@ GROUPS = {
     "array": "activations",
     "input": "inputs",
 }
-"""What each kind of tensor is counted with."""
+"""The group that each kind of tensor is counted with."""
 NAMES = tuple(dict.fromkeys(GROUPS.values()))
 
 
@@ -25,31 +26,28 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self._sizes: dict[int, tuple[str, int]] = {}
+        self._alive = Alive()
         self.current = dict.fromkeys(NAMES, 0)
         self.at_peak = dict(self.current)
-        self.current_bytes = 0
         self.peak_bytes = 0
         self.op_count = 0
         self.step_count = 0
+
+    @property
+    def current_bytes(self) -> int:
+        """The bytes alive now."""
+        return self._alive.nbytes
 
     def on_event(self, event: Event) -> None:
         """Count one event."""
         if isinstance(event, Op):
             self.op_count += 1
-        elif isinstance(event, Alloc):
-            self._hold(event.tensor, GROUPS[event.kind], event.nbytes)
-        elif isinstance(event, Free):
-            group, nbytes = self._sizes.pop(event.tensor)
-            self.current[group] -= nbytes
-            self.current_bytes -= nbytes
-        elif event == Mark("step"):
-            self.step_count += 1
-
-    def _hold(self, tensor: int, group: str, nbytes: int) -> None:
-        self._sizes[tensor] = group, nbytes
-        self.current[group] += nbytes
-        self.current_bytes += nbytes
+            return
+        alloc = self._alive.follow(event)
+        if alloc is None:
+            self.step_count += event == Mark("step")
+            return
+        self.current[GROUPS[alloc.kind]] += alloc.nbytes if alloc is event else -alloc.nbytes
         if self.current_bytes > self.peak_bytes:
             self.peak_bytes = self.current_bytes
             self.at_peak = dict(self.current)

@@ -22,11 +22,12 @@ class Following:
 
 
 class _State:
-    """The operation that a thread is inside of; a dead one was interrupted."""
+    """What a thread is inside of: an operation, where a dead one was interrupted; and backward."""
 
-    __slots__ = ("nested_seconds", "operation", "peak_bytes")
+    __slots__ = ("backward_depth", "nested_seconds", "operation", "peak_bytes")
 
     def __init__(self) -> None:
+        self.backward_depth = 0
         self.peak_bytes = 0
         self.nested_seconds = 0.0
         self.operation: weakref.ref[Measured] | None = None
@@ -41,23 +42,31 @@ _local = _Local()
 _PAUSE = object()
 
 
+class Audience:
+    """The recorders that follow the calling code, outermost first, and its thread's state."""
+
+    __slots__ = ("is_traced", "recorders", "state")
+
+    def __init__(self, payload: tuple[Any, ...]) -> None:
+        found: list[Any] = []
+        for part in payload:
+            if part is _PAUSE:
+                found.clear()
+            elif isinstance(part, Following):
+                found.append(part)
+        self.recorders: tuple[Recorder, ...] = tuple(found)
+        self.is_traced = any(follower.measure == "workspace" for follower in found)
+        self.state = _local.state  # what is derived is of one thread, where anybody follows it
+
+
+def thread_state() -> _State:
+    """What the calling thread is inside of."""
+    return _local.state
+
+
 def active() -> tuple[Recorder, ...]:
     """The recorders that follow the calling code, outermost first."""
-    return derived(_followers)
-
-
-def _followers(payload: tuple[Any, ...]) -> tuple[Any, ...]:
-    found: list[Any] = []
-    for part in payload:
-        if part is _PAUSE:
-            found.clear()
-        elif isinstance(part, Following):
-            found.append(part)
-    return tuple(found)
-
-
-def _is_traced(payload: tuple[Any, ...]) -> bool:
-    return "workspace" in [follower.measure for follower in _followers(payload)]
+    return derived(Audience).recorders
 
 
 def follow_last(recorder: Recorder) -> None:
@@ -98,8 +107,10 @@ class Measured:
         "workspace_bytes",
     )  # fmt: skip
 
-    def __init__(self) -> None:
-        self._state = state = _local.state
+    def __init__(self, told: Audience | None = None) -> None:
+        if told is None:
+            told = derived(Audience)
+        self._state = state = told.state if told.recorders else _local.state
         self._outer = state.nested_seconds
         state.nested_seconds = 0.0
         self._outer_operation = state.operation
@@ -107,7 +118,7 @@ class Measured:
         self._outer_peak = -1
         self.seconds: float | None = None
         self.workspace_bytes: int | None = None
-        if derived(_is_traced):
+        if told.is_traced:
             self._outer_peak = max(state.peak_bytes, get_traced_memory()[1])
             state.peak_bytes = 0
             reset_peak()

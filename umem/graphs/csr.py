@@ -18,7 +18,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class GraphData:
     """A graph of N nodes with F features and a label a node, split for training.
 
     The arrays are those of the .npz file that `load_npz` reads; docs/graphs.md has the table.
@@ -28,7 +28,9 @@ class Graph:
         indices: int32 (E,); both directions of a tie are entries, self loops are not needed.
         features: float32 (N, F).
         labels: int32 (N,), from 0.
-        train_mask, val_mask, test_mask: bool (N,); which nodes' labels are used for what.
+        train_mask: bool (N,); the nodes whose labels training sees.
+        val_mask: bool (N,); those for choosing among what was trained.
+        test_mask: bool (N,); those for the figure that is reported.
     """
 
     indptr: Array
@@ -54,7 +56,7 @@ class Graph:
         return np.where(mask, self.labels, np.int32(-1))
 
 
-def normalised_adjacency(graph: Graph) -> scipy.sparse.csr_matrix:
+def normalised_adjacency(graph: GraphData) -> scipy.sparse.csr_matrix:
     """D^-1/2 (A + I) D^-1/2, as float32 CSR with int32 indices, sorted, without duplicates.
 
     A is 1 where the graph has an entry, however often; a self loop that the graph already has is

@@ -1,13 +1,16 @@
-"""What makes a step fit, as text for a terminal of any width; all of it simulated."""
+"""A choice of techniques as text of any width and as a picture; all of it simulated."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 from rich.text import Text
 
 from umem.predict.choosing import Choice, Option
+from umem.reports.pictures.drawing import finish, new_figure, plain
 from umem.reports.text.lines import Column, clipped, table, wrapped
 from umem.units import format_bytes, format_seconds
 
@@ -89,7 +92,7 @@ _BASIS = (
     "every GPU. CuPy leaves TF32 off; with CUPY_TF32=1 GPUs from Ampere on are faster than here, "
     "and not all alike."
 )
-"""What GPUs are compared by."""
+"""The basis on which GPUs are compared."""
 _MEANINGS = {
     "range": "range: every cost of the model at the quick, and at the slow end of its own",
     "peak": "peak: what tensors and workspace hold at once",
@@ -138,7 +141,7 @@ def _range(option: Option) -> str:
 
 
 def _moving(options: Sequence[Option], width: int) -> Iterator[Text]:
-    """Why more moves than has no room, where that is so."""
+    """Say why more moves than has no room, where that is so."""
     for option in options:
         moved, absent = option.moved_bytes or 0, option.host_bytes or 0
         if moved > MUCH * absent > 0:
@@ -151,7 +154,7 @@ def _moving(options: Sequence[Option], width: int) -> Iterator[Text]:
 
 
 def _host_bound(who: str, bound: Sequence[Option], width: int) -> Iterator[Text]:
-    """That a faster GPU would not help, where that is so."""
+    """Say that a faster GPU would not help, where that is so."""
     for option in bound[:1]:
         each = (option.host_seconds or 0.0) / max(1, option.op_count or 0)
         said = f"the host needs about {format_seconds(each)} to issue an operation, on any GPU"
@@ -206,7 +209,7 @@ GPU_WIDTH = 18
 
 
 def heading(choice: Choice, gpu_count: int, width: int) -> list[Text]:
-    """What the lines below it are."""
+    """Return the heading of the lines below it."""
     size = "" if choice.size is None else f" at size {choice.size}"
     who = f"a {choice.title} ({format_bytes(choice.vram_bytes)} usable)"
     where = who if gpu_count == 1 else f"{gpu_count} GPUs"
@@ -215,12 +218,12 @@ def heading(choice: Choice, gpu_count: int, width: int) -> list[Text]:
 
 
 def found_of_technique(option: Option, width: int) -> Text:
-    """What a technique came to."""
+    """Return a line on what a technique came to."""
     return _line(option.name, NAME_WIDTH, _figure(option), width)
 
 
 def found_of_gpu(gpu: str, best: Option | None, width: int) -> Text:
-    """What a GPU came to: as the step is, or with the best that there is."""
+    """Return a line on what a GPU came to: as the step is, or with the best that there is."""
     if best is None:
         return _line(gpu, GPU_WIDTH, "nothing makes it fit", width)
     time = format_seconds(best.seconds)
@@ -238,3 +241,101 @@ def _figure(option: Option) -> str:
 
 def _line(name: str, name_width: int, said: str, width: int) -> Text:
     return Text(clipped(f"   {name:<{name_width}}  {said}", width))
+
+
+# -- as a picture ---------------------------------------------------------------------------------
+
+BAR, RANGE, NONE = "#2166ac", "#1b2130", "#9aa5b1"
+WIDE = 30
+"""Times that differ by more than this factor are drawn on a logarithmic scale."""
+
+
+class _Row(NamedTuple):
+    """A row: its name, what is written beside it, and the option that is drawn, if any."""
+
+    name: str
+    note: str
+    option: Option | None
+
+
+def draw_choice(choice: Choice, file: Path | IO[bytes]) -> None:
+    """Write a PNG of the techniques that make a step fit a GPU.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed. OSError: the file cannot be written.
+    """
+    bars = [_Row(option.name, _note(option), option) for option in choice.options]
+    vram = format_bytes(choice.vram_bytes)
+    _draw(bars, f"Step time on a simulated {choice.title}, {vram} usable{_at(choice)}", file)
+
+
+def draw_gpus(choices: Sequence[Choice], file: Path | IO[bytes]) -> None:
+    """Write a PNG of the GPUs that run a step, each with its best technique; see `draw_choice`."""
+    bars = [
+        _Row(choice.gpu, _note(choice.best, _with(choice.best)), choice.best)
+        if choice.best
+        else _Row(choice.gpu, "cannot run it", None)
+        for choice in choices
+    ]
+    _draw(bars, f"Step time on each GPU, simulated{_at(choices[0])}", file)
+
+
+def _at(choice: Choice) -> str:
+    return "" if choice.size is None else f", at size {choice.size}"
+
+
+def _with(option: Option) -> str:
+    return "as it is" if option.line is None else f"with {option.name}"
+
+
+def _note(option: Option, how: str | None = None) -> str:
+    said = f"{format_seconds(option.seconds)}, peak {format_bytes(option.peak_bytes)}"
+    if option.host_bytes:
+        said += f", {format_bytes(option.host_bytes)} on the host"
+    return said if how is None else f"{said}, {how}"
+
+
+def _draw(bars: Sequence[_Row], title: str, file: Path | IO[bytes]) -> None:
+    figure = new_figure(9, 1.3 + 0.32 * max(1, len(bars)))
+    panel = figure.subplots()
+    scale = "; logarithmic scale" if _bars(panel, bars) else ""
+    panel.set_yticks(range(len(bars)), [plain(bar.name) for bar in bars], fontsize=9)
+    panel.set_ylim(len(bars) - 0.4, -0.6)
+    panel.set_xlabel(f"simulated seconds a step{scale}; the thin line is the model's range")
+    finish(figure, title, file)
+
+
+def _bars(panel: Any, bars: Sequence[_Row]) -> bool:
+    """Draw the rows; whether on a logarithmic scale, as points because that has no zero."""
+    drawn = [bar.option for bar in bars if bar.option is not None]
+    seconds = [option.seconds or 0.0 for option in drawn]
+    ends = [option.seconds_high or 0.0 for option in drawn]
+    is_log = bool(seconds) and min(seconds) > 0 and max(seconds) > WIDE * min(seconds)
+    if is_log:
+        panel.set_xscale("log")
+        room = (max(seconds) / min(seconds)) ** 0.9  # for what is written beside the last one
+        panel.set_xlim(0.5 * min(seconds), room * max(ends))
+    else:
+        panel.set_xlim(0, 1.7 * max(ends, default=1.0) or 1.0)
+    for place, (_, note, option) in enumerate(bars):
+        if option is None:
+            panel.text(
+                0.01,
+                place,
+                note,
+                transform=panel.get_yaxis_transform(),
+                va="center",
+                fontsize=8,
+                color=NONE,
+            )
+            continue
+        if is_log:
+            panel.plot(option.seconds, place, "o", color=BAR)
+        else:
+            panel.barh(place, option.seconds, color=BAR, height=0.6)
+        panel.hlines(place, option.seconds_low, option.seconds_high, color=RANGE, linewidth=1)
+        at = max(option.seconds or 0.0, option.seconds_high or 0.0)
+        panel.annotate(
+            plain(note), (at, place), (6, 0), textcoords="offset points", va="center", fontsize=8
+        )
+    return is_log

@@ -1,4 +1,4 @@
-"""A comparison of modes as a picture: what a step takes in each, and what it needs of memory."""
+"""Steps side by side: modes as a table and as a picture, a step before and after a plan."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from umem import extras
-from umem.errors import MissingDependencyError
+from rich import box
+from rich.table import Table
+
 from umem.predict.comparing import ModeRow
+from umem.reports.pictures.drawing import INK, QUIET, finish, new_figure
 from umem.units import MIB, format_bytes, format_seconds
 
 PLAIN, SLOW, FITS, OVER, VRAM = "#2b9c8e", "#3f74bd", "#9fbbe0", "#e28c22", "#b3261e"
 OUT = "out of memory"
-INK, QUIET = "#1b2130", "#5b6475"
 BOX = {"facecolor": "white", "alpha": 0.9, "linewidth": 0, "pad": 1.5}
 
 
@@ -33,23 +34,14 @@ def draw_modes(
     Raises:
         MissingDependencyError: matplotlib is not installed. OSError: the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingDependencyError(
-            f"pictures need matplotlib; {extras.command('plot')}"
-        ) from None
     bars = _bars(rows, plain_seconds)
-    figure = Figure(figsize=(9, 4.2 + 0.34 * len(bars)), layout="constrained")
+    figure = new_figure(9, 4.2 + 0.34 * len(bars))
     times, memory = figure.subplots(2, 1, height_ratios=[0.5 + 0.34 * len(bars), 2.7])
     _draw_times(times, bars, plain_seconds)
     _draw_memory(memory, _step(rows), vram_bytes)
     for panel in (times, memory):
         panel.tick_params(labelsize=9, colors=INK)
-        for side in ("top", "right"):
-            panel.spines[side].set_visible(False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=INK, parse_math=False)
-    figure.savefig(file, dpi=110, format="png")
+    finish(figure, title, file)
 
 
 # -- how slow --------------------------------------------------------------------------------
@@ -102,7 +94,7 @@ def _length(bar: _Bar, plain_seconds: float | None) -> str:
 # -- in memory ---------------------------------------------------------------------------------
 
 
-class _Step(NamedTuple):
+class _StepCurve(NamedTuple):
     """Bytes of one step: a share of its time each, and what tensors hold from then on."""
 
     shares: list[float]
@@ -111,7 +103,7 @@ class _Step(NamedTuple):
     ends: tuple[str, str]
 
 
-def _step(rows: Sequence[ModeRow]) -> _Step | None:
+def _step(rows: Sequence[ModeRow]) -> _StepCurve | None:
     """The last step of the first mode that came to the end of one, else how far one came.
 
     Tensors are the same in every mode; how long they live differs, so that time goes in shares.
@@ -131,10 +123,10 @@ def _step(rows: Sequence[ModeRow]) -> _Step | None:
     length = end - start or 1.0
     shares = [min(1.0, max(0.0, (sample.seconds - start) / length)) for sample in samples]
     allocated = [sample.allocated_bytes / MIB for sample in samples]
-    return _Step([*shares, 1.0], [*allocated, allocated[-1]], row.title, names)
+    return _StepCurve([*shares, 1.0], [*allocated, allocated[-1]], row.title, names)
 
 
-def _draw_memory(panel: Any, step: _Step | None, vram_bytes: int) -> None:
+def _draw_memory(panel: Any, step: _StepCurve | None, vram_bytes: int) -> None:
     vram = vram_bytes / MIB
     highest = vram if step is None else max(step.allocated)
     if step is not None:
@@ -157,7 +149,7 @@ def _draw_memory(panel: Any, step: _Step | None, vram_bytes: int) -> None:
     panel.set_title(_heading(step), loc="left", fontsize=11, color=INK)
 
 
-def _heading(step: _Step | None) -> str:
+def _heading(step: _StepCurve | None) -> str:
     if step is None:
         return "Memory of one step"
     if step.ends[1] == OUT:
@@ -165,7 +157,7 @@ def _heading(step: _Step | None) -> str:
     return f"Memory of one step, the same in every mode (drawn at the pace of {step.mode})"
 
 
-def _fill(panel: Any, step: _Step, vram: float) -> None:
+def _fill(panel: Any, step: _StepCurve, vram: float) -> None:
     low = [min(allocated, vram) for allocated in step.allocated]
     panel.fill_between(
         step.shares, low, step="post", color=FITS, linewidth=0, label="has room in VRAM"
@@ -204,3 +196,107 @@ def _fill(panel: Any, step: _Step, vram: float) -> None:
 
 def _last(values: Sequence[float], value: float) -> int:
     return min(len(values) - 1, len(values) - values[::-1].index(value))
+
+
+# -- as a table -----------------------------------------------------------------------------------
+
+_NEXT = {"KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
+
+
+def mode_table(rows: Sequence[ModeRow], title: str, *, simulated: bool) -> Table:
+    """A table of 80 columns at most; a dash is what did not happen or cannot be known.
+
+    The losses are the first step's and the last's.
+
+    Args:
+        simulated: whether residency and times are a model's; the headings then say so.
+    """
+    step = "step\n(simul.)" if simulated else "step"
+    table = Table(
+        title=title, title_justify="left", box=box.HORIZONTALS, show_edge=False, padding=0
+    )
+    for heading in ("mode", "", "fits"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("peak", "peak in\nVRAM", "moved\nin", "moved\nout", "faults", step, "loss"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _cells(row: ModeRow) -> list[str]:
+    return [
+        row.title.replace(" + ", "\n+ "),
+        row.how,
+        "yes" if row.fits else "NO",
+        _size(row.peak_bytes),
+        _size(row.resident_peak_bytes),
+        _size(row.migrated_in_bytes),
+        _size(row.migrated_out_bytes),
+        _count(row.fault_count),
+        "-" if row.seconds is None else format_seconds(row.seconds).replace(" h ", " h\n"),
+        f"{_loss(row.loss[0])}\n{_loss(row.loss[-1])}" if row.loss else "-",
+    ]
+
+
+def _count(number: int | None) -> str:
+    """A count in at most seven characters."""
+    if number is None:
+        return "-"
+    if number < 10**6:
+        return f"{number:,}"
+    return f"{number / 10**6:.1f} M" if number < 999.95e6 else f"{number:.1e}"
+
+
+def _loss(loss: float) -> str:
+    """A loss in at most five characters."""
+    return f"{loss:.2f}" if abs(loss) < 99.99 else f"{loss:.0f}" if loss < 10**5 else f"{loss:.0e}"
+
+
+def _size(nbytes: int | None) -> str:
+    """A size in at most seven characters."""
+    if not nbytes:
+        return "-" if nbytes is None else "0"
+    number, unit = format_bytes(nbytes).split()
+    whole = f"{float(number):.0f}" if len(number) > 3 else number
+    if len(whole) > 3 and unit in _NEXT:
+        return f"1.0 {_NEXT[unit]}"
+    return f"{whole} {unit}"
+
+
+# -- before and after a plan ----------------------------------------------------------------------
+
+KEPT, PLANNED, LIMIT, MEASURED = "#9aa5b1", "#2166ac", "#b2182b", "#1b7837"
+
+
+def draw_steps(
+    before: Sequence[int],
+    after: Sequence[int],
+    budget_bytes: int | None,
+    measured_bytes: int | None,
+    file: Path | IO[bytes],
+) -> None:
+    """Write a PNG of two predicted curves, over the actions of a step.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed. OSError: the file cannot be written.
+    """
+    figure = new_figure(9, 4)
+    panel = figure.subplots()
+    for values, color, label in (
+        (before, KEPT, "plain step (predicted)"),
+        (after, PLANNED, "plan (predicted)"),
+    ):
+        places = [index / max(1, len(values) - 1) for index in range(len(values))]
+        panel.step(places, [v / MIB for v in values], where="post", color=color, label=label)
+    for value, color, label in (
+        (budget_bytes, LIMIT, "budget"),
+        (measured_bytes, MEASURED, "peak (measured)"),
+    ):
+        if value is not None:
+            panel.axhline(value / MIB, color=color, linestyle="--", linewidth=1, label=label)
+    panel.set_ylim(bottom=0)
+    panel.set_ylabel("MiB")
+    panel.set_xlabel("actions of a step, from first to last")
+    panel.legend(frameon=False, fontsize=8)
+    finish(figure, "Memory over a training step", file)

@@ -1,0 +1,147 @@
+"""Techniques, planners and reports that another package adds to umem."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from click.testing import CliRunner
+from test_techniques import chain_of
+
+import umem
+from umem.devices.specs import GpuSpec
+from umem.errors import GraphError, StateError
+from umem.planner import Family, Graph, Node, dispatch, min_budget, plan, register_method, simulate
+from umem.predict.techniques import registry as techniques
+from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.technique import Prepared, Technique
+from umem.reports import outputs as reports
+from umem.reports.outputs import Output, ReportRequest, register_output
+from umem.trace import Alloc, Mark, Trace
+from umem.units import MIB
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = list(techniques.TECHNIQUES), list(reports.OUTPUTS), dict(dispatch.METHODS)
+    yield
+    techniques.TECHNIQUES[:], reports.OUTPUTS[:] = before[:2]
+    dispatch.METHODS.clear()
+    dispatch.METHODS.update(before[2])
+
+
+def sized(size: int) -> Trace:
+    return Trace([*chain_of(12, size * MIB // 4), Mark("step")])
+
+
+# -- a technique -------------------------------------------------------------------------------
+
+
+def half_batches(subject: Subject, gpu: GpuSpec) -> Prepared:
+    """The step in two halves, of which the trace has one."""
+    assert subject.size is not None
+    return Prepared(subject.at(subject.size // 2).trace, "for half in halves(batch):")
+
+
+def test_a_technique_from_outside_is_chosen() -> None:
+    trace = Trace.join([sized(4), sized(8)], (4, 8))
+    assert "half batches" not in {o.name for o in umem.choose(trace, vram="40MiB", size=16).options}
+    techniques.register_technique(Technique("half batches", False, half_batches))
+    choice = umem.choose(trace, "t4", size=16, vram="40MiB")
+    (found,) = [option for option in choice.options if option.name == "half batches"]
+    whole = next(o for o in umem.choose(trace, "t4", size=8).options if o.name == "nothing")
+    assert (found.seconds, found.peak_bytes) == (whole.seconds, whole.peak_bytes)
+    assert found.line == "for half in halves(batch):" and not found.exact
+    with pytest.raises(StateError, match="there is a technique 'half batches' already"):
+        techniques.register_technique(Technique("half batches", True, half_batches))
+
+
+# -- a planner ---------------------------------------------------------------------------------
+
+
+def every_third(graph: Graph, model: str) -> tuple[int, ...]:
+    """Cuts after every third node."""
+    places = [*range(0, len(graph), 3), len(graph)]
+    return tuple((1 << place) - 1 for place in places)
+
+
+def test_a_planner_from_outside_plans() -> None:
+    names = [f"n{index}" for index in range(12)]
+    graph = Graph([Node(name, 4, 1) for name in names], pairwise(names))
+    with pytest.raises(GraphError, match="method is one of"):
+        plan(graph, method="thirds")
+    register_method("thirds", Family(every_third))
+    found = plan(graph, method="thirds", model="saved")
+    assert found.method == "thirds" and {len(block) % 3 for block in found.blocks} == {0}
+    assert simulate(graph, found).peak_bytes <= found.peak_bytes
+    assert min_budget(graph, "thirds", "saved") >= min_budget(graph, "lower_sets_exact", "saved")
+    with pytest.raises(GraphError, match="there is a method 'thirds' already"):
+        register_method("thirds", Family(every_third))
+
+
+# -- a report ----------------------------------------------------------------------------------
+
+
+def write_sizes(request: ReportRequest, file: IO[bytes]) -> None:
+    """A line for each tensor of the peak."""
+    lines = [f"{tensor.label},{tensor.nbytes}" for tensor in request.analysis.peak.tensors]
+    file.write("\n".join(lines).encode())
+
+
+CSV = Output("csv", "For a spreadsheet.", write_sizes, then="Open it in a spreadsheet.")
+
+
+def test_a_report_from_outside_is_written(tmp_path: Path) -> None:
+    from umem.cli import main
+
+    def run(*words: object) -> Any:
+        return CliRunner().invoke(main, ["report", *map(str, words)])
+
+    trace = Trace([Alloc(0, 5, "array", "a"), Alloc(1, 7, "array", "b")]).save(tmp_path / "t.gz")
+    target = tmp_path / "sizes.csv"
+    assert run(trace, "--export", "csv", target).exit_code == 2
+    register_output(CSV)
+    done = run(trace, "--export", "csv", target)
+    assert target.read_text() == "b,7\na,5"
+    assert done.output.splitlines()[0] == f"Wrote {target}. Open it in a spreadsheet."
+    assert run(trace, "--export", "csv", target).exit_code == 1, "nothing is overwritten"
+    with pytest.raises(StateError, match="there is an output 'csv' already"):
+        register_output(CSV)
+
+
+PACKAGE = """
+from test_adding import CSV
+from umem.reports.outputs import register_output
+register_output(CSV)
+"""
+
+
+@pytest.mark.parametrize("source", [PACKAGE, "raise RuntimeError('too old')"])
+def test_the_command_finds_what_an_installed_package_adds(tmp_path: Path, source: str) -> None:
+    (tmp_path / "more_reports.py").write_text(source)
+    info = tmp_path / "more_reports-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: more-reports\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[umem]\nmore = more_reports\n")
+    trace = Trace([Alloc(0, 5, "array", "a")]).save(tmp_path / "t.gz")
+    root = Path(umem.__file__).parent.parent
+    paths = [str(tmp_path), str(root), str(root / "tests")]
+    done = subprocess.run(
+        [sys.executable, "-m", "umem", "report", str(trace), "--export", "csv", "sizes.csv"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    if source == PACKAGE:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (tmp_path / "sizes.csv").read_text() == "a,5"
+    else:
+        assert done.returncode == 1 and "'more' of the package 'more-reports'" in done.stderr
+        assert "too old" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,69 @@
+"""The cost of a training step on a GPU, whoever tells it: a replay, a run, a real device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """The cost of a step, or of a run of several; a figure that nobody knows is None.
+
+    Attributes:
+        seconds: the time; ``seconds_low`` and ``seconds_high`` with every cost constant of the
+            model at the quick, and at the slow end of its range. ``step_seconds`` has the time of
+            each step, from one update to the next.
+        host_seconds: what the host needs to issue the ``op_count`` operations: no GPU is quicker.
+        compute_seconds: the operations alone; ``stall_seconds`` what they waited for memory.
+        peak_bytes: the most that tensors and workspace held at once.
+        reserved_peak_bytes: what the pools took for that.
+        resident_peak_bytes: the most VRAM in use, in whole blocks.
+        host_bytes: the host memory that what has no room in VRAM takes.
+        migrated_in_bytes, migrated_out_bytes: blocks that moved into VRAM and out of it.
+        populated_bytes: blocks that were given memory when they were first written.
+        remote_bytes: what was read and written over the bus in place.
+        uploaded_bytes: what the program copied from the host.
+        fault_count: the blocks that faults brought in or populated.
+    """
+
+    seconds: float | None = None
+    seconds_low: float | None = None
+    seconds_high: float | None = None
+    step_seconds: tuple[float, ...] = ()
+    host_seconds: float | None = None
+    compute_seconds: float | None = None
+    stall_seconds: float | None = None
+    peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    resident_peak_bytes: int | None = None
+    host_bytes: int | None = None
+    migrated_in_bytes: int | None = None
+    migrated_out_bytes: int | None = None
+    populated_bytes: int | None = None
+    remote_bytes: int | None = None
+    uploaded_bytes: int | None = None
+    fault_count: int | None = None
+    op_count: int | None = None
+
+    @property
+    def migrated_bytes(self) -> int | None:
+        """Bytes of the blocks that moved, both ways."""
+        return _sum(self.migrated_in_bytes, self.migrated_out_bytes)
+
+    @property
+    def moved_bytes(self) -> int | None:
+        """Everything that went over the bus: blocks both ways, and what was used in place."""
+        return _sum(self.migrated_bytes, self.remote_bytes)
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
+
+class Sample(NamedTuple):
+    """A point of the timeline: when, and what tensors hold and VRAM has in use."""
+
+    seconds: float
+    allocated_bytes: int
+    resident_bytes: int

@@ -1,0 +1,101 @@
+"""The files that ``umem report`` writes of a trace; a new one of the library is one entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from umem.errors import StateError
+from umem.trace.analysis.analysis import Analysis, Vram
+
+
+class ReportRequest(NamedTuple):
+    """The analysis to report on, and what to say of it.
+
+    Attributes:
+        analysis: of the trace.
+        name: what the trace is called.
+        vram: what to compare the peak with.
+        provenance: what to say of where the report comes from, in this order.
+    """
+
+    analysis: Analysis
+    name: str
+    vram: Vram | None
+    provenance: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file that can be written of a trace.
+
+    Attributes:
+        name: the option that asks for it, ``--name FILE``, or ``--export name FILE``.
+        help: what it is good for, in a few words.
+        write: writes the file.
+        is_export: whether ``--export`` asks for it, rather than an option of its own.
+        then: what to do with the file, as a sentence; or empty.
+    """
+
+    name: str
+    help: str
+    write: Callable[[ReportRequest, IO[bytes]], None]
+    is_export: bool = True
+    then: str = ""
+
+    def option(self, path: Path) -> list[str | Path]:
+        """The words of a command line that ask for it."""
+        return ["--export", self.name, path] if self.is_export else [f"--{self.name}", path]
+
+
+def _later(module: str, name: str = "write") -> Callable[..., Any]:
+    """A function of a module that is loaded when it is called."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        return getattr(import_module(f"umem.reports.{module}"), name)(*arguments, **options)
+
+    return call
+
+
+class Printed(NamedTuple):
+    """The report of a trace on standard output, and of two that are compared."""
+
+    of_step: Callable[..., Any]
+    of_comparison: Callable[..., Any]
+
+
+TEXT = Printed(_later("text.step", "step_text"), _later("text.comparison", "comparison_text"))
+JSON = Printed(_later("step_json", "step_json"), _later("step_json", "comparison_json"))
+OUTPUTS = [
+    Output(
+        "html",
+        "One page to explore in a browser; needs no network.",
+        _later("page.step_page"),
+        is_export=False,
+        then="Open it in a browser; it needs no network.",
+    ),
+    Output("png", "A picture.", _later("pictures.timeline"), is_export=False),
+    Output(
+        "perfetto",
+        "For ui.perfetto.dev and chrome://tracing.",
+        _later("perfetto"),
+        then="Open it at ui.perfetto.dev or chrome://tracing.",
+    ),
+]
+
+
+def register_output(output: Output) -> None:
+    """Have ``umem report`` write one more kind of file, asked for with ``--export``.
+
+    Raises:
+        StateError: there is one of that name, or it asks for an option of its own, which the
+            command has no more room for once it is loaded; nothing has changed.
+    """
+    if any(known.name == output.name for known in OUTPUTS):
+        raise StateError(f"there is an output {output.name!r} already: choose another name")
+    if not output.is_export:
+        raise StateError(f"--export {output.name} FILE asks for it: leave is_export as it is")
+    OUTPUTS.append(output)

@@ -1,0 +1,48 @@
+"""The beginning and the end of every picture: a figure of matplotlib, and a PNG."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import IO, Any
+
+from umem import extras
+from umem.errors import MissingDependencyError
+from umem.printable import shown
+
+INK, QUIET = "#1b2130", "#5b6475"
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty figure of a size in inches.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingDependencyError(
+            f"pictures need matplotlib; {extras.command('plot')}"
+        ) from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def finish(figure: Any, title: str, file: Path | IO[bytes]) -> None:
+    """Put a title above the panels, take their upper and right borders away, and write the PNG.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    for panel in figure.axes:
+        for side in ("top", "right"):
+            panel.spines[side].set_visible(False)
+    figure.suptitle(plain(title), x=0.01, ha="left", fontsize=11, color=INK)
+    with warnings.catch_warnings():  # a name may have letters that the font does not have
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        figure.savefig(file, dpi=110, format="png")
+
+
+def plain(text: str) -> str:
+    """Return text that matplotlib does not read as mathematics, shortened."""
+    return shown(text, 150).replace("$", r"\$")
