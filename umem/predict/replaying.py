@@ -147,9 +147,11 @@ def replay(
         clocks=[Clock(spec, each) for each in (costs, *extremes(costs))],
     )
     limit_bytes = None if limit is None else parse_bytes(limit, "limit")
-    device.install(Policy(mode, limit_bytes, prefetch, spill), everywhere=True)
+    reason = device.why_not(mode)
+    if reason is None:
+        device.install(Policy(mode, limit_bytes, prefetch, spill), everywhere=True)
     with _holding_together(trace):
-        reason = device.why_not(mode) or _feed(device, trace, advice or {})
+        reason = reason or _feed(device, trace, advice or {})
         needed_bytes, because = trace.peak_bytes, why_peak(trace)
     quick, slow = device.model.clocks[1:]
     device.model.driver.residency.forget()
