@@ -321,7 +321,7 @@ def test_a_budget_that_is_too_small_names_the_least_and_what_forces_it() -> None
     (learned,) = memory.graphs
     least = umem.chainer.Recompute("min")
     train(Deep, least, data=larger, steps=3)
-    assert f"({least.predicted_bytes} bytes" in text and "(30% of the plain step's" in text
+    assert f" {least.predicted_bytes} bytes)" in text and "(30% of the plain step's" in text
     assert "'Convolution2DFunction#" in text and "floor" in text
     fits = umem.chainer.Recompute(least.predicted_bytes)
     train(Deep, fits, data=larger, steps=3)

@@ -300,7 +300,7 @@ def test_too_small_a_budget_names_the_least_the_floor_and_what_forces_it() -> No
     np.random.seed(0)
     model, x, t = Shared(), rows(np.random.default_rng(0)), np.zeros(12, np.int32)
     memory = umem.chainer.Recompute(1000)
-    with pytest.raises(BudgetError, match=r"the least is .* floor of .*, which '.*' forces"):
+    with pytest.raises(BudgetError, match=r"the least budget is .* floor of .*, which '.*' forces"):
         with memory:
             for _ in range(3):
                 loss = backward(model, x, t)

@@ -208,22 +208,22 @@ def test_a_choice_among_gpus_is_the_choice_for_each() -> None:
 def test_plans_are_made_once_and_a_replay_serves_all_gpus_with_as_much_vram(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from umem.planner.problem import Problem
     from umem.predict import stepping as replays
-    from umem.predict.techniques.budget_graph import PassGraphs
 
     planned: list[Any] = []
     replayed: list[Any] = []
-    plan, replay = PassGraphs.within, replays.settled_steps
+    plan, replay = Problem.within, replays.settled_steps
 
-    def counted_plan(tape: Any, budget: int) -> Any:
+    def counted_plan(problem: Any, budget: Any) -> Any:
         planned.append(budget)
-        return plan(tape, budget)
+        return plan(problem, budget)
 
     def counted_replay(trace: Any, gpus: Any, mode: Any, **more: Any) -> Any:
         replayed.append((id(trace), mode, more.get("prefetch"), gpus[0].usable_bytes))
         return replay(trace, gpus, mode, **more)
 
-    monkeypatch.setattr(PassGraphs, "within", counted_plan)
+    monkeypatch.setattr(Problem, "within", counted_plan)
     monkeypatch.setattr(replays, "settled_steps", counted_replay)
     names = ("t4", "h200", "b200", "l4")
     choose_each(heavy(40), [gpu_spec(name).with_vram(128 * MIB) for name in names])
@@ -242,8 +242,10 @@ def test_that_there_is_nothing_to_plan_is_found_out_once(monkeypatch: pytest.Mon
     from umem.predict.techniques import subject
 
     asked: list[Any] = []
-    tapes_of = subject.tapes_of
-    monkeypatch.setattr(subject, "tapes_of", lambda trace: asked.append(trace) or tapes_of(trace))
+    problems_of = subject.problems_of
+    monkeypatch.setattr(
+        subject, "problems_of", lambda trace: asked.append(trace) or problems_of(trace)
+    )
     choices = choose_each(Trace(step(backward=False)), ["t4", "h200"])
     assert len(asked) == 1
     assert all("no backward" in named(each, "recompute min").reason for each in choices)

@@ -15,8 +15,7 @@ from umem.devices.virtual.advice import ACCESSED_BY_GPU
 from umem.devices.virtual.clock import BlockMoves
 from umem.devices.virtual.residency import Residency
 from umem.errors import SizeError, TraceError
-from umem.planner import plan
-from umem.predict.techniques.budget_graph import tapes_of
+from umem.predict.techniques.budget_graph import problems_of
 from umem.predict.techniques.rewrite import rewrite
 from umem.predict.techniques.settled import distinct, period_of, settled
 from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
@@ -96,8 +95,8 @@ def test_hints_on_what_a_plan_has_dropped_are_left_out(action: str) -> None:
         alive -= {e.tensor for e in step[:place] if isinstance(e, Free)}
         hint = Hint(action, tuple(whole(number) for number in sorted(alive)), 0)
         trace = Trace([*step[:place], hint, *step[place:]])
-        for tape in tapes_of(trace):
-            check(rewrite(trace, plan(tape.packing, None, model="saved")))
+        for problem in problems_of(trace):
+            check(rewrite(trace, problem.least().plan))
     tried(trace)
 
 

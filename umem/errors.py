@@ -117,11 +117,11 @@ class DataError(UmemError, ValueError):
 
 
 class FileError(UmemError, OSError):
-    """What is in the place of a file is none, or must stay; nothing was changed."""
+    """Something in the place of a file is none, or must stay; nothing was changed."""
 
 
 class UnsupportedError(UmemError, NotImplementedError):
-    """What the virtual GPU does not follow, or a checkpoint cannot run twice; nothing was done."""
+    """The virtual GPU does not follow it, or a checkpoint cannot run it twice; nothing was done."""
 
 
 class CompatError(UmemError, ImportError):

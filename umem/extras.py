@@ -17,7 +17,7 @@ PACKAGES = {
 
 
 def install(extra: str, name: str = "") -> str:
-    """The command that installs the packages of an extra.
+    """Write the command that installs the packages of an extra.
 
     It names packages, which can be installed wherever umem itself came from.
 
@@ -29,7 +29,7 @@ def install(extra: str, name: str = "") -> str:
 
 
 def command(extra: str, name: str = "") -> str:
-    """The same, and which extra that is."""
+    """Write the same, and which extra that is."""
     return f"{install(extra, name)} (umem's extra: {extra})"
 
 

@@ -26,7 +26,7 @@ _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.
 
 
 def reason(error: Exception) -> str:
-    """What is wrong with a path or a file, as a person would say it."""
+    """Say what is wrong with a path or a file as a person would."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file or folder"
     if isinstance(error, IsADirectoryError):
@@ -66,7 +66,7 @@ def _check_regular(status: os.stat_result) -> None:
 
 
 def check_target(path: Path, *, force: bool, way_out: str = "name another file") -> None:
-    """Whether a file may be put there, so that work is refused before it is done.
+    """See that a file may be put there, so that work is refused before it is done.
 
     Links are refused, wherever they lead: who follows them writes to what somebody else chose.
 
@@ -103,7 +103,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def check_folder(folder: Path) -> None:
-    """Whether files can be made in a folder; leaves nothing there.
+    """See that files can be made in a folder; leave nothing there.
 
     Raises:
         OSError, ValueError: they cannot.
@@ -115,7 +115,7 @@ def check_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def whole(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
-    """A file to write, which has its name when the block ends without an error.
+    """Write a file that has its name when the block ends without an error.
 
     A file that is replaced leaves its permissions and its owner to the new one.
 

@@ -18,7 +18,7 @@ _local = threading.local()
 
 
 def safe_lock() -> Any:
-    """A lock that its holder can take again (`threading.RLock`), safe across forks.
+    """Make a lock that its holder can take again (`threading.RLock`), safe across forks.
 
     A thread may hold several only in the order in which they were made, as the fork takes them.
     A fork waits for whoever holds one.

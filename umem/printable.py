@@ -17,7 +17,7 @@ LONGEST_PATH = 600
 
 
 def printable(text: str) -> str:
-    """The text with what would move a cursor, or cannot be encoded, written as escapes.
+    """Give the text with what would move a cursor, or cannot be encoded, written as escapes.
 
     >>> printable("a\\x1b[31mb")
     'a\\\\x1b[31mb'
@@ -28,7 +28,7 @@ def printable(text: str) -> str:
 
 
 def shown(value: str | os.PathLike[str], longest: int | None = None) -> str:
-    """A text or a path as a sentence may have it: printable, its middle left out where it is long.
+    """Make a text or a path fit for a sentence: printable, its middle left out where it is long.
 
     >>> shown("a\\nb"), shown("x" * 1000, 11)
     ('a\\\\nb', 'xxxx...xxxx')
@@ -40,7 +40,7 @@ def shown(value: str | os.PathLike[str], longest: int | None = None) -> str:
 
 
 def quoted(value: object) -> str:
-    """Any value in quotes or as Python writes it, short.
+    """Give any value in quotes or as Python writes it, short.
 
     >>> quoted("a\\x1b"), quoted([1] * 100)
     ("'a\\\\x1b'", '[1, 1, 1, 1, 1, 1, ...]')
@@ -49,12 +49,12 @@ def quoted(value: object) -> str:
 
 
 def sentence(text: str, longest: int = 2000) -> str:
-    """What a command says, line by line printable; a last resort, so that nothing gets through."""
+    """Make what a command says printable, line by line; the last resort."""
     return _cut("\n".join(printable(line) for line in _cut(text, longest).split("\n")), longest)
 
 
 def command_line(*words: str | os.PathLike[str]) -> str:
-    """Words as a line for a shell, which has no control characters in it whatever they hold.
+    """Join words to a line for a shell, which has no control characters in it whatever they hold.
 
     >>> print(command_line("umem", "report", "a b", "x\\x1by"))
     umem report 'a b' $'x\\x1by'

@@ -32,7 +32,7 @@ Exit = Callable[[type[BaseException] | None, BaseException | None, TracebackType
 
 
 class _Here(threading.local):
-    """What concerns one thread: an object that stands for it, and the last ``__exit__``."""
+    """The state of one thread: an object that stands for it, and the last ``__exit__``."""
 
     def __init__(self) -> None:
         self.thread = object()
@@ -82,24 +82,24 @@ class Scope:
         self._undo: list[Callable[[], None]] = []
 
     def is_on(self) -> bool:
-        """Whether it is open, and the calling thread's."""
+        """Tell whether it is open, and the calling thread's."""
         return self.is_open and self.thread is _here.thread
 
     def at_close(self, step: Callable[[], None]) -> None:
-        """Do this when it is closed, the last given first; more than once where interrupted.
+        """Do ``step`` when it is closed, the last given first; more than once where interrupted.
 
         To be given before what it undoes is done.
         """
         self._undo.append(step)
 
     def open(self, *payload: Any) -> None:
-        """From now on the calling context is inside."""
+        """Put the calling context inside from now on."""
         self.payload = payload
         self.is_open = True
         _entered.set(View((*(s for s in _entered.get().scopes if s.is_open), self)))
 
     def close(self) -> None:
-        """It is over, wherever it was opened; once more does what an interrupted close has not.
+        """End it, wherever it was opened; once more does what an interrupted close has not.
 
         Raises:
             whatever a step raised first, after the others.
@@ -135,7 +135,7 @@ class Scope:
             self.close()
 
     def is_left(self) -> bool:
-        """Whether its with statement is gone, of this thread, and it is not over."""
+        """Tell whether its with statement, of this thread, is gone while it is not over."""
         gone = self.handle is not None and self.handle() is None
         return gone and not self.is_over and self.thread is _here.thread
 
@@ -151,12 +151,12 @@ view_of_context = _entered.get
 
 
 def changed() -> None:
-    """What was derived so far may not hold any more."""
+    """Say that what was derived so far may not hold any more."""
     epoch.now = object()
 
 
 def derived(rule: Callable[[tuple[Any, ...]], _Value]) -> _Value:
-    """What ``rule``, a function of a module, makes of the payload of all that the caller is inside
+    """Find what ``rule``, a function of a module, makes of the payload of all the caller is inside
     of, outermost first; computed again only when that has changed."""
     view = _entered.get()
     if view.scopes and (view.epoch is not epoch.now or view.thread is not _here.thread):
@@ -168,7 +168,7 @@ def derived(rule: Callable[[tuple[Any, ...]], _Value]) -> _Value:
 
 
 def inside() -> tuple[Scope, ...]:
-    """The scopes that the calling code is inside of, outermost first."""
+    """List the scopes that the calling code is inside of, outermost first."""
     return tuple(scope for scope in _entered.get().scopes if scope.is_on())
 
 
@@ -223,7 +223,7 @@ class _Exit:
 
 
 def _is_with_statement(frame: FrameType) -> bool:
-    """Whether a frame is about to enter a with statement, and not just reading an attribute."""
+    """Tell whether a frame is about to enter a with statement, not just to read an attribute."""
     return opname[frame.f_code.co_code[frame.f_lasti]] in _WITH
 
 

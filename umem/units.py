@@ -77,7 +77,7 @@ def _parse_text(text: str, name: str) -> int:
 
 
 def format_bytes(nbytes: int | float | None) -> str:
-    """A size for a person; None is "unknown".
+    """Write a size for a person; None is "unknown".
 
     >>> format_bytes(1610612736), format_bytes(512)
     ('1.5 GiB', '512 B')
@@ -95,7 +95,7 @@ def _scaled(nbytes: int | float, digits: int) -> str:
 
 
 def format_apart(*sizes: int) -> list[str]:
-    """Sizes for a person, with the digits that it takes for different ones to read differently.
+    """Write sizes for a person, with the digits that different ones take to read differently.
 
     >>> format_apart(1788 << 20, 1789 << 20), format_apart(1 << 30, (1 << 30) + 1)
     (['1.746 GiB', '1.747 GiB'], ['1073741824 B', '1073741825 B'])
@@ -108,7 +108,7 @@ def format_apart(*sizes: int) -> list[str]:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """A time for a person; None is "unknown".
+    """Write a time for a person; None is "unknown".
 
     >>> format_seconds(0.0123), format_seconds(7300)
     ('12.3 ms', '2 h 2 min')

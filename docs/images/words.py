@@ -80,7 +80,7 @@ def refused() -> tuple[float, float]:
     except BudgetError as error:
         found = [
             re.search(rf"{name} ([\d.]+) MiB", str(error))
-            for name in ("the least is", "the floor of")
+            for name in ("the least budget is", "the floor of")
         ]
         least, floor = (float(match[1]) for match in found if match)
         return least, floor

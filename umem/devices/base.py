@@ -38,7 +38,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Policy:
-    """Where allocations come from.
+    """A rule for where allocations come from.
 
     ``limit_bytes`` bounds what the mode's pool may reserve; under ``hybrid`` it bounds the
     unmanaged part. ``prefetch`` makes memory resident as it is handed out. ``spill`` says where
@@ -55,7 +55,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Location:
-    """Where managed memory is advised to be, and where it is.
+    """The places that managed memory is advised to be at, and is at.
 
     ``resident_bytes`` (in VRAM) is None where the device cannot tell. A range whose parts
     differ reports None for what they differ in.
@@ -70,7 +70,7 @@ class Location:
 
 
 def common(locations: Sequence[Location]) -> Location:
-    """What some locations have in common, with the sum of their resident bytes."""
+    """Find what some locations have in common, with the sum of their resident bytes."""
     first, *others = locations
     places = set(first.accessed_by).intersection(*(other.accessed_by for other in others))
     resident = [each.resident_bytes for each in locations if each.resident_bytes is not None]
@@ -126,7 +126,7 @@ class Watcher(Protocol):
 
 
 class Served(NamedTuple):
-    """What a scope holds whose allocations on a device follow a policy, ``how`` being its own."""
+    """Part of a scope whose allocations on a device follow a policy, ``how`` being its own."""
 
     device: Device
     policy: Policy
@@ -134,7 +134,7 @@ class Served(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """What a scope holds in which a watcher is told of a device's allocations."""
+    """Part of a scope in which a watcher is told of a device's allocations."""
 
     device: Device
     watcher: Watcher
@@ -176,7 +176,7 @@ class Device(ABC):
 
     @property
     def figures(self) -> StepCost | None:
-        """What a model has counted so far; None where there is no model."""
+        """The counts of a model so far; None where there is no model."""
         return None
 
     def enter(self, scope: Scope) -> tuple[Any, ...]:
@@ -188,7 +188,7 @@ class Device(ABC):
 
     @abstractmethod
     def why_not(self, mode: Mode) -> str | None:
-        """Why this device cannot serve ``mode``, or None when it can."""
+        """Say why this device cannot serve ``mode``; None when it can."""
 
     def serve(self, scope: Scope, policy: Policy) -> None:
         """Open ``scope``: inside of it, allocations follow ``policy``.
@@ -244,7 +244,7 @@ class Device(ABC):
         scope.close()
 
     def install(self, policy: Policy, *, everywhere: bool) -> Restore:
-        """As `serve` and `serve_all`; returns what ends it, to be called once.
+        """Serve as `serve` or `serve_all` does; returns what ends it, to be called once.
 
         Raises:
             StateError: by what is returned, when it is called a second time.
@@ -273,34 +273,34 @@ class Device(ABC):
         """Serve everybody who is in no block by what `_prepared` has made."""
 
     def _watch(self, watcher: Watcher) -> Any:  # noqa: B027 (not every device needs something)
-        """What tells a watcher; nothing has changed by then."""
+        """Make what tells a watcher; change nothing yet."""
 
     def _unwatch(self, how: Any) -> None:  # noqa: B027 (most devices have nothing to do)
-        """That is not needed any more."""
+        """Forget what `_watch` has made."""
 
     def _entered(self, scope: Scope) -> None:  # noqa: B027
-        """The calling thread is inside ``scope`` now."""
+        """Do what the calling thread needs, which is inside ``scope`` now."""
 
     def _left(self, scope: Scope) -> None:  # noqa: B027
-        """Nobody is inside ``scope`` any more; a second time changes nothing."""
+        """Undo that, when nobody is inside ``scope`` any more; a second time changes nothing."""
 
     def settle(self) -> None:  # noqa: B027 (most devices tell at once)
         """Tell watchers of everything that was freed so far."""
 
     @abstractmethod
     def usage(self) -> Usage:
-        """What is reserved now, and at most."""
+        """Count the bytes that are reserved now, and were at most."""
 
     def features(self) -> tuple[Feature, ...]:
-        """What is on and off here, and why; in the order in which a person wants to read it."""
+        """List what is on and off here and why, in the order in which a person wants to read it."""
         return ()
 
     def versions(self) -> dict[str, str | None]:
-        """Versions of what stands between umem and the GPU; None where they cannot be told."""
+        """Look up the versions of what stands between umem and the GPU; None where none is told."""
         return {}
 
     def host_available_bytes(self) -> int | None:
-        """Host bytes that this process may still take, None where it is unknown."""
+        """Count the host bytes that this process may still take; None where it is unknown."""
         from umem.devices import host as host_memory
 
         return host_memory.available_bytes()
@@ -315,11 +315,11 @@ class Device(ABC):
 
     @abstractmethod
     def location(self, array: Any) -> Location:
-        """What is known of where an array's bytes are."""
+        """Say what is known of where an array's bytes are."""
 
     @abstractmethod
     def host_view(self, array: Any) -> np.ndarray[Any, Any]:
-        """A managed array's memory as a NumPy array, after waiting for the GPU.
+        """Wait for the GPU, and give a managed array's memory as a NumPy array.
 
         Raises:
             HintError: the array is not managed; DeviceError: the host cannot reach it now.

@@ -29,7 +29,7 @@ _UNLIMITED = 1 << 60
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Host bytes that can be had without swapping or being killed, or None where it is unknown.
+    """Count the host bytes to be had without swapping or being killed; None where it is unknown.
 
     The least of the kernel's own estimate (MemAvailable) and what every control group above
     this process leaves, version 1 or 2; page cache that a group can drop counts as free.
@@ -93,7 +93,7 @@ def _reclaimable(folder: Path, name: str) -> int:
 
 
 def is_wsl(root: Path = Path("/")) -> bool:
-    """Whether this Linux runs under Windows, where managed memory has Windows' rules.
+    """Tell whether this Linux runs under Windows, where managed memory has Windows' rules.
 
     Args:
         root: where ``proc`` is found. Raises nothing; a file that cannot be read says no.
@@ -102,7 +102,7 @@ def is_wsl(root: Path = Path("/")) -> bool:
 
 
 def kernel_driver_version(root: Path = Path("/")) -> str | None:
-    """The version of NVIDIA's kernel driver, such as ``"550.54.14"``, or None where none says."""
+    """Look up the version of NVIDIA's kernel driver ("550.54.14"); None where nothing says."""
     found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", _nvidia(root), re.MULTILINE)
     return found[1] if found else None
 
@@ -114,7 +114,7 @@ def _nvidia(root: Path) -> str:
 def host_view(
     address: int, shape: Sequence[int], strides: Sequence[int], dtype: Any, owner: Any
 ) -> np.ndarray[Any, Any]:
-    """The memory at ``address`` as a writable array, which keeps ``owner`` alive.
+    """Give the memory at ``address`` as a writable array, which keeps ``owner`` alive.
 
     Nothing is copied or checked: the host must be able to reach every byte. Any strides will do.
     """
@@ -130,7 +130,7 @@ def host_view(
 
 
 def unmanaged_text(shape: Sequence[int]) -> str:
-    """Why an array has no host view."""
+    """Say why an array has no host view."""
     return (
         f"an array of shape {tuple(shape)} is not managed memory of this device, so the host "
         "cannot see it; allocate it under umem.managed(), or copy it with .get()"

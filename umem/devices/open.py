@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Opener(Protocol):
-    """How a kind of device is opened."""
+    """A function that opens a kind of device."""
 
     def __call__(
         self, gpu: str | GpuSpec | None = None, vram_bytes: int | None = None

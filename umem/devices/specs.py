@@ -21,7 +21,7 @@ PCIE5 = "planning value for PCIe 5.0 x16"
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """What the model needs to know of a GPU.
+    """A GPU, as the model needs to know it.
 
     ``usable_bytes`` is what programs can have of ``vram_bytes``; where no figure is published it
     is 95% of it. Bandwidths are bytes a second, rates operations a second; ``host_in`` is host
@@ -47,7 +47,7 @@ class GpuSpec:
 
 @dataclass(frozen=True)
 class Costs:
-    """What the driver's work costs, in seconds a 2 MiB block. Host work: the same for every GPU.
+    """Costs of the driver's work, in seconds a 2 MiB block. Host work: the same for every GPU.
 
     Sources: NVIDIA's driver serves faults on one host thread (uvm_gpu_replayable_faults.c);
     Allen and Ge, SC 2021, measured batches on a Titan V; public measurements on P100 and RTX 5090

@@ -21,12 +21,12 @@ from umem.scopes import Scope, Scoped, inside
 
 
 def devices_served() -> list[Device]:
-    """The devices for which the calling code is inside of a block, once for each block."""
+    """List the devices for which the calling code is inside of a block, once for each block."""
     return [part.device for scope in inside() for part in scope.payload if isinstance(part, Served)]
 
 
 class Request(NamedTuple):
-    """What was asked for; on a device it becomes a policy."""
+    """A mode and its options, as asked for; on a device they become a policy."""
 
     mode: Mode
     limit: Limit | None = None
@@ -35,7 +35,7 @@ class Request(NamedTuple):
     preset: Preset | None = None
 
     def on(self, device: Device) -> Policy:
-        """The policy on this device, with the limit in bytes."""
+        """Make the policy on this device, with the limit in bytes."""
         limit_bytes = None if self.limit is None else self.limit.resolve(device)
         return Policy(self.mode, limit_bytes, self.prefetch, self.spill, self.preset)
 
@@ -43,7 +43,7 @@ class Request(NamedTuple):
 def checked_request(
     mode: str, limit: Size | None, prefetch: bool, spill: str = "host", preset: Preset | None = None
 ) -> Request:
-    """What was asked for, once it is seen to make sense on some device.
+    """See that what is asked for makes sense on some device.
 
     Raises:
         StateError, SizeError, HintError: unknown mode or spill; no limit; unknown preset.
@@ -59,7 +59,7 @@ def checked_request(
 
 
 class Memory:
-    """What a block gives: its device, mode and array module."""
+    """The memory of a block: its device, mode and array module."""
 
     def __init__(self, device: Device, policy: Policy) -> None:
         self.device = device

@@ -25,7 +25,7 @@ from umem.trace.frameworks import parts_of
 
 
 def arrays_in(x: Any) -> Iterator[Any]:
-    """The arrays in ``x``, each once, in a stable order.
+    """Find the arrays in ``x``, each once, in a stable order.
 
     Raises:
         HintError: something in it holds no arrays, or a container holds itself.
@@ -62,7 +62,7 @@ def _walk(x: Any) -> Iterator[Any]:
 
 
 def is_array(x: Any) -> bool:
-    """Whether ``x`` is an array; asks its type, because CuPy computes the interface."""
+    """Tell whether ``x`` is an array; asks its type, because CuPy computes the interface."""
     return isinstance(x, np.ndarray) or hasattr(type(x), "__cuda_array_interface__")
 
 
@@ -150,7 +150,7 @@ def preset(x: Any, name: Preset, *, unset: bool = False, strict: bool = False) -
 
 
 def location(x: Any) -> Location:
-    """Where memory is advised to be and was last prefetched to; resident bytes where known.
+    """Find where memory is advised to be and was last prefetched to; resident bytes where known.
 
     Of several arrays it reports what they agree in, and the sum of their resident bytes.
 
@@ -185,7 +185,7 @@ def _apply(x: Any, device: Device, hint: Callable[[Any], int], strict: bool) -> 
 
 
 def as_numpy(a: Any) -> np.ndarray[Any, Any]:
-    """The managed array ``a`` as a NumPy array of the same memory: nothing is copied.
+    """Give the managed array ``a`` as a NumPy array of the same memory: nothing is copied.
 
     Waits until the GPU has done everything that was asked of it, so what it wrote is there.
     Writes are seen on both sides. The view keeps the memory alive, also after ``a`` is gone.

@@ -38,7 +38,7 @@ class Limit:
     name: str = field(compare=False, default="limit")
 
     def resolve(self, device: Device) -> int:
-        """The limit in bytes, on this device and now.
+        """Work out the limit in bytes, on this device and now.
 
         Costs nothing for bytes and shares of VRAM; a few file reads for a share of the host.
 

@@ -28,7 +28,7 @@ _enabled: Handle | None = None
 
 
 class Handle(Scoped["Handle"]):
-    """What `enable` returns: leave it as a context manager, or call `umem.disable`.
+    """The answer of `enable`: leave it as a context manager, or call `umem.disable`.
 
     ``policy`` is None where UMEM_MODE keeps everything off.
     """
@@ -111,7 +111,7 @@ def enable(
 def _enabled_by(
     mode: str | None, limit: Size | None, prefetch: bool | None, made: list[Handle]
 ) -> Handle:
-    """The handle of what is on or switched on now, which is ``made`` then."""
+    """Find the handle of what is on, or switch it on and put the handle into ``made``."""
     global _enabled
     request = _requested(mode, limit, prefetch)
     device = entered_device() if request is None else current_device()
@@ -141,7 +141,7 @@ def _forget(handle: Handle) -> None:
 
 
 def _requested(mode: str | None, limit: Size | None, prefetch: bool | None) -> Request | None:
-    """What is asked of `enable`, by its arguments or the environment; None is nothing."""
+    """Read what is asked of `enable`, by its arguments or the environment; None is nothing."""
     chosen = environment.mode() if mode is None else mode
     if chosen == "off" and mode is None:
         return None
@@ -243,7 +243,7 @@ def _end_all_on(device: Device) -> None:
 
 
 def active_policy(device: Device) -> Policy | None:
-    """What this thread's allocations on a device follow, or None where umem leaves them alone."""
+    """Find the policy of this thread's allocations on a device; None where umem has none."""
     policy = policy_here(device)
     if policy is not None:
         return policy
@@ -252,7 +252,7 @@ def active_policy(device: Device) -> Policy | None:
 
 
 def why_on(device: Device) -> str:
-    """Why umem is on or off on this device in this thread, in words."""
+    """Say why umem is on or off on this device in this thread."""
     if device in devices_served():
         return "a block of this thread"
     handle = _enabled

@@ -69,7 +69,7 @@ class WatchingBlock(Scoped[_Entered]):
         return "a block is left once"
 
     def freed(self, ticket: Any) -> None:
-        """What the device calls; see `Watcher`."""
+        """Be told by the device; see `Watcher`."""
         self._dead.append(ticket)
 
     def _count_dead(self) -> None:
@@ -111,7 +111,7 @@ class Statistics(WatchingBlock["Statistics"]):
         self._figures = dict.fromkeys(_FIGURES, 0)
 
     def allocated(self, nbytes: int, label: str) -> int:
-        """What the device calls; see `Watcher`."""
+        """Be told by the device; see `Watcher`."""
         with self._lock:
             if self._dead:
                 self._count_dead()
@@ -133,7 +133,7 @@ class Statistics(WatchingBlock["Statistics"]):
                 self._figures["current_count"] -= 1
 
     def summary(self) -> dict[str, int]:
-        """All six figures."""
+        """Sum up all six figures."""
         self._settle()
         with self._lock:
             return dict(self._figures)
@@ -169,7 +169,7 @@ class Statistics(WatchingBlock["Statistics"]):
         return self.summary()["total_count"]
 
     def to_json(self) -> dict[str, Any]:
-        """The figures and their device, for a JSON file."""
+        """Give the figures and their device for a JSON file."""
         return {**self._where_json(), **self.summary()}
 
     def print_report(self, file: TextIO | None = None, unit: str = "auto") -> None:
@@ -193,7 +193,7 @@ class Statistics(WatchingBlock["Statistics"]):
 
 
 def format_in(nbytes: int, unit: str) -> str:
-    """A size in one unit, or in the one that suits it ("auto").
+    """Write a size in one unit, or in the one that suits it ("auto").
 
     Raises:
         SizeError: there is no such unit.

@@ -22,7 +22,9 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Status:
-    """What is on, and what it holds. ``str()`` of it is for a person, at most 80 columns wide.
+    """The state of umem: what is on, and what it holds.
+
+    ``str()`` of it is for a person, at most 80 columns wide.
 
     ``factor`` is managed and unmanaged bytes reserved over VRAM. None is "unknown". ``features``
     says of each thing whether it is on, and why; ``versions`` has None where there is nothing.
@@ -48,15 +50,15 @@ class Status:
         return "\n".join([self.table(), *([""] if self.features else []), *self._feature_lines()])
 
     def table(self) -> str:
-        """The figures alone, one a line."""
+        """Write the figures alone, one a line."""
         return columns(self._rows())
 
     def feature(self, name: str) -> Feature | None:
-        """The feature of that name, or None."""
+        """Look up the feature of that name; None where there is none."""
         return next((feature for feature in self.features if feature.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as what JSON can hold; sizes are bytes."""
+        """Give everything as what JSON can hold; sizes are bytes."""
         return asdict(self)
 
     def _rows(self) -> list[tuple[str, str]]:
@@ -96,7 +98,7 @@ _FEATURE_COLUMN = 20
 
 
 def columns(rows: Iterable[tuple[str, str]], width: int = _COLUMN) -> str:
-    """Rows of a name and a text, within 80 columns; only what has no space in it is longer."""
+    """Write rows of a name and a text within 80 columns; only what has no space is longer."""
     return "\n".join(line for name, text in rows for line in _wrapped(name, text, width))
 
 
@@ -112,7 +114,7 @@ def _wrapped(name: str, text: str, width: int) -> list[str]:
 
 
 def status() -> Status:
-    """What is on in this thread, on which device, what it can do, and how much it holds.
+    """Find out what is on in this thread, on which device, what it can do and how much it holds.
 
     Costs some file reads and, on CUDA, some calls to the driver: about a millisecond. Never
     raises: what cannot be asked is None or "unknown", and a feature says why.
@@ -173,7 +175,7 @@ def _reason(error: Exception) -> str:
 
 @functools.cache
 def versions() -> dict[str, str | None]:
-    """Versions of umem, Python and the libraries; None for what is not installed."""
+    """Look up the versions of umem, Python and the libraries; None for what is not installed."""
     from umem.extras import installed_version
 
     return {name: installed_version(name) for name in _PACKAGES}

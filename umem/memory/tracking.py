@@ -31,7 +31,7 @@ def track(stacks: bool = True, *, check: bool = False) -> Tracker:
 
 @dataclass(frozen=True)
 class Holding:
-    """What one place in the code holds: ``count`` allocations of ``nbytes`` together.
+    """The memory that one place in the code holds: ``count`` allocations of ``nbytes`` together.
 
     ``stack`` has the innermost frame first, and is empty where stacks were not kept. ``label`` is
     what the device calls the memory: the operation that made it, or the mode it came from.
@@ -43,7 +43,7 @@ class Holding:
     stack: tuple[Frame, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The holding, for a JSON file."""
+        """Give the holding for a JSON file."""
         stack = [frame._asdict() for frame in self.stack]
         return {"nbytes": self.nbytes, "count": self.count, "label": self.label, "stack": stack}
 
@@ -80,7 +80,7 @@ class Tracker(WatchingBlock["Tracker"]):
             raise LeakError(_leak_text(self.outstanding(), self._where()))
 
     def allocated(self, nbytes: int, label: str) -> int:
-        """What the device calls; see `Watcher`."""
+        """Be told by the device; see `Watcher`."""
         stack = places() if self._stacks else ()
         with self._lock:
             if self._dead:
@@ -95,14 +95,14 @@ class Tracker(WatchingBlock["Tracker"]):
                 del self._live[self._dead.popleft()]
 
     def outstanding(self) -> list[Holding]:
-        """What is held, one entry a stack (or a label where none was kept), largest first."""
+        """List what is held, one entry a stack (or a label where none was kept), largest first."""
         self._settle()
         with self._lock:
             live = list(self._live.values())
         return _grouped(live)
 
     def to_json(self) -> dict[str, Any]:
-        """What is held and on which device, for a JSON file."""
+        """Give what is held, and on which device, for a JSON file."""
         holdings = [holding.to_json() for holding in self.outstanding()]
         return {**self._where_json(), "outstanding": holdings}
 

@@ -22,7 +22,7 @@ from umem.planner.node import Node
 from umem.planner.plans import Method, Plan
 from umem.planner.referee import Simulation, referee, simulate
 from umem.planner.schedule import Action, actions
-from umem.units import format_bytes
+from umem.units import format_apart, format_bytes
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,16 @@ class Problem:
         return Solution(found, self._whole, self.constant_bytes(packs=False), False)
 
     def least(self, method: Method = "auto") -> Solution:
-        """The plan of the least bytes that a method has."""
+        """The plan of the least bytes that a method has; found once."""
+        if method not in self._least:
+            self._least[method] = self._find_least(method)
+        return self._least[method]
+
+    @cached_property
+    def _least(self) -> dict[Method, Solution]:
+        return {}
+
+    def _find_least(self, method: Method) -> Solution:
         found = make_plan(self._packing, None, self._method(method), model="saved")
         return Solution(found, self._packing, self.constant_bytes(packs=True), True)
 
@@ -265,8 +274,7 @@ class Problem:
         """The plan for a budget in all; None: the least.
 
         Raises:
-            BudgetError: there is none; names the least that there is one for, the floor, and what
-                forces them.
+            BudgetError: there is none; names the least that there is one for.
         """
         if budget_bytes is None:
             return self.least(method)
@@ -275,9 +283,10 @@ class Problem:
         constant = self.constant_bytes(packs=True)
         if budget_bytes <= constant:
             raise self._too_small(budget_bytes, method)
-        above = budget_bytes - constant
         try:
-            found = make_plan(self._packing, above, self._method(method), model="saved")
+            found = make_plan(
+                self._packing, budget_bytes - constant, self._method(method), model="saved"
+            )
         except BudgetError:
             raise self._too_small(budget_bytes, method) from None
         return Solution(found, self._packing, constant, True)
@@ -288,17 +297,22 @@ class Problem:
         return method
 
     def _too_small(self, budget_bytes: int, method: Method) -> BudgetError:
-        tightest, whole = self.least(method), self.plain_bytes
-        moments = simulate(tightest.graph, tightest.plan).timeline
-        forced = max(moments, key=lambda moment: moment.during_bytes).action
-        least, (size, node) = tightest.peak_bytes, self.floor
+        least, whole = self.least(method).peak_bytes, self.plain_bytes
+        asked, said, plain = format_apart(budget_bytes, least, whole)
         return BudgetError(
-            f"a budget of {format_bytes(budget_bytes)} ({budget_bytes / whole:.0%} of the plain "
-            f"step's {format_bytes(whole)}) is too small: the least is {format_bytes(least)} "
-            f"({least} bytes, {math.ceil(100 * least / whole)}%), which {forced.kind} of "
-            f"{forced.node!r} forces. Parameters, state and inputs are "
-            f"{format_bytes(tightest.constant_bytes)} of it; no plan whatever gets below the floor "
-            f"of {format_bytes(size)}, which {node!r} forces"
+            f"a budget of {asked} ({budget_bytes / whole:.0%} of the plain step's {plain}) is too "
+            f"small: the least budget is {said} ({math.ceil(100 * least / whole)}%, {least} bytes)"
+        )
+
+    def why_not_less(self, method: Method = "auto") -> str:
+        """Say what forces the least budget, and the floor, as the end of a sentence."""
+        least, (size, node) = self.least(method), self.floor
+        moments = simulate(least.graph, least.plan).timeline
+        forced = max(moments, key=lambda moment: moment.during_bytes).action
+        return (
+            f"which {forced.kind} of {forced.node!r} forces. Parameters, state and inputs are "
+            f"{format_bytes(least.constant_bytes)} of it; no plan whatever gets below the floor of "
+            f"{format_bytes(size)}, which {node!r} forces"
         )
 
     @cached_property

@@ -67,9 +67,10 @@ def carried(seen: SeenGraph, target: Target) -> tuple[Carried, str | None]:
     try:
         solution = problem.within(room, target.method)
     except BudgetError as error:
+        told = f"{error}, {problem.why_not_less(target.method)}"
         if target.strict or not isinstance(target.budget, float):
-            raise
-        said = f"{error}. The budget is a share, so this graph is run at its least"
+            raise BudgetError(told) from None
+        said = f"{told}. The budget is a share, so this graph is run at its least"
         solution = problem.least(target.method)
     return _carried(seen, solution, plain, room), said
 

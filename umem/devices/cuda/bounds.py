@@ -16,7 +16,7 @@ the program itself: staging buffers, page tables, the page cache that keeps it a
 
 
 class Bounds:
-    """What may be reserved: the active policy's limit, a cap, and what the host can hold.
+    """The bounds on what is reserved: the active policy's limit, a cap, and what the host can hold.
 
     ``cap_bytes`` bounds all managed memory together, whatever the policy says. Costs a few file
     reads a growth. Safe from any thread as long as the ledger's lock is held.
@@ -28,7 +28,7 @@ class Bounds:
         self.cap_bytes: int | None = None
 
     def refusal(self, kind: Kind, nbytes: int, after: dict[Kind, int]) -> Exception | None:
-        """Why ``nbytes`` more would be too many, as the error to raise, or None."""
+        """Make the error to raise where ``nbytes`` more are too many; None where they are not."""
         error = self._over_limit(kind, nbytes, after)
         if error is None and kind != "unmanaged":
             error = self._over_cap(nbytes, after) or self._over_host(kind, nbytes, after)
@@ -92,7 +92,7 @@ def _host_error(nbytes: int, reserved: int, host: int, vram: int) -> Exception:
 
 
 def limit_of(policy: Policy | None, kind: Kind) -> int | None:
-    """The bytes that a policy lets a pool reserve; hybrid's limit is for its unmanaged part."""
+    """Find what a policy lets a pool reserve; hybrid's limit is for its unmanaged part."""
     if policy is None:
         return None
     bounded: Kind = "managed" if policy.mode == "managed" else "unmanaged"

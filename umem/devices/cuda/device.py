@@ -80,11 +80,11 @@ class CudaDevice(Device):
         return self.driver.free_bytes()
 
     def host_available_bytes(self) -> int | None:
-        """Host bytes that this process may still take, None where it is unknown."""
+        """Count the host bytes that this process may still take; None where it is unknown."""
         return self.driver.host_available_bytes()
 
     def why_not(self, mode: Mode) -> str | None:
-        """Why this GPU cannot serve ``mode``: managed memory that cannot be oversubscribed.
+        """Say why this GPU cannot serve ``mode``: managed memory that cannot be oversubscribed.
 
         Hybrid does not need it: there it spills to pinned host memory.
         """
@@ -93,14 +93,14 @@ class CudaDevice(Device):
         return None if mode == "unmanaged" else self.driver.hybrid_problem()
 
     def features(self) -> tuple[Feature, ...]:
-        """What this GPU, its driver and its libraries can do, and why not more."""
+        """List what this GPU, its driver and its libraries can do, and why not more."""
         found: tuple[Feature, ...] = importlib.import_module("umem.devices.cuda.features").features(
             self.driver
         )
         return found
 
     def versions(self) -> dict[str, str | None]:
-        """Versions of NVIDIA's driver, of the CUDA that it serves, and of CuPy's CUDA."""
+        """Look up the versions of NVIDIA's driver, of the CUDA it serves, and of CuPy's CUDA."""
         return self.driver.versions()
 
     def _prepared(self, policy: Policy) -> tuple[Malloc, CupyPool]:
@@ -143,7 +143,7 @@ class CudaDevice(Device):
 
     @property
     def is_installed(self) -> bool:
-        """Whether the calling code's allocations are served by a policy of this device."""
+        """True where the calling code's allocations are served by a policy of this device."""
         return self.policy is not None
 
     @property
@@ -156,7 +156,7 @@ class CudaDevice(Device):
         self.pools.bounds.cap_bytes = nbytes
 
     def usage(self) -> Usage:
-        """What the pools have reserved, CuPy's default pool included.
+        """Count what the pools have reserved, CuPy's default pool included.
 
         The peak counts the default pool as it was whenever one of ours grew or this was asked.
         """
@@ -203,7 +203,7 @@ class CudaDevice(Device):
             return hints.advise(spans, advice, self.ordinal if place is None else place, unset)
 
     def location(self, array: Any) -> Location:
-        """What the driver says of the array's range; residency only where it is fixed."""
+        """Ask the driver of the array's range; residency is known only where it is fixed."""
         spans = self._managed_spans(array)
         if not spans:
             on_host = bool(array.nbytes) and self.driver.is_on_host(array.data.ptr)
@@ -212,7 +212,7 @@ class CudaDevice(Device):
             return hints.location(spans)
 
     def host_view(self, array: Any) -> np.ndarray[Any, Any]:
-        """The array's memory for the host; see `Device.host_view`. Waits for the whole GPU."""
+        """Give the array's memory to the host; see `Device.host_view`. Waits for the whole GPU."""
         self._check_mine(array)
         if array.nbytes and not self.driver.is_managed(array.data.ptr):
             raise HintError(unmanaged_text(array.shape))

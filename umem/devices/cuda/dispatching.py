@@ -39,11 +39,11 @@ class Layer:
 
     @property
     def is_needed(self) -> bool:
-        """Whether one of its scopes is open."""
+        """True while one of its scopes is open."""
         return any([scope.is_open for scope in self.scopes])
 
     def serve(self, scope: Scope) -> None:
-        """Be for this scope too."""
+        """Serve this scope too."""
         self.scopes = (*(other for other in self.scopes if other.is_open), scope)
 
     def put_in(self) -> None:
@@ -55,7 +55,7 @@ class Layer:
         memory._set_thread_local_allocator(self._before)
 
     def resolved(self) -> Malloc:
-        """What the calling code allocates by now."""
+        """Find what the calling code allocates by now."""
         if not self.is_needed:
             clear()
             return self._below()
@@ -77,6 +77,7 @@ class Layer:
     def _below(self) -> Malloc:
         if self._before is not None:
             return self._before
+        # CuPy tells of the process's allocator only to a thread that has none of its own.
         now = memory._get_thread_local_allocator()
         try:
             memory._set_thread_local_allocator(None)
@@ -136,7 +137,7 @@ def clear() -> None:
 
 
 def in_force() -> Malloc:
-    """What the calling code allocates by: a pool's own method, where nothing watches it."""
+    """Find what the calling code allocates by: a pool's own method, where nothing watches it."""
     layer = _top()
     found: Malloc = cupy.cuda.get_allocator()
     return found if layer is None else layer.resolved()

@@ -158,7 +158,7 @@ class Driver:
         return host_memory.available_bytes()
 
     def capturing(self, stream: int | None = None) -> bool:
-        """Whether a stream, by default the current one, records a graph instead of running."""
+        """Tell whether a stream, by default the current one, records a graph instead of running."""
         if stream is None:
             stream = cupy.cuda.get_current_stream().ptr
         try:
@@ -169,15 +169,15 @@ class Driver:
             raise
 
     def is_managed(self, address: int) -> bool:
-        """Whether an address lies in managed memory."""
+        """Tell whether an address lies in managed memory."""
         return bool(runtime.pointerGetAttributes(address).type == MANAGED_POINTER)
 
     def is_on_host(self, address: int) -> bool:
-        """Whether an address lies in pinned host memory."""
+        """Tell whether an address lies in pinned host memory."""
         return bool(runtime.pointerGetAttributes(address).type == runtime.memoryTypeHost)
 
     def stream_address(self, stream: Any) -> int:
-        """The handle of a CuPy stream or of what says it is one; None is the current stream.
+        """Find the handle of a CuPy stream or of what says it is one; None is the current stream.
 
         Raises:
             DeviceError: it is no stream.
@@ -195,7 +195,7 @@ class Driver:
         cupy.cuda.Device(self.ordinal).synchronize()
 
     def managed_problem(self) -> str | None:
-        """Why managed memory cannot be oversubscribed here, or None.
+        """Say why managed memory cannot be oversubscribed here; None where it can.
 
         Every visible GPU is asked: one without concurrent access brings the old rules to all.
         """
@@ -208,7 +208,7 @@ class Driver:
         return None
 
     def hybrid_problem(self) -> str | None:
-        """Why hybrid memory has nothing to spill to here, or None.
+        """Say why hybrid memory has nothing to spill to here; None where it has.
 
         Where managed memory cannot be oversubscribed, it spills to pinned host memory.
         """
@@ -248,7 +248,7 @@ def _managed_problem_of(ordinal: int) -> str | None:
 
 
 def visible_gpus() -> int | str:
-    """How many GPUs there are, or why there is none, in words."""
+    """Count the GPUs, or say in words why there is none."""
     try:
         return int(runtime.getDeviceCount()) or "the driver sees no GPU"
     except runtime.CUDARuntimeError as error:
@@ -276,7 +276,7 @@ def _version(number: int) -> str:
 
 
 def libraries_problem() -> str | None:
-    """Which CUDA library CuPy needs and cannot load, or None."""
+    """Name the CUDA library that CuPy needs and cannot load; None where it has all."""
     try:
         cupy.cuda.nvrtc.getVersion()
     except (ImportError, OSError, RuntimeError, AttributeError) as error:

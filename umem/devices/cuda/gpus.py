@@ -22,7 +22,7 @@ _lock = threading.Lock()
 
 
 def open_cuda(ordinal: int | None = None) -> CudaDevice:
-    """The GPU with this ordinal, or the one that CuPy uses now.
+    """Open the GPU with this ordinal, or the one that CuPy uses now.
 
     The same object every time: its pools live as long as the process. The first call imports
     CuPy and asks the driver for the GPUs; it creates no context on any of them. Thread-safe.
@@ -55,7 +55,7 @@ def _already_open(ordinal: int | None) -> CudaDevice | None:
 
 
 def cuda_reason(ordinal: int | None = None) -> str | None:
-    """Why there is no CUDA device, or None when there is one.
+    """Say why there is no CUDA device; None when there is one.
 
     Imports CuPy where it is installed. Raises nothing.
     """

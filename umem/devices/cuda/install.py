@@ -125,6 +125,7 @@ class Installer:
                 process after it is still in; nothing has changed.
         """
         dispatching.clear()
+        # CuPy refuses to set one beside a thread's own, and only this private tells of that.
         if memory._get_thread_local_allocator() is not None:
             raise StateError(_IN_A_BLOCK.format(verb="switched off"))
         for installed in self._everywhere[:-1]:
@@ -135,8 +136,10 @@ class Installer:
     def _restore(self, installed: _Installed) -> None:
         if not installed.may_be_in:
             return
+        # By CuPy's privates, because its public setter refuses while the thread has its own: which
+        # it may have here, inside of a block that somebody has suspended.
         here = memory._get_thread_local_allocator()
-        try:  # also where this thread is inside of a block that somebody has suspended
+        try:
             memory._set_thread_local_allocator(None)
             _set_allocator(installed.before)
         finally:

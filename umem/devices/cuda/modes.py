@@ -46,7 +46,7 @@ class Hybrid:
 
     @property
     def under_pressure(self) -> bool:
-        """Whether a request has spilled, so that large ones are no longer tried blindly."""
+        """True once a request has spilled, so that large ones are no longer tried blindly."""
         return self._direct_from < sys.maxsize
 
     def malloc(self, nbytes: int) -> Any:
@@ -115,7 +115,7 @@ class Hybrid:
 
 
 def allocator(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, CupyPool]:
-    """The allocator to install, and the pool that it draws on first.
+    """Choose the allocator to install, and the pool that it draws on first.
 
     Plain `managed`, with or without a limit or a preset, is the pool's own method, the same
     object each time; a preset has a pool of its own. `unmanaged` is CuPy's default pool, with a

@@ -68,7 +68,7 @@ class CoreHints:
         return advised
 
     def location(self, spans: Sequence[Span]) -> Location:
-        """What the driver says of ranges; None for what they differ in."""
+        """Ask the driver of ranges; None for what they differ in."""
         return common([self._location_of(span) for span in spans])
 
     def _advise_one(self, buffer: Any, advice: Advice, place: Place, unset: bool) -> None:

@@ -12,7 +12,10 @@ from umem.devices.cuda.held import Held, HeldRef
 
 
 class Telling:
-    """What one watcher was told of; any thread may free, and `settle` may be called from any."""
+    """The allocations that one watcher was told of.
+
+    Any thread may free, and `settle` may be called from any.
+    """
 
     def __init__(self, watcher: Watcher) -> None:
         self.watcher = watcher

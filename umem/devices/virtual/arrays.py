@@ -84,21 +84,21 @@ class FollowedArray(np.ndarray[Any, Any]):
         _record("setitem", run, (value,), (target,))
 
     def copy(self, order: Any = "C") -> Any:
-        """A copy of its own memory."""
+        """Make a copy with memory of its own."""
         return _record("copy", lambda: _plain(self).copy(order), (self,), ())
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:  # type: ignore[override]
-        """A copy of another type; the array itself where nothing changes and ``copy`` is false."""
+        """Make a copy of another type; without ``copy``, only where something changes."""
         if not copy and np.dtype(dtype) == self.dtype:
             return self
         return _record("astype", lambda: _plain(self).astype(dtype), (self,), ())
 
     def reshape(self, *shape: Any, order: Any = "C") -> Any:  # type: ignore[override]
-        """A view where that is possible, otherwise a copy."""
+        """Give a view where that is possible, otherwise a copy."""
         return self._view_or_copy("reshape", _plain(self).reshape(*shape, order=order))
 
     def ravel(self, order: Any = "C") -> Any:
-        """A view of one dimension where that is possible, otherwise a copy."""
+        """Give a view of one dimension where that is possible, otherwise a copy."""
         return self._view_or_copy("ravel", _plain(self).ravel(order))
 
     def _view_or_copy(self, name: str, made: Any) -> Any:
@@ -159,7 +159,7 @@ for _refused in {name for name in dir(np.ndarray) if not name.startswith("_")} -
 
 
 def empty(shape: Any, dtype: Any = float, order: Any = "C") -> Any:
-    """An array without contents; nothing is touched."""
+    """Make an array without contents; nothing is touched."""
     return _follow(np.empty(shape, dtype, order), "empty")
 
 
@@ -175,46 +175,46 @@ zeros, ones, full, arange = map(_maker, ("zeros", "ones", "full", "arange"))
 
 
 def empty_like(a: Any, dtype: Any = None) -> Any:
-    """As `empty`, in the shape and type of ``a``."""
+    """Make an array as `empty` does, in the shape and type of ``a``."""
     return empty(a.shape, dtype or a.dtype)
 
 
 def zeros_like(a: Any, dtype: Any = None) -> Any:
-    """As `zeros`, in the shape and type of ``a``."""
+    """Make an array as `zeros` does, in the shape and type of ``a``."""
     return zeros(a.shape, dtype or a.dtype)
 
 
 def ones_like(a: Any, dtype: Any = None) -> Any:
-    """As `ones`, in the shape and type of ``a``."""
+    """Make an array as `ones` does, in the shape and type of ``a``."""
     return ones(a.shape, dtype or a.dtype)
 
 
 def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Any:
-    """As `full`, in the shape and type of ``a``."""
+    """Make an array as `full` does, in the shape and type of ``a``."""
     return full(a.shape, fill_value, dtype or a.dtype)
 
 
 def array(obj: Any, dtype: Any = None, copy: bool = True) -> Any:
-    """A copy on the device: uploaded from the host, or copied on the device."""
+    """Make a copy on the device: uploaded from the host, or copied on the device."""
     if isinstance(obj, FollowedArray):
         return obj.astype(dtype or obj.dtype, copy=copy)
     return _follow(np.array(obj, dtype), "array", uploaded=True)
 
 
 def asarray(a: Any, dtype: Any = None) -> Any:
-    """The array itself where it is on the device already, otherwise an uploaded copy."""
+    """Give the array itself where it is on the device already, otherwise an uploaded copy."""
     return array(a, dtype, copy=False)
 
 
 def ascontiguousarray(a: Any, dtype: Any = None) -> Any:
-    """The array itself where it is C-contiguous, otherwise a copy that is."""
+    """Give the array itself where it is C-contiguous, otherwise a copy that is."""
     if a.flags.c_contiguous and dtype in (None, a.dtype):
         return asarray(a)
     return a.astype(dtype or a.dtype)
 
 
 def copy(a: Any) -> Any:
-    """A copy of its own memory."""
+    """Make a copy with memory of its own."""
     return a.copy()
 
 
@@ -224,7 +224,7 @@ def copyto(dst: Any, src: Any) -> None:
 
 
 def asnumpy(a: Any) -> np.ndarray[Any, Any]:
-    """A copy in host memory."""
+    """Make a copy in host memory."""
     return a.get() if isinstance(a, FollowedArray) else np.asarray(a)
 
 
@@ -258,7 +258,7 @@ def _plain_nested(value: Any) -> Any:
 
 
 def _basic(key: Any) -> Any:
-    """A key that gives a view: integers alone get an ellipsis, as CuPy gives 0-d arrays."""
+    """Make a key that gives a view: integers alone get an ellipsis, as CuPy gives 0-d arrays."""
     keys = key if isinstance(key, tuple) else (key,)
     for item in keys:
         basic = item is None or item is Ellipsis or isinstance(item, slice)

@@ -84,7 +84,7 @@ class Clock:
         return max(self.host_seconds, self.device_seconds)
 
     def launch(self, host_seconds: float | None, phase: str = "array") -> None:
-        """The host needs this long to issue the next operation.
+        """Let the host take this long to issue the next operation.
 
         None is a launch, and what Chainer's Python takes for an operation of that phase.
         """
@@ -99,7 +99,7 @@ class Clock:
         pattern: str,
         ready_seconds: float,
     ) -> None:
-        """The GPU runs one operation, with the faults it takes on the way.
+        """Run one operation on the GPU, with the faults it takes on the way.
 
         ``ready_seconds`` is when the last prefetch it must wait for is done.
         """
@@ -117,7 +117,7 @@ class Clock:
         self.link_seconds = self.device_seconds
 
     def compute(self, flops: int, traffic_bytes: int) -> None:
-        """The GPU runs one operation, for which everything is where it has to be."""
+        """Run one operation on the GPU, for which everything is where it has to be."""
         arithmetic, traffic = flops / self._flop_rate, traffic_bytes / self._byte_rate
         seconds = arithmetic if arithmetic > traffic else traffic
         self.compute_seconds += seconds
@@ -127,12 +127,12 @@ class Clock:
         self.device_seconds = start + seconds
 
     def free(self, block_count: int) -> None:
-        """Blocks go back to the driver: the host waits for the GPU, as ``cudaFree`` does."""
+        """Give blocks back to the driver: the host waits for the GPU, as ``cudaFree`` does."""
         if block_count:
             self.host_seconds = self.seconds + block_count * self._costs.allocation
 
     def move(self, moves: BlockMoves, nbytes: int = 0, *, overlap: bool = False) -> float:
-        """A prefetch, or an upload of ``nbytes`` from pinned host memory, as a job of its own.
+        """Run a prefetch, or an upload of ``nbytes`` from pinned host memory, as a job of its own.
 
         Returns when it is done. With ``overlap`` it runs on a stream of its own.
         """
@@ -146,7 +146,7 @@ class Clock:
         return self.device_seconds
 
     def remote_seconds(self, read_bytes: float, written_bytes: float, pattern: str) -> float:
-        """Time of reading and writing host memory over the bus, without migration."""
+        """Add up the time of reading and writing host memory over the bus, without migration."""
         efficiency = self._costs.remote_efficiency
         if pattern == "random":
             efficiency = self._costs.remote_scattered

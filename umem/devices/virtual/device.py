@@ -110,7 +110,7 @@ class VirtualGPU(Device):
         return (self.recorder,)
 
     def why_not(self, mode: Mode) -> str | None:
-        """Managed memory needs a host link to move blocks over."""
+        """Refuse managed memory where there is no host link to move blocks over."""
         if mode != "unmanaged" and self.spec.host_in_bandwidth is None:
             return (
                 f"{self.spec.title} shares its memory with the CPU and has no concurrent managed "
@@ -119,7 +119,7 @@ class VirtualGPU(Device):
         return None
 
     def features(self) -> tuple[Feature, ...]:
-        """What the model covers of this GPU, and what it leaves out."""
+        """List what the model covers of this GPU, and what it leaves out."""
         return features(self.spec, self.why_not("managed"))
 
     def _prepared(self, policy: Policy) -> None:
@@ -154,7 +154,7 @@ class VirtualGPU(Device):
             self._flush()
 
     def usage(self) -> Usage:
-        """What the pools hold; resident bytes are known here, because they are simulated."""
+        """Count what the pools hold; resident bytes are known here, because they are simulated."""
         with self.model.lock:
             self._flush()
             return Usage(
@@ -180,7 +180,7 @@ class VirtualGPU(Device):
         return self._hint(array, Hint(advice, (), place, unset))
 
     def location(self, array: Any) -> Location:
-        """Where an array's blocks are in the model."""
+        """Find where an array's blocks are in the model."""
         with self.model.lock:
             found = None if self.recorder is None else self.recorder.known(array)
             tensor = None if found is None else self.model.tensors.get(found[0])
@@ -192,7 +192,7 @@ class VirtualGPU(Device):
             return _location(self.model.driver.residency, parts, array.nbytes)
 
     def host_view(self, array: Any) -> np.ndarray[Any, Any]:
-        """The array's memory as a plain NumPy array, which is a host array to this GPU."""
+        """Give the array's memory as a plain NumPy array, which is a host array to this GPU."""
         with self.model.lock:
             found = None if self.recorder is None else self.recorder.known(array)
             tensor = None if found is None else self.model.tensors.get(found[0])
@@ -202,14 +202,14 @@ class VirtualGPU(Device):
         return host_view(address_of(array), array.shape, array.strides, array.dtype, array)
 
     def synchronize(self) -> None:
-        """The host waits for the GPU."""
+        """Have the host wait for the GPU."""
         self.model.synchronize()
 
     # -- figures ---------------------------------------------------------------------------
 
     @property
     def policy(self) -> Policy:
-        """How the allocations of the calling code are served."""
+        """The rule by which the allocations of the calling code are served."""
         policy = policy_here(self)
         if policy is not None:
             return policy
@@ -218,7 +218,7 @@ class VirtualGPU(Device):
 
     @property
     def figures(self) -> StepCost:
-        """What was counted so far (simulated)."""
+        """The counts so far (simulated)."""
         with self.model.lock:
             self._flush()
             return self.model.figures

@@ -33,7 +33,11 @@ class BlockNumbers:
         self._holes: dict[int, list[int]] = {}
 
     def take(self, count: int) -> int:
-        """The first number of a run of ``count``, or OutOfMemoryError where the model ends."""
+        """Take a run of ``count``, and return its first number.
+
+        Raises:
+            OutOfMemoryError: the model has no more addresses; nothing was taken.
+        """
         holes = self._holes.get(count)
         if holes:
             return holes.pop()
@@ -58,13 +62,13 @@ class _AddressSpace:
         self._open_bytes = 0
 
     def blocks_needed(self, nbytes: int) -> int:
-        """How many new blocks `reserve` would take."""
+        """Count the new blocks that `reserve` would take."""
         if nbytes >= SMALL_BYTES:
             return -(-nbytes // BLOCK_BYTES)
         return 0 if self._fits_open(nbytes) else 1
 
     def reserve(self, nbytes: int) -> int:
-        """The address of a range of ``nbytes``."""
+        """Find an address with ``nbytes`` behind it."""
         if nbytes >= SMALL_BYTES:
             return self._numbers.take(-(-nbytes // BLOCK_BYTES)) * BLOCK_BYTES
         if not self._fits_open(nbytes):
@@ -178,12 +182,12 @@ class DriverModel:
 
     @property
     def reserved_bytes(self) -> int:
-        """What all pools hold."""
+        """Bytes that all pools hold."""
         return self.unmanaged.reserved_bytes + self.managed_bytes
 
     @property
     def managed_bytes(self) -> int:
-        """What the pools of managed memory hold."""
+        """Bytes that the pools of managed memory hold."""
         pools = (*self._managed, self.spill_host, self.spill_migrate)
         return sum(pool.reserved_bytes for pool in pools)
 
@@ -252,7 +256,7 @@ class DriverModel:
         self._on_free(count)
 
     def released(self, start: int, stop: int) -> None:
-        """Managed blocks were given back; their advice is gone."""
+        """Take managed blocks back; their advice is gone."""
         self._on_moves(self.residency.release(start, stop))
         self._on_free(stop - start)
 
@@ -262,12 +266,12 @@ def _reserved(pools: list[Pool]) -> int:
 
 
 def covered(span: Span) -> tuple[int, int]:
-    """The blocks ``(start, stop)`` that a span touches."""
+    """Find the blocks ``(start, stop)`` that a span touches."""
     return span.address // BLOCK_BYTES, -(-(span.address + span.nbytes) // BLOCK_BYTES)
 
 
 def half_covered(span: Span) -> tuple[int, int]:
-    """The blocks that a span covers at least half of."""
+    """Find the blocks that a span covers at least half of."""
     half = BLOCK_BYTES // 2
     if span.nbytes < half:
         block = span.address // BLOCK_BYTES
@@ -276,6 +280,6 @@ def half_covered(span: Span) -> tuple[int, int]:
 
 
 def wholly_covered(span: Span) -> tuple[int, int]:
-    """The blocks that a span covers wholly."""
+    """Find the blocks that a span covers wholly."""
     start = -(-span.address // BLOCK_BYTES)
     return start, max(start, (span.address + span.nbytes) // BLOCK_BYTES)

@@ -37,12 +37,12 @@ class Counters:
         self.timeline.clear()
 
     def hold(self, nbytes: int, extra: int = 0) -> None:
-        """Tensors hold ``nbytes`` more, and a workspace of ``extra`` for a moment."""
+        """Count that tensors hold ``nbytes`` more, and a workspace of ``extra`` for a moment."""
         self.live_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + extra)
 
     def hold_vram(self, resident_count: int) -> None:
-        """So many blocks of VRAM are in use."""
+        """Count that so many blocks of VRAM are in use."""
         if resident_count > self.resident_peak_count:
             self.resident_peak_count = resident_count
 
@@ -59,7 +59,7 @@ class Counters:
             self._stride *= 2
 
     def figures(self, clock: Clock) -> StepCost:
-        """The totals as they stand."""
+        """Sum up the totals as they stand."""
         moves, ends = self.moves, self.step_ends
         return StepCost(
             seconds=clock.seconds,

@@ -54,7 +54,7 @@ class Layout:
     block_count: int
 
     def with_hints(self, events: Iterable[Event]) -> Layout:
-        """The layout of the same events with prefetches in between."""
+        """Lay the same events with prefetches in between."""
         mine = iter(self.laid)
         spans: dict[int, Span] = {}
         laid = []
@@ -97,7 +97,7 @@ class _Layer:
         self._spans: dict[int, Span] = {}
 
     def lay(self, event: Event) -> Laid:
-        """The next event."""
+        """Lay the next event."""
         if isinstance(event, Op):
             return self._lay_op(event)
         if isinstance(event, Alloc):
@@ -194,7 +194,7 @@ class Replayer:
                     clock.restart()
 
     def synchronize(self) -> None:
-        """The host waits for the GPU."""
+        """Have the host wait for the GPU."""
         for clock in self.clocks:
             clock.host_seconds = clock.seconds
 
@@ -221,7 +221,7 @@ class Replayer:
                 clock.run(op.flops, op.traffic_bytes, 0.0, moves, op.pattern, ready)
 
     def _touch(self, touched: Sequence[Blocks], own: Span | None) -> BlockMoves:
-        """What moves so that these blocks are in VRAM, and those of a workspace."""
+        """Bring these blocks to VRAM, and those of a workspace; returns what moved."""
         residency = self._residency
         is_missing, moves = residency.resident.find, _STILL
         for start, stop in touched if own is None else (*touched, covered(own)):

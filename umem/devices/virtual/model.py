@@ -90,7 +90,7 @@ class Model:
 
     @property
     def figures(self) -> StepCost:
-        """What was counted so far (simulated)."""
+        """The counts so far (simulated)."""
         return self.counters.figures(self.clock)
 
     def on_event(self, event: Event) -> None:
@@ -115,7 +115,7 @@ class Model:
             self.is_whole = True
 
     def end(self) -> None:
-        """The run is over: what is freed from now on is no part of its timeline."""
+        """End the run: what is freed from now on is no part of its timeline."""
         self._is_over = True
 
     def _say_so(self, event: Event) -> None:
@@ -142,7 +142,7 @@ class Model:
                 hold_vram(driver.pinned_count + residency.count)
 
     def synchronize(self) -> None:
-        """The host waits for the GPU."""
+        """Have the host wait for the GPU."""
         for clock in self.clocks:
             clock.host_seconds = clock.seconds
 
@@ -225,7 +225,7 @@ class Model:
             clock.run(op.flops, op.traffic_bytes, over_bus, moves, op.pattern, ready)
 
     def _touch_workspace(self, workspace: Placed, moves: BlockMoves) -> float:
-        """It is written once and read once; returns the bytes of it that lie on the host."""
+        """Write it once and read it once; returns the bytes of it that lie on the host."""
         start, stop = covered(workspace.part(0, workspace.nbytes))
         before = moves.remote
         self.driver.residency.touch(start, stop, write=True, moves=moves)
@@ -314,7 +314,7 @@ class Model:
         return f"{needed}; {where} (simulated {self.spec.title}). {way_out}"
 
     def _on_moves(self, moves: BlockMoves) -> None:
-        """cudaMalloc pushed managed blocks out, or blocks were given back."""
+        """Count blocks that cudaMalloc pushed out, or that were given back."""
         self.counters.moves.add(moves)
         if moves.migrated_out:
             self._move(moves)

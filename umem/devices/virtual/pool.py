@@ -17,10 +17,10 @@ UNIT_BYTES = 512
 
 
 class Upstream(Protocol):
-    """What a pool grows from."""
+    """The memory that a pool grows from."""
 
     def reserve(self, nbytes: int) -> int:
-        """An address with ``nbytes`` behind it, or OutOfMemoryError."""
+        """Find an address with ``nbytes`` behind it, or raise OutOfMemoryError."""
 
     def give_back(self, address: int, nbytes: int) -> None:
         """Take back what `reserve` handed out."""
@@ -57,7 +57,7 @@ class Pool:
         self.reserved_bytes = 0
 
     def malloc(self, nbytes: int, limit_bytes: int | None = None) -> Span:
-        """A span of at least ``nbytes``, rounded up to 512.
+        """Hand out a span of at least ``nbytes``, rounded up to 512.
 
         Raises:
             OutOfMemoryError: the source has no room, even after the pool gave back every free

@@ -80,7 +80,7 @@ class Residency:
     def touch(
         self, start: int, stop: int, *, write: bool, moves: BlockMoves | None = None
     ) -> BlockMoves:
-        """The GPU reads or writes the blocks ``start`` to ``stop``, in order.
+        """Read or write the blocks ``start`` to ``stop`` on the GPU, in order.
 
         Returns what moved; added to ``moves`` where that is given.
         """
@@ -92,8 +92,10 @@ class Residency:
         elif not advised:
             self._bring_in(start, stop, moves, False)
         else:
-            for low, high, advice in self._runs(start, stop):
-                self._touch_run(low, high, advice, write, moves)
+            while start < stop:  # no generator: this is the busiest loop where there is advice
+                end = end_of_run(self.advice, start, stop)
+                self._touch_run(start, end, self.advice[start], write, moves)
+                start = end
         return moves
 
     def prefetch(self, start: int, stop: int) -> BlockMoves:
@@ -125,7 +127,7 @@ class Residency:
         return BlockMoves(discarded=self._empty(start, stop))
 
     def release(self, start: int, stop: int) -> BlockMoves:
-        """The blocks' address space is given back to the driver; all it knew goes with it."""
+        """Give the blocks' address space back to the driver; all it knew goes with it."""
         fill(self.advice, start, stop, 0)
         fill(self.last_prefetch, start, stop, 0)
         return BlockMoves(released=self._empty(start, stop))
@@ -155,7 +157,7 @@ class Residency:
             self._bring_in(low, high, moves, False)
 
     def _touch_mapped(self, start: int, stop: int, to_host: bool, moves: BlockMoves) -> None:
-        """The GPU uses blocks where they are; new ones are made in VRAM, or on the host."""
+        """Use blocks where they are; new ones are made in VRAM, or on the host."""
         low = start
         while low < stop:
             if self.resident[low]:
@@ -223,7 +225,7 @@ class Residency:
         self._enter(last, stop, moves, keep_host)
 
     def _bring_in_few(self, start: int, stop: int, moves: BlockMoves, keep_host: bool) -> None:
-        """The same, block by block: cheaper than slices of the tables where these are short.
+        """Do the same block by block: cheaper than slices of the tables where these are short.
 
         VRAM must have room for the whole range, so that it never evicts its own start. One long
         function, because this is where a run on a virtual GPU spends its time.
@@ -285,7 +287,7 @@ class Residency:
         self._queue_up(low, high)
 
     def _queue_up(self, low: int, high: int) -> None:
-        """These blocks moved last."""
+        """Note that these blocks moved last."""
         self._stamp = stamp = self._stamp + 1
         self._stamps[low:high] = [stamp] * (high - low)
         self._queue.append((low, high, stamp))
@@ -341,9 +343,8 @@ class Residency:
         self._queue = deque(one for one in self._queue if one[2] in stamps[one[0] : one[1]])
 
     def _runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Maximal runs of equal advice."""
-        low = start
-        while low < stop:
-            high = end_of_run(self.advice, low, stop) if self._advised else stop
-            yield low, high, self.advice[low]
-            low = high
+        """Find maximal runs of equal advice."""
+        while start < stop:
+            end = end_of_run(self.advice, start, stop) if self._advised else stop
+            yield start, end, self.advice[start]
+            start = end

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 def first_of_stamp(stamps: list[int], low: int, stop: int, stamp: int) -> int:
-    """The first block from ``low`` on that still has the stamp, or ``stop``."""
+    """Find the first block from ``low`` on that still has the stamp, or ``stop``."""
     try:
         return stamps.index(stamp, low, stop)
     except ValueError:
@@ -14,14 +14,14 @@ def first_of_stamp(stamps: list[int], low: int, stop: int, stamp: int) -> int:
 
 
 def end_of_stamp(stamps: list[int], low: int, stop: int, stamp: int) -> int:
-    """Where the run of ``stamp`` that may begin at ``low`` ends."""
+    """Find where the run of ``stamp`` that may begin at ``low`` ends."""
     while low < stop and stamps[low] == stamp:
         low += 1
     return low
 
 
 def end_of_run(table: bytearray, low: int, stop: int) -> int:
-    """Where the run of values that begins at ``low`` ends."""
+    """Find where the run of values that begins at ``low`` ends."""
     value = table[low]
     if stop - low == 1 or table.count(value, low, stop) == stop - low:
         return stop
@@ -30,7 +30,7 @@ def end_of_run(table: bytearray, low: int, stop: int) -> int:
 
 
 def stretches(table: bytearray, value: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Maximal runs of ``value`` (0 or 1), looked up while the table may change behind them."""
+    """Find maximal runs of ``value`` (0 or 1), looked up while the table may change behind them."""
     cursor = start
     while True:
         low = table.find(value, cursor, stop)

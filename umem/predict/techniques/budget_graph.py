@@ -1,4 +1,4 @@
-"""The graph that `umem.chainer.Recompute` plans with, from a trace, and the bytes beside it.
+"""The planning problem of a recorded step, as `umem.chainer.Recompute` has it of a running one.
 
 A graph of `umem.planner.from_trace`, with what only a whole step shows: gradients of parameters,
 which come in backward and stay, those of the step before, which stay until forward is over, and
@@ -7,20 +7,18 @@ what calls draw at random, which no plan drops.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from statistics import median
 
 from umem.devices.specs import COSTS, GPUS
-from umem.errors import BudgetError, GraphError
-from umem.planner import Graph, Node, Plan, plan
+from umem.errors import GraphError
+from umem.planner import Graph
 from umem.planner.from_trace import MADE
+from umem.planner.problem import CallFacts, Problem
 from umem.predict.techniques.drawn import DRAWS, PACKED, packed_bytes
 from umem.trace.trace import Alloc, Op, Trace, tail
-from umem.trace.walk import allocations, used_bytes
-from umem.units import format_apart
+from umem.trace.walk import allocations
 
 FLOPS_PER_BYTE = median(
     COSTS.compute_efficiency * gpu.fp32_rate / (COSTS.memory_efficiency * gpu.memory_bandwidth)
@@ -29,58 +27,7 @@ FLOPS_PER_BYTE = median(
 """Operations in the time of a byte of device memory's traffic, on the GPU in the middle."""
 
 
-@dataclass(frozen=True)
-class PassGraphs:
-    """A forward pass, and the backward after it.
-
-    Attributes:
-        whole: the graph where dropout's masks are there in full all the time.
-        packing: the graph where they are bits but while they are used.
-        beside_bytes: parameters, state, inputs and what was drawn; no plan drops them.
-        packed_bytes: the same with masks as bits.
-        plain_bytes: the most that it takes as it is; budgets are shares of that.
-    """
-
-    whole: Graph
-    packing: Graph
-    beside_bytes: int
-    packed_bytes: int
-    plain_bytes: int
-
-    @cached_property
-    def keep_all(self) -> Plan:
-        """The plan that runs nothing again; what was saved goes as backward goes along."""
-        return plan(self.whole, None, "store_all", model="saved")
-
-    @cached_property
-    def least(self) -> Plan:
-        """The plan of the least bytes."""
-        return plan(self.packing, None, model="saved")
-
-    @property
-    def least_bytes(self) -> int:
-        """The smallest budget in all that has a plan."""
-        return self.packed_bytes + self.least.peak_bytes
-
-    def within(self, budget_bytes: int) -> Plan:
-        """The plan for a budget in all.
-
-        Raises:
-            BudgetError: there is none; names the least that there is one for.
-        """
-        if budget_bytes >= self.beside_bytes + self.keep_all.peak_bytes:
-            return self.keep_all
-        if budget_bytes < self.least_bytes:
-            budget, least, plain = format_apart(budget_bytes, self.least_bytes, self.plain_bytes)
-            share = math.ceil(100 * self.least_bytes / self.plain_bytes)
-            raise BudgetError(
-                f"a budget of {budget} is too small: the least budget is {least}, {share}% of the "
-                f"plain step's {plain}"
-            )
-        return plan(self.packing, budget_bytes - self.packed_bytes, model="saved")
-
-
-def tapes_of(trace: Trace) -> list[PassGraphs]:
+def problems_of(trace: Trace) -> list[Problem]:
     """Return what there is to plan in a trace, by the first pass of each kind.
 
     What running a call again costs is what the model of a GPU says, arithmetic or traffic, for a
@@ -90,72 +37,58 @@ def tapes_of(trace: Trace) -> list[PassGraphs]:
     Raises:
         GraphError: no backward follows a forward pass.
     """
-    kinds: dict[tuple[str, ...], list[ForwardPass]] = {}
+    kinds: dict[tuple[str, ...], ForwardPass] = {}
     for one in passes(trace):
-        kinds.setdefault(tuple(one.names), []).append(one)
+        kinds.setdefault(tuple(one.names), one)
     if not kinds:
         raise GraphError("the trace has no backward, so that there is nothing to run again for")
-    peaks = _peaks(trace, sorted(one.start for same in kinds.values() for one in same))
-    return [
-        _tape(tail(trace, same[0].start), max(peaks[one.start] for one in same))
-        for same in kinds.values()
-    ]
+    return [_problem(tail(trace, one.start)) for one in kinds.values()]
 
 
-def _peaks(trace: Trace, starts: list[int]) -> dict[int, int]:
-    """By a pass's start, the most alive from there to the next one; before all: the first's."""
-    peaks = dict.fromkeys(starts, 0)
-    start = starts[0]
-    for index, used in enumerate(used_bytes(trace.events)):
-        start = index if index in peaks else start
-        peaks[start] = max(peaks[start], used)
-    return peaks
-
-
-def _tape(trace: Trace, plain_bytes: int) -> PassGraphs:
+def _problem(trace: Trace) -> Problem:
     first = next(passes(trace))
     graph = Graph.from_trace(trace)
+    number = {name: index for index, name in enumerate(first.names)}
+    edges = tuple((number[source], number[user]) for source, user in graph.edges)
     updates = {t: nbytes for t, nbytes in _updates(trace).items() if t in first.near}
     stays = _stays(first, updates)
     workspace = _backward_workspace(trace, first)
-    drawn = [_drawn_bytes(*call) for call in zip(first.calls, first.made, strict=True)]
-    masks = [
-        nbytes if op.name == PACKED else 0 for op, nbytes in zip(first.calls, drawn, strict=True)
-    ]
-    whole = [
-        replace(
-            node,
-            cost=max(first.calls[index].flops / FLOPS_PER_BYTE, first.calls[index].traffic_bytes),
-            stays_bytes=stays[index],
-            stash_bytes=max(0, node.stash_bytes - drawn[index]),
-            backward_workspace_bytes=workspace[index],
+    nodes = {number[node.name]: node for node in graph.nodes}
+    inputs: dict[int, list[int]] = {}
+    for source, user in edges:
+        inputs.setdefault(user, []).append(source)
+    calls = []
+    for index, (op, made) in enumerate(zip(first.calls, first.made, strict=True)):
+        node = nodes[index]
+        alias = None if node.alias_of is None else number[node.alias_of]
+        drawn = _drawn_bytes(op, made)
+        mask = drawn if op.name == PACKED else 0
+        near = dict.fromkeys([*inputs.get(index, ()), index])
+        calls.append(
+            CallFacts(
+                label=op.name,
+                nbytes=node.nbytes,
+                cost=max(op.flops / FLOPS_PER_BYTE, op.traffic_bytes),
+                grad_bytes=0 if alias is not None else node.nbytes,
+                alias=alias,
+                stash_bytes=max(0, node.stash_bytes - drawn),
+                drawn_bytes=drawn,
+                mask_bytes=mask,
+                packed_bytes=packed_bytes(mask),
+                again=node.recomputable,
+                workspace_bytes=node.workspace_bytes,
+                backward_workspace_bytes=workspace[index],
+                stays_bytes=stays[index],
+                needs=tuple(n for n in near if nodes[n].saved),
+            )
         )
-        for index, node in enumerate(graph.nodes)
-    ]
-    packing = [_packing(node, mask) for node, mask in zip(whole, masks, strict=True)]
-    old = sum(updates.values())
+    backward = {index: len(calls) - index for index in range(len(calls))}
     constant = _constant_bytes(trace, first)
-    return PassGraphs(
-        whole=Graph(whole, graph.edges, old),
-        packing=Graph(packing, graph.edges, old),
-        beside_bytes=constant + sum(drawn),
-        packed_bytes=constant + sum(drawn) - sum(masks) + sum(map(packed_bytes, masks)),
-        plain_bytes=plain_bytes,
-    )
+    return Problem(tuple(calls), edges, constant, sum(updates.values()), backward)
 
 
 def _drawn_bytes(op: Op, made: list[Alloc]) -> int:
     return sum(a.nbytes for a in made if a.kind == "stash") if op.name in DRAWS else 0
-
-
-def _packing(node: Node, mask_bytes: int) -> Node:
-    """The mask is there in full while the call or its backward runs."""
-    packing_too = mask_bytes + mask_bytes // 4  # one byte an element on the way
-    return replace(
-        node,
-        workspace_bytes=node.workspace_bytes + (packing_too if mask_bytes else 0),
-        backward_workspace_bytes=node.backward_workspace_bytes + mask_bytes,
-    )
 
 
 def _updates(trace: Trace) -> dict[int, int]:

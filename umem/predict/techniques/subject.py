@@ -9,9 +9,10 @@ from typing import TypeVar
 from umem.devices.specs import GpuSpec
 from umem.errors import UmemError
 from umem.planner import Plan
+from umem.planner.problem import Problem
 from umem.predict.cupy_differences import on_gpu
 from umem.predict.stepping import Replays
-from umem.predict.techniques.budget_graph import PassGraphs, tapes_of
+from umem.predict.techniques.budget_graph import problems_of
 from umem.predict.techniques.rewrite import rewrite
 from umem.predict.techniques.settled import settled
 from umem.trace.analysis.explain import missing_when_repeated
@@ -71,23 +72,23 @@ class Subject:
         return self.replays.step(self.trace if trace is None else trace, gpu, "unmanaged").fits
 
     @property
-    def tapes(self) -> list[PassGraphs]:
-        """The graphs to plan: one for each kind of pass. Raises GraphError without any."""
-        return _given(self._tapes)
+    def problems(self) -> list[Problem]:
+        """The problems to plan: one for each kind of pass. Raises GraphError without any."""
+        return _given(self._problems)
 
     @cached_property
-    def _tapes(self) -> list[PassGraphs] | UmemError:
-        return _or_error(lambda: tapes_of(self.trace))
+    def _problems(self) -> list[Problem] | UmemError:
+        return _or_error(lambda: problems_of(self.trace))
 
     @property
     def least_bytes(self) -> int:
         """The smallest budget that every pass has a plan for."""
-        return max(tape.least_bytes for tape in self.tapes)
+        return max(problem.least().peak_bytes for problem in self.problems)
 
     @property
     def plain_bytes(self) -> int:
         """The most that a pass takes as it is; of several kinds of passes, the smallest."""
-        return min(tape.plain_bytes for tape in self.tapes)
+        return min(problem.plain_bytes for problem in self.problems)
 
     def under(self, budget: Budget) -> Trace:
         """The trace under the plans for a budget, as `umem.chainer.Recompute` takes it.
@@ -97,8 +98,8 @@ class Subject:
             BudgetError: there is no plan; names the least that there is one for.
         """
         if budget not in self._plans:
-            tapes = self.tapes
-            self._plans[budget] = _or_error(lambda: [_planned(tape, budget) for tape in tapes])
+            problems = self.problems
+            self._plans[budget] = _or_error(lambda: [_planned(one, budget) for one in problems])
         plans = _given(self._plans[budget])
         # One trace for all budgets that give the same.
         same = tuple((plan.blocks, plan.kept, plan.recomputed, plan.stashed) for plan in plans)
@@ -138,9 +139,7 @@ def _given(found: _T | UmemError) -> _T:
     return found
 
 
-def _planned(tape: PassGraphs, budget: Budget) -> Plan:
-    if budget is None:
-        return tape.least
+def _planned(problem: Problem, budget: Budget) -> Plan:
     if isinstance(budget, float):
-        budget = round(budget * tape.plain_bytes)
-    return tape.within(budget)
+        budget = round(budget * problem.plain_bytes)
+    return problem.within(budget).plan
