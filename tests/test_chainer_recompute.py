@@ -18,7 +18,7 @@ import chainer.links as L
 
 from umem.chainer.recompute import graphs_seen, inputs, training
 from umem.chainer.recompute.gradients import GradientSums
-from umem.chainer.recompute.host_peaks import HostPeaks
+from umem.chainer.recompute.observing import HostPeaks
 from umem.errors import BudgetError, RecomputeWarning
 
 expected: dict[str, dict[str, Any]] = {}

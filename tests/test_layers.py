@@ -26,11 +26,26 @@ ANNEXES = ("compat", "graphs")
 """They import loose modules only, and only chainer and cli import them."""
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
 LONGEST = 350
-STILL_LONG: set[str] = set()
-STILL_TWICE: set[str] = set()
 WITH_ONE_USER = {
+    "umem.chainer.checkpointing.region": "a call, and how to make it again; its node is long",
+    "umem.chainer.demo_workload": "imports Chainer; the command must not, for its help",
+    "umem.chainer.flops": "a table of rules, each from the arithmetic of one function",
+    "umem.chainer.gcn": "layers that anybody may train; the demo is who does",
+    "umem.chainer.lookahead.session": "one time inside the block; the public class is the block",
+    "umem.chainer.lookahead.side_stream": "the only touch of streams, which has never run on a GPU",
+    "umem.chainer.recompute.executor": "what Chainer tells; the public class is for people",
+    "umem.chainer.recompute.fallback": "a rule of its own: what to drop before there is a plan",
+    "umem.chainer.recompute.graphs_seen": "what is remembered; the pass that goes on is apart",
     "umem.cli.run_script": "a script as __main__ and its errors; the command would pass 350 lines",
     "umem.cli.run_watch": "--watch, with its view; the command would pass 350 lines",
+    "umem.compat.cuda_devices": "a stand-in that mends import when they need it",
+    "umem.devices.cuda.install": "CuPy's own allocator, put in place and back; the device is long",
+    "umem.devices.cuda.modes": "which allocator a policy means, loaded where a GPU is there",
+    "umem.devices.cuda.ranges": "cuda.core, loaded where hints are used",
+    "umem.devices.selftest": "a test of any device, which knows no command",
+    "umem.devices.virtual.arrays": "memory.xp: 350 lines of NumPy functions that are followed",
+    "umem.devices.virtual.layout": "where memory is never full, for many replays at once",
+    "umem.devices.virtual.runs": "runs of equal values in a table, which knows no blocks",
     "umem.planner.prefixes": "the closed form of `saved`, which has 280 lines itself",
     "umem.predict.stepping": "settled steps on many GPUs, replayed apart from what asks for them",
     "umem.predict.techniques.rewrite": "a trace under a plan; a pure function of both",
@@ -38,10 +53,15 @@ WITH_ONE_USER = {
     "umem.reports.choice_report": "the view of choose; a command draws nothing itself",
     "umem.reports.step_json": "the list of outputs names it too",
 }
-"""Modules of the rooms below that one other module imports, each with its reason."""
-ROOMS = ("trace", "planner", "predict", "reports", "cli", "graphs")
+"""Modules that one other imports, each with its reason; 25 at most."""
 LISTS = {"umem.planner.dispatch", "umem.predict.techniques.registry"}
 """They import what they list, and may be all that does."""
+SAME_FACE = (
+    "umem.devices.cuda.features",
+    "umem.devices.virtual.features",
+    "umem.devices.virtual.watching",
+)
+"""Parallel files of the devices: each has its device as its only user."""
 PARALLEL = {"devices/cuda", "devices/virtual"}
 """Folders whose files bear the same names where they do the same."""
 
@@ -145,7 +165,7 @@ def test_the_top_of_the_house_is_small() -> None:
 
 def test_no_file_is_long() -> None:
     lengths = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
-    assert {name for name, lines in lengths.items() if lines > LONGEST} == STILL_LONG
+    assert not {name: lines for name, lines in lengths.items() if lines > LONGEST}
 
 
 def test_no_two_files_bear_the_same_name() -> None:
@@ -164,7 +184,7 @@ def test_no_two_classes_bear_the_same_name() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef)
     )
-    assert {name for name, count in names.items() if count > 1} == STILL_TWICE
+    assert not {name for name, count in names.items() if count > 1}
 
 
 def test_what_only_one_module_uses_has_a_reason_to_be_apart() -> None:
@@ -176,12 +196,12 @@ def test_what_only_one_module_uses_has_a_reason_to_be_apart() -> None:
         module
         for module, (user, *more) in users.items()
         if not more
-        and part(module) in ROOMS
         and user not in LISTS
+        and module not in SAME_FACE
         and modules()[user].stem != "__init__"
         and modules()[module].stem != "__init__"
     }
-    assert alone == WITH_ONE_USER.keys()
+    assert alone == WITH_ONE_USER.keys() and len(alone) <= 25
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -288,7 +288,7 @@ class CupyNesting(Nesting):
         import cupy
         from cuda_host_driver import HostDriver
 
-        from umem.devices.cuda import dispatching
+        from umem.devices.cuda import install as dispatching
 
         device = cuda.CudaDevice(HostDriver(vram=VRAM_BYTES))
         cuda.open_cuda = lambda ordinal=None: device  # type: ignore[assignment]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from umem.devices.base import Policy, Span
 from umem.devices.specs import Costs, GpuSpec
 from umem.devices.virtual.advice import advice_flag
-from umem.devices.virtual.clock import BlockMoves, Clock, Prefetches
+from umem.devices.virtual.clock import BlockMoves, Clock, Counters, Prefetches, StepCost
 from umem.devices.virtual.driver import (
     ADDRESS_LIMIT_BYTES,
     DriverModel,
@@ -21,7 +21,6 @@ from umem.devices.virtual.driver import (
     half_covered,
     wholly_covered,
 )
-from umem.devices.virtual.figures import Counters, StepCost
 from umem.devices.virtual.pool import Pool
 from umem.errors import LimitError, OutOfMemoryError, SizeError
 from umem.locks import safe_lock
