@@ -244,3 +244,35 @@ def test_importing_umem_loads_numpy_and_nothing_else_that_is_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_recompute_changes_no_object_but_its_own_and_chainers() -> None:
+    """Chainer's graph is what a plan is carried out on: its functions, nodes and variables."""
+    chainers = {"func", "node", "variable"}
+    wrong = [
+        f"{name}, line {node.lineno}: {ast.unparse(target)}"
+        for name, path in modules().items()
+        if name.startswith("umem.chainer.recompute")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign))
+        for place in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        for target in ast.walk(place)
+        if isinstance(target, ast.Attribute)
+        and isinstance(target.ctx, ast.Store)
+        and ast.unparse(target.value) not in {"self", *chainers}
+    ]
+    assert not wrong
+
+
+def test_one_file_replaces_chainers_functions() -> None:
+    """What is given to `setattr` elsewhere are objects of the program: a link, a function."""
+    classes = {"FunctionNode", "Variable", "VariableNode", "UpdateRule", "GradientMethod", "Link"}
+    wrong = [
+        f"{name}: {ast.unparse(node)}"
+        for name, path in modules().items()
+        if name.startswith("umem.chainer.") and name != "umem.chainer.tap"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr"
+        if {part for part in ast.unparse(node.args[0]).split(".")} & classes
+    ]
+    assert not wrong
