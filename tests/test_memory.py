@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dis
 import re
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -722,3 +724,55 @@ class Nesting(RuleBasedStateMachine):
 
 TestNesting = Nesting.TestCase
 TestNesting.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+def interrupted_before_with(program: Callable[[], None]) -> None:
+    """Run a program, with Ctrl-C between what its with statement calls and the statement itself."""
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        if frame.f_code is not program.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        code = frame.f_code.co_code
+        if event == "opcode" and dis.opname[code[frame.f_lasti]] in ("SETUP_WITH", "BEFORE_WITH"):
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # without which Python 3.12 has no such events
+    sys.settrace(trace)
+    try:
+        program()
+    finally:
+        sys.settrace(before)
+
+
+def test_a_signal_between_enable_and_its_with_leaves_nothing_on() -> None:
+    def program() -> None:
+        with umem.enable("managed"):
+            raise AssertionError("it was interrupted before")
+
+    with umem.virtual_gpu("t4"):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_before_with(program)
+        assert not umem.status().on
+
+
+def test_a_signal_before_a_with_leaves_on_what_was_on_before() -> None:
+    def program() -> None:
+        with umem.enable("managed"):
+            raise AssertionError("it was interrupted before")
+
+    with umem.virtual_gpu("t4"):
+        umem.enable("managed")
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_before_with(program)
+        assert umem.status().on
+        umem.disable()
+
+
+def test_what_enable_gives_a_with_statement_is_its_handle() -> None:
+    with umem.virtual_gpu("t4"):
+        with umem.enable("managed") as handle, umem.record():
+            assert umem.enable("managed") is handle and handle.policy == Policy("managed")
+        assert not umem.status().on

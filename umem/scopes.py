@@ -193,12 +193,9 @@ def tidy() -> None:
     for scope in tuple(unfinished):
         if scope.is_left():
             scope.close()
-            warnings.warn(
-                f"{scope.title} was still on after its with statement, whose end was interrupted "
-                "twice; it is off now",
-                LeftOnWarning,
-                stacklevel=3,
-            )
+            title = f"{scope.title} was still on after its with statement"
+            text = f"{title}, whose end was interrupted twice; it is off now"
+            warnings.warn(text, LeftOnWarning, stacklevel=3)
 
 
 class _Exit:
@@ -225,6 +222,12 @@ class _Exit:
 def _is_with_statement(frame: FrameType) -> bool:
     """Tell whether a frame is about to enter a with statement, not just to read an attribute."""
     return opname[frame.f_code.co_code[frame.f_lasti]] in _WITH
+
+
+def is_entered_next(frame: FrameType) -> bool:
+    """Tell whether what a frame's call returns goes into a with statement, and nowhere else."""
+    after = frame.f_code.co_code[frame.f_lasti + 2 :: 2]  # with room that Python 3.11 keeps there
+    return next(opname[code] for code in after if opname[code] != "CACHE") in _WITH
 
 
 _WITH = ("SETUP_WITH", "BEFORE_WITH", "LOAD_SPECIAL")
@@ -321,3 +324,27 @@ class Scoped(Generic[_Entered]):
         except Exception:
             if kind is None or issubclass(kind, Exception):
                 raise  # but nothing takes the place of a KeyboardInterrupt
+
+
+class _ExitOfEntering:
+    """``__exit__`` of an `Entering`: the object that its with statement is to hold."""
+
+    def __get__(self, entering: Entering, owner: type[Entering]) -> Exit:
+        _here.pending = weakref.ref(entering.ready)
+        return entering.ready
+
+
+class Entering:
+    """A manager on its way into a with statement; where it dies on the way, it is off."""
+
+    __slots__ = ("manager", "ready")
+
+    def __init__(self, manager: Scoped[Any]) -> None:
+        assert manager._ready is not None
+        self.manager, self.ready = manager, manager._ready
+        manager._ready = None
+
+    def __enter__(self) -> Any:
+        return self.manager.__enter__()
+
+    __exit__ = _ExitOfEntering()

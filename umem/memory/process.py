@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from umem.devices.base import Device, Policy, policy_here
@@ -14,7 +15,7 @@ from umem.locks import safe_lock
 from umem.memory import environment
 from umem.memory.blocks import Decorator, Request, checked_request, devices_served
 from umem.memory.limits import Size
-from umem.scopes import Scope, Scoped, inside, tidy
+from umem.scopes import Entering, Scope, Scoped, inside, is_entered_next, tidy
 from umem.trace.stacks import end_at_user
 from umem.units import parse_bytes
 
@@ -101,7 +102,11 @@ def enable(
     made: list[Handle] = []
     try:
         with _lock:
-            return _enabled_by(mode, limit, prefetch, made)
+            handle = _enabled_by(mode, limit, prefetch, made)
+        if made and is_entered_next(sys._getframe(1)):
+            entering: Any = Entering(handle)  # held by the statement alone, and off if it is not
+            return entering  # type: ignore[no-any-return]
+        return handle
     except BaseException:  # a signal may come after everything is done, too
         for handle in made:
             handle._installed.close()
