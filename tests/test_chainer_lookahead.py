@@ -651,6 +651,7 @@ def test_a_device_that_is_not_simulated_gets_a_stream_of_cupy(monkeypatch):
 
     class Real:
         simulated = False
+        backend = "cupy"
         xp = FakeCuPy()
 
     device: Device = Real()  # type: ignore[assignment]

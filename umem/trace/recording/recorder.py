@@ -280,22 +280,24 @@ class Recorder(Scoped["Recorder"], Following):
     def flush(self) -> None:
         """Turn the deaths of arrays so far into events."""
         dead, known, raw = self._dead, self._known, self._raw
+        ref: RootRef | None = None
         while dead:
             try:
-                ref = dead.popleft()
-            except IndexError:  # another thread, which asks for figures, was faster
-                return
-            if known.get(ref.key) is not ref:
-                continue
-            try:
-                if self._listener is not None:
-                    self._listener(Free(ref.whole[0]))
+                try:
+                    ref = dead[0]  # known before it is taken: a signal may come as it is
+                    ref = dead.popleft()
+                except IndexError:  # another thread, which asks for figures, was faster
+                    return
+                if known.get(ref.key) is ref:
+                    if self._listener is not None:
+                        self._listener(Free(ref.whole[0]))
+                    del known[ref.key]
+                    if raw is not None:
+                        raw.append(ref.whole[0])
             except BaseException:
-                dead.appendleft(ref)  # interrupted
+                if ref is not None and ref not in dead and known.get(ref.key) is ref:
+                    dead.appendleft(ref)
                 raise
-            del known[ref.key]
-            if raw is not None:
-                raw.append(ref.whole[0])
 
     def adopt(self, arrays: Iterable[tuple[Any, str, str]]) -> None:
         """Follow arrays (array, kind, label) that exist already, as if uploaded from the host."""
