@@ -193,9 +193,8 @@ def tidy() -> None:
     for scope in tuple(unfinished):
         if scope.is_left():
             scope.close()
-            title = f"{scope.title} was still on after its with statement"
-            text = f"{title}, whose end was interrupted twice; it is off now"
-            warnings.warn(text, LeftOnWarning, stacklevel=3)
+            text = "was still on after its with statement, whose end was interrupted twice"
+            warnings.warn(f"{scope.title} {text}; it is off now", LeftOnWarning, stacklevel=3)
 
 
 class _Exit:
@@ -226,12 +225,13 @@ def _is_with_statement(frame: FrameType) -> bool:
 
 def is_entered_next(frame: FrameType) -> bool:
     """Tell whether what a frame's call returns goes into a with statement, and nowhere else."""
-    after = frame.f_code.co_code[frame.f_lasti + 2 :: 2]  # with room that Python 3.11 keeps there
-    return next(opname[code] for code in after if opname[code] != "CACHE") in _WITH
+    code, at = frame.f_code.co_code, frame.f_lasti + 2
+    while opname[code[at]] == "CACHE":  # room that Python 3.11 keeps (no generator: signals)
+        at += 2
+    return opname[code[at]] in _WITH
 
 
-_WITH = ("SETUP_WITH", "BEFORE_WITH", "LOAD_SPECIAL")
-"""What does that in Python 3.10, from 3.11 to 3.13, and from 3.14 on."""
+_WITH = ("SETUP_WITH", "BEFORE_WITH", "LOAD_SPECIAL")  # in Python 3.10, from 3.11, from 3.14 on
 
 
 class Scoped(Generic[_Entered]):
