@@ -223,17 +223,11 @@ class Graphs:
     def _learn_order(self, now: Pass, number: int) -> None:
         ranks = [call.plain_rank for call in now.calls]
         self.note(number, order=dict(now.popped), ranks=ranks)
-        now.teach(number)
 
     def learn_order_anew(self, now: Pass, number: int) -> None:
         """A pass went backward in another order: its graph is planned for that from now on."""
         self._learn_order(now, number)
         self._forget_plan(number)
-
-    def went_back_again(self, now: Pass) -> None:
-        """A second backward of a pass is over: it adds to the order of the first."""
-        if now.taught is not None:
-            self.note(now.taught, order=dict(now.popped))
 
     def note_forks(self, now: Pass) -> None:
         """Remember where a pass has left plans."""

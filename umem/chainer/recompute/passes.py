@@ -39,7 +39,6 @@ class Pass:
         differs: whether it has left its plan.
         went_back: whether a backward of it is over.
         popped: by call, its place in this backward.
-        taught: the graph that it is the newest pass of, once it has gone backward.
     """
 
     def __init__(
@@ -63,7 +62,6 @@ class Pass:
         self._forks: list[tuple[int, int]] = []
         self.popped: dict[int, int] = {}
         self.roots: Roots = ()
-        self.taught: int | None = None
         self.signatures = signatures = list[Any]()
         self.reads = ReadArrays(lambda: on_second(signatures))  # which must not hold the pass
         self._seen: SeenGraph | None = None
@@ -136,10 +134,6 @@ class Pass:
         """Backward begins at these roots."""
         self.roots = roots
         self.signatures += [call.signature for call in self.calls]
-
-    def teach(self, number: int) -> None:
-        """It is the newest pass of a graph."""
-        self.taught = number
 
     def take_forks(self) -> list[tuple[int, int]]:
         """The graphs whose plans it has left, and at which calls; each is given once."""

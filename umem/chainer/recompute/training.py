@@ -231,7 +231,6 @@ class Training:
     def finish(self, now: Pass, whole: bool) -> None:
         """Backward is over; ``whole``: without an exception."""
         if not now.finish(whole):
-            self.graphs.went_back_again(now)
             return
         self.graphs.end_tries()
         follows = now.follows
