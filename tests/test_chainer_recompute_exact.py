@@ -385,3 +385,42 @@ def test_a_graph_that_is_changed_at_a_variable_goes_backward(
         expected = train(Chained, step=step)
         steps.clear()
         same(train(Chained, umem.chainer.Recompute(budget), step=step), expected)
+
+
+class Late(chainer.Chain):
+    """A branch that one loss goes through alone, and from whose middle another loss goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.layers = chainer.ChainList(*(L.Linear(16, 16) for _ in range(8)))
+
+    def losses(self, x: Any, t: Any) -> tuple[Any, Any]:
+        first, a, b, c, *rest = self.layers
+        shared = deep = F.tanh(first(x))
+        for _ in range(4):
+            deep = F.sin(deep)
+        middle = Counting().apply((F.tanh(a(shared * deep)),))[0]
+        h = F.tanh(c(F.sigmoid(F.tanh(middle)))) * F.tanh(b(shared)) + F.tanh(shared)
+        for layer in rest[:2]:
+            h = F.tanh(layer(h))
+        other = middle
+        for layer in rest[2:]:
+            other = F.tanh(layer(other))
+        return F.softmax_cross_entropy(h, t), F.softmax_cross_entropy(other, t)
+
+
+@pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
+def test_an_order_that_must_stay_is_that_of_the_first_of_two_backwards() -> None:
+    def step(model: Any, x: Any, t: Any) -> Any:
+        losses = model.losses(x, t)
+        model.cleargrads()
+        for loss in losses:
+            loss.backward()
+        return losses[0]
+
+    Runs.counts = {"forward": 0, "backward": 0, "old": 0}
+    for budget in ("min", "80%"):
+        memory = umem.chainer.Recompute(budget)
+        same(train(Late, memory, step=step, data=rows), train(Late, step=step, data=rows))
+        assert memory.planned_count
