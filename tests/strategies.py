@@ -10,6 +10,7 @@ from umem.trace import Trace
 from umem.trace.events import (
     ACTIONS,
     KINDS,
+    LEAF,
     PATTERNS,
     PHASES,
     Access,
@@ -19,6 +20,7 @@ from umem.trace.events import (
     Hint,
     Mark,
     Op,
+    TapeEntry,
 )
 
 LABELS = st.text(st.characters(exclude_categories=()), max_size=6)
@@ -58,19 +60,30 @@ def traces(draw: Any, max_events: int = 25, max_bytes: int = 5000) -> Trace:
             action = draw(st.sampled_from(ACTIONS))
             events.append(Hint(action, accesses(), place, draw(st.booleans()), draw(st.booleans())))
         else:
-            events.append(Mark(draw(st.just("step") | LABELS)))
+            plain = (st.just("step") | LABELS).map(Mark)
+            events.append(draw(plain | st.builds(Mark, st.just("backward"), st.integers(0, 9))))
     return Trace(events, draw(st.sampled_from(("numpy", "cupy", "model"))), {"made": "here"})
 
 
 def _op(draw: Any, accesses: Any) -> Op:
+    reads = accesses()
     return Op(
         draw(LABELS),
         draw(st.sampled_from(PHASES)),
-        accesses(),
+        reads,
         accesses(),
         draw(COUNTS),
         draw(COUNTS),
         draw(st.sampled_from(PATTERNS)),
         draw(st.none() | st.floats(0, 1e6)),
         draw(st.none() | st.integers(0, 5000)),
+        _entry(draw, len(reads)) if draw(st.booleans()) else None,
     )
+
+
+def _entry(draw: Any, read_count: int) -> TapeEntry:
+    number = draw(st.integers(0, 9))
+    sources = draw(st.lists(st.integers(LEAF, number - 1), max_size=read_count))
+    retained = draw(st.lists(st.sampled_from(range(len(sources))))) if sources else []
+    flags = [draw(st.booleans()) for _ in range(3)]
+    return TapeEntry(number, tuple(sources), tuple(retained), *flags, draw(st.integers(0, 5000)))

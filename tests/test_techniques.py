@@ -74,7 +74,7 @@ def told(trace: Trace) -> list[Any]:
         elif isinstance(event, Op):
             used = [[allocs[a.tensor][1:4] for a in each] for each in (event.reads, event.writes)]
             found.append((event.name, event.phase, used, event.flops))
-        else:
+        elif event != Mark("backward", event.entry):  # whose number is one of a step's
             found.append(event)
     return found
 

@@ -12,7 +12,6 @@ from traced_graphs import INPUT_BYTES, Call, contents_read, steps, trace_of
 
 from umem.errors import GraphError
 from umem.planner import Graph, Plan, min_budget, plan, simulate
-from umem.predict.techniques.drawn import DRAWS, PACKED
 from umem.predict.techniques.rewrite import rewrite
 from umem.trace import Access, Alloc, Checker, Free, Mark, Op, Trace
 
@@ -258,10 +257,3 @@ def test_the_rewritten_trace_has_the_peak_and_the_operations_of_a_real_run(budge
     )
     seen = rewritten.peak_bytes - (masks // 32 if any(plan.recomputed) else 0)
     assert seen == pytest.approx(real.peak_bytes, rel=0.001)
-
-
-@needs_chainer
-def test_what_is_drawn_once_here_is_what_recompute_draws_once():
-    import umem.chainer.recompute.stash
-
-    assert DRAWS == umem.chainer.recompute.stash.DRAWS and PACKED in DRAWS

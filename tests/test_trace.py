@@ -22,25 +22,40 @@ from umem.predict import choosing
 from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
 from umem.trace import file as trace_file
 from umem.trace.analysis import analyse
+from umem.trace.events import LEAF, TapeEntry
 
-HEADER = {"format": "umem-trace", "version": 2, "backend": "numpy", "meta": {}}
+HEADER = {"format": "umem-trace", "version": 3, "backend": "numpy", "meta": {}}
 GOOD: list[Any] = [
     HEADER,
     ["alloc", 0, 100, "parameter", "W", True, []],
     ["alloc", 1, 50, "activation", "y", False, ["net.py:7 forward", "train.py:3 main"]],
-    ["op", "Linear", "forward", [[0, 0, 100]], [[1, 0, 50]], 10, 150, "stream", 0.5, None],
+    ["op", "Linear", "forward", [[0, 0, 100]], [[1, 0, 50]], 10, 150, "stream", 0.5, None,
+     [4, [-2], [0], True, True, False, 50]],
     ["hint", "prefetch", [[0, 0, 100]], "cpu", False, True],
     ["free", 1],
-    ["mark", "step"],
-    ["end", 6],
-]
+    ["mark", "backward", 4],
+    ["mark", "step", None],
+    ["end", 7],
+]  # fmt: skip
 EXAMPLE = Trace(
     [
         Alloc(0, 100, "parameter", "W", True),
         Alloc(1, 50, "activation", "y", False, ("net.py:7 forward", "train.py:3 main")),
-        Op("Linear", "forward", (Access(0, 0, 100),), (Access(1, 0, 50),), 10, 150, "stream", 0.5),
+        Op(
+            "Linear",
+            "forward",
+            (Access(0, 0, 100),),
+            (Access(1, 0, 50),),
+            10,
+            150,
+            "stream",
+            0.5,
+            None,
+            TapeEntry(4, (LEAF,), (0,), True, True, False, 50),
+        ),
         Hint("prefetch", (Access(0, 0, 100),), "cpu", False, True),
         Free(1),
+        Mark("backward", 4),
         Mark("step"),
     ]
 )
@@ -86,11 +101,11 @@ def test_an_empty_trace_is_a_trace(tmp_path: Path) -> None:
 
 
 def test_a_trace_prints_as_one_line() -> None:
-    assert repr(EXAMPLE) == "<Trace of numpy: 6 events, 1 operation, 1 step>"
+    assert repr(EXAMPLE) == "<Trace of numpy: 7 events, 1 operation, 1 step>"
     empty = Trace([], "cupy", {}, {4: [], 8: []})
     assert str(empty) == "<Trace of cupy: 0 events, 0 operations, 0 steps, sizes 4, 8>"
     large = Trace(EXAMPLE.events * 1000)
-    assert repr(large) == "<Trace of numpy: 6,000 events, 1,000 operations, 1,000 steps>"
+    assert repr(large) == "<Trace of numpy: 7,000 events, 1,000 operations, 1,000 steps>"
 
 
 @pytest.mark.parametrize(
@@ -281,7 +296,7 @@ def test_a_header_with_a_part_missing_is_refused(tmp_path: Path, key: str) -> No
     assert "line 1" in message(write(tmp_path / "x", [header, ["end", 0]]))
 
 
-@pytest.mark.parametrize("version", [3, 99, 10**30])
+@pytest.mark.parametrize("version", [4, 99, 10**30])
 def test_a_newer_version_says_so(tmp_path: Path, version: int) -> None:
     text = message(write(tmp_path / "x", [{**HEADER, "version": version}, "anything"]))
     assert f"version {version}" in text
@@ -333,12 +348,32 @@ BROKEN = [
     '["op", "F", "forward", [], [], 0, 0, "stream", null, -1]',
     '["op", "F", "forward", [], [], 0, 0, "stream", null, true]',
     '["op", "F", "forward", [], [], 0, 0, "stream", null, 0, 0]',
+    *(
+        f'["op", "F", "forward", [[0, 0, 1]], [], 0, 0, "stream", null, 0, {entry}]'
+        for entry in (
+            "[]", "{}", '"abcdefg"', "[1, [], [], true, true, true]",
+            "[1, [], [], true, true, true, 0, 0]",
+            "[-1, [], [], true, true, true, 0]", "[true, [], [], true, true, true, 0]",
+            "[1, 3, [], true, true, true, 0]", "[1, [], null, true, true, true, 0]",
+            "[1, [-1, -1], [], true, true, true, 0]", "[1, [-3], [], true, true, true, 0]",
+            "[1, [1], [], true, true, true, 0]", "[1, [0.0], [], true, true, true, 0]",
+            '[1, "a", [], true, true, true, 0]', "[1, [0], [1], true, true, true, 0]",
+            "[1, [0], [-1], true, true, true, 0]", "[1, [0], [false], true, true, true, 0]",
+            "[1, [0], [0], 1, true, true, 0]", "[1, [0], [0], true, null, true, 0]",
+            "[1, [0], [0], true, true, 0, 0]", "[1, [0], [0], true, true, true, -1]",
+            "[1, [0], [0], true, true, true, 1e9]",
+            "[1, [0], [0], true, true, true, 1" + "0" * 15 + "]",
+            "[9223372036854775808, [], [], true, true, true, 0]",
+        )
+    ),
     '["hint", "prefetch"]', '["hint", "wish", []]', '["hint", [], []]', '["hint", "prefetch", 3]',
     '["hint", "prefetch", [[9, 0, 1]]]', '["hint", "prefetch", [[0, 0, 101]]]',
     '["hint", "prefetch", [], "moon"]', '["hint", "prefetch", [], -1]',
     '["hint", "prefetch", [], true]', '["hint", "prefetch", [], 1.0]',
     '["hint", "prefetch", [], null, 1]', '["hint", "prefetch", [], null, false, null]',
     '["mark"]', '["mark", 3]', '["mark", null]', '["mark", "a", "b"]', '["mark", ["step"]]',
+    '["mark", "a", 1]', '["mark", "backward", -1]', '["mark", "backward", true]',
+    '["mark", "backward", 1.0]', '["mark", "backward", 1, 1]',
 ]  # fmt: skip
 
 
@@ -503,7 +538,7 @@ def test_peak_and_lifetimes_are_what_brute_force_finds(trace: Trace) -> None:
         assert trace.events.count(Free(tensor)) == (death is not None)
         assert death is None or trace.events[death] == Free(tensor)
     assert list(trace.ops) == [e for e in trace.events if type(e) is Op]
-    assert trace.step_count == len([e for e in trace.events if e == ("step",)])
+    assert trace.step_count == len([e for e in trace.events if e == ("step", None)])
     assert len(trace) == len(trace.events)
 
 

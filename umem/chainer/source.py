@@ -18,10 +18,11 @@ from chainer.function import FunctionAdapter
 from umem.chainer.flops import Estimator, estimator
 from umem.chainer.held_arrays import arrays_in, arrays_on, holds_nothing, is_array, values_on
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.chainer.tape_facts import enter
 from umem.scopes import derived
+from umem.trace.events import Mark
 from umem.trace.recording.recorder import Measured, Reach, Recorder, active
 from umem.trace.recording.thread import Audience, thread_state
-from umem.trace.trace import Mark
 
 _STATISTICS = ("running_mean", "running_var")
 """What normalisation holds and changes in place."""
@@ -170,6 +171,9 @@ def _emit_apply(
         ins.append(x._data[0] if isinstance(x, Variable) else x)  # as _array
     held = None if holds_nothing(func) else arrays_on(func)
     flops, traffic = kind.estimate(func, ins, outs)
+    entry = None
+    if phase == "forward" and func.inputs is not None:
+        entry = enter(told.state, func, ins, outs)
     for recorder in told.recorders:
         reads = recorder.find(ins)
         for index, reach in enumerate(reads):
@@ -188,6 +192,7 @@ def _emit_apply(
             kind.pattern,
             measured.seconds,
             measured.workspace_bytes,
+            entry,
         )
 
 
@@ -234,10 +239,18 @@ def _emit_backprop(
             array = g._data[0] if isinstance(g, Variable) else g  # as _array
             if array is not None:
                 grads.append(array)
+    entry = getattr(func, "_umem_entry", None)
     for recorder in told.recorders:
-        made = recorder.unseen(grads)
-        if not made:
-            continue
+        _emit_own(recorder, func, grad_outputs, grads, measured)
+        if entry is not None:
+            recorder.end_backward(entry)
+
+
+def _emit_own(
+    recorder: Recorder, func: Any, grad_outputs: Any, grads: list[Any], measured: Measured
+) -> None:
+    made = recorder.unseen(grads)
+    if made:
         name = func.label
         used = [_array(g) for g in grad_outputs if g is not None]
         used += [node.data for node in func.inputs]

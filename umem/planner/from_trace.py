@@ -12,8 +12,17 @@ from umem.trace.trace import Access, Alloc, Op, Trace
 Cost = Literal["paper", "seconds", "flops"]
 MADE = ("activation", "stash", "array")
 """The kinds of tensors that a call makes."""
-NOT_AGAIN = frozenset(("Zoneout", "ZoneoutLSTM", "NegativeSampling", "DropoutRNN"))
-"""Functions that draw anew when they run again."""
+NOT_AGAIN = frozenset((
+    "Zoneout", "ZoneoutLSTM", "NegativeSampling", "NegativeSamplingFunction", "DropoutRNN",
+    "Checkpoint", "Forget", "BatchRenormalizationFunction",
+    "DecorrelatedBatchNormalization", "MultiNodeBatchNormalizationFunction",
+))  # fmt: skip
+"""Functions that draw anew when they run again, or change what they read."""
+DRAWS = frozenset((
+    "Dropout", "GaussianDropout", "Gaussian", "GaussianNoise", "RReLU", "SimplifiedDropconnect",
+    "GumbelSoftmax",
+))  # fmt: skip
+"""Functions that draw random numbers once, and find them when they run again."""
 
 
 def nodes_and_edges(
@@ -38,13 +47,22 @@ def nodes_and_edges(
     reader = _CallReader(trace, cost, not_again)
     for index, event in enumerate(trace.events):
         if isinstance(event, Op) and event.phase == "forward":
-            reader.add(event)
+            if is_call(event, trace.has_entries):
+                reader.add(event)
         elif isinstance(event, Op) and event.phase in ("backward", "update") and reader.calls:
             reader.end = index
             break
     if not reader.calls:
         raise GraphError("the trace has no forward call")
     return list(map(reader.node, range(len(reader.calls)))), reader.edges
+
+
+def is_call(op: Op, has_entries: bool) -> bool:
+    """Tell whether an operation is a call to plan, in a trace with entries of a tape or without.
+
+    Where a tape was recorded, what is not on it has no backward.
+    """
+    return op.phase == "forward" and (op.entry is not None or not has_entries)
 
 
 class _CallReader:
@@ -60,19 +78,21 @@ class _CallReader:
         self._bases: list[str | None] = []
         self._writers: dict[Access, str] = {}
         self._last_writers: dict[int, str] = {}
+        self._by_number: dict[int, str] = {}
         self.edges: list[tuple[str, str]] = []
 
     def add(self, op: Op) -> None:
         name = f"{op.name}#{len(self.calls)}"
-        inputs = [writer for access in op.reads if (writer := self._writer(access)) is not None]
+        inputs = self._inputs(op, name)
         self.edges += [(writer, name) for writer in dict.fromkeys(inputs)]
         made: list[Alloc] = []
-        base = None
+        base = self._base(op) if op.entry is not None else None
         for access in op.writes:
             alloc = self._lives[access.tensor].alloc
             if access.tensor in self._last_writers:
                 writer = self._writer(access)
-                base = base if writer == name else writer  # of several views, another is its own
+                if op.entry is None and writer != name:  # of several views, another is its own
+                    base = writer
             elif not alloc.uploaded and alloc.kind in MADE:
                 made.append(alloc)
             if alloc.kind not in ("stash", "parameter", "input", "state"):
@@ -83,6 +103,23 @@ class _CallReader:
         self._names.append(name)
         self._made.append(made)
         self._bases.append(base)
+
+    def _inputs(self, op: Op, name: str) -> list[str]:
+        """The calls that made what an operation reads, as the tape says, or by the bytes."""
+        if op.entry is None:
+            found = map(self._writer, op.reads)
+        else:
+            self._by_number[op.entry.number] = name
+            found = map(self._by_number.get, op.entry.sources)
+        return [writer for writer in found if writer is not None]
+
+    def _base(self, op: Op) -> str | None:
+        """The first call of whose output one of an operation on the tape is a view."""
+        assert op.entry is not None
+        written = {access.tensor for access in op.writes}
+        found = zip(op.entry.sources, op.reads, strict=False)
+        bases = [self._by_number.get(source) for source, read in found if read.tensor in written]
+        return next((base for base in bases if base is not None), None)
 
     def _writer(self, access: Access) -> str | None:
         """The call whose output an access reads: the last of exactly these bytes, or the last."""
@@ -100,7 +137,7 @@ class _CallReader:
             cost=self._cost_of(op),
             saved=any(map(self._is_saved, written)),
             alias_of=base if is_view else None,
-            recomputable=op.name not in self._not_again,
+            recomputable=op.name not in self._not_again and (not op.entry or op.entry.again),
             stash_bytes=sum(alloc.nbytes for alloc in stashes),
             workspace_bytes=op.workspace_bytes or 0,
         )

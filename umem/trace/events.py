@@ -53,13 +53,38 @@ class Free(NamedTuple):
     tensor: int
 
 
+OUTSIDE, LEAF = -1, -2
+"""Sources of an input that no call has made: one without a gradient, and one with."""
+
+
+class TapeEntry(NamedTuple):
+    """A framework's tape has remembered a call of forward, for a backward.
+
+    ``number`` tells it from others; those that began before the recording have none. ``sources``
+    has for each input the number of the call that made it, or `OUTSIDE` or `LEAF`. Until the
+    call's backward the tape keeps the inputs at the places ``retained``, and the outputs where
+    ``retains_outputs`` says so. ``again`` is False where the call must not run twice, ``in_order``
+    True where backward has to stay in its order besides. ``gradient_bytes`` is what the gradients
+    of its outputs take; zero where they are a view of the inputs'.
+    """
+
+    number: int
+    sources: tuple[int, ...]
+    retained: tuple[int, ...]
+    retains_outputs: bool
+    again: bool
+    in_order: bool
+    gradient_bytes: int
+
+
 class Op(NamedTuple):
     """An operation has run.
 
     ``flops`` is an estimate. ``traffic_bytes`` is what it moves through device memory, which
     for gathers is more than what it touches. ``pattern`` is how it walks: ``stream``,
     ``random`` or ``strided``. ``host_seconds`` is what the host measured, None where memory
-    rather than time was measured; ``workspace_bytes`` the reverse.
+    rather than time was measured; ``workspace_bytes`` the reverse. ``entry`` is what the tape has
+    of it, None where it is on none.
     """
 
     name: str
@@ -71,6 +96,7 @@ class Op(NamedTuple):
     pattern: str = "stream"
     host_seconds: float | None = None
     workspace_bytes: int | None = None
+    entry: TapeEntry | None = None
 
 
 class Hint(NamedTuple):
@@ -91,10 +117,12 @@ class Mark(NamedTuple):
     """A place in the trace with a name.
 
     ``"step"`` is the end of an optimizer's update. ``"start"``, before the first operation, is
-    where the clock of a replay starts: what was uploaded before is there already.
+    where the clock of a replay starts: what was uploaded before is there already. ``"backward"``
+    is the end of the backward of the call with the number ``entry``.
     """
 
     label: str
+    entry: int | None = None
 
 
 Event = Alloc | Free | Op | Hint | Mark
@@ -106,7 +134,9 @@ def decode(code: str, *fields: Any) -> Event:
     """The event of a kind's name and plain fields, as a file and a recorder keep it."""
     event: Event = TYPES[code](*fields)
     if isinstance(event, Op):
-        return event._replace(reads=_accesses(event.reads), writes=_accesses(event.writes))
+        entry = None if event.entry is None else _entry(*event.entry)
+        reads, writes = _accesses(event.reads), _accesses(event.writes)
+        return event._replace(reads=reads, writes=writes, entry=entry)
     if isinstance(event, Hint):
         return event._replace(accesses=_accesses(event.accesses))
     if isinstance(event, Alloc):
@@ -117,6 +147,10 @@ def decode(code: str, *fields: Any) -> Event:
 
 def _accesses(items: Iterable[Any]) -> tuple[Access, ...]:
     return tuple(Access(*item) for item in items)
+
+
+def _entry(number: int, sources: Any, retained: Any, *rest: Any) -> TapeEntry:
+    return TapeEntry(number, tuple(sources), tuple(retained), *rest)
 
 
 class Checker:
@@ -145,6 +179,10 @@ class Checker:
             self._check_hint(event)
         else:
             _check_text(event.label, "label")
+            if event.entry is not None:
+                _check_count(event.entry, "entry")
+                if event.label != "backward":
+                    raise TraceError(f"the mark {quoted(event.label)} has an entry")
 
     def _check_alloc(self, alloc: Alloc) -> None:
         tensor, nbytes, kind, label, uploaded, stack = alloc
@@ -174,6 +212,25 @@ class Checker:
             raise TraceError(f"host_seconds is {quoted(seconds)}")
         self._check_accesses(op.reads)
         self._check_accesses(op.writes)
+        if op.entry is not None:
+            self._check_entry(op.entry, len(op.reads))
+
+    def _check_entry(self, entry: TapeEntry, read_count: int) -> None:
+        number, sources, retained, retains_outputs, again, in_order, gradient_bytes = entry
+        _check_count(number, "the number of an entry")
+        if len(sources) > read_count:
+            raise TraceError(f"an entry has {len(sources)} sources, and {read_count} were read")
+        for source in sources:
+            if type(source) is not int or not LEAF <= source < number:
+                raise TraceError(f"source {quoted(source)} of entry {number} was not before it")
+        for place in retained:
+            if type(place) is not int or not 0 <= place < len(sources):
+                raise TraceError(f"entry {number} retains input {quoted(place)}, and has none such")
+        for value, name in (
+            (retains_outputs, "retains_outputs"), (again, "again"), (in_order, "in_order")
+        ):  # fmt: skip
+            _check_type(value, bool, name)
+        self._add(gradient_bytes, "gradient_bytes")
 
     def _add(self, nbytes: int, name: str) -> None:
         """Check bytes, alone and with all before them: sums of them have to fit 64 bits."""

@@ -1,14 +1,15 @@
-"""The file format of traces, version 2.
+"""The file format of traces, version 3.
 
 gzip-compressed UTF-8 text, one JSON value a line. The first line is an object,
-``{"format": "umem-trace", "version": 2, "backend": "numpy", "meta": {...}}``. Then one array an
+``{"format": "umem-trace", "version": 3, "backend": "numpy", "meta": {...}}``. Then one array an
 event, its kind first and its fields in the order of the classes of `umem.trace.events`:
 ``["alloc", tensor, nbytes, kind, label, uploaded, stack]``, ``["free", tensor]``,
 ``["op", name, phase, reads, writes, flops, traffic_bytes, pattern, host_seconds,
-workspace_bytes]``, ``["hint", action, accesses, place, unset, overlap]``, ``["mark", label]``.
-An access is ``[tensor, start, stop]`` in bytes. The last line is ``["end", event_count]``, so
-that a truncated file is told from a short one. Loading parses JSON and executes nothing. The file
-is one gzip member, with nothing behind it, and no line is longer than `LINE_BYTES`.
+workspace_bytes, entry]``, ``["hint", action, accesses, place, unset, overlap]``, ``["mark", label,
+entry]``. Fields at the end may be missing, as ``entry`` is in version 2. An access is
+``[tensor, start, stop]`` in bytes. The last line is ``["end", event_count]``, so that a truncated
+file is told from a short one. Loading parses JSON and executes nothing. The file is one gzip
+member, with nothing behind it, and no line is longer than `LINE_BYTES`.
 
 A trace of several sizes has them in its first line, ``"sizes": [4, 8]``, ascending, and then the
 events of one size after another, each closed by its own ``["end", event_count]``.
@@ -100,7 +101,7 @@ class Inflating(io.RawIOBase):
 
 
 FORMAT = "umem-trace"
-VERSION = 2
+VERSION = 3
 LINE_BYTES = 1 << 20
 """The longest line that is read: what is longer is no event."""
 MAX_EVENTS = 1_500_000

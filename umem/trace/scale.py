@@ -22,7 +22,7 @@ from typing import Any
 from umem.errors import ScalingError, SizeError
 from umem.printable import quoted
 from umem.trace.align import Aligned, align
-from umem.trace.events import Access, Alloc, Event, Free, Hint, Op
+from umem.trace.events import Access, Alloc, Event, Free, Hint, Op, TapeEntry
 from umem.trace.walk import used_bytes
 from umem.units import format_bytes
 
@@ -169,10 +169,18 @@ class _Scaler:
                 traffic_bytes=self._count([event.traffic_bytes for event in row], last.name),
                 host_seconds=self._seconds([event.host_seconds for event in row]),
                 workspace_bytes=self._workspace([event.workspace_bytes for event in row], last),
+                entry=self._entry([event.entry for event in row], last.name),
             )
         if isinstance(last, Hint):
             return last._replace(accesses=self._accesses([event.accesses for event in row]))
         return last
+
+    def _entry(self, row: list[TapeEntry | None], what: str) -> TapeEntry | None:
+        found = [entry for entry in row if entry is not None]
+        if len(found) < len(row):
+            return None
+        gradient = self._count([entry.gradient_bytes for entry in found], what)
+        return found[-1]._replace(gradient_bytes=gradient)
 
     def _count(self, values: list[int], what: str) -> int:
         if values.count(values[0]) == len(values):

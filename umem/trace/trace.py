@@ -58,6 +58,11 @@ class Trace:
         return (event for event in self.events if isinstance(event, Op))
 
     @property
+    def has_entries(self) -> bool:
+        """Whether a framework's tape was recorded, as umem's own recordings of Chainer are."""
+        return any(op.entry is not None for op in self.ops)
+
+    @property
     def step_count(self) -> int:
         """The number of optimizer updates that ended in it."""
         return sum(event == Mark("step") for event in self.events)

@@ -11,11 +11,11 @@ from typing import Any
 import chainer
 
 from umem.chainer.recompute.carrying import Target, carried
-from umem.chainer.recompute.inputs import owner_of
-from umem.chainer.recompute.observing import does_more, look_beside, state_bytes
+from umem.chainer.recompute.observing import look_beside, state_bytes
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import History, SeenGraph, tape_of
 from umem.chainer.recompute.tape import Signature
+from umem.chainer.tape_facts import owner_of, rules_of
 from umem.errors import BudgetError, RecomputeWarning
 from umem.units import format_bytes
 
@@ -169,7 +169,7 @@ class Graphs:
     def _add(self, now: Pass) -> SeenGraph:
         """Remember one more; of those without a plan the oldest may be forgotten."""
         self._count += 1
-        keeps_order = any(does_more(call.signature[0]) for call in now.calls)
+        keeps_order = any(rules_of(call.signature[0])[1] for call in now.calls)
         tape = tape_of(now.calls, now.observed)
         seen = self._put(SeenGraph(self._count, tape, History(keeps_order=keeps_order)))
         unplanned = [known.number for known in self if known.plan is None]

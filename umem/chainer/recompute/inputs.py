@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import chainer
 import numpy as np
-from chainer.function import FunctionAdapter
 
 if TYPE_CHECKING:
     from umem.chainer.recompute.tape import Call
@@ -24,11 +23,6 @@ class InputSource(NamedTuple):
     call: Call | None
     output: int
     array: Any
-
-
-def owner_of(func: Any) -> Any:
-    """The object that a function's state is on: for an old-style function, not its node."""
-    return func.function if isinstance(func, FunctionAdapter) else func
 
 
 def source_of(node: Any, array: Any) -> InputSource:

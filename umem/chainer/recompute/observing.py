@@ -12,20 +12,15 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from umem.chainer.held_arrays import NODE_ATTRIBUTES, find_arrays
-from umem.chainer.recompute.inputs import owner_of
-from umem.chainer.recompute.stash import DRAWS
+from umem.chainer.held_arrays import NODE_ATTRIBUTES, arrays_on, find_arrays, holds_nothing
+from umem.chainer.recompute.stash import packing
 from umem.chainer.recompute.tape import Call
+from umem.chainer.tape_facts import output_gradient_bytes, owner_of, running_rules
+from umem.planner.from_trace import DRAWS
 from umem.trace.recording.storage import root_of
 
 _MT19937_BYTES = 624 * 4 + 4
 """Its key and its position: mt19937_state in NumPy's random/src/mt19937/mt19937.h."""
-NOT_AGAIN = frozenset((
-    "Zoneout", "ZoneoutLSTM", "NegativeSampling", "NegativeSamplingFunction", "DropoutRNN",
-    "Checkpoint", "Forget", "BatchRenormalizationFunction",
-    "DecorrelatedBatchNormalization", "MultiNodeBatchNormalizationFunction",
-))  # fmt: skip
-"""Functions that must not run twice; what draws or changes its state is found as well."""
 _AGAIN = frozenset(("BatchNormalization", "FixedBatchNormalization"))
 """Functions whose state is kept out of a second run."""
 
@@ -73,7 +68,8 @@ def observe(
     }
     lists = {key: _arrays([(key, value)]) for key, value in new.items()}
     found = {key: arrays for key, arrays in lists.items() if arrays}
-    ins = [root_of(x.array if isinstance(x, chainer.Variable) else x) for x in inputs]
+    arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
+    ins = [root_of(x) for x in arrays]
     assert call.values is not None
     roots = {id(root): root for root in map(root_of, call.values)}
     own = [root for root in roots.values() if not any(root is x for x in ins)]
@@ -85,22 +81,14 @@ def observe(
     held = {id(a): a.nbytes for arrays in found.values() for a in arrays}
     for root in own:
         held.pop(id(root), None)
-    mask = packed = 0
-    if type(func).__name__ == "Dropout" and "mask" in found:
-        mask = found["mask"][0].nbytes
-        packed = -(-found["mask"][0].size // 8)
+    mask, packed = packing(func, found)
     name = type(owner).__name__
     same = name in _AGAIN or all(_sum(array) == known for array, known in before.sums)
     drawn = name in DRAWS
-    pure = type(owner).__module__.startswith(("chainer.", "umem.")) or getattr(
-        owner, "umem_recomputable", False
-    )
-    again = pure and name not in NOT_AGAIN and same and (drawn or before.random == _random())
-    size = sum(y.nbytes for y in call.values)
-    flat = bool(bases) and not own and len(ins) == 1 and size == _logical(inputs[0])
+    again = same and (drawn or before.random == _random()) and running_rules(func)[0]
     return Observed(
         nbytes=sum(root.nbytes for root in own),
-        grad_bytes=0 if flat and len(call.values) == 1 else size,
+        grad_bytes=output_gradient_bytes(arrays, call.values),
         alias=bases[0] if bases and not own else None,
         stash=tuple(found),
         stash_bytes=0 if drawn or (bases and not own) else sum(held.values()),
@@ -112,10 +100,6 @@ def observe(
         seconds=seconds,
         workspace_bytes=workspace,
     )
-
-
-def _logical(x: Any) -> int:
-    return int((x.array if isinstance(x, chainer.Variable) else x).nbytes)
 
 
 def _arrays(items: Iterable[tuple[str, Any]]) -> list[Any]:
@@ -148,7 +132,7 @@ class Beside(NamedTuple):
     """Arrays beside a graph's own, between forward and backward.
 
     Attributes:
-        constant_bytes: parameters and other arrays from outside that its calls read.
+        constant_bytes: parameters and other arrays from outside that its calls read, or hold.
         stays: by call, the gradients of parameters that its backward is the first to make.
         parameters: weak references to the parameters.
         held_gradients: by parameter, the bytes of the gradient that it has now.
@@ -179,11 +163,25 @@ def look_beside(calls: Iterable[Call]) -> Beside:
                 parameters[id(held)] = weakref.ref(held)
                 if gradient_bytes(held):
                     held_gradients[id(held)] = gradient_bytes(held)
-            root = root_of(array)
-            if id(root) not in seen:
-                seen.add(id(root))
-                constant += root.nbytes
+            constant += _unseen_bytes(array, seen)
+        for array in _held_from_outside(call):
+            constant += _unseen_bytes(array, seen)
     return Beside(constant, stays, parameters, held_gradients)
+
+
+def _held_from_outside(call: Call) -> list[Any]:
+    """The arrays that a function held before it ran, such as statistics and indexes."""
+    if not call.has_func or holds_nothing(call.func):
+        return []
+    return [array for name, array in arrays_on(call.func) if name not in call.stash.names]
+
+
+def _unseen_bytes(array: Any, seen: set[int]) -> int:
+    root = root_of(array)
+    if id(root) in seen:
+        return 0
+    seen.add(id(root))
+    return int(root.nbytes)
 
 
 def gradient_bytes(parameter: Any) -> int:
@@ -197,13 +195,6 @@ def state_bytes(rule: Any) -> int:
     state = (getattr(rule, "state", None) or {}).values()
     full = getattr(getattr(rule, "_fp32_param", None), "array", None)  # a master copy, of mixed16
     return sum(getattr(value, "nbytes", 0) for value in (*state, full))
-
-
-def does_more(kind: type) -> bool:
-    """Tell whether the backward of a function may do more than compute gradients."""
-    if kind.__module__.startswith(("chainer.", "umem.")):
-        return kind.__name__ in ("Forget", "Checkpoint")
-    return not getattr(kind, "umem_recomputable", False)
 
 
 # -- memory on the host -------------------------------------------------------------------------

@@ -7,17 +7,13 @@ the user gave, and cuDNN's own states, stay as they are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import chainer
 
-from umem.chainer.recompute.inputs import owner_of
-
-DRAWS = frozenset((
-    "Dropout", "GaussianDropout", "Gaussian", "GaussianNoise", "RReLU", "SimplifiedDropconnect",
-    "GumbelSoftmax",
-))  # fmt: skip
-"""Functions that draw random numbers once and find them on themselves when they run again."""
+from umem.chainer.tape_facts import owner_of
+from umem.planner.from_trace import DRAWS
 
 
 class Stash:
@@ -72,6 +68,14 @@ class Stash:
             return False
         func.mask = unpack(self._packed)
         return True
+
+
+def packing(func: Any, arrays: Mapping[str, Sequence[Any]]) -> tuple[int, int]:
+    """Return the bytes of a dropout's mask, as it is and as bits; zero for any other function."""
+    if type(func).__name__ != "Dropout" or "mask" not in arrays:
+        return 0, 0
+    mask = arrays["mask"][0]
+    return mask.nbytes, -(-mask.size // 8)
 
 
 class Packed(NamedTuple):

@@ -20,10 +20,11 @@ from typing import Any
 import chainer
 
 from umem.chainer.forward_configuration import as_in_forward, configuration_now
-from umem.chainer.recompute.inputs import InputSource, checksum, is_from_elsewhere, owner_of, wire
+from umem.chainer.recompute.inputs import InputSource, checksum, is_from_elsewhere, wire
 from umem.chainer.recompute.read_arrays import ReadArrays
 from umem.chainer.recompute.stash import Stash
 from umem.chainer.source import rerun
+from umem.chainer.tape_facts import owner_of
 from umem.errors import RecomputeError, StateError
 
 STATISTICS = ("running_mean", "running_var")
@@ -69,8 +70,7 @@ class Call:
         reads: ReadArrays,
         sums: bool = False,
     ) -> None:
-        self.number = number
-        self.index = index
+        self.number, self.index = number, index
         self.again = True
         self.reads = reads
         self._func: Callable[[], Any] = weakref.ref(func)

@@ -128,7 +128,8 @@ class Model:
 
     def _follow(self, event: Event) -> None:
         self._on[type(event)](event)
-        if not self._is_over:
+        unheard = type(event) is Mark and event.label == "backward"  # by a live run
+        if not self._is_over and not unheard:
             self.counters.sample(self.clock.seconds, self.driver.resident_count)
 
     def follow(self, events: Iterable[Event]) -> None:

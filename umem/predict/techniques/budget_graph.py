@@ -7,17 +7,18 @@ what calls draw at random, which no plan drops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from umem.devices.specs import COSTS, GPUS
 from umem.errors import GraphError
 from umem.planner import Graph
-from umem.planner.from_trace import MADE
+from umem.planner.from_trace import DRAWS, MADE, is_call
 from umem.planner.problem import CallFacts, Problem
-from umem.predict.techniques.drawn import DRAWS, PACKED, packed_bytes
-from umem.trace.trace import Alloc, Op, Trace, tail
+from umem.predict.techniques.drawn import PACKED, packed_bytes
+from umem.trace.events import LEAF, Alloc, Event, Free, Mark, Op
+from umem.trace.trace import Trace, tail
 from umem.trace.walk import allocations
 
 FLOPS_PER_BYTE = median(
@@ -51,25 +52,24 @@ def _problem(trace: Trace) -> Problem:
     number = {name: index for index, name in enumerate(first.names)}
     edges = tuple((number[source], number[user]) for source, user in graph.edges)
     updates = {t: nbytes for t, nbytes in _updates(trace).items() if t in first.near}
-    stays = _stays(first, updates)
-    workspace = _backward_workspace(trace, first)
     nodes = {number[node.name]: node for node in graph.nodes}
-    inputs: dict[int, list[int]] = {}
-    for source, user in edges:
-        inputs.setdefault(user, []).append(source)
+    saved = [nodes[index].saved for index in range(len(nodes))]
+    if trace.has_entries:
+        tape = _from_entries(trace, first, saved)
+    else:
+        tape = _guessed(trace, first, edges, saved, updates)
     calls = []
     for index, (op, made) in enumerate(zip(first.calls, first.made, strict=True)):
         node = nodes[index]
         alias = None if node.alias_of is None else number[node.alias_of]
         drawn = _drawn_bytes(op, made)
         mask = drawn if op.name == PACKED else 0
-        near = dict.fromkeys([*inputs.get(index, ()), index])
         calls.append(
             CallFacts(
                 label=op.name,
                 nbytes=node.nbytes,
                 cost=max(op.flops / FLOPS_PER_BYTE, op.traffic_bytes),
-                grad_bytes=0 if alias is not None else node.nbytes,
+                grad_bytes=tape.gradient_bytes[index],
                 alias=alias,
                 stash_bytes=max(0, node.stash_bytes - drawn),
                 drawn_bytes=drawn,
@@ -77,14 +77,15 @@ def _problem(trace: Trace) -> Problem:
                 packed_bytes=packed_bytes(mask),
                 again=node.recomputable,
                 workspace_bytes=node.workspace_bytes,
-                backward_workspace_bytes=workspace[index],
-                stays_bytes=stays[index],
-                needs=tuple(n for n in near if nodes[n].saved),
+                backward_workspace_bytes=tape.workspace.get(index, 0),
+                stays_bytes=tape.stays.get(index, 0),
+                needs=tape.needs[index],
+                dead=index in tape.dead,
             )
         )
-    backward = {index: len(calls) - index for index in range(len(calls))}
     constant = _constant_bytes(trace, first)
-    return Problem(tuple(calls), edges, constant, sum(updates.values()), backward)
+    forward = sum(updates.values())
+    return Problem(tuple(calls), edges, constant, forward, tape.order, tape.in_order)
 
 
 def _drawn_bytes(op: Op, made: list[Alloc]) -> int:
@@ -104,26 +105,108 @@ def _updates(trace: Trace) -> dict[int, int]:
     return found
 
 
-def _stays(first: ForwardPass, updates: dict[int, int]) -> list[int]:
-    """By call, the gradients that its backward is the first to make."""
-    stays = [0] * len(first.calls)
+@dataclass
+class _Tape:
+    """What a tape has of the calls of a pass, by their index.
+
+    Attributes:
+        needs: the calls whose outputs a call's backward reads.
+        gradient_bytes: what the gradients of its outputs take.
+        order: its place in backward, where backward comes to it.
+        workspace: what its backward needs only while it runs.
+        stays: the gradients of what no call made that its backward is the first to make.
+        in_order: whether backward has to stay in its order.
+        dead: calls whose graph is gone before backward would come to them.
+    """
+
+    needs: list[tuple[int, ...]]
+    gradient_bytes: list[int]
+    order: dict[int, int] = field(default_factory=dict)
+    workspace: dict[int, int] = field(default_factory=dict)
+    stays: dict[int, int] = field(default_factory=dict)
+    in_order: bool = False
+    dead: set[int] = field(default_factory=set)
+
+
+def _from_entries(trace: Trace, first: ForwardPass, saved: Sequence[bool]) -> _Tape:
+    """Read what was recorded of the tape itself."""
+    entries = [op.entry for op in first.calls if op.entry is not None]
+    index: dict[int, int] = {}
+    needs = []
+    for place, entry in enumerate(entries):
+        read = [index[s] for i in entry.retained if (s := entry.sources[i]) in index]
+        needs.append(tuple(dict.fromkeys([*read, *[place] * entry.retains_outputs])))
+        index[entry.number] = place
+    tape = _Tape(needs, [entry.gradient_bytes for entry in entries])
+    tape.in_order = any(entry.in_order for entry in entries)
+    allocs = allocations(trace.events)
+    seen: set[int] = set()
+    for place in reversed(range(len(entries))):  # backward comes to its leaves first
+        for source, access in zip(entries[place].sources, first.calls[place].reads, strict=False):
+            if source == LEAF and access.tensor not in seen:
+                seen.add(access.tensor)
+                tape.stays[place] = tape.stays.get(place, 0) + allocs[access.tensor].nbytes
+    _follow_backward(trace.events[first.turn :], index, tape)
+    held: set[int] = set()  # by the graph of what reads it
+    for place in reversed(range(len(entries))):
+        if place in tape.order or saved[place] or place in held:
+            held.update(index[source] for source in entries[place].sources if source in index)
+        else:
+            tape.dead.add(place)
+    return tape
+
+
+def _follow_backward(events: Sequence[Event], index: Mapping[int, int], tape: _Tape) -> None:
+    """Read the order of backward and what each step of it needs, from its marks."""
+    sizes: dict[int, int] = {}
+    level = 0
+    peak: int | None = None  # of the step, once it has run an operation
+    for event in events:
+        if isinstance(event, Alloc):
+            sizes[event.tensor] = event.nbytes
+            level += event.nbytes
+        elif isinstance(event, Free):
+            level -= sizes.pop(event.tensor, 0)
+        elif isinstance(event, Op):
+            if event.phase != "backward":
+                break
+            now = level + (event.workspace_bytes or 0)
+            peak = now if peak is None else max(peak, now)
+        elif isinstance(event, Mark) and event.label == "backward":
+            call = None if event.entry is None else index.get(event.entry)
+            if call is not None:
+                tape.order.setdefault(call, len(tape.order))
+                tape.workspace[call] = 0 if peak is None else max(0, peak - level)
+            peak = None
+
+
+def _guessed(
+    trace: Trace,
+    first: ForwardPass,
+    edges: Iterable[tuple[int, int]],
+    saved: Sequence[bool],
+    updates: Mapping[int, int],
+) -> _Tape:
+    """Guess what no tape says: what is still alive is needed, and backward is the reverse."""
+    near: list[dict[int, None]] = [{} for _ in first.calls]
+    for source, user in edges:
+        near[user][source] = None
+    needs = [tuple(n for n in [*inputs, i] if saved[n]) for i, inputs in enumerate(near)]
+    made = [[a.nbytes for a in made if a.kind != "stash"] for made in first.made]
+    tape = _Tape(needs, list(map(sum, made)))
+    tape.order = {index: len(near) - index for index in range(len(near))}
     for tensor, nbytes in updates.items():
-        if tensor in first.near:
-            stays[max(first.near[tensor])] += nbytes
-    return stays
-
-
-def _backward_workspace(trace: Trace, first: ForwardPass) -> list[int]:
-    """By call, the most that an operation of its backward needs only while it runs."""
-    found = [0] * len(first.calls)
+        call = max(first.near[tensor])
+        tape.stays[call] = tape.stays.get(call, 0) + nbytes
     for event in trace.events[first.turn :]:
         if isinstance(event, Op):
             if event.phase != "backward":
                 break
-            call = max(first.calls_near(event), default=None)
-            if call is not None:
-                found[call] = max(found[call], event.workspace_bytes or 0)
-    return found
+            found = max(first.calls_near(event), default=None)
+            if found is not None:
+                most = max(tape.workspace.get(found, 0), event.workspace_bytes or 0)
+                tape.workspace[found] = most
+    return tape
 
 
 def _constant_bytes(trace: Trace, first: ForwardPass) -> int:
@@ -202,11 +285,12 @@ def passes(trace: Trace) -> Iterator[ForwardPass]:
     allocs: dict[int, Alloc] = {}
     now = ForwardPass()
     before = 0  # the event after the last operation
+    has_entries = trace.has_entries
     for index, event in enumerate(trace.events):
         if isinstance(event, Alloc):
             allocs[event.tensor] = event
         elif isinstance(event, Op):
-            if event.phase == "forward":
+            if is_call(event, has_entries):
                 if not now.calls:
                     now.start = before
                 now.add(event, allocs)

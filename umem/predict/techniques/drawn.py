@@ -11,18 +11,6 @@ from collections.abc import Iterable
 from umem.predict.techniques.stream import Stream
 from umem.trace.trace import Alloc, Op
 
-DRAWS = frozenset(
-    (
-        "Dropout",
-        "GaussianDropout",
-        "Gaussian",
-        "GaussianNoise",
-        "RReLU",
-        "SimplifiedDropconnect",
-        "GumbelSoftmax",
-    )
-)
-"""Calls that find what they have drawn when they run again."""
 PACKED = "Dropout"
 BITS = 32
 """Of an element of a mask that is kept as one."""

@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from umem.errors import GraphError
+from umem.planner.from_trace import DRAWS
 from umem.planner.plans import Plan
 from umem.predict.techniques.budget_graph import ForwardPass, passes
-from umem.predict.techniques.drawn import DRAWS, Masks, is_mask
+from umem.predict.techniques.drawn import Masks, is_mask
 from umem.predict.techniques.stream import Stream
 from umem.trace.trace import Alloc, Event, Free, Hint, Op, Trace
 from umem.trace.walk import allocations
@@ -166,7 +167,7 @@ class _Rewriter:
             if self._stream.is_gone(alloc.tensor):
                 self._stream.alloc(alloc)
         writes = tuple(access for access in op.writes if access.tensor in self._is_kept)
-        self._stream.op(op._replace(phase="backward", writes=writes))
+        self._stream.op(op._replace(phase="backward", writes=writes, entry=None))
         self._stream.rest()
         self._masks.pack(op)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from umem.trace.events import Access, Alloc, Event, Free, Op
+from umem.trace.events import OUTSIDE, Access, Alloc, Event, Free, Mark, Op, TapeEntry
 from umem.trace.stacks import Reader
 
 Raw = Any
@@ -15,7 +15,8 @@ Raw = Any
   So it is also an access to the whole tensor, and stands for one in operations.
 - `Op`: (how many reads, its fields but for accesses, then the accesses that it reads and writes).
   None among them is an array that was not there; None as traffic is every byte of them once.
-- `Hint` and `Mark`, of which there are few: as they are.
+- `Mark` of an entry's backward: (the number).
+- `Hint` and other `Mark`, of which there are few: as they are.
 """
 
 
@@ -41,6 +42,7 @@ class Store:
         self.raw: list[Raw] = []
         self._decoded: list[Event] = []
         self._reader = Reader()
+        self.first_entry = 0
 
     def __len__(self) -> int:
         return len(self.raw)
@@ -55,12 +57,24 @@ class Store:
             return Free(raw)
         if type(raw) is not tuple:  # an event
             return raw  # type: ignore[no-any-return]
+        if len(raw) == 1:
+            number = raw[0] - self.first_entry
+            return Mark("backward", number if number >= 0 else None)
         if type(raw[1]) is str:
             op = decode_op(raw)
-            return op._replace(reads=_accesses(op.reads), writes=_accesses(op.writes))
+            reads, writes = _accesses(op.reads), _accesses(op.writes)
+            return op._replace(reads=reads, writes=writes, entry=self._entry(op.entry))
         tensor, _, nbytes, kind, label, uploaded, *stacks = raw
         stack = self._reader.texts(stacks[0]) if stacks else ()
         return Alloc(tensor, nbytes, kind, label, uploaded, stack)
+
+    def _entry(self, entry: TapeEntry | None) -> TapeEntry | None:
+        """The entry with calls numbered from the recording's first."""
+        if entry is None:
+            return None
+        first = self.first_entry
+        sources = [s if s < 0 else s - first if s >= first else OUTSIDE for s in entry.sources]
+        return TapeEntry(entry.number - first, tuple(sources), *entry[2:])
 
     def drop_before(self, boundary: Boundary) -> None:
         """Forget what was stored before it, but for the allocations that were alive there."""
@@ -70,14 +84,16 @@ class Store:
 
 def decode_op(raw: Raw) -> Op:
     """The operation that a stored one stands for, its accesses as plain tuples for speed."""
-    read_count, name, phase, flops, traffic, pattern, seconds, workspace, *accesses = raw
+    read_count, name, phase, flops, traffic, pattern, seconds, workspace, entry, *accesses = raw
     reads = tuple([reach[:3] for reach in accesses[:read_count] if reach is not None])
     writes = tuple([reach[:3] for reach in accesses[read_count:] if reach is not None])
     if traffic is None:
         traffic = 0
         for _, start, stop in reads + writes:
             traffic += stop - start
-    fields = name, phase, reads, writes, flops, traffic, pattern, seconds, workspace
+    if entry is not None:
+        entry = TapeEntry(*entry)
+    fields = name, phase, reads, writes, flops, traffic, pattern, seconds, workspace, entry
     return tuple.__new__(Op, fields)
 
 

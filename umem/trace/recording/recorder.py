@@ -26,7 +26,14 @@ from umem.trace.events import Alloc, Event, Free, Hint, Mark
 from umem.trace.recording.buffer import Boundary, Raw, Store, decode_op
 from umem.trace.recording.sources import start_sources, stop_sources
 from umem.trace.recording.storage import Reach, RootRef, address_of, part_of, root_of
-from umem.trace.recording.thread import Following, Measured, active, forget_operation, inside
+from umem.trace.recording.thread import (
+    Following,
+    Measured,
+    active,
+    forget_operation,
+    inside,
+    thread_state,
+)
 from umem.trace.stacks import user_places
 from umem.trace.trace import Trace
 
@@ -71,8 +78,7 @@ class Recorder(Scoped["Recorder"], Following):
         self._dead: deque[RootRef] = deque()
         self._note_death = self._dead.append
         self._count = 0
-        self._owns_tracemalloc = False
-        self._entered = False
+        self._owns_tracemalloc = self._entered = False
 
     title = "a recorder"
 
@@ -91,6 +97,8 @@ class Recorder(Scoped["Recorder"], Following):
         if self._entered:
             raise StateError("this recorder was used before; make a new one for each recording")
         self._entered = True
+        if self._store is not None:
+            self._store.first_entry = thread_state().entry_count
         scope.at_close(forget_operation)
         scope.at_close(self._forget)
         scope.at_close(self.flush)
@@ -150,17 +158,15 @@ class Recorder(Scoped["Recorder"], Following):
 
     def drop_before(self, boundary: Boundary) -> None:
         """Forget what was stored before; what was alive there counts as uploaded there."""
-        nothing_missing = boundary.position == len(self._stored)
-        self._stored.drop_before(boundary)
-        if nothing_missing:
+        if boundary.position == len(self._stored):  # nothing is missing
             self._raw = self._stored.raw
+        self._stored.drop_before(boundary)
 
     # -- what sources call -----------------------------------------------------------------
 
     def known(self, array: Any) -> Reach | None:
         """The access to an array that is followed, None for one never seen."""
-        found = self._find_one(array)
-        return None if found is None else found[:3]
+        return (self._find_one(array) or ())[:3] or None
 
     def _find_one(self, array: Any) -> Reach | None:
         """As `known`, and a whole tensor as it was stored."""
@@ -185,12 +191,11 @@ class Recorder(Scoped["Recorder"], Following):
                 the array stays unknown.
         """
         found = self._find_one(array)
-        if found is None:
-            root = root_of(array)
-            found = self._allocate(root, kind, label, uploaded)
-            if root is not array:
-                found = part_of(array, root, found, address_of(root))
-        return found[:3]
+        if found is not None:
+            return found[:3]
+        root = root_of(array)
+        whole = self._allocate(root, kind, label, uploaded)
+        return (whole if root is array else part_of(array, root, whole, address_of(root)))[:3]
 
     def find(self, arrays: list[Any]) -> list[Any]:
         """The access to each array; None where it was never seen, or there is no array."""
@@ -206,19 +211,8 @@ class Recorder(Scoped["Recorder"], Following):
 
     def unseen(self, arrays: list[Any]) -> list[Any]:
         """Those of the arrays that are not followed."""
-        found: list[Any] = []
-        table = self._known
-        for array in arrays:
-            ref = table.get(id(array))
-            if ref is not None and ref() is array:
-                continue
-            if array.base is not None:
-                root = root_of(array)
-                ref = table.get(id(root))
-                if ref is not None and ref() is root:
-                    continue
-            found.append(array)
-        return found
+        reaches = self.find(arrays)
+        return [array for array, reach in zip(arrays, reaches, strict=True) if reach is None]
 
     def follow(self, arrays: list[Any], kind: str, label: str) -> list[Any]:
         """The access to each array, allocated where it was never seen; None stays None."""
@@ -258,6 +252,7 @@ class Recorder(Scoped["Recorder"], Following):
         pattern: str,
         host_seconds: float | None,
         workspace_bytes: int | None,
+        entry: tuple[Any, ...] | None = None,
     ) -> None:
         """An operation has run, see `Op`; None among the accesses is an array that was not there.
 
@@ -267,7 +262,7 @@ class Recorder(Scoped["Recorder"], Following):
             self.flush()
         stored = (
             len(reads), name, phase, flops, traffic_bytes, pattern, host_seconds, workspace_bytes,
-            *reads, *writes,
+            entry, *reads, *writes,
         )  # fmt: skip
         if self._listener is not None:
             self._listener(decode_op(stored))
@@ -276,6 +271,13 @@ class Recorder(Scoped["Recorder"], Following):
             raw.append(stored)
             if len(raw) >= self._limit:
                 self._raw = None
+
+    def end_backward(self, entry: int) -> None:
+        """The backward of the call with this entry on the tape is over; no listener is told."""
+        if self._dead:
+            self.flush()
+        if self._raw is not None:
+            self._raw.append((entry,))
 
     def flush(self) -> None:
         """Turn the deaths of arrays so far into events."""

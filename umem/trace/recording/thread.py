@@ -21,13 +21,16 @@ class Following:
     measure: str
 
 
-class _State:
-    """What a thread is inside of: an operation, where a dead one was interrupted; and backward."""
+class ThreadState:
+    """What a thread is inside of: an operation, where a dead one was interrupted; and backward.
 
-    __slots__ = ("backward_depth", "nested_seconds", "operation", "peak_bytes")
+    ``entry_count`` numbers the calls that a framework's tape remembers.
+    """
+
+    __slots__ = ("backward_depth", "entry_count", "nested_seconds", "operation", "peak_bytes")
 
     def __init__(self) -> None:
-        self.backward_depth = 0
+        self.backward_depth = self.entry_count = 0
         self.peak_bytes = 0
         self.nested_seconds = 0.0
         self.operation: weakref.ref[Measured] | None = None
@@ -35,7 +38,7 @@ class _State:
 
 class _Local(threading.local):
     def __init__(self) -> None:
-        self.state = _State()
+        self.state = ThreadState()
 
 
 _local = _Local()
@@ -59,7 +62,7 @@ class Audience:
         self.state = _local.state  # what is derived is of one thread, where anybody follows it
 
 
-def thread_state() -> _State:
+def thread_state() -> ThreadState:
     """What the calling thread is inside of."""
     return _local.state
 
