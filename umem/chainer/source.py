@@ -16,9 +16,15 @@ from chainer import Variable, function_node
 from chainer.function import FunctionAdapter
 
 from umem.chainer.flops import Estimator, estimator
-from umem.chainer.held_arrays import arrays_in, arrays_on, holds_nothing, is_array, values_on
+from umem.chainer.function_facts import (
+    arrays_in,
+    arrays_on,
+    enter,
+    holds_nothing,
+    is_array,
+    values_on,
+)
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-from umem.chainer.tape_facts import enter
 from umem.scopes import derived
 from umem.trace.events import Mark
 from umem.trace.recording.recorder import Measured, Reach, Recorder, active

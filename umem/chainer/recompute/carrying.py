@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 from umem.chainer.recompute.gradients import contended
 from umem.chainer.recompute.seen import Carried, Due, SeenGraph
-from umem.errors import BudgetError, SizeError
+from umem.errors import BudgetError
 from umem.planner.plans import Method
 from umem.planner.problem import Solution
 from umem.planner.schedule import actions
-from umem.units import parse_bytes
 
 Budget = int | float | None
 """Bytes in total, a share of a plain step's, or None for the least."""
@@ -22,32 +21,6 @@ class Target(NamedTuple):
     budget: Budget
     method: Method
     strict: bool
-
-
-def check_budget(budget: int | str) -> Budget:
-    """Read a budget as a user gives it.
-
-    Raises:
-        SizeError: it is none.
-    """
-    if budget == "min":
-        return None
-    if isinstance(budget, str) and budget.strip().endswith("%"):
-        try:
-            share = float(budget.strip()[:-1]) / 100
-        except ValueError:
-            share = 0.0
-        if not 0 < share <= 1:
-            raise SizeError(
-                f'a share of a plain step is above "0%" and at most "100%"; got {budget!r}'
-            )
-        return share
-    if isinstance(budget, float):
-        raise SizeError(
-            f'a budget is bytes as an int, a size like "12GiB", a share like "60%", or '
-            f'"min"; got {budget!r}'
-        )
-    return parse_bytes(budget, "budget")
 
 
 def carried(seen: SeenGraph, target: Target) -> tuple[Carried, str | None]:

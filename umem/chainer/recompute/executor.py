@@ -10,6 +10,7 @@ from typing import Any
 from chainer import configuration
 from chainer.serializer import Deserializer
 
+from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.inputs import wait_for
 from umem.chainer.recompute.observing import Before, look
 from umem.chainer.recompute.plain_pass import PlainPass
@@ -18,7 +19,6 @@ from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.training import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_CUT, Training
 from umem.chainer.recompute.whole_graph import bring, bring_one, check, functions, watch_over
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-from umem.chainer.tape_facts import owner_of
 from umem.errors import UnsupportedError
 
 TWICE = "it is differentiated twice"

@@ -10,12 +10,12 @@ from typing import Any
 
 import chainer
 
+from umem.chainer.function_facts import owner_of, rules_of
 from umem.chainer.recompute.carrying import Target, carried
 from umem.chainer.recompute.observing import look_beside, state_bytes
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import History, SeenGraph, tape_of
 from umem.chainer.recompute.tape import Signature
-from umem.chainer.tape_facts import owner_of, rules_of
 from umem.errors import BudgetError, RecomputeWarning
 from umem.units import format_bytes
 

@@ -12,10 +12,17 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from umem.chainer.held_arrays import NODE_ATTRIBUTES, arrays_on, find_arrays, holds_nothing
+from umem.chainer.function_facts import (
+    NODE_ATTRIBUTES,
+    arrays_on,
+    find_arrays,
+    holds_nothing,
+    output_gradient_bytes,
+    owner_of,
+    running_rules,
+)
 from umem.chainer.recompute.stash import packing
 from umem.chainer.recompute.tape import Call
-from umem.chainer.tape_facts import output_gradient_bytes, owner_of, running_rules
 from umem.planner.from_trace import DRAWS
 from umem.trace.recording.storage import root_of
 

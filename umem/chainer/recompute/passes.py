@@ -13,8 +13,8 @@ import chainer
 
 from umem.chainer.recompute.fallback import Fallback
 from umem.chainer.recompute.gradients import GradientSums, OldGradients
+from umem.chainer.recompute.inputs import ReadArrays
 from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, observe
-from umem.chainer.recompute.read_arrays import ReadArrays
 from umem.chainer.recompute.seen import Carried, Roots, SeenGraph
 from umem.chainer.recompute.tape import Call
 from umem.planner.schedule import Kind

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.seen import SeenGraph
-from umem.chainer.tape_facts import owner_of
 
 ENDED_EARLY = "a pass ended before its plan did: it keeps the rest"
 

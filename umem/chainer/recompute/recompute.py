@@ -14,16 +14,16 @@ from __future__ import annotations
 from pathlib import Path
 from types import TracebackType
 
-from umem.chainer.recompute.carrying import Target, check_budget
+from umem.chainer.recompute.carrying import Budget, Target
 from umem.chainer.recompute.executor import Executor
 from umem.chainer.recompute.seen import SeenGraph
 from umem.chainer.recompute.training import Training
-from umem.errors import StateError
+from umem.errors import SizeError, StateError
 from umem.files import whole
 from umem.planner import simulate
 from umem.planner.plans import Method
 from umem.planner.referee import Simulation
-from umem.units import format_bytes
+from umem.units import format_bytes, parse_bytes
 
 __all__ = ["Recompute"]
 
@@ -70,7 +70,7 @@ class Recompute:
         strict: bool = False,
         debug: bool = False,
     ) -> None:
-        self._budget = check_budget(budget)
+        self._budget = _parsed(budget)
         self._training = Training(Target(self._budget, method, strict), debug=debug)
         self._executor = Executor(self._training)
 
@@ -224,3 +224,29 @@ def curves(seen: SeenGraph) -> tuple[list[int], list[int]]:
 
 def _curve(simulation: Simulation, constant: int) -> list[int]:
     return [constant + moment.during_bytes for moment in simulation.timeline]
+
+
+def _parsed(budget: int | str) -> Budget:
+    """Read a budget as a user gives it.
+
+    Raises:
+        SizeError: it is none.
+    """
+    if budget == "min":
+        return None
+    if isinstance(budget, str) and budget.strip().endswith("%"):
+        try:
+            share = float(budget.strip()[:-1]) / 100
+        except ValueError:
+            share = 0.0
+        if not 0 < share <= 1:
+            raise SizeError(
+                f'a share of a plain step is above "0%" and at most "100%"; got {budget!r}'
+            )
+        return share
+    if isinstance(budget, float):
+        raise SizeError(
+            f'a budget is bytes as an int, a size like "12GiB", a share like "60%", or '
+            f'"min"; got {budget!r}'
+        )
+    return parse_bytes(budget, "budget")

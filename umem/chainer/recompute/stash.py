@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import chainer
 
-from umem.chainer.tape_facts import owner_of
+from umem.chainer.function_facts import owner_of
 from umem.planner.from_trace import DRAWS
 
 

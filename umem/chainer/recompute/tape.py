@@ -20,11 +20,10 @@ from typing import Any
 import chainer
 
 from umem.chainer.forward_configuration import as_in_forward, configuration_now
-from umem.chainer.recompute.inputs import InputSource, checksum, is_from_elsewhere, wire
-from umem.chainer.recompute.read_arrays import ReadArrays
+from umem.chainer.function_facts import owner_of
+from umem.chainer.recompute.inputs import InputSource, ReadArrays, checksum, is_from_elsewhere, wire
 from umem.chainer.recompute.stash import Stash
 from umem.chainer.source import rerun
-from umem.chainer.tape_facts import owner_of
 from umem.errors import RecomputeError, StateError
 
 STATISTICS = ("running_mean", "running_var")

@@ -11,10 +11,10 @@ import numpy as np
 
 from umem.chainer.recompute.carrying import Target
 from umem.chainer.recompute.graphs_seen import AGAIN, KEEPS, Graphs
+from umem.chainer.recompute.inputs import ReadArrays
 from umem.chainer.recompute.observing import HostPeaks
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.plain_pass import ENDED_EARLY, PlainPass, other_call
-from umem.chainer.recompute.read_arrays import ReadArrays
 from umem.chainer.recompute.seen import Roots, SeenGraph
 from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.whole_graph import bring_one, functions

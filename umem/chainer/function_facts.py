@@ -1,14 +1,22 @@
-"""Which arrays a function of Chainer holds as attributes: stash, statistics, indexes."""
+"""A function of Chainer, as a trace and a running pass see it: what it holds, how it may run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
 from gc import get_referents
 from typing import Any
 
 import chainer
 import numpy as np
+from chainer.function import FunctionAdapter
 
+from umem.planner.from_trace import NOT_AGAIN
+from umem.trace.events import LEAF, OUTSIDE
+from umem.trace.recording.storage import root_of
+from umem.trace.recording.thread import ThreadState
+
+_GO_BACKWARD_INSIDE = ("Forget", "Checkpoint")
 _PLAIN = frozenset((
     int, float, bool, str, type(None), type, *(type(np.dtype(code)) for code in np.typecodes["All"])
 ))  # fmt: skip
@@ -91,3 +99,69 @@ def find_arrays(key: str, value: Any, found: list[tuple[str, Any]]) -> None:
         found += [
             (name, item) for name, item in held if name not in NODE_ATTRIBUTES and is_array(item)
         ]
+
+
+# -- for a planner -------------------------------------------------------------------------------
+
+
+def owner_of(func: Any) -> Any:
+    """Return the object that a function's state is on: for an old-style function, not its node."""
+    return func.function if isinstance(func, FunctionAdapter) else func
+
+
+def running_rules(func: Any) -> tuple[bool, bool]:
+    """Tell whether a function may run twice, and whether its backward must keep its place.
+
+    Nobody can see what else a user's function does: it may run twice, and in another order, where
+    its class says so by ``umem_recomputable``.
+    """
+    return rules_of(owner_of(func).__class__)
+
+
+@cache
+def rules_of(kind: Any) -> tuple[bool, bool]:
+    """As `running_rules`, for the class that holds a function's state."""
+    if kind.__module__.startswith(("chainer.", "umem.")):
+        return kind.__name__ not in NOT_AGAIN, kind.__name__ in _GO_BACKWARD_INSIDE
+    is_pure = bool(getattr(kind, "umem_recomputable", False))
+    return is_pure and kind.__name__ not in NOT_AGAIN, not is_pure
+
+
+def output_gradient_bytes(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+    """Return the bytes of the gradients of a call's outputs.
+
+    The gradient of a view of all of one input is a view of that input's.
+    """
+    size = 0
+    for y in outputs:
+        size += y.nbytes
+    if len(outputs) == 1 == len(inputs) and outputs[0].base is not None:
+        x = inputs[0]
+        if x.nbytes == size and root_of(outputs[0]) is root_of(x):
+            return 0
+    return size
+
+
+def enter(state: ThreadState, func: Any, ins: list[Any], outs: list[Any]) -> tuple[Any, ...]:
+    """Number a call, and return the fields of its `TapeEntry`.
+
+    Chainer's privates say what it retains, and where an input comes from: there is no public way.
+    """
+    number = state.entry_count
+    state.entry_count = number + 1
+    func._umem_entry = number
+    sources = []
+    for node in func.inputs:
+        creator = node._creator_node
+        if creator is None:
+            sources.append(LEAF if node._requires_grad else OUTSIDE)
+        else:
+            sources.append(getattr(creator, "_umem_entry", OUTSIDE))
+    return (
+        number,
+        tuple(sources),
+        tuple(func._input_indexes_to_retain or ()),
+        bool(func._output_indexes_to_retain),
+        *running_rules(func),
+        output_gradient_bytes(ins, outs),
+    )

@@ -1,0 +1,74 @@
+"""How many files one has to read to know why an array was dropped: those whose functions run."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+if find_spec("chainer") is None:
+    pytest.skip("no Chainer", allow_module_level=True)
+
+import umem.chainer  # isort: skip  (before chainer)
+import chainer
+import chainer.functions as F
+import chainer.links as L
+
+ROOT = Path(umem.__file__).parent
+
+
+class Dropped(Exception):
+    pass
+
+
+def files_until_dropped(*, planned: bool) -> set[str]:
+    """The files of umem from the line of the block to the first array that is let go."""
+    layers = [L.Linear(64, 64), *[F.tanh] * 20]
+    model = chainer.Sequential(*layers)
+    optimizer = chainer.optimizers.SGD().setup(model)
+    x = np.ones((2048, 64), "f")
+
+    def step() -> None:
+        loss = F.mean(model(x) ** 2)
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+
+    found: set[str] = set()
+    memory: umem.chainer.Recompute | None = None
+
+    def hook(frame: Any, event: str, _: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event != "call" or not path.is_relative_to(ROOT):
+            return
+        found.add(path.relative_to(ROOT).as_posix())
+        if frame.f_code.co_name == "drop" and path.name == "tape.py":
+            graphs = memory.graphs if planned and memory is not None else ()
+            if not planned or any(seen.plan is not None for seen in graphs):
+                raise Dropped
+
+    step()
+    sys.setprofile(hook)
+    try:
+        with pytest.raises(Dropped):
+            memory = umem.chainer.Recompute("60%")
+            with memory:
+                for _ in range(6):
+                    step()
+    finally:
+        sys.setprofile(None)
+    return {name for name in found if not name.startswith("compat/")}
+
+
+def test_few_files_run_until_an_array_is_dropped() -> None:
+    assert len(files_until_dropped(planned=False)) <= 14
+
+
+def test_planning_is_half_of_what_runs_until_a_plan_drops_an_array() -> None:
+    found = files_until_dropped(planned=True)
+    assert len(found) <= 34
+    assert len([name for name in found if not name.startswith("planner/")]) <= 21
