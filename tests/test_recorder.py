@@ -23,7 +23,6 @@ from umem.trace import Access, Alloc, Checker, Event, Free, Mark, Op
 from umem.trace.recording import recorder as module
 from umem.trace.recording import sources
 from umem.trace.recording.recorder import Measured, Recorder, active, root_of
-from umem.trace.recording.thread import paused
 
 
 def check(events: list[Event]) -> None:
@@ -369,30 +368,6 @@ def test_a_recorder_that_keeps_nothing_has_no_trace() -> None:
         _ = recorder.trace
 
 
-def test_paused_hides_a_block_from_every_recorder() -> None:
-    with umem.record() as outer, umem.record() as inner:
-        with paused():
-            assert active() == ()
-            hidden = xp.empty(10)
-        with pytest.raises(ZeroDivisionError), paused():
-            raise ZeroDivisionError
-        assert active() == (outer, inner)
-        hidden += 1  # now it is seen, as something that was there
-    for recorder in (outer, inner):
-        assert kinds(recorder.trace.events) == "Alloc Op"
-        assert recorder.trace.events[0] == Alloc(0, 80, "input", "array", True)
-
-
-def test_arrays_can_be_adopted_before_they_are_used() -> None:
-    a, b = np.zeros(4), np.zeros(5)
-    with umem.record() as recorder:
-        recorder.adopt([(a, "parameter", "W"), (b, "state", "m"), (a[:2], "array", "again")])
-    assert recorder.trace.events == [
-        Alloc(0, 32, "parameter", "W", True),
-        Alloc(1, 40, "state", "m", True),
-    ]
-
-
 # -- sources and cost when off -----------------------------------------------------------------
 
 
@@ -609,7 +584,9 @@ def test_a_signal_at_any_point_of_counting_deaths_loses_none() -> None:
 
         with recorder:
             arrays = [np.ones(n) for n in (1, 2, 3)]
-            recorder.adopt((array, "array", "x") for array in arrays)
+            for array in arrays:
+                recorder.access(array, "array", "x", uploaded=True)
+            del array
             arrays.clear()
             before = sys.gettrace()
             sys._getframe().f_trace_opcodes = True  # Python 3.12 has no such events without

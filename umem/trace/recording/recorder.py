@@ -15,7 +15,7 @@ import gc
 import sys
 import tracemalloc
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -300,11 +300,6 @@ class Recorder(Scoped["Recorder"], Following):
                 if ref is not None and ref not in dead and known.get(ref.key) is ref:
                     dead.appendleft(ref)
                 raise
-
-    def adopt(self, arrays: Iterable[tuple[Any, str, str]]) -> None:
-        """Follow arrays (array, kind, label) that exist already, as if uploaded from the host."""
-        for array, kind, label in arrays:
-            self.access(array, kind, label, uploaded=True)
 
     # -- inside ----------------------------------------------------------------------------
 

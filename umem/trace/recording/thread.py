@@ -9,7 +9,7 @@ from tracemalloc import get_traced_memory, reset_peak
 from typing import TYPE_CHECKING, Any
 
 from umem import scopes
-from umem.scopes import Scope, Scoped, derived
+from umem.scopes import derived
 
 if TYPE_CHECKING:
     from umem.trace.recording.recorder import Recorder
@@ -42,7 +42,6 @@ class _Local(threading.local):
 
 
 _local = _Local()
-_PAUSE = object()
 
 
 class Audience:
@@ -51,12 +50,7 @@ class Audience:
     __slots__ = ("is_traced", "recorders", "state")
 
     def __init__(self, payload: tuple[Any, ...]) -> None:
-        found: list[Any] = []
-        for part in payload:
-            if part is _PAUSE:
-                found.clear()
-            elif isinstance(part, Following):
-                found.append(part)
+        found: list[Any] = [part for part in payload if isinstance(part, Following)]
         self.recorders: tuple[Recorder, ...] = tuple(found)
         self.is_traced = any(follower.measure == "workspace" for follower in found)
         self.state = _local.state  # what is derived is of one thread, where anybody follows it
@@ -87,15 +81,6 @@ def inside() -> bool:
     """Whether the calling thread is inside an operation that is being measured."""
     operation = _local.state.operation
     return operation is not None and operation() is not None
-
-
-class paused(Scoped[None]):
-    """Run a block that no recorder sees: the library's own arithmetic."""
-
-    title = "a pause of recording"
-
-    def _open(self, scope: Scope) -> None:
-        scope.open(_PAUSE)
 
 
 class Measured:
