@@ -34,7 +34,6 @@ WITH_ONE_USER = {
     "umem.chainer.lookahead.session": "one time inside the block; the public class is the block",
     "umem.chainer.lookahead.side_stream": "the only touch of streams, which has never run on a GPU",
     "umem.chainer.recompute.executor": "what Chainer tells; the public class is for people",
-    "umem.chainer.recompute.fallback": "a rule of its own: what to drop before there is a plan",
     "umem.chainer.recompute.graphs_seen": "what is remembered; the pass that goes on is apart",
     "umem.cli.run_script": "a script as __main__ and its errors; the command would pass 350 lines",
     "umem.cli.run_watch": "--watch, with its view; the command would pass 350 lines",
@@ -42,6 +41,7 @@ WITH_ONE_USER = {
     "umem.devices.cuda.install": "CuPy's own allocator, put in place and back; the device is long",
     "umem.devices.cuda.modes": "which allocator a policy means, loaded where a GPU is there",
     "umem.devices.cuda.ranges": "cuda.core, loaded where hints are used",
+    "umem.devices.software.linking": "C that is made from CuPy's signatures; opening would be long",
     "umem.devices.selftest": "a test of any device, which knows no command",
     "umem.devices.virtual.arrays": "memory.xp: 350 lines of NumPy functions that are followed",
     "umem.devices.virtual.layout": "where memory is never full, for many replays at once",
@@ -58,11 +58,15 @@ LISTS = {"umem.planner.dispatch", "umem.predict.techniques.registry"}
 """They import what they list, and may be all that does."""
 SAME_FACE = (
     "umem.devices.cuda.features",
+    "umem.devices.software.blas",
+    "umem.devices.software.driver",
     "umem.devices.virtual.features",
     "umem.devices.virtual.watching",
 )
-"""Parallel files of the devices: each has its device as its only user."""
-PARALLEL = {"devices/cuda", "devices/virtual"}
+"""Parallel files of the devices: each has its device as its only user.
+
+Those of the software GPU stand for CuPy's own modules."""
+PARALLEL = {"devices/cuda", "devices/software", "devices/virtual"}
 """Folders whose files bear the same names where they do the same."""
 
 
@@ -141,7 +145,7 @@ def test_imports_flow_down() -> None:
     assert not wrong
 
 
-def test_only_the_cuda_device_imports_cupy() -> None:
+def test_only_the_devices_import_cupy() -> None:
     may = {
         "umem.chainer.gcn": {"cupyx.scipy.sparse"}  # cuSPARSE's matrices: no allocation
     }
@@ -150,7 +154,7 @@ def test_only_the_cuda_device_imports_cupy() -> None:
         for name, found in imported().items()
         for module in found - may.get(name, set())
         if module.partition(".")[0] in CUDA
-        and not name.startswith("umem.devices.cuda")
+        and not name.startswith(("umem.devices.cuda", "umem.devices.software"))
         and not name.startswith("umem.compat.")  # which mends CuPy as it is imported
     ]
     assert not wrong

@@ -14,6 +14,7 @@ from umem.memory.status import Status, status
 from umem.memory.tracking import track
 
 if TYPE_CHECKING:
+    from umem.devices.software.opening import software_gpu
     from umem.predict.choosing import choose
     from umem.predict.replaying import Replay, replay
     from umem.trace.recording.at_sizes import record, record_at
@@ -40,6 +41,7 @@ __all__ = [
     "record",
     "record_at",
     "replay",
+    "software_gpu",
     "statistics",
     "status",
     "track",
@@ -53,6 +55,7 @@ _LATER = {
     "choose": "umem.predict.choosing",
     "record": "umem.trace.recording.at_sizes",
     "record_at": "umem.trace.recording.at_sizes",
+    "software_gpu": "umem.devices.software.opening",
     "Replay": "umem.predict.replaying",
     "replay": "umem.predict.replaying",
     "Trace": "umem.trace",

@@ -42,7 +42,8 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
 @click.option("--prefetch", is_flag=True, help="Make memory resident as it is handed out.")
 @click.option("--virtual", metavar="GPU", help="Follow the run with the model of a GPU.")
-@click.option("--vram", metavar="SIZE", help="VRAM of the virtual GPU instead of the table's.")
+@click.option("--software", metavar="GPU", help="Run the real CuPy on host memory, as this GPU.")
+@click.option("--vram", metavar="SIZE", help="VRAM of that GPU instead of the table's.")
 @click.option("--report", is_flag=True, help="Say at the end what was used, on standard error.")
 @click.option(
     "--record",
@@ -72,8 +73,10 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
     """
     asked = _RunOptions(**options)
     source = _read(script)
-    if asked.vram and not asked.virtual:
-        raise click.UsageError("--vram needs --virtual GPU")
+    if asked.virtual and asked.software:
+        raise click.UsageError("--virtual follows NumPy arrays, --software CuPy's: one of the two")
+    if asked.vram and not (asked.virtual or asked.software):
+        raise click.UsageError("--vram needs --virtual GPU or --software GPU")
     recording = _recording(asked, script)
     watching = Watching() if asked.watch else None
     with ExitStack() as stack:
@@ -105,6 +108,7 @@ class _RunOptions(NamedTuple):
     limit: str | None
     prefetch: bool
     virtual: str | None
+    software: str | None
     vram: str | None
     report: bool
     record: Path | None
@@ -156,6 +160,8 @@ def _prepare(stack: ExitStack, asked: _RunOptions) -> None:
     for name, value in (("--limit", asked.limit), ("--prefetch", asked.prefetch)):
         if value and not on:
             raise click.UsageError(f"{name} needs a --mode")
+    if asked.software:
+        umem.software_gpu(asked.software, asked.vram)
     arm()
     if asked.virtual:
         _import_chainer()

@@ -157,7 +157,7 @@ class Device(ABC):
     scope (`umem.scopes`); the rest may be called from any thread.
     """
 
-    simulated: ClassVar[bool]
+    simulated: bool
     """Residency and time are a model's."""
     backend: ClassVar[Literal["numpy", "cupy"]]
     """The library whose arrays live here."""

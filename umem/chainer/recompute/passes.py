@@ -1,7 +1,8 @@
 """One forward and the backward after it: following a plan, or learning the graph.
 
-While a graph is being learned, arrays are dropped by the rule of `fallback`, so that what does not
-fit gets through. In backward, what is missing is made again on demand, and goes after its last use.
+While a graph is being learned, arrays are dropped by the rule of `plain_pass`, so that what does
+not fit gets through. In backward, what is missing is made again on demand, and goes after its last
+use.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import Any
 
 import chainer
 
-from umem.chainer.recompute.fallback import Fallback
 from umem.chainer.recompute.gradients import GradientSums, OldGradients
 from umem.chainer.recompute.inputs import ReadArrays
 from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, observe
+from umem.chainer.recompute.plain_pass import Fallback
 from umem.chainer.recompute.seen import Carried, Roots, SeenGraph
 from umem.chainer.recompute.tape import Call
 from umem.planner.schedule import Kind

@@ -42,7 +42,7 @@ class CudaDevice(Device):
     profiler. A child by fork gets a StateError from all of it.
     """
 
-    simulated: ClassVar[bool] = False
+    simulated: bool = False
     backend: ClassVar[Literal["numpy", "cupy"]] = "cupy"
 
     def __init__(self, driver: Driver) -> None:
@@ -56,7 +56,8 @@ class CudaDevice(Device):
         self._hints: CoreHints | None = None
         self.watches: tuple[Telling, ...] = ()
         self._watching = safe_lock()
-        self.name, self.ordinal = driver.name, driver.ordinal
+        name, mark, _ = driver.name.partition(" (simulated)")  # the software GPU says so
+        self.name, self.ordinal, self.simulated = name, driver.ordinal, bool(mark)
 
     @property
     def driver(self) -> Driver:

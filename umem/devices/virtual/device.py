@@ -67,7 +67,7 @@ class VirtualGPU(Device):
     Thread-safe. Cost: bench/residency.py (block touches a second), bench/overhead.py (live).
     """
 
-    simulated: ClassVar[bool] = True
+    simulated = True
     backend: ClassVar[Literal["numpy", "cupy"]] = "numpy"
 
     def __init__(

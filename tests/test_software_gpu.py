@@ -1,0 +1,277 @@
+"""The real CuPy on host memory: right numbers, simulated VRAM; a process of its own for each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from umem.devices.software.kernels import for_host
+from umem.devices.software.linking import parsed, source_of
+from umem.devices.software.toolchain import Toolchain
+from umem.errors import DeviceError, MissingDependencyError
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+
+
+def _cupy() -> bool:
+    if find_spec("cupy") is None:
+        return False
+    try:
+        return version("cupy-cuda12x").startswith("14.")
+    except PackageNotFoundError:
+        return False
+
+
+needs_cupy = pytest.mark.skipif(not _cupy(), reason="no CuPy 14 for CUDA 12")
+START = """
+import numpy as np
+import umem
+gpu = umem.software_gpu("t4", "64MiB", force=True)
+import cupy as cp
+"""
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+def run(program: str, cache: Path, *, start: str = START) -> str:
+    """What a program prints; anything on its standard error fails the test."""
+    done = subprocess.run(
+        [sys.executable, "-c", start + program],
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), "CUPY_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert not done.stderr, done.stderr
+    return done.stdout
+
+
+# -- without CuPy ------------------------------------------------------------------------------
+
+
+def test_signatures_are_read() -> None:
+    found = parsed("intptr_t (size_t, unsigned int, int __pyx_skip_dispatch)")
+    assert found is not None and [a.text for a in found.arguments] == ["size_t", "unsigned int"]
+    assert found.result.error == "0" and not found.has_optional
+    more = parsed(
+        "intptr_t (size_t, int __pyx_skip_dispatch, struct __pyx_opt_args_f *__pyx_optional_args)"
+    )
+    assert more is not None and more.has_optional and len(more.arguments) == 1
+    assert parsed("int") is None  # a variable
+    assert parsed("cudaExtent (size_t, size_t, size_t)") is None  # a struct by value
+
+
+@needs_compiler
+def test_made_functions_compile(tmp_path: Path) -> None:
+    texts = ("PyObject *(void)", "float (intptr_t, double)", "int (PyObject *, PY_LONG_LONG)")
+    functions = {text: (text, found) for text in texts if (found := parsed(text)) is not None}
+    assert len(functions) == 3
+    assert Toolchain(tmp_path).shared_object(source_of(functions), "c").exists()
+
+
+@needs_compiler
+def test_what_was_compiled_once_is_found_again(tmp_path: Path) -> None:
+    tools = Toolchain(tmp_path)
+    path = tools.shared_object("int one(void) { return 1; }", "c")
+    before = path.stat().st_mtime_ns
+    assert Toolchain(tmp_path).shared_object("int one(void) { return 1; }", "c") == path
+    assert path.stat().st_mtime_ns == before
+    assert tools.shared_object("int two(void) { return 2; }", "c") != path
+    assert not [left for left in tmp_path.iterdir() if left.suffix != ".so"]
+
+
+@needs_compiler
+def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="nonsense"):
+        Toolchain(tmp_path).shared_object("int f(void) { return nonsense; }", "c")
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_compiler_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(MissingDependencyError, match=r"install g\+\+"):
+        Toolchain(tmp_path).shared_object("int x;", "c")
+
+
+@needs_compiler
+def test_a_folder_that_cannot_be_written_is_replaced_for_the_process(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    tools = Toolchain(file / "below")
+    assert tools.shared_object("int x;", "c").exists() and tools.folder != file / "below"
+
+
+def test_kernels_are_found_with_their_parameters() -> None:
+    source = 'extern "C" __global__ void f(const CArray<float, 1> x, CArray<int, 2, true> y) {}'
+    found = for_host(source)
+    assert found.kernels == {"f": "const CArray<float, 1> x, CArray<int, 2, true> y"}
+    assert "UMEM_KERNEL(f, f, 1)" in found.text
+    waits = for_host("__global__ void g(float* y) { __syncthreads(); }")
+    assert "UMEM_KERNEL(g, g, 2)" in waits.text
+
+
+# -- the real CuPy -----------------------------------------------------------------------------
+
+
+@needs_cupy
+@needs_compiler
+class TestCupy:
+    def test_arrays_hold_what_numpy_s_hold(self, cache: Path) -> None:
+        program = """
+a = np.random.default_rng(0).standard_normal((37, 53)).astype("f4")
+x = cp.asarray(a)
+for name, ours, theirs in (
+    ("elementwise", x * 2 + cp.exp(x), a * 2 + np.exp(a)),
+    ("transposed", x.T.copy(), a.T),
+    ("sum", x.sum(), a.sum(dtype="f8")),
+    ("columns", x.sum(axis=0), a.sum(axis=0, dtype="f8")),
+    ("rows", x.sum(axis=1), a.sum(axis=1, dtype="f8")),
+    ("largest", x.argmax(axis=1), a.argmax(axis=1)),
+    ("gather", x[cp.asarray([3, 1, 3])], a[[3, 1, 3]]),
+    ("condition", cp.where(x > 0, x, 0).sum(axis=0), np.where(a > 0, a, 0).sum(axis=0)),
+    ("half", (x.astype("f2") + 1).astype("f4"), (a.astype("f2") + np.float16(1)).astype("f4")),
+    ("product", x @ x.T, a @ a.T),
+    ("in columns", cp.asfortranarray(x), a),
+):
+    difference = np.abs(cp.asnumpy(ours).astype("f8") - theirs).max()
+    assert difference < 1e-4, (name, difference)
+print("same")
+"""
+        assert run(program, cache) == "same\n"
+
+    def test_sums_are_added_up_as_on_a_gpu_in_blocks(self, cache: Path) -> None:
+        program = """
+x = cp.full((1000, 1000), 1000, "f4")
+print(float(x.sum()))
+"""
+        assert run(program, cache) == "1000000000.0\n"
+
+    def test_raw_kernels_run_with_shared_memory_barriers_and_atomics(self, cache: Path) -> None:
+        program = r'''
+source = """
+extern "C" __global__ void turn(float* y, int n) {
+    __shared__ float held[64];
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    held[threadIdx.x] = y[i];
+    __syncthreads();
+    y[i] = held[63 - threadIdx.x];
+}
+extern "C" __global__ void count(const float* y, int* found, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n && y[i] > 10) atomicAdd(found, 1);
+}
+"""
+module = cp.RawModule(code=source)
+y = cp.arange(128, dtype="f4")
+module.get_function("turn")((2,), (64,), (y, np.int32(128)))
+found = cp.zeros(1, "i4")
+module.get_function("count")((2,), (64,), (y, found, np.int32(100)))
+print(cp.asnumpy(y[:2]), cp.asnumpy(y[64:66]), int(found[0]))
+'''
+        assert run(program, cache) == "[63. 62.] [127. 126.] 89\n"
+
+    def test_plain_memory_is_full_and_managed_memory_is_not(self, cache: Path) -> None:
+        program = """
+try:
+    held = [cp.ones(4 << 20, "f4") for _ in range(8)]
+except cp.cuda.memory.OutOfMemoryError as error:
+    print("Out of memory" in str(error))
+held = None
+cp.get_default_memory_pool().free_all_blocks()
+assert gpu.figures.migrated_in_bytes == 0
+with umem.managed():
+    held = [cp.ones(4 << 20, "f4") for _ in range(8)]
+    print(sum(float(x.sum()) for x in held) == 8 * (4 << 20))
+print(gpu.figures.migrated_in_bytes > 64 << 20, gpu.figures.migrated_out_bytes > 64 << 20)
+print(umem.status().device, umem.status().simulated, gpu)
+"""
+        lines = run(program, cache).splitlines()
+        assert lines[:3] == ["True", "True", "True True"]
+        assert lines[3] == "T4 True <T4 with 64.0 MiB of VRAM (simulated), under the real CuPy>"
+
+    def test_free_memory_is_what_the_model_has_left(self, cache: Path) -> None:
+        program = """
+free, total = cp.cuda.runtime.memGetInfo()
+x = cp.ones(4 << 20, "f4")
+print(total >> 20, (free - cp.cuda.runtime.memGetInfo()[0]) >> 20)
+"""
+        assert run(program, cache) == "64 16\n"
+
+    def test_cupy_that_is_there_already_is_refused(self, cache: Path) -> None:
+        start = "import cupy, umem\n"
+        program = """
+try:
+    umem.software_gpu("t4")
+except umem.errors.StateError as error:
+    print(str(error).split(":")[0])
+"""
+        assert run(program, cache, start=start) == "CuPy is imported already\n"
+
+    def test_what_cannot_be_is_refused_before_anything_changes(self, cache: Path) -> None:
+        program = """
+import sys
+for gpu, vram in (("t5", None), ("t4", "much"), ("t4", "1KiB")):
+    try:
+        umem.software_gpu(gpu, vram, force=True)
+    except umem.UmemError as error:
+        print(type(error).__name__)
+print("cupy" in sys.modules or "cupy_backends" in sys.modules)
+"""
+        start = "import umem\n"
+        assert run(program, cache, start=start) == "UnknownGpuError\nSizeError\nSizeError\nFalse\n"
+
+    def test_umem_run_puts_it_under_a_script(self, cache: Path, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text("import cupy\nprint(int(cupy.arange(10).sum()))\n")
+        done = subprocess.run(
+            [sys.executable, "-m", "umem", "run", "--software", "t4", str(script)],
+            env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert (done.stdout, done.stderr, done.returncode) == ("45\n", "", 0)
+
+    def test_chainer_trains_on_it_as_on_numpy(self, cache: Path) -> None:
+        program = """
+import warnings
+warnings.simplefilter("ignore")
+import umem.chainer
+import chainer, chainer.functions as F, chainer.links as L
+
+def losses(on_gpu):
+    np.random.seed(0)
+    model = chainer.Sequential(L.Linear(20, 30), F.relu, L.Linear(30, 10))
+    x = np.random.rand(16, 20).astype("f4")
+    t = np.arange(16).astype("i4") % 10
+    if on_gpu:
+        model.to_gpu()
+        x, t = cp.asarray(x), cp.asarray(t)
+    optimizer = chainer.optimizers.Adam().setup(model)
+    found = []
+    for _ in range(4):
+        loss = F.softmax_cross_entropy(model(x), t)
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+        found.append(float(loss.array))
+    return np.array(found)
+
+print(chainer.backends.cuda.available, np.abs(losses(True) - losses(False)).max() < 1e-5)
+"""
+        if find_spec("chainer") is None:
+            pytest.skip("no Chainer")
+        assert run(program, cache) == "True True\n"

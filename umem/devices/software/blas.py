@@ -1,0 +1,348 @@
+"""cuBLAS on host memory: the functions of ``cupy_backends.cuda.libs.cublas``, by their names there.
+
+Matrices are in the order of columns, as in BLAS; products are NumPy's, which calls a BLAS of its
+own. Scalars are read where they are: host and device memory are one here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umem.devices.software.runtime import HostRuntime
+
+Array = NDArray[Any]
+TYPES: dict[str, Any] = {"s": np.float32, "d": np.float64, "c": np.complex64, "z": np.complex128}
+DATA_TYPES = {0: np.float32, 1: np.float64, 2: np.float16, 3: np.int8, 4: np.complex64,
+              5: np.complex128, 10: np.int32}  # fmt: skip
+"""cudaDataType, of library_types.h."""
+UPPER, RIGHT, UNIT = 1, 1, 1
+"""Of cublasFillMode_t, cublasSideMode_t and cublasDiagType_t."""
+VERSION = 120900
+
+
+class HostBlas:
+    """BLAS functions on addresses.
+
+    Args:
+        runtime: hears what each reads and writes.
+    """
+
+    def __init__(self, runtime: HostRuntime) -> None:
+        self._runtime = runtime
+        self._pointer_mode = self._math_mode = self._stream = 0
+        for letter, dtype in TYPES.items():
+            for name, function in self._of_one_type().items():
+                setattr(self, letter + name, partial(function, np.dtype(dtype)))
+            real = np.dtype({"c": "f4", "z": "f8"}.get(letter, dtype))
+            for name, reduce in (("nrm2", _norm), ("asum", _sum_of_sizes)):
+                before = {"c": "sc", "z": "dz"}.get(letter, letter)
+                setattr(self, before + name, partial(self._reduce, np.dtype(dtype), real, reduce))
+            for name, find in (("amax", np.argmax), ("amin", np.argmin)):
+                place, made = partial(_place, find), np.dtype("i4")
+                which = f"i{letter}{name}"
+                setattr(self, which, partial(self._reduce, np.dtype(dtype), made, place))
+        for letter in "sd":
+            setattr(self, f"{letter}dot", partial(self._dot, np.dtype(TYPES[letter]), False))
+            setattr(self, f"{letter}ger", partial(self._ger, np.dtype(TYPES[letter]), False))
+        for letter in "cz":
+            for name, conjugate in (("u", False), ("c", True)):
+                kind = np.dtype(TYPES[letter])
+                setattr(self, f"{letter}dot{name}", partial(self._dot, kind, conjugate))
+                setattr(self, f"{letter}ger{name}", partial(self._ger, kind, conjugate))
+        self.csscal = partial(self._scal, np.dtype("c8"), scale=np.dtype("f4"))
+        self.zdscal = partial(self._scal, np.dtype("c16"), scale=np.dtype("f8"))
+
+    def _of_one_type(self) -> dict[str, Callable[..., None]]:
+        return {
+            "gemm": self._gemm,
+            "gemmBatched": self._gemm_batched,
+            "gemmStridedBatched": self._gemm_strided,
+            "gemv": self._gemv,
+            "axpy": self._axpy,
+            "scal": self._scal,
+            "geam": self._geam,
+            "dgmm": self._dgmm,
+            "syrk": self._syrk,
+            "trsm": self._trsm,
+            "trsmBatched": self._trsm_batched,
+        }
+
+    # -- the library -----------------------------------------------------------------------
+
+    def create(self) -> int:
+        return self._runtime.new_handle()
+
+    def destroy(self, handle: int) -> None:
+        return None
+
+    def getVersion(self, handle: int) -> int:
+        return VERSION
+
+    def getPointerMode(self, handle: int) -> int:
+        return self._pointer_mode
+
+    def setPointerMode(self, handle: int, mode: int) -> None:
+        self._pointer_mode = mode
+
+    def getMathMode(self, handle: int) -> int:
+        return self._math_mode
+
+    def setMathMode(self, handle: int, mode: int) -> None:
+        self._math_mode = mode
+
+    def getStream(self, handle: int) -> int:
+        return self._stream
+
+    def setStream(self, handle: int, stream: int) -> None:
+        self._stream = stream
+
+    # -- views -----------------------------------------------------------------------------
+
+    def _vector(self, dtype: Any, address: int, count: int, step: int) -> Array:
+        size = dtype.itemsize
+        first = address if step >= 0 else address - (count - 1) * step * size
+        return self._runtime.view(first, dtype, (count,), (step * size,))
+
+    def _matrix(self, dtype: Any, address: int, rows: int, columns: int, ld: int) -> Array:
+        size = dtype.itemsize
+        return self._runtime.view(address, dtype, (rows, columns), (size, ld * size))
+
+    def _operand(
+        self, dtype: Any, address: int, ld: int, how: int, rows: int, columns: int
+    ) -> Array:
+        """A matrix as a product wants it: as it is, transposed, or conjugated besides."""
+        if how == 0:
+            return self._matrix(dtype, address, rows, columns, ld)
+        found = self._matrix(dtype, address, columns, rows, ld).T
+        return found.conj() if how == 2 else found
+
+    def _scalar(self, dtype: Any, address: int) -> Any:
+        return self._runtime.view(address, dtype, (1,), (dtype.itemsize,))[0]
+
+    def _tell(
+        self, name: str, reads: tuple[Array, ...], writes: tuple[Array, ...], flops: int
+    ) -> None:
+        told = [[a for x in each for a in self._runtime.access_of(x)] for each in (reads, writes)]
+        self._runtime.operation(name, told[0], told[1], flops)
+
+    # -- products --------------------------------------------------------------------------
+
+    def _product(
+        self, alpha: Any, a: Array, b: Array, beta: Any, c: Array, compute: Any = None
+    ) -> None:
+        self._tell("gemm", (a, b), (c,), 2 * c.size * a.shape[1])
+        if compute is not None and compute != a.dtype:
+            a, b = a.astype(compute), b.astype(compute)
+        found = a @ b
+        if alpha != 1:
+            found = alpha * found
+        c[...] = found if not beta else found + beta * c
+
+    def _gemm(
+        self, dtype: Any, handle: int, ta: int, tb: int, m: int, n: int, k: int,
+        alpha: int, a: int, lda: int, b: int, ldb: int, beta: int, c: int, ldc: int,
+    ) -> None:  # fmt: skip
+        self._product(
+            self._scalar(dtype, alpha), self._operand(dtype, a, lda, ta, m, k),
+            self._operand(dtype, b, ldb, tb, k, n), self._scalar(dtype, beta),
+            self._matrix(dtype, c, m, n, ldc),
+        )  # fmt: skip
+
+    def _gemm_strided(
+        self, dtype: Any, handle: int, ta: int, tb: int, m: int, n: int, k: int,
+        alpha: int, a: int, lda: int, step_a: int, b: int, ldb: int, step_b: int,
+        beta: int, c: int, ldc: int, step_c: int, count: int,
+    ) -> None:  # fmt: skip
+        for i in range(count):
+            at_a, at_b, at_c = (
+                p + i * s * dtype.itemsize for p, s in ((a, step_a), (b, step_b), (c, step_c))
+            )
+            self._gemm(dtype, handle, ta, tb, m, n, k, alpha, at_a, lda, at_b, ldb, beta, at_c, ldc)
+
+    def _gemm_batched(
+        self, dtype: Any, handle: int, ta: int, tb: int, m: int, n: int, k: int,
+        alpha: int, a: int, lda: int, b: int, ldb: int, beta: int, c: int, ldc: int, count: int,
+    ) -> None:  # fmt: skip
+        for at_a, at_b, at_c in zip(*(self._addresses(p, count) for p in (a, b, c)), strict=True):
+            self._gemm(dtype, handle, ta, tb, m, n, k, alpha, at_a, lda, at_b, ldb, beta, at_c, ldc)
+
+    def _addresses(self, address: int, count: int) -> list[int]:
+        return [int(x) for x in self._runtime.view(address, np.dtype("u8"), (count,), (8,))]
+
+    def gemmEx(
+        self, handle: int, ta: int, tb: int, m: int, n: int, k: int, alpha: int,
+        a: int, a_type: int, lda: int, b: int, b_type: int, ldb: int, beta: int,
+        c: int, c_type: int, ldc: int, compute: int = 68, algorithm: int = -1,
+    ) -> None:  # fmt: skip
+        types = [np.dtype(_known(kind)) for kind in (a_type, b_type, c_type)]
+        scale = _compute_type(types[2])
+        self._product(
+            self._scalar(scale, alpha), self._operand(types[0], a, lda, ta, m, k),
+            self._operand(types[1], b, ldb, tb, k, n), self._scalar(scale, beta),
+            self._matrix(types[2], c, m, n, ldc), scale,
+        )  # fmt: skip
+
+    def sgemmEx(self, *arguments: int) -> None:
+        self.gemmEx(*arguments)
+
+    def gemmStridedBatchedEx(
+        self, handle: int, ta: int, tb: int, m: int, n: int, k: int, alpha: int,
+        a: int, a_type: int, lda: int, step_a: int, b: int, b_type: int, ldb: int, step_b: int,
+        beta: int, c: int, c_type: int, ldc: int, step_c: int, count: int,
+        compute: int = 68, algorithm: int = -1,
+    ) -> None:  # fmt: skip
+        sizes = [np.dtype(_known(kind)).itemsize for kind in (a_type, b_type, c_type)]
+        for i in range(count):
+            steps = (step_a, step_b, step_c)
+            at = [p + i * s * z for p, s, z in zip((a, b, c), steps, sizes, strict=True)]
+            self.gemmEx(
+                handle, ta, tb, m, n, k, alpha, at[0], a_type, lda, at[1], b_type, ldb, beta,
+                at[2], c_type, ldc,
+            )  # fmt: skip
+
+    def _gemv(
+        self, dtype: Any, handle: int, ta: int, m: int, n: int, alpha: int, a: int, lda: int,
+        x: int, incx: int, beta: int, y: int, incy: int,
+    ) -> None:  # fmt: skip
+        rows, columns = (m, n) if ta == 0 else (n, m)
+        self._product(
+            self._scalar(dtype, alpha), self._operand(dtype, a, lda, ta, rows, columns),
+            self._vector(dtype, x, columns, incx)[:, None], self._scalar(dtype, beta),
+            self._vector(dtype, y, rows, incy)[:, None],
+        )  # fmt: skip
+
+    def _ger(
+        self, dtype: Any, conjugate: bool, handle: int, m: int, n: int, alpha: int,
+        x: int, incx: int, y: int, incy: int, a: int, lda: int,
+    ) -> None:  # fmt: skip
+        one, other = self._vector(dtype, x, m, incx), self._vector(dtype, y, n, incy)
+        found = self._matrix(dtype, a, m, n, lda)
+        self._tell("ger", (one, other), (found,), 2 * m * n)
+        found += self._scalar(dtype, alpha) * np.outer(one, other.conj() if conjugate else other)
+
+    def _syrk(
+        self, dtype: Any, handle: int, fill: int, ta: int, n: int, k: int, alpha: int, a: int,
+        lda: int, beta: int, c: int, ldc: int,
+    ) -> None:  # fmt: skip
+        left = self._operand(dtype, a, lda, ta, n, k)
+        found = self._matrix(dtype, c, n, n, ldc)
+        self._tell("syrk", (left,), (found,), n * n * k)
+        whole = self._scalar(dtype, alpha) * (left @ left.T)
+        factor = self._scalar(dtype, beta)
+        whole = whole + factor * found if factor else whole
+        where = np.triu_indices(n) if fill == UPPER else np.tril_indices(n)
+        found[where] = whole[where]
+
+    # -- vectors ---------------------------------------------------------------------------
+
+    def _axpy(
+        self, dtype: Any, handle: int, n: int, alpha: int, x: int, incx: int, y: int, incy: int
+    ) -> None:
+        one, other = self._vector(dtype, x, n, incx), self._vector(dtype, y, n, incy)
+        self._tell("axpy", (one,), (other,), 2 * n)
+        other += self._scalar(dtype, alpha) * one
+
+    def _scal(
+        self, dtype: Any, handle: int, n: int, alpha: int, x: int, incx: int, scale: Any = None
+    ) -> None:
+        found = self._vector(dtype, x, n, incx)
+        self._tell("scal", (), (found,), n)
+        found *= self._scalar(scale or dtype, alpha)
+
+    def _dot(
+        self, dtype: Any, conjugate: bool, handle: int, n: int, x: int, incx: int, y: int,
+        incy: int, result: int,
+    ) -> None:  # fmt: skip
+        one, other = self._vector(dtype, x, n, incx), self._vector(dtype, y, n, incy)
+        found = self._vector(dtype, result, 1, 1)
+        self._tell("dot", (one, other), (found,), 2 * n)
+        found[0] = np.vdot(one, other) if conjugate else np.dot(one, other)
+
+    def _reduce(
+        self, dtype: Any, made: Any, function: Callable[[Array], Any], handle: int, n: int, x: int,
+        incx: int, result: int,
+    ) -> None:  # fmt: skip
+        one, found = self._vector(dtype, x, n, incx), self._vector(made, result, 1, 1)
+        self._tell("reduce", (one,), (found,), n)
+        found[0] = function(one)
+
+    # -- matrices --------------------------------------------------------------------------
+
+    def _geam(
+        self, dtype: Any, handle: int, ta: int, tb: int, m: int, n: int, alpha: int, a: int,
+        lda: int, beta: int, b: int, ldb: int, c: int, ldc: int,
+    ) -> None:  # fmt: skip
+        found = self._matrix(dtype, c, m, n, ldc)
+        parts = [
+            (factor, self._operand(dtype, p, ld, how, m, n))
+            for factor, p, ld, how in (
+                (self._scalar(dtype, alpha), a, lda, ta), (self._scalar(dtype, beta), b, ldb, tb)
+            )
+            if factor
+        ]  # fmt: skip
+        self._tell("geam", tuple(part for _, part in parts), (found,), 2 * m * n)
+        found[...] = sum(factor * part for factor, part in parts)
+
+    def _dgmm(
+        self, dtype: Any, handle: int, side: int, m: int, n: int, a: int, lda: int, x: int,
+        incx: int, c: int, ldc: int,
+    ) -> None:  # fmt: skip
+        whole, found = self._matrix(dtype, a, m, n, lda), self._matrix(dtype, c, m, n, ldc)
+        factors = self._vector(dtype, x, n if side == RIGHT else m, incx)
+        self._tell("dgmm", (whole, factors), (found,), m * n)
+        found[...] = whole * (factors if side == RIGHT else factors[:, None])
+
+    def _trsm(
+        self, dtype: Any, handle: int, side: int, fill: int, how: int, diagonal: int, m: int,
+        n: int, alpha: int, a: int, lda: int, b: int, ldb: int,
+    ) -> None:  # fmt: skip
+        from scipy.linalg import solve_triangular
+
+        size = n if side == RIGHT else m
+        left, found = self._matrix(dtype, a, size, size, lda), self._matrix(dtype, b, m, n, ldb)
+        self._tell("trsm", (left,), (found,), m * n * size)
+        options = {"lower": fill != UPPER, "unit_diagonal": diagonal == UNIT}
+        wanted = self._scalar(dtype, alpha) * found
+        if side == RIGHT:  # X op(A) = B, so op(A)^T X^T = B^T
+            trans = {0: 1, 1: 0, 2: 0}[how]
+            given = left.conj() if how == 2 else left
+            found[...] = solve_triangular(given, wanted.T, trans=trans, **options).T
+        else:
+            found[...] = solve_triangular(left, wanted, trans=how, **options)
+
+    def _trsm_batched(
+        self, dtype: Any, handle: int, side: int, fill: int, how: int, diagonal: int, m: int,
+        n: int, alpha: int, a: int, lda: int, b: int, ldb: int, count: int,
+    ) -> None:  # fmt: skip
+        for at_a, at_b in zip(self._addresses(a, count), self._addresses(b, count), strict=True):
+            self._trsm(dtype, handle, side, fill, how, diagonal, m, n, alpha, at_a, lda, at_b, ldb)
+
+
+def _known(kind: int) -> Any:
+    if kind not in DATA_TYPES:
+        raise NotImplementedError(f"the software GPU has no products of cudaDataType {kind}")
+    return DATA_TYPES[kind]
+
+
+def _compute_type(dtype: Any) -> Any:
+    """Halves are multiplied in single precision, as CuPy asks for."""
+    return np.dtype("f4") if dtype == np.float16 else dtype
+
+
+def _norm(x: Array) -> Any:
+    return np.sqrt((x.real**2).sum() + (x.imag**2).sum())
+
+
+def _sum_of_sizes(x: Array) -> Any:
+    return np.abs(x.real).sum() + (np.abs(x.imag).sum() if np.iscomplexobj(x) else 0)
+
+
+def _place(find: Callable[[Array], Any], x: Array) -> int:
+    """The first place of the largest or smallest size, counted from 1, as in BLAS."""
+    sizes = np.abs(x.real) + (np.abs(x.imag) if np.iscomplexobj(x) else 0)
+    return int(find(sizes)) + 1

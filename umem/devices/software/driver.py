@@ -1,0 +1,115 @@
+"""Modules and kernels: the functions of ``cupy_backends.cuda.api.driver``, by their names there."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from umem.devices.software.kernels import Kernel
+from umem.devices.software.runtime import HostRuntime
+from umem.trace.events import Access
+
+NOT_FOUND, INVALID_IMAGE = 500, 200
+"""CUresult, of cuda.h."""
+
+
+class HostDriver:
+    """Loads what was compiled, and launches it.
+
+    Args:
+        runtime: where memory is, and the model.
+        parameters: by shared object, the parameters of its kernels by name.
+        fail: raises CuPy's error for a status.
+    """
+
+    def __init__(
+        self,
+        runtime: HostRuntime,
+        parameters: dict[Path, dict[str, str]],
+        fail: Callable[[int], None],
+    ) -> None:
+        self._runtime, self._parameters, self._fail = runtime, parameters, fail
+        self._modules: dict[int, tuple[ctypes.CDLL, dict[str, str]]] = {}
+        self._kernels: dict[int, Kernel] = {}
+
+    def moduleLoadData(self, image: bytes) -> int:
+        path = Path(image.decode(errors="replace")) if len(image) < 4096 else None
+        if path is None or path not in self._parameters:
+            self._fail(INVALID_IMAGE)
+        assert path is not None
+        handle = self._runtime.new_handle()
+        self._modules[handle] = ctypes.CDLL(str(path)), self._parameters[path]
+        return handle
+
+    def moduleUnload(self, module: int) -> None:
+        self._modules.pop(module, None)
+
+    def moduleGetFunction(self, module: int, name: str) -> int:
+        library, kernels = self._modules[module]
+        if name not in kernels:
+            self._fail(NOT_FOUND)
+        handle = self._runtime.new_handle()
+        self._kernels[handle] = Kernel(library, name, kernels[name])
+        return handle
+
+    def launchKernel(
+        self,
+        function: int,
+        grid_x: int,
+        grid_y: int,
+        grid_z: int,
+        block_x: int,
+        block_y: int,
+        block_z: int,
+        shared_bytes: int,
+        stream: int,
+        given: int,
+        extra: int = 0,
+    ) -> None:
+        kernel = self._kernels[function]
+        reads: list[Access] = []
+        writes: list[Access] = []
+        for low, high, constant in kernel.ranges(given):
+            accesses = self._runtime.access(low, high - low if high else 1 << 62)
+            reads += accesses
+            writes += [] if constant else accesses
+        self._runtime.operation(kernel.name, reads, writes)
+        kernel.run((grid_x, grid_y, grid_z), (block_x, block_y, block_z), given)
+
+    def launchCooperativeKernel(self, *arguments: int) -> None:
+        self.launchKernel(*arguments)
+
+    def funcGetAttribute(self, attribute: int, function: int) -> int:
+        return {0: 1024}.get(attribute, 0)  # CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+
+    def funcSetAttribute(self, function: int, attribute: int, value: int) -> None:
+        return None
+
+    def occupancyMaxActiveBlocksPerMultiprocessor(
+        self, function: int, block_size: int, shared_bytes: int
+    ) -> int:
+        return max(1, 2048 // max(1, block_size))
+
+    def occupancyMaxPotentialBlockSize(
+        self, function: int, shared_bytes: int, limit: int
+    ) -> tuple[int, int]:
+        return 40, min(1024, limit or 1024)
+
+    def ctxGetCurrent(self) -> int:
+        return 1
+
+    def ctxCreate(self, device: int) -> int:
+        return 1
+
+    def ctxGetDevice(self) -> int:
+        return 0
+
+    def streamGetCtx(self, stream: int) -> int:
+        return 1
+
+    def ctxSetCurrent(self, context: Any) -> None:
+        return None
+
+    ctxDestroy = devicePrimaryCtxRelease = ctxSetCurrent

@@ -1,0 +1,189 @@
+// What kernels use of CUDA C++, on the host: included before a kernel's own source.
+// A thread is a fiber where a kernel waits for others; otherwise threads run one after another.
+#pragma once
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <csetjmp>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+#include <ucontext.h>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __noinline__
+#define __constant__
+#define __shared__ static
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+
+struct uint3 { unsigned int x, y, z; };
+struct dim3 { unsigned int x, y, z; };
+static uint3 threadIdx{0, 0, 0}, blockIdx{0, 0, 0};
+static dim3 blockDim{1, 1, 1}, gridDim{1, 1, 1};
+static const int warpSize = 32;
+
+// -- threads that wait for one another ---------------------------------------------------------
+
+struct UmemFiber {
+  ucontext_t start;
+  jmp_buf place;
+  std::vector<char> stack;
+  uint3 index;
+  bool begun, done;
+};
+static jmp_buf umem_scheduler;
+static UmemFiber* umem_fiber = nullptr;
+static void umem_yield() {
+  if (umem_fiber && !_setjmp(umem_fiber->place)) _longjmp(umem_scheduler, 1);
+}
+static inline void __syncthreads() { umem_yield(); }
+static inline void __syncwarp(unsigned int = 0xffffffffu) { umem_yield(); }
+static inline void __threadfence() {}
+static inline void __threadfence_block() {}
+static inline void __threadfence_system() {}
+
+// -- integers and bits -------------------------------------------------------------------------
+
+static inline int __popc(unsigned int x) { return __builtin_popcount(x); }
+static inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+static inline int __ffs(int x) { return __builtin_ffs(x); }
+static inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+static inline int __clz(int x) { return x ? __builtin_clz((unsigned int)x) : 32; }
+static inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
+static inline unsigned int __brev(unsigned int x) {
+  unsigned int y = 0;
+  for (int i = 0; i < 32; i++) y |= ((x >> i) & 1u) << (31 - i);
+  return y;
+}
+static inline unsigned int __umulhi(unsigned int a, unsigned int b) {
+  return (unsigned int)(((unsigned long long)a * b) >> 32);
+}
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return (unsigned long long)(((unsigned __int128)a * b) >> 64);
+}
+template <class To, class From> static inline To umem_bits(From from) {
+  static_assert(sizeof(To) == sizeof(From), "as many bits");
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+static inline float __int_as_float(int x) { return umem_bits<float>(x); }
+static inline int __float_as_int(float x) { return umem_bits<int>(x); }
+static inline float __uint_as_float(unsigned int x) { return umem_bits<float>(x); }
+static inline unsigned int __float_as_uint(float x) { return umem_bits<unsigned int>(x); }
+static inline double __longlong_as_double(long long x) { return umem_bits<double>(x); }
+static inline long long __double_as_longlong(double x) { return umem_bits<long long>(x); }
+
+// -- floating point ----------------------------------------------------------------------------
+// A float function never computes in double: the overloads of <cmath>, for every name.
+
+using std::isfinite;
+using std::isinf;
+using std::isnan;
+using std::max;
+using std::min;
+using std::signbit;
+#define UMEM_ONE(name) \
+  using std::name;
+UMEM_ONE(abs) UMEM_ONE(acos) UMEM_ONE(acosh) UMEM_ONE(asin) UMEM_ONE(asinh) UMEM_ONE(atan)
+UMEM_ONE(atan2) UMEM_ONE(atanh) UMEM_ONE(cbrt) UMEM_ONE(ceil) UMEM_ONE(copysign) UMEM_ONE(cos)
+UMEM_ONE(cosh) UMEM_ONE(erf) UMEM_ONE(erfc) UMEM_ONE(exp) UMEM_ONE(exp2) UMEM_ONE(expm1)
+UMEM_ONE(fabs) UMEM_ONE(floor) UMEM_ONE(fma) UMEM_ONE(fmax) UMEM_ONE(fmin) UMEM_ONE(fmod)
+UMEM_ONE(frexp) UMEM_ONE(hypot) UMEM_ONE(ilogb) UMEM_ONE(ldexp) UMEM_ONE(lgamma) UMEM_ONE(llrint)
+UMEM_ONE(log) UMEM_ONE(log10) UMEM_ONE(log1p) UMEM_ONE(log2) UMEM_ONE(logb) UMEM_ONE(lrint)
+UMEM_ONE(modf) UMEM_ONE(nextafter) UMEM_ONE(pow) UMEM_ONE(remainder) UMEM_ONE(rint)
+UMEM_ONE(round) UMEM_ONE(scalbn) UMEM_ONE(sin) UMEM_ONE(sinh) UMEM_ONE(sqrt) UMEM_ONE(tan)
+UMEM_ONE(tanh) UMEM_ONE(tgamma) UMEM_ONE(trunc)
+#undef UMEM_ONE
+static inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+static inline float rsqrt(float x) { return 1.0f / std::sqrt(x); }
+static inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
+static inline float sinpif(float x) { return std::sin(x * 3.14159265358979f); }
+static inline float cospif(float x) { return std::cos(x * 3.14159265358979f); }
+static inline double sinpi(double x) { return std::sin(x * 3.14159265358979323846); }
+static inline double cospi(double x) { return std::cos(x * 3.14159265358979323846); }
+#define __expf(x) std::exp((float)(x))
+#define __logf(x) std::log((float)(x))
+static inline float __fdividef(float x, float y) { return x / y; }
+static inline float __fsqrt_rn(float x) { return std::sqrt(x); }
+static inline float __fadd_rn(float x, float y) { return x + y; }
+static inline float __fmul_rn(float x, float y) { return x * y; }
+static inline double __dadd_rn(double x, double y) { return x + y; }
+static inline double __dmul_rn(double x, double y) { return x * y; }
+static inline int __float2int_rn(float x) { return (int)std::lrint(x); }
+static inline int __double2int_rn(double x) { return (int)std::lrint(x); }
+
+// -- half, by its bits -------------------------------------------------------------------------
+
+static inline unsigned short __float2half_rn(float x) { return umem_bits<unsigned short>((_Float16)x); }
+static inline unsigned short __double2half(double x) { return umem_bits<unsigned short>((_Float16)x); }
+static inline float __half2float(unsigned short x) { return (float)umem_bits<_Float16>(x); }
+template <class H> static inline unsigned short __half_as_ushort(H x) {
+  static_assert(sizeof(H) == 2, "a half");
+  unsigned short bits;
+  memcpy(&bits, &x, 2);
+  return bits;
+}
+struct UmemHalfBits {
+  unsigned short bits;
+  template <class H> operator H() const {
+    H x;
+    memcpy((void*)&x, &bits, 2);
+    return x;
+  }
+};
+static inline UmemHalfBits __ushort_as_half(unsigned short bits) { return UmemHalfBits{bits}; }
+
+// -- atomics: one thread runs at a time --------------------------------------------------------
+
+template <class T, class U, class F> static inline T umem_atomic(T* place, U value, F change) {
+  T old = *place;
+  *place = (T)change(old, (T)value);
+  return old;
+}
+#define UMEM_ATOMIC(name, expression)                                          \
+  template <class T, class U> static inline T name(T* place, U value) {        \
+    return umem_atomic(place, value, [](T old, T v) { return expression; });   \
+  }
+#define UMEM_ATOMIC_OF(T, name, expression)                                    \
+  static inline T name(T* place, T value) {                                    \
+    return umem_atomic(place, value, [](T old, T v) { return (T)(expression); }); \
+  }
+#define UMEM_INTEGERS(name, expression)                                        \
+  UMEM_ATOMIC_OF(int, name, expression)                                        \
+  UMEM_ATOMIC_OF(unsigned int, name, expression)                               \
+  UMEM_ATOMIC_OF(unsigned long long, name, expression)
+UMEM_INTEGERS(atomicAdd, old + v)
+UMEM_ATOMIC_OF(float, atomicAdd, old + v)
+UMEM_ATOMIC_OF(double, atomicAdd, old + v)
+UMEM_INTEGERS(atomicExch, v)
+UMEM_ATOMIC_OF(float, atomicExch, v)
+UMEM_INTEGERS(atomicMin, v < old ? v : old)
+UMEM_INTEGERS(atomicMax, v > old ? v : old)
+UMEM_INTEGERS(atomicAnd, old & v)
+UMEM_INTEGERS(atomicOr, old | v)
+UMEM_INTEGERS(atomicXor, old ^ v)
+UMEM_ATOMIC_OF(int, atomicSub, old - v)
+UMEM_ATOMIC_OF(unsigned int, atomicSub, old - v)
+#undef UMEM_INTEGERS
+#undef UMEM_ATOMIC_OF
+#undef UMEM_ATOMIC
+template <class T> static inline T umem_swap_if(T* place, T wanted, T value) {
+  T old = *place;
+  if (old == wanted) *place = value;
+  return old;
+}
+static inline int atomicCAS(int* p, int c, int v) { return umem_swap_if(p, c, v); }
+static inline unsigned int atomicCAS(unsigned int* p, unsigned int c, unsigned int v) { return umem_swap_if(p, c, v); }
+static inline unsigned long long atomicCAS(unsigned long long* p, unsigned long long c, unsigned long long v) { return umem_swap_if(p, c, v); }
+static inline unsigned short atomicCAS(unsigned short* p, unsigned short c, unsigned short v) { return umem_swap_if(p, c, v); }

@@ -1,0 +1,127 @@
+// Runs a kernel over its grid, and says what memory its arguments lead to: included after it.
+#pragma once
+
+struct UmemRange { unsigned long long low, high; };  // of bytes; high 0: a whole allocation
+
+template <class T> struct UmemReach {
+  static UmemRange of(const T&) { return {0, 0}; }
+};
+template <class T> struct UmemReach<T*> {
+  static UmemRange of(T* p) { return {(unsigned long long)p, 0}; }
+};
+#ifdef CUPY_FOR
+template <class T, int n, bool c, bool i> struct UmemReach<CArray<T, n, c, i>> {
+  static UmemRange of(const CArray<T, n, c, i>& a) {
+    CArray<T, n, c, i>& array = const_cast<CArray<T, n, c, i>&>(a);
+    long long low = (long long)&array[0], high = low + (long long)sizeof(T);
+    if (!array.size()) return {0, 0};
+    for (int d = 0; d < n; d++) {
+      long long far = (array.shape()[d] - 1) * (long long)array.strides()[d];
+      (far < 0 ? low : high) += far;
+    }
+    return {(unsigned long long)low, (unsigned long long)high};
+  }
+};
+template <class T, bool i> struct UmemReach<CArray<T, 0, true, i>> {
+  static UmemRange of(const CArray<T, 0, true, i>& a) {
+    unsigned long long low = (unsigned long long)&const_cast<CArray<T, 0, true, i>&>(a)[0];
+    return {low, low + sizeof(T)};
+  }
+};
+#endif
+
+template <class... A, size_t... I>
+static void umem_call(void (*kernel)(A...), void** given, std::index_sequence<I...>) {
+  kernel(*reinterpret_cast<std::remove_reference_t<A>*>(given[I])...);
+}
+template <class... A> static void umem_call(void (*kernel)(A...), void** given) {
+  umem_call(kernel, given, std::index_sequence_for<A...>{});
+}
+template <class... A, size_t... I>
+static int umem_reach(void (*)(A...), void** given, UmemRange* found, std::index_sequence<I...>) {
+  UmemRange all[] = {UmemReach<std::decay_t<A>>::of(*reinterpret_cast<std::decay_t<A>*>(given[I]))..., UmemRange{0, 0}};
+  for (size_t i = 0; i < sizeof...(A); i++) found[i] = all[i];
+  return (int)sizeof...(A);
+}
+template <class... A> static int umem_reach(void (*kernel)(A...), void** given, UmemRange* found) {
+  return umem_reach(kernel, given, found, std::index_sequence_for<A...>{});
+}
+
+static void (*umem_body)(void**);
+static void** umem_given;
+static void umem_begin() {
+  umem_body(umem_given);
+  umem_fiber->done = true;
+  _longjmp(umem_scheduler, 1);
+}
+
+static void umem_run_block(void (*body)(void**), void** given, unsigned int count) {
+  static std::vector<UmemFiber> fibers;
+  if (fibers.size() < count) fibers.resize(count);
+  umem_body = body;
+  umem_given = given;
+  unsigned int t = 0;
+  for (unsigned int z = 0; z < blockDim.z; z++)
+    for (unsigned int y = 0; y < blockDim.y; y++)
+      for (unsigned int x = 0; x < blockDim.x; x++, t++) {
+        UmemFiber& fiber = fibers[t];
+        if (fiber.stack.empty()) fiber.stack.resize(1 << 16);
+        fiber.index = {x, y, z};
+        fiber.begun = fiber.done = false;
+        getcontext(&fiber.start);
+        fiber.start.uc_stack.ss_sp = fiber.stack.data();
+        fiber.start.uc_stack.ss_size = fiber.stack.size();
+        fiber.start.uc_link = nullptr;
+        makecontext(&fiber.start, umem_begin, 0);
+      }
+  for (unsigned int left = count; left;) {
+    for (volatile unsigned int i = 0; i < count; i = i + 1) {
+      UmemFiber& fiber = fibers[i];
+      if (fiber.done) continue;
+      threadIdx = fiber.index;
+      umem_fiber = &fiber;
+      if (!_setjmp(umem_scheduler)) {
+        if (fiber.begun) _longjmp(fiber.place, 1);
+        fiber.begun = true;
+        setcontext(&fiber.start);
+      }
+      if (fibers[i].done) left--;
+    }
+  }
+  umem_fiber = nullptr;
+}
+
+enum { UMEM_ONCE = 0, UMEM_APART = 1, UMEM_TOGETHER = 2 };
+
+template <class Kernel>
+static void umem_launch(Kernel, void (*body)(void**), void** given, const unsigned int* grid, const unsigned int* block, int how) {
+  blockIdx = threadIdx = {0, 0, 0};
+  gridDim = blockDim = {1, 1, 1};
+  if (how == UMEM_ONCE) return body(given);
+  gridDim = {grid[0], grid[1], grid[2]};
+  blockDim = {block[0], block[1], block[2]};
+  for (unsigned int z = 0; z < grid[2]; z++)
+    for (unsigned int y = 0; y < grid[1]; y++)
+      for (unsigned int x = 0; x < grid[0]; x++) {
+        blockIdx = {x, y, z};
+        if (how == UMEM_TOGETHER) {
+          umem_run_block(body, given, block[0] * block[1] * block[2]);
+          continue;
+        }
+        for (unsigned int k = 0; k < block[2]; k++)
+          for (unsigned int j = 0; j < block[1]; j++)
+            for (unsigned int i = 0; i < block[0]; i++) {
+              threadIdx = {i, j, k};
+              body(given);
+            }
+      }
+}
+
+#define UMEM_KERNEL(label, name, how)                                                             \
+  static void umem_body_##label(void** given) { umem_call(name, given); }                         \
+  extern "C" void umem_run_##label(void** given, const unsigned int* grid, const unsigned int* block) { \
+    umem_launch(name, umem_body_##label, given, grid, block, how);                                \
+  }                                                                                               \
+  extern "C" int umem_reach_##label(void** given, UmemRange* found) {                             \
+    return umem_reach(name, given, found);                                                        \
+  }

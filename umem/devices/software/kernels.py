@@ -1,0 +1,164 @@
+"""Compiles the kernels that CuPy writes for a GPU, for this machine's processor.
+
+CuPy has one Python function that turns CUDA C++ into a module. Here the same source goes to a C++
+compiler, between a header that has what kernels use of CUDA and one that runs a kernel over its
+grid. C++ source only: no machine code and no PTX is read.
+
+A kernel runs in one of three ways. One whose threads share a loop (``CUPY_FOR``, which divides the
+elements among them) runs it as one thread, and so does one of CuPy's reductions, whose threads add
+up in shared memory what each has found. Otherwise threads run one after another, as fibers where
+they wait for one another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from umem.devices.software.toolchain import Toolchain
+from umem.errors import DeviceError
+
+HEADERS = Path(__file__).parent / "include"
+ONCE, APART, TOGETHER = range(3)
+"""Ways to run a kernel, as in umem_launch.h."""
+CCCL = ("cub", "thrust", "libcudacxx")
+"""Headers that CuPy brings, of CUDA's C++ libraries."""
+_KERNEL = re.compile(
+    r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^{;]*)\)\s*\{"
+)
+_WAITS = re.compile(r"\b__sync(threads|warp)|\b__shfl|\b__(any|all|ballot|activemask)")
+_BLOCK_SIZE = re.compile(r"_sdata_raw\[(\d+) \* sizeof\(_type_reduce\)\]")
+
+
+class Kernel:
+    """A kernel that was compiled: how to run it, and what it reads and writes."""
+
+    def __init__(self, library: ctypes.CDLL, name: str, parameters: str) -> None:
+        self.name = name
+        self.constant = [part.strip().startswith("const ") for part in _parts(parameters)]
+        self._run = getattr(library, f"umem_run_{name}")
+        self._reach = getattr(library, f"umem_reach_{name}")
+        self._run.restype, self._run.argtypes = None, [ctypes.c_void_p] * 3
+        self._reach.argtypes = [ctypes.c_void_p] * 2
+        self._ranges = (_Range * max(1, len(self.constant)))()
+
+    def run(self, grid: Sequence[int], block: Sequence[int], given: int) -> None:
+        """Run it over a grid; ``given`` is the address of the arguments' addresses."""
+        sizes = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
+        self._run(given, *map(ctypes.addressof, sizes))
+
+    def ranges(self, given: int) -> list[tuple[int, int, bool]]:
+        """Return where each pointer leads: low, high (0: unknown), and whether it only reads."""
+        count = self._reach(given, ctypes.addressof(self._ranges))
+        found = [(r.low, r.high) for r in self._ranges[:count]]
+        return [(*r, constant) for r, constant in zip(found, self.constant, strict=True) if r[0]]
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("low", ctypes.c_ulonglong), ("high", ctypes.c_ulonglong))
+
+
+class HostSource(NamedTuple):
+    """A kernel's source for the host, with the kernels in it and their parameters."""
+
+    text: str
+    kernels: dict[str, str]
+
+
+def for_host(source: str) -> HostSource:
+    """Rewrite CUDA C++ for a host compiler."""
+    kernels = {match[1]: match[2] for match in _KERNEL.finditer(source)}
+    block = _BLOCK_SIZE.search(source)
+    if block is not None:
+        text, how = _as_loops(source, block[1]), ONCE
+    elif _WAITS.search(source):
+        text, how = source, TOGETHER
+    else:
+        text, how = source, ONCE if "CUPY_FOR" in source else APART
+    parts = ["#include <cupy/carray.cuh>\n" if "cupy/" in source else ""]
+    if how == ONCE and block is None:
+        parts.append(
+            "#undef CUPY_FOR\n#define CUPY_FOR(i, n) for (ptrdiff_t i = 0; i < (n); ++i)\n"
+        )
+    parts += [text, '\n#include "umem_launch.h"\n']
+    parts += [f"UMEM_KERNEL({name}, {name}, {how})\n" for name in kernels]
+    return HostSource("".join(parts), kernels)
+
+
+_REDUCTION = re.compile(
+    r"  unsigned int _tid = threadIdx\.x;.*?"
+    r"_type_reduce _s = (?P<identity>[^;]*);.*?"
+    r"_J \+= _J_stride\) \{(?P<element>.*?)\n    \}\n    _sdata\[_tid\] = _s;.*?"
+    r"if \(_tid < _block_stride && _i < _out_ind\.size\(\)\) \{(?P<result>.*)\n    \}\n  \}\n\}",
+    re.DOTALL,
+)
+
+
+def _as_loops(source: str, size: str) -> str:
+    """Have one thread do what the threads of CuPy's reduction do between its barriers.
+
+    What each thread adds up, and the order in which these sums are added, stay as they are; the
+    elements are taken in the order of memory rather than thread by thread.
+    """
+    found = _REDUCTION.search(source)
+    if found is None:
+        raise DeviceError("the software GPU does not know this reduction of CuPy's")
+    threads = f"for (unsigned int _tid = 0; _tid < {size}; ++_tid)"
+    loops = f"""
+  const int _log = __popc(_block_stride - 1);
+  const IndexT _J_stride = {size} >> _log;
+  const ptrdiff_t _out_size = _out_ind.size(), _j_stride = (ptrdiff_t)_J_stride * _out_size;
+  for (ptrdiff_t _i_base = 0; _i_base < _out_size; _i_base += _block_stride) {{
+    {threads} _sdata[_tid] = {found["identity"]};
+    IndexT _J_base = 0;
+    for (ptrdiff_t _j_base = _i_base; _j_base < _in_ind.size();
+         _j_base += _j_stride, _J_base += _J_stride) {{
+      {threads} {{
+        const IndexT _J = _J_base + (_tid >> _log);
+        const ptrdiff_t _j =
+            _j_base + (_tid & (_block_stride - 1)) + (ptrdiff_t)(_tid >> _log) * _out_size;
+        if (_j >= _in_ind.size()) continue;
+        _type_reduce &_s = _sdata[_tid];{found["element"]}
+      }}
+    }}
+    for (unsigned int _block = {size} / 2; _block >= _block_stride; _block >>= 1)
+      for (unsigned int _tid = 0; _tid < _block; ++_tid) {{ _REDUCE(_block); }}
+    for (unsigned int _tid = 0; _tid < _block_stride; ++_tid) {{
+      const ptrdiff_t _i = _i_base + _tid;
+      if (_i >= _out_size) break;
+      _type_reduce _s = _sdata[_tid];{found["result"]}
+    }}
+  }}
+}}"""
+    return source[: found.start()] + loops + source[found.end() :]
+
+
+def _parts(parameters: str) -> list[str]:
+    """Split a parameter list at its own commas, not at those of templates."""
+    found, depth = [""], 0
+    for letter in parameters:
+        depth += (letter in "<(") - (letter in ">)")
+        if letter == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [part for part in found if part.strip()]
+
+
+class KernelCompiler:
+    """Compiles CUDA C++ into shared objects for the host."""
+
+    def __init__(self, tools: Toolchain, cupy_folder: Path) -> None:
+        self._tools = tools
+        self._include = cupy_folder / "_core" / "include"
+
+    def compile(self, source: str, options: Sequence[str]) -> tuple[Path, dict[str, str]]:
+        """Return the shared object of a source, and the parameters of its kernels."""
+        made = for_host(source)
+        given = ["-include", "umem_cuda.h", f"-I{HEADERS}", f"-I{self._include}"]
+        given += [f"-I{self._include / 'cupy' / '_cccl' / name}" for name in CCCL]
+        given += [option for option in options if option.startswith("-D")]
+        return self._tools.shared_object(made.text, "c++", given), made.kernels

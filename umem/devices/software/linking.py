@@ -1,0 +1,214 @@
+"""What CuPy's compiled modules are linked to: each other's C functions, and NVIDIA's libraries.
+
+Its modules find each other's C functions through capsules: a name, a signature as text, a pointer
+(Cython, ``__pyx_capi__``). Before another module has read them, each pointer is set to a C function
+that is made from the signature: it calls a Python function and converts what that returns. The
+compiler that kernels need anyway compiles them, without Python's headers.
+
+Libraries have stand-ins, so that CuPy can be imported without them. Each has the functions that
+CuPy's modules ask for, and every one of them returns that library's "not supported". What the
+software GPU computes itself never gets there.
+
+Models: Cython 3's text of signatures; C++ structs by value are left as they are.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import re
+import shutil
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from umem.devices.software.toolchain import Toolchain
+from umem.errors import MissingDependencyError
+
+_SKIP = "int __pyx_skip_dispatch"
+_HEADER = """\
+#include <stddef.h>
+#include <stdint.h>
+typedef struct _object PyObject;
+extern PyObject *PyObject_CallFunction(PyObject *, const char *, ...);
+extern long long PyLong_AsLongLong(PyObject *);
+extern unsigned long long PyLong_AsUnsignedLongLongMask(PyObject *);
+extern double PyFloat_AsDouble(PyObject *);
+extern PyObject *PyErr_Occurred(void);
+extern void Py_DecRef(PyObject *);
+extern PyObject *Py_BuildValue(const char *, ...);
+int umem_is_over;  /* Python ends: its functions are gone, and CuPy still frees its memory */
+struct optional { int count; unsigned int value; };
+"""
+
+
+class _Type(NamedTuple):
+    """A C type: how it is written, how it is handed to Python and taken back, and its error."""
+
+    text: str
+    code: str
+    cast: str
+    take: str
+    error: str
+
+
+_SIGNED, _UNSIGNED = "PyLong_AsLongLong", "PyLong_AsUnsignedLongLongMask"
+_OBJECT = _Type("PyObject *", "O", "", "", "0")
+_TYPES = {
+    "int": _Type("int", "i", "", _SIGNED, "-1"),
+    "unsigned int": _Type("unsigned int", "I", "", _UNSIGNED, "0"),
+    "size_t": _Type("size_t", "K", "(unsigned long long)", _UNSIGNED, "(size_t)-1"),
+    "intptr_t": _Type("intptr_t", "L", "(long long)", _SIGNED, "0"),
+    "PY_LONG_LONG": _Type("long long", "L", "", _SIGNED, "-1"),
+    "uintmax_t": _Type("uintmax_t", "K", "(unsigned long long)", _UNSIGNED, "0"),
+    "float": _Type("float", "d", "(double)", "PyFloat_AsDouble", "0"),
+    "double": _Type("double", "d", "(double)", "PyFloat_AsDouble", "0"),
+    "CUdevice": _Type("int", "i", "", _SIGNED, "-1"),
+    "cudaMemcpyKind": _Type("int", "i", "", _SIGNED, "-1"),
+    "PyObject *": _OBJECT,
+}
+
+
+class Signature(NamedTuple):
+    """A C function that modules share: what it returns, what it takes, what may be missing."""
+
+    result: _Type
+    arguments: tuple[_Type, ...]
+    has_optional: bool
+
+
+def parsed(text: str) -> Signature | None:
+    """Read a capsule's signature; None for a variable, and for what C cannot hand to Python."""
+    match = re.fullmatch(r"(.*?)\s*\((.*)\)", text)
+    if match is None:
+        return None
+    result = _type_of(match[1].strip())
+    names = [name.strip() for name in match[2].split(",") if name.strip() not in ("void", _SKIP)]
+    has_optional = bool(names) and names[-1].startswith("struct __pyx_opt_args")
+    arguments = [_type_of(name) for name in (names[:-1] if has_optional else names)]
+    if result is None or None in arguments:
+        return None
+    return Signature(result, tuple(a for a in arguments if a is not None), has_optional)
+
+
+def _type_of(text: str) -> _Type | None:
+    if text.startswith("struct __pyx_obj") and text.endswith("*"):
+        return _OBJECT
+    return _TYPES.get(text)
+
+
+def source_of(functions: Mapping[str, tuple[str, Signature]]) -> str:
+    """Write the C functions, each as ``umem_N`` in order; ``umem_handlers`` has what they call."""
+    parts = [_HEADER, f"PyObject *umem_handlers[{max(1, len(functions))}];\n"]
+    for number, (text, signature) in enumerate(functions.values()):
+        parts.append(_function(number, _SKIP in text, signature))
+    return "".join(parts)
+
+
+def _function(number: int, has_skip: bool, signature: Signature) -> str:
+    result, arguments, has_optional = signature
+    taken = [f"{argument.text} a{i}" for i, argument in enumerate(arguments)]
+    given = "".join(f", {argument.cast}a{i}" for i, argument in enumerate(arguments))
+    codes = "".join(argument.code for argument in arguments)
+    taken += ["int skip"] * has_skip + ["struct optional *more"] * has_optional
+    call = f'PyObject_CallFunction(umem_handlers[{number}], "({codes})"{given})'
+    if has_optional:
+        more = f'PyObject_CallFunction(umem_handlers[{number}], "({codes}I)"{given}, more->value)'
+        call = f"more && more->count ? {more} : {call}"
+    if result.code == "O":
+        body = f'if (umem_is_over) return Py_BuildValue(""); return {call};'
+    else:
+        body = (
+            "if (umem_is_over) return 0; "
+            f"PyObject *found = {call}; if (!found) return {result.error}; "
+            f"{result.text} value = ({result.text}){result.take}(found); Py_DecRef(found); "
+            "return value;"
+        )
+    return f"{result.text} umem_{number}({', '.join(taken) or 'void'}) {{ {body} }}\n"
+
+
+class Trampolines:
+    """The C functions of one module that lead to Python, and the capsules that lead to them.
+
+    They stay for good: CuPy's modules keep the pointers.
+    """
+
+    def __init__(self, module: Any, handler: Callable[[str], Any], tools: Toolchain) -> None:
+        capsules = getattr(module, "__pyx_capi__", {})
+        texts = {name: _signature(capsule) for name, capsule in capsules.items()}
+        found = {name: (text, parsed(text)) for name, text in texts.items() if "(" in text}
+        functions = {name: (text, s) for name, (text, s) in found.items() if s is not None}
+        path = tools.shared_object(source_of(functions), "c")
+        self._library = ctypes.PyDLL(str(path))
+        self.handlers = [handler(name) for name in functions]
+        slots = (ctypes.py_object * max(1, len(functions))).in_dll(self._library, "umem_handlers")
+        for number, name in enumerate(functions):
+            if self.handlers[number] is None:
+                continue
+            slots[number] = self.handlers[number]
+            pointer = ctypes.cast(getattr(self._library, f"umem_{number}"), ctypes.c_void_p)
+            if _set_pointer(capsules[name], pointer) != 0:
+                raise RuntimeError(f"the capsule of {name} takes no pointer")
+        is_over = ctypes.c_int.in_dll(self._library, "umem_is_over")
+        atexit.register(lambda: setattr(is_over, "value", 1))  # after CuPy's own, which come later
+
+
+_set_pointer = ctypes.pythonapi.PyCapsule_SetPointer
+_set_pointer.restype, _set_pointer.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_void_p]
+_get_name = ctypes.pythonapi.PyCapsule_GetName
+_get_name.restype, _get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+
+
+def _signature(capsule: Any) -> str:
+    return str(_get_name(capsule).decode())
+
+
+# -- libraries -----------------------------------------------------------------------------------
+
+NOT_SUPPORTED = {
+    "libcublas": 15,  # CUBLAS_STATUS_NOT_SUPPORTED
+    "libcurand": 105,  # CURAND_STATUS_TYPE_ERROR
+    "libcusparse": 10,  # CUSPARSE_STATUS_NOT_SUPPORTED
+    "libcufft": 16,  # CUFFT_NOT_SUPPORTED
+    "libnvrtc": 11,  # NVRTC_ERROR_INTERNAL_ERROR
+}
+"""The status of each library, from its own header, by its name without a version."""
+
+
+def load_stand_ins(modules: Iterable[Path], tools: Toolchain) -> list[ctypes.CDLL]:
+    """Load a stand-in for each library that compiled modules need and this machine lacks.
+
+    They stay loaded. A library that can be loaded itself is left to do its work.
+
+    Raises:
+        MissingDependencyError: no ``nm``, which comes with the compiler.
+    """
+    wanted: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for path in modules:
+        for symbol in _undefined(path):
+            name, _, version = symbol.partition("@")
+            library = version.strip("@")
+            if library.partition(".so")[0] in NOT_SUPPORTED:
+                wanted[library].add((name, library))
+    return [
+        _load(library, sorted(name for name, _ in wanted[library]), tools) for library in wanted
+    ]
+
+
+def _undefined(path: Path) -> list[str]:
+    nm = shutil.which("nm")
+    if nm is None:
+        raise MissingDependencyError("the software GPU needs nm, of binutils: install g++")
+    asked = [nm, "-D", "--undefined-only", str(path)]
+    listed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    return [line.split()[-1] for line in listed.splitlines() if line.strip()]
+
+
+def _load(library: str, functions: list[str], tools: Toolchain) -> ctypes.CDLL:
+    status = NOT_SUPPORTED[library.partition(".so")[0]]
+    source = "".join(f"int {name}(void) {{ return {status}; }}\n" for name in functions)
+    script = tools.text_file(f"{library} {{ global: *; }};\n", ".map")
+    options = [f"-Wl,-soname,{library}", f"-Wl,--version-script={script}"]
+    return ctypes.CDLL(str(tools.shared_object(source, "c", options)), mode=ctypes.RTLD_GLOBAL)

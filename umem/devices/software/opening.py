@@ -1,0 +1,175 @@
+"""Puts the host's own functions under CuPy, before CuPy is imported."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from umem.devices.cost import Sample, StepCost
+from umem.devices.software.blas import HostBlas
+from umem.devices.software.driver import HostDriver
+from umem.devices.software.kernels import KernelCompiler
+from umem.devices.software.linking import Trampolines, load_stand_ins
+from umem.devices.software.runtime import CUDA_VERSION, HostRuntime
+from umem.devices.software.toolchain import Toolchain
+from umem.devices.specs import GpuSpec, gpu_spec
+from umem.errors import DeviceError, MissingDependencyError, StateError
+from umem.units import format_bytes, parse_bytes
+
+KNOWN = "14."
+"""The versions of CuPy whose inside is known here."""
+_PACKAGES = ("cupy-cuda12x", "cupy-cuda13x")
+_LIBRARIES = ("cublas", "curand", "cusolver", "cusparse")
+_kept: list[Any] = []
+"""What CuPy's modules point at: it must never go."""
+
+
+class SoftwareGPU:
+    """The real CuPy on host memory, as if on a GPU, for the process; `software_gpu` opens it.
+
+    What it computes is real; VRAM, pages and time are simulated.
+    """
+
+    simulated = True
+
+    def __init__(self, runtime: HostRuntime) -> None:
+        self._model = runtime.model
+        self.spec = runtime.spec
+        self.name = runtime.spec.name
+
+    def __repr__(self) -> str:
+        vram = format_bytes(self.spec.usable_bytes)
+        return f"<{self.spec.title} with {vram} of VRAM (simulated), under the real CuPy>"
+
+    @property
+    def figures(self) -> StepCost:
+        """The counts so far (simulated)."""
+        with self._model.lock:
+            return self._model.figures
+
+    @property
+    def timeline(self) -> list[Sample]:
+        """Allocated and resident bytes over simulated time."""
+        return list(self._model.counters.timeline)
+
+
+def software_gpu(
+    gpu: str | GpuSpec, vram: int | str | None = None, *, force: bool = False
+) -> SoftwareGPU:
+    """Have the real CuPy run on host memory, as if on this GPU, from now on and for the process.
+
+    Kernels are compiled for this machine's processor when they are first used, and kept on disk.
+
+    Args:
+        gpu: a name of the table, such as ``"t4"``.
+        vram: usable VRAM instead of the table's figure, such as ``"1GiB"``.
+        force: also where there is a real GPU.
+
+    Raises:
+        StateError: CuPy is imported already, or this was called before.
+        MissingDependencyError: no CuPy, or no compiler.
+        DeviceError: a CuPy whose inside is not known, or a real GPU and no ``force``.
+        UnknownGpuError, SizeError: see `umem.virtual_gpu`. Nothing has changed.
+    """
+    spec = gpu_spec(gpu)
+    if vram is not None:
+        spec = spec.with_vram(parse_bytes(vram, "vram"))
+    if any(name in sys.modules for name in ("cupy", "cupy_backends")):
+        raise StateError(
+            "CuPy is imported already: umem.software_gpu comes before the first `import cupy`, or "
+            "run the script under umem run --software"
+        )
+    folder = _cupy_folder()
+    if not force and any(Path("/dev").glob("nvidia[0-9]*")):
+        raise DeviceError("this machine has a real GPU; software_gpu(..., force=True) ignores it")
+    tools = Toolchain()
+    names = [f"cupy_backends/cuda/libs/{name}" for name in _LIBRARIES]
+    names += ["cupy/cuda/cufft", "cupy/cuda/jitify"]
+    found = [path for name in names for path in folder.parent.glob(f"{name}.*.so")]
+    runtime = HostRuntime(spec)
+    _kept.append(load_stand_ins(found, tools))
+    os.environ["CUPY_ACCELERATORS"] = ""  # CUB's kernels are compiled for a GPU
+    _install(runtime, folder, tools)
+    return SoftwareGPU(runtime)
+
+
+def _cupy_folder() -> Path:
+    spec = find_spec("cupy")
+    if spec is None or spec.origin is None:
+        raise MissingDependencyError(
+            "the software GPU runs the real CuPy: pip install 'umem[software]'"
+        )
+    for package in _PACKAGES:
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            continue
+        if not found.startswith(KNOWN):
+            raise DeviceError(
+                f"the software GPU knows the inside of CuPy {KNOWN}x, and {package} is {found}"
+            )
+        return Path(spec.origin).parent
+    raise DeviceError("the software GPU knows CuPy as installed from a wheel, such as cupy-cuda12x")
+
+
+def _install(runtime: HostRuntime, folder: Path, tools: Toolchain) -> None:
+    api = importlib.import_module("cupy_backends.cuda.api.runtime")
+    runtime.error_type, runtime.attributes_type = api.CUDARuntimeError, api.PointerAttributes
+    _point_at(api, runtime, tools)
+    driver_api = importlib.import_module("cupy_backends.cuda.api.driver")
+
+    def driver_fail(status: int) -> None:
+        raise driver_api.CUDADriverError(status)
+
+    _point_at(importlib.import_module("cupy_backends.cuda.libs.cublas"), HostBlas(runtime), tools)
+    _point_at(importlib.import_module("cupy_backends.cuda.libs.nvrtc"), _Nvrtc(), tools)
+    compiler = KernelCompiler(tools, folder)
+    parameters: dict[Path, dict[str, str]] = {}
+    _point_at(driver_api, HostDriver(runtime, parameters, driver_fail), tools)
+    cuda_compiler: Any = importlib.import_module("cupy.cuda.compiler")
+    function = importlib.import_module("cupy.cuda.function")
+
+    def compile_for_host(source: str, options: tuple[str, ...] = (), *_: Any, **more: Any) -> Any:
+        path, kernels = compiler.compile(source, options)
+        parameters[path] = kernels
+        module = function.Module()
+        module.load(str(path).encode())
+        return module
+
+    cuda_compiler._compile_with_cache_cuda = compile_for_host
+    _kept.append(runtime)
+
+
+class _Nvrtc:
+    """The run-time compiler's version; nothing is compiled by it."""
+
+    def getVersion(self) -> tuple[int, int]:
+        return CUDA_VERSION // 1000, CUDA_VERSION % 1000 // 10
+
+
+def _point_at(module: Any, functions: Any, tools: Toolchain) -> None:
+    """Point a module's C functions, and those that Python sees, at an object's methods."""
+
+    def handler(name: str) -> Any:
+        if name in ("check_status", "get_build_version"):
+            return None
+        return getattr(functions, name, None) or _missing(module.__name__, name)
+
+    _kept.append(Trampolines(module, handler, tools))
+    for name, value in list(vars(module).items()):
+        if callable(value) and not isinstance(value, type) and not name.startswith("__"):
+            found = getattr(functions, name, None)
+            if found is not None:
+                setattr(module, name, found)
+
+
+def _missing(module: str, name: str) -> Any:
+    def missing(*_: Any) -> None:
+        raise NotImplementedError(f"the software GPU has no {name} ({module})")
+
+    return missing
