@@ -19,6 +19,7 @@ from chainer import _backprop_utils, function_node
 from models import Region, build, call
 
 from recompute_parts.networks import Network
+from umem.chainer.function_facts import arrays_in
 
 
 class Trainee:
@@ -36,7 +37,9 @@ class Trainee:
 
     @property
     def input_bytes(self) -> int:
-        return sum(x.nbytes for x in self._inputs if isinstance(x, np.ndarray))
+        """Arrays, and the parts of a graph's adjacency."""
+        given = (("", getattr(x, "matrix", x)) for x in self._inputs)
+        return sum(array.nbytes for _, array in arrays_in(given))
 
     @property
     def parameter_bytes(self) -> int:
