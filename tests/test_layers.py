@@ -58,8 +58,11 @@ LISTS = {"umem.planner.dispatch", "umem.predict.techniques.registry"}
 """They import what they list, and may be all that does."""
 SAME_FACE = (
     "umem.devices.cuda.features",
-    "umem.devices.software.blas",
+    "umem.devices.software.cublas",
+    "umem.devices.software.curand",
+    "umem.devices.software.cusparse",
     "umem.devices.software.driver",
+    "umem.devices.software.thrust",
     "umem.devices.virtual.features",
     "umem.devices.virtual.watching",
 )

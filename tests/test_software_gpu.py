@@ -232,6 +232,47 @@ print("cupy" in sys.modules or "cupy_backends" in sys.modules)
         start = "import umem\n"
         assert run(program, cache, start=start) == "UnknownGpuError\nSizeError\nSizeError\nFalse\n"
 
+    def test_libraries_give_what_scipy_gives(self, cache: Path) -> None:
+        program = """
+import scipy.sparse as sp
+import cupyx.scipy.sparse as csp
+a = np.random.default_rng(0).standard_normal((30, 20))
+x = cp.asarray(a)
+m = sp.random(50, 40, 0.2, "csr", dtype="f4", random_state=0)
+b = np.random.default_rng(1).random((40, 7), "f4")
+g, d = csp.csr_matrix(m), cp.asarray(b)
+cp.random.seed(1)
+drawn = cp.random.randn(100_000)
+for name, ours, theirs in (
+    ("sort", cp.sort(x, axis=1), np.sort(a, axis=1)),
+    ("argsort", cp.argsort(x, axis=0), np.argsort(a, axis=0)),
+    ("unique", cp.unique(cp.asarray([3, 1, 3, 2])), [1, 2, 3]),
+    ("sparse times dense", g @ d, m @ b),
+    ("sparse times vector", g @ d[:, 0].copy(), m @ b[:, 0]),
+    ("transposed", g.T @ cp.ones((50, 3), "f4"), m.T @ np.ones((50, 3), "f4")),
+    ("in columns", g.tocsc().toarray(), m.toarray()),
+    ("as coordinates", g.tocoo().tocsr().toarray(), m.toarray()),
+    ("mean", drawn.mean() / 100, 0),
+    ("deviation", drawn.std() / 100, 0.01),
+):
+    difference = np.abs(cp.asnumpy(ours) - theirs).max()
+    assert difference < 1e-4, (name, difference)
+print("same")
+"""
+        if find_spec("scipy") is None:
+            pytest.skip("no SciPy")
+        assert run(program, cache) == "same\n"
+
+    def test_what_is_not_there_is_an_error_by_name(self, cache: Path) -> None:
+        program = """
+for call in (lambda: cp.fft.fft(cp.ones(8)), lambda: cp.linalg.svd(cp.eye(3))):
+    try:
+        call()
+    except Exception as error:
+        print(type(error).__name__)
+"""
+        assert len(run(program, cache).splitlines()) == 2
+
     def test_umem_run_puts_it_under_a_script(self, cache: Path, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.write_text("import cupy\nprint(int(cupy.arange(10).sum()))\n")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib
 import re
 import shutil
 import subprocess
@@ -177,24 +178,46 @@ NOT_SUPPORTED = {
 """The status of each library, from its own header, by its name without a version."""
 
 
-def load_stand_ins(modules: Iterable[Path], tools: Toolchain) -> list[ctypes.CDLL]:
-    """Load a stand-in for each library that compiled modules need and this machine lacks.
-
-    They stay loaded. A library that can be loaded itself is left to do its work.
+class StandIns:
+    """A library for each that compiled modules are linked to; they stay loaded.
 
     Raises:
         MissingDependencyError: no ``nm``, which comes with the compiler.
     """
-    wanted: dict[str, set[tuple[str, str]]] = defaultdict(set)
-    for path in modules:
-        for symbol in _undefined(path):
-            name, _, version = symbol.partition("@")
-            library = version.strip("@")
-            if library.partition(".so")[0] in NOT_SUPPORTED:
-                wanted[library].add((name, library))
-    return [
-        _load(library, sorted(name for name, _ in wanted[library]), tools) for library in wanted
-    ]
+
+    def __init__(self, modules: Iterable[Path], tools: Toolchain) -> None:
+        wanted: dict[str, set[str]] = defaultdict(set)
+        for path in modules:
+            for symbol in _undefined(path):
+                name, _, version = symbol.partition("@")
+                library = version.strip("@")
+                if library.partition(".so")[0] in NOT_SUPPORTED:
+                    wanted[library].add(name)
+        self._tools = tools
+        self._loaded = {
+            library.partition(".so")[0]: _load(library, sorted(names), tools)
+            for library, names in wanted.items()
+        }
+
+    def find(self, name: str) -> tuple[str, int]:
+        """Return the path and the handle of a library; one without functions where CuPy looks
+        for what it can do without."""
+        library = f"lib{name}"
+        if library not in self._loaded:
+            self._loaded[library] = _load(f"{library}.so.0", [], self._tools)
+        found = self._loaded[library]
+        return str(found._name), int(found._handle)
+
+    def stand_in(self) -> None:
+        """Have CuPy find these where it looks for NVIDIA's libraries by cuda-pathfinder."""
+        pathfinder: Any = importlib.import_module("cuda.pathfinder")
+        parts = importlib.import_module("cuda.pathfinder._dynamic_libs.load_dl_common")
+
+        def load(name: str) -> Any:
+            path, handle = self.find(name)
+            return parts.LoadedDL(path, True, handle, "umem")
+
+        pathfinder.load_nvidia_dynamic_lib = load
 
 
 def _undefined(path: Path) -> list[str]:
@@ -207,7 +230,7 @@ def _undefined(path: Path) -> list[str]:
 
 
 def _load(library: str, functions: list[str], tools: Toolchain) -> ctypes.CDLL:
-    status = NOT_SUPPORTED[library.partition(".so")[0]]
+    status = NOT_SUPPORTED.get(library.partition(".so")[0], 1)
     source = "".join(f"int {name}(void) {{ return {status}; }}\n" for name in functions)
     script = tools.text_file(f"{library} {{ global: *; }};\n", ".map")
     options = [f"-Wl,-soname,{library}", f"-Wl,--version-script={script}"]

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from umem.devices.cost import Sample, StepCost
-from umem.devices.software.blas import HostBlas
+from umem.devices.software.cublas import HostBlas
+from umem.devices.software.curand import HostRand
+from umem.devices.software.cusparse import HostSparse
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.kernels import KernelCompiler
-from umem.devices.software.linking import Trampolines, load_stand_ins
+from umem.devices.software.linking import StandIns, Trampolines
 from umem.devices.software.runtime import CUDA_VERSION, HostRuntime
+from umem.devices.software.thrust import HostThrust
 from umem.devices.software.toolchain import Toolchain
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.errors import DeviceError, MissingDependencyError, StateError
@@ -25,6 +28,8 @@ KNOWN = "14."
 """The versions of CuPy whose inside is known here."""
 _PACKAGES = ("cupy-cuda12x", "cupy-cuda13x")
 _LIBRARIES = ("cublas", "curand", "cusolver", "cusparse")
+_LEFT = ("check_status", "get_build_version", "is_cuda_python_build")
+"""Functions of CuPy's modules that need nothing of NVIDIA's."""
 _kept: list[Any] = []
 """What CuPy's modules point at: it must never go."""
 
@@ -92,7 +97,9 @@ def software_gpu(
     names += ["cupy/cuda/cufft", "cupy/cuda/jitify"]
     found = [path for name in names for path in folder.parent.glob(f"{name}.*.so")]
     runtime = HostRuntime(spec)
-    _kept.append(load_stand_ins(found, tools))
+    libraries = StandIns(found, tools)
+    libraries.stand_in()
+    _kept.append(libraries)
     os.environ["CUPY_ACCELERATORS"] = ""  # CUB's kernels are compiled for a GPU
     _install(runtime, folder, tools)
     return SoftwareGPU(runtime)
@@ -126,11 +133,17 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain) -> None:
     def driver_fail(status: int) -> None:
         raise driver_api.CUDADriverError(status)
 
-    _point_at(importlib.import_module("cupy_backends.cuda.libs.cublas"), HostBlas(runtime), tools)
-    _point_at(importlib.import_module("cupy_backends.cuda.libs.nvrtc"), _Nvrtc(), tools)
     compiler = KernelCompiler(tools, folder)
     parameters: dict[Path, dict[str, str]] = {}
     _point_at(driver_api, HostDriver(runtime, parameters, driver_fail), tools)
+    libraries = {
+        "cupy_backends.cuda.libs.cublas": HostBlas(runtime),
+        "cupy_backends.cuda.libs.curand": HostRand(runtime),
+        "cupy_backends.cuda.libs.cusparse": HostSparse(runtime),
+        "cupy_backends.cuda.libs.nvrtc": _Nvrtc(),
+    }
+    for name, functions in libraries.items():
+        _point_at(importlib.import_module(name), functions, tools)
     cuda_compiler: Any = importlib.import_module("cupy.cuda.compiler")
     function = importlib.import_module("cupy.cuda.function")
 
@@ -142,6 +155,7 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain) -> None:
         return module
 
     cuda_compiler._compile_with_cache_cuda = compile_for_host
+    _point_at(importlib.import_module("cupy.cuda.thrust"), HostThrust(runtime), tools)
     _kept.append(runtime)
 
 
@@ -153,19 +167,21 @@ class _Nvrtc:
 
 
 def _point_at(module: Any, functions: Any, tools: Toolchain) -> None:
-    """Point a module's C functions, and those that Python sees, at an object's methods."""
+    """Point a module's C functions, and those that Python sees, at an object's methods.
+
+    What the object has not is NotImplementedError: it would go to a library that is not there.
+    """
 
     def handler(name: str) -> Any:
-        if name in ("check_status", "get_build_version"):
+        if name in _LEFT:
             return None
         return getattr(functions, name, None) or _missing(module.__name__, name)
 
     _kept.append(Trampolines(module, handler, tools))
     for name, value in list(vars(module).items()):
         if callable(value) and not isinstance(value, type) and not name.startswith("__"):
-            found = getattr(functions, name, None)
-            if found is not None:
-                setattr(module, name, found)
+            if name not in _LEFT and not (name.startswith("_") and not hasattr(functions, name)):
+                setattr(module, name, handler(name))
 
 
 def _missing(module: str, name: str) -> Any:
