@@ -182,6 +182,45 @@ print(cp.asnumpy(y[:2]), cp.asnumpy(y[64:66]), int(found[0]))
 '''
         assert run(program, cache) == "[63. 62.] [127. 126.] 89\n"
 
+    def test_warps_vote_and_hand_values_on_and_launches_give_shared_memory(
+        self, cache: Path
+    ) -> None:
+        program = r'''
+source = """
+extern "C" __global__ void warps(const int* x, int* y) {
+    int i = threadIdx.x;
+    int v = x[i];
+    for (int by = 16; by; by >>= 1) v += __shfl_down_sync(0xffffffffu, v, by);
+    y[i] = __shfl_sync(0xffffffffu, v, 0);
+    y[64 + i] = __ballot_sync(0xffffffffu, x[i] % 2);
+    y[128 + i] = __shfl_xor_sync(0xffffffffu, x[i], 1);
+    y[192 + i] = __any_sync(0xffffffffu, x[i] == 40) + 2 * __all_sync(0xffffffffu, x[i] < 32);
+}
+extern "C" __global__ void uneven(int* y) {
+    extern __shared__ int held[];
+    if (threadIdx.x >= 40) return;
+    held[threadIdx.x] = threadIdx.x;
+    if (threadIdx.x < 8) __syncwarp(0xffu);
+    __syncthreads();
+    y[threadIdx.x] = held[39 - threadIdx.x];
+}
+"""
+module = cp.RawModule(code=source)
+x, y = cp.arange(64, dtype="i4"), cp.zeros(256, "i4")
+module.get_function("warps")((1,), (64,), (x, y))
+y = cp.asnumpy(y)
+print(set(y[:32].tolist()), set(y[32:64].tolist()), hex(int(np.uint32(y[64]))))
+print(y[128:132].tolist(), y[192], y[192 + 32])
+z = cp.zeros(40, "i4")
+module.get_function("uneven")((1,), (64,), (z,), shared_mem=160)
+print((cp.asnumpy(z) == np.arange(40)[::-1]).all())
+'''
+        assert run(program, cache).splitlines() == [
+            "{496} {1520} 0xaaaaaaaa",
+            "[1, 0, 3, 2] 2 1",
+            "True",
+        ]
+
     def test_plain_memory_is_full_and_managed_memory_is_not(self, cache: Path) -> None:
         program = """
 try:

@@ -76,7 +76,7 @@ class HostDriver:
             reads += accesses
             writes += [] if constant else accesses
         self._runtime.operation(kernel.name, reads, writes)
-        kernel.run((grid_x, grid_y, grid_z), (block_x, block_y, block_z), given)
+        kernel.run((grid_x, grid_y, grid_z), (block_x, block_y, block_z), shared_bytes, given)
 
     def launchCooperativeKernel(self, *arguments: int) -> None:
         self.launchKernel(*arguments)

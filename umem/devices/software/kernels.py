@@ -29,7 +29,10 @@ CCCL = ("cub", "thrust", "libcudacxx")
 _KERNEL = re.compile(
     r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^{;]*)\)\s*\{"
 )
-_WAITS = re.compile(r"\b__sync(threads|warp)|\b__shfl|\b__(any|all|ballot|activemask)")
+_WAITS = re.compile(r"\b__sync(threads|warp)|\b__shfl_|\b__(any|all|ballot)_sync|\b__activemask")
+_DYNAMIC = re.compile(
+    r"\bextern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?([\w:<>, ]+?)\s+(\w+)\s*\[\s*\]\s*;"
+)
 _BLOCK_SIZE = re.compile(r"_sdata_raw\[(\d+) \* sizeof\(_type_reduce\)\]")
 
 
@@ -41,14 +44,15 @@ class Kernel:
         self.constant = [part.strip().startswith("const ") for part in _parts(parameters)]
         self._run = getattr(library, f"umem_run_{name}")
         self._reach = getattr(library, f"umem_reach_{name}")
-        self._run.restype, self._run.argtypes = None, [ctypes.c_void_p] * 3
+        self._run.restype = None
+        self._run.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_uint]
         self._reach.argtypes = [ctypes.c_void_p] * 2
         self._ranges = (_Range * max(1, len(self.constant)))()
 
-    def run(self, grid: Sequence[int], block: Sequence[int], given: int) -> None:
+    def run(self, grid: Sequence[int], block: Sequence[int], shared_bytes: int, given: int) -> None:
         """Run it over a grid; ``given`` is the address of the arguments' addresses."""
         sizes = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
-        self._run(given, *map(ctypes.addressof, sizes))
+        self._run(given, *map(ctypes.addressof, sizes), shared_bytes)
 
     def ranges(self, given: int) -> list[tuple[int, int, bool]]:
         """Return where each pointer leads: low, high (0: unknown), and whether it only reads."""
@@ -71,6 +75,7 @@ class HostSource(NamedTuple):
 def for_host(source: str) -> HostSource:
     """Rewrite CUDA C++ for a host compiler."""
     kernels = {match[1]: match[2] for match in _KERNEL.finditer(source)}
+    source = _DYNAMIC.sub(r"\1* \2 = reinterpret_cast<\1*>(umem_shared_memory);", source)
     block = _BLOCK_SIZE.search(source)
     if block is not None:
         text, how = _as_loops(source, block[1]), ONCE

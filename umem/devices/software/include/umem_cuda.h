@@ -39,15 +39,99 @@ struct UmemFiber {
   jmp_buf place;
   std::vector<char> stack;
   uint3 index;
+  unsigned int number;  // in its block
   bool begun, done;
 };
+struct UmemBarrier { unsigned int arrived = 0, generation = 0; };
 static jmp_buf umem_scheduler;
 static UmemFiber* umem_fiber = nullptr;
+static unsigned int umem_alive = 0;  // threads of the block that have not ended
+static UmemBarrier umem_block_barrier, umem_warp_barriers[64];
+static unsigned int umem_warp_alive[64];
+static unsigned long long umem_slots[64][32];
+static char* umem_shared_memory = nullptr;  // of a size that the launch gives
+
 static void umem_yield() {
-  if (umem_fiber && !_setjmp(umem_fiber->place)) _longjmp(umem_scheduler, 1);
+  if (!_setjmp(umem_fiber->place)) _longjmp(umem_scheduler, 1);
 }
-static inline void __syncthreads() { umem_yield(); }
-static inline void __syncwarp(unsigned int = 0xffffffffu) { umem_yield(); }
+static void umem_release(UmemBarrier& barrier) {
+  barrier.arrived = 0;
+  barrier.generation++;
+}
+static void umem_wait(UmemBarrier& barrier, unsigned int wanted) {
+  const unsigned int mine = barrier.generation;
+  if (++barrier.arrived >= wanted) return umem_release(barrier);
+  while (barrier.generation == mine) umem_yield();
+}
+static inline void __syncthreads() {
+  if (umem_fiber) umem_wait(umem_block_barrier, umem_alive);
+}
+static inline unsigned int umem_lane() { return umem_fiber ? umem_fiber->number % 32 : 0; }
+static inline unsigned int umem_warp() { return umem_fiber ? umem_fiber->number / 32 : 0; }
+static inline unsigned int __activemask() { return umem_fiber ? umem_warp_alive[umem_warp()] : 1; }
+static inline void __syncwarp(unsigned int mask = 0xffffffffu) {
+  if (!umem_fiber) return;
+  const unsigned int warp = umem_warp();
+  umem_wait(umem_warp_barriers[warp], __builtin_popcount(mask & umem_warp_alive[warp]));
+}
+static inline int __syncthreads_count(int predicate) {
+  static int counts[2];
+  static unsigned int turn = 0;
+  const unsigned int mine = turn & 1;
+  counts[mine] += predicate != 0;
+  __syncthreads();
+  const int found = counts[mine];
+  __syncthreads();
+  counts[mine] = 0;
+  return found;
+}
+static inline int __syncthreads_or(int predicate) { return __syncthreads_count(predicate) != 0; }
+static inline int __syncthreads_and(int predicate) { return __syncthreads_count(!predicate) == 0; }
+
+// -- the threads of a warp ---------------------------------------------------------------------
+
+template <class T> static inline T umem_exchange(unsigned int mask, T value, unsigned int from) {
+  static_assert(sizeof(T) <= 8, "at most eight bytes");
+  if (!umem_fiber) return value;
+  unsigned long long* slots = umem_slots[umem_warp()];
+  memcpy(&slots[umem_lane()], &value, sizeof value);
+  __syncwarp(mask);
+  T found;
+  memcpy(&found, &slots[from % 32], sizeof found);
+  __syncwarp(mask);
+  return found;
+}
+template <class T> static inline T __shfl_sync(unsigned int mask, T value, int from, int width = 32) {
+  const unsigned int first = umem_lane() / width * width;
+  return umem_exchange(mask, value, first + from % width);
+}
+template <class T> static inline T __shfl_up_sync(unsigned int mask, T value, unsigned int by, int width = 32) {
+  const unsigned int lane = umem_lane(), place = lane % width;
+  return umem_exchange(mask, value, by > place ? lane : lane - by);
+}
+template <class T> static inline T __shfl_down_sync(unsigned int mask, T value, unsigned int by, int width = 32) {
+  const unsigned int lane = umem_lane(), place = lane % width;
+  return umem_exchange(mask, value, place + by >= (unsigned int)width ? lane : lane + by);
+}
+template <class T> static inline T __shfl_xor_sync(unsigned int mask, T value, int by, int width = 32) {
+  const unsigned int lane = umem_lane(), other = lane ^ by;
+  return umem_exchange(mask, value, other / width > lane / width ? lane : other);
+}
+static inline unsigned int __ballot_sync(unsigned int mask, int predicate) {
+  if (!umem_fiber) return predicate != 0;
+  unsigned long long* slots = umem_slots[umem_warp()];
+  slots[umem_lane()] = predicate != 0;
+  __syncwarp(mask);
+  unsigned int found = 0;
+  const unsigned int alive = mask & umem_warp_alive[umem_warp()];
+  for (unsigned int lane = 0; lane < 32; lane++)
+    if (alive >> lane & 1u) found |= (unsigned int)slots[lane] << lane;
+  __syncwarp(mask);
+  return found;
+}
+static inline int __any_sync(unsigned int mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+static inline int __all_sync(unsigned int mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
+
 static inline void __threadfence() {}
 static inline void __threadfence_block() {}
 static inline void __threadfence_system() {}

@@ -52,6 +52,14 @@ static void** umem_given;
 static void umem_begin() {
   umem_body(umem_given);
   umem_fiber->done = true;
+  umem_alive--;
+  const unsigned int warp = umem_warp();
+  umem_warp_alive[warp] &= ~(1u << umem_lane());
+  if (umem_block_barrier.arrived && umem_block_barrier.arrived >= umem_alive)
+    umem_release(umem_block_barrier);
+  UmemBarrier& barrier = umem_warp_barriers[warp];
+  if (barrier.arrived && barrier.arrived >= (unsigned int)__builtin_popcount(umem_warp_alive[warp]))
+    umem_release(barrier);
   _longjmp(umem_scheduler, 1);
 }
 
@@ -60,6 +68,9 @@ static void umem_run_block(void (*body)(void**), void** given, unsigned int coun
   if (fibers.size() < count) fibers.resize(count);
   umem_body = body;
   umem_given = given;
+  umem_alive = count;
+  umem_block_barrier = UmemBarrier();
+  for (UmemBarrier& barrier : umem_warp_barriers) barrier = UmemBarrier();
   unsigned int t = 0;
   for (unsigned int z = 0; z < blockDim.z; z++)
     for (unsigned int y = 0; y < blockDim.y; y++)
@@ -67,7 +78,9 @@ static void umem_run_block(void (*body)(void**), void** given, unsigned int coun
         UmemFiber& fiber = fibers[t];
         if (fiber.stack.empty()) fiber.stack.resize(1 << 16);
         fiber.index = {x, y, z};
+        fiber.number = t;
         fiber.begun = fiber.done = false;
+        umem_warp_alive[t / 32] = (t % 32 ? umem_warp_alive[t / 32] : 0u) | 1u << t % 32;
         getcontext(&fiber.start);
         fiber.start.uc_stack.ss_sp = fiber.stack.data();
         fiber.start.uc_stack.ss_size = fiber.stack.size();
@@ -94,7 +107,10 @@ static void umem_run_block(void (*body)(void**), void** given, unsigned int coun
 enum { UMEM_ONCE = 0, UMEM_APART = 1, UMEM_TOGETHER = 2 };
 
 template <class Kernel>
-static void umem_launch(Kernel, void (*body)(void**), void** given, const unsigned int* grid, const unsigned int* block, int how) {
+static void umem_launch(Kernel, void (*body)(void**), void** given, const unsigned int* grid, const unsigned int* block, unsigned int shared, int how) {
+  static std::vector<std::max_align_t> memory;
+  memory.resize(shared / sizeof(std::max_align_t) + 1);
+  umem_shared_memory = reinterpret_cast<char*>(memory.data());
   blockIdx = threadIdx = {0, 0, 0};
   gridDim = blockDim = {1, 1, 1};
   if (how == UMEM_ONCE) return body(given);
@@ -119,8 +135,8 @@ static void umem_launch(Kernel, void (*body)(void**), void** given, const unsign
 
 #define UMEM_KERNEL(label, name, how)                                                             \
   static void umem_body_##label(void** given) { umem_call(name, given); }                         \
-  extern "C" void umem_run_##label(void** given, const unsigned int* grid, const unsigned int* block) { \
-    umem_launch(name, umem_body_##label, given, grid, block, how);                                \
+  extern "C" void umem_run_##label(void** given, const unsigned int* grid, const unsigned int* block, unsigned int shared) { \
+    umem_launch(name, umem_body_##label, given, grid, block, shared, how);                        \
   }                                                                                               \
   extern "C" int umem_reach_##label(void** given, UmemRange* found) {                             \
     return umem_reach(name, given, found);                                                        \
