@@ -26,6 +26,11 @@ ONCE, APART, TOGETHER = range(3)
 """Ways to run a kernel, as in umem_launch.h."""
 CCCL = ("cub", "thrust", "libcudacxx")
 """Headers that CuPy brings, of CUDA's C++ libraries."""
+PREFIX = (
+    "umem_cuda.h", "cupy/complex.cuh", "cupy/carray.cuh", "cupy/atomics.cuh",
+    "cupy/math_constants.h",
+)  # fmt: skip
+"""What nearly every kernel of CuPy's includes, compiled once."""
 _KERNEL = re.compile(
     r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^{;]*)\)\s*\{"
 )
@@ -163,7 +168,11 @@ class KernelCompiler:
     def compile(self, source: str, options: Sequence[str]) -> tuple[Path, dict[str, str]]:
         """Return the shared object of a source, and the parameters of its kernels."""
         made = for_host(source)
-        given = ["-include", "umem_cuda.h", f"-I{HEADERS}", f"-I{self._include}"]
+        given = [f"-I{HEADERS}", f"-I{self._include}"]
         given += [f"-I{self._include / 'cupy' / '_cccl' / name}" for name in CCCL]
         given += [option for option in options if option.startswith("-D")]
+        prefix = PREFIX if "cupy/" in source else PREFIX[:1]
+        text = "".join(f"#include <{name}>\n" for name in prefix)
+        header = self._tools.header(text, given)
+        given = ["-include", str(header), *given]
         return self._tools.shared_object(made.text, "c++", given), made.kernels

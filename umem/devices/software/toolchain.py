@@ -76,6 +76,17 @@ class Toolchain:
             self._compile(source, given, path)
         return path
 
+    def header(self, text: str, options: Sequence[str]) -> Path:
+        """Return a header with this text, precompiled for these options where g++ compiles."""
+        given = (*LANGUAGES["c++"], *OPTIONS, *options)
+        names = "\0".join((text, *given, self.compiler, self.version))
+        path = self.text_file(text, f".{hashlib.sha256(names.encode()).hexdigest()[:16]}.h")
+        made = path.with_name(f"{path.name}.gch")
+        if "clang" not in self.version and not made.exists():
+            header = ("-x", "c++-header", *given[2:])
+            self._compile("", header, made, str(path))
+        return path
+
     def text_file(self, text: str, suffix: str) -> Path:
         """Return a file of the folder with this text, such as a linker's script."""
         path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}{suffix}"
@@ -86,13 +97,13 @@ class Toolchain:
             os.replace(name, path)
         return path
 
-    def _compile(self, source: str, given: Sequence[str], path: Path) -> None:
-        number, name = tempfile.mkstemp(suffix=".so", dir=self.folder)
+    def _compile(self, text: str, given: Sequence[str], path: Path, source: str = "-") -> None:
+        number, name = tempfile.mkstemp(suffix=path.suffix, dir=self.folder)
         os.close(number)
         try:
             done = subprocess.run(
-                [self.compiler, *given, "-o", name, "-"],
-                input=source,
+                [self.compiler, *given, "-o", name, source],
+                input=text,
                 capture_output=True,
                 text=True,
                 check=False,
