@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+from umem.devices.virtual import runs
 from umem.devices.virtual.advice import ACCESSED_BY_GPU, PREFER_GPU, PREFER_HOST, READ_MOSTLY
 from umem.devices.virtual.clock import BlockMoves
-from umem.devices.virtual.runs import end_of_run, end_of_stamp, fill, first_of_stamp, stretches
 
 FEW = 6
 """Ranges up to this are handled block by block; measured with bench/residency.py."""
@@ -31,16 +31,14 @@ class Residency:
     (never written). The queue holds extents ``(start, stop, stamp)`` in the order of their last
     migration; an extent's block counts only while ``stamps`` still says so.
 
-    Not thread-safe: its device holds the lock. Cost: a range that is resident is one memory scan;
-    a migration about 0.1 us a block in large ranges, up to 1 us in small (bench/residency.py).
+    Not thread-safe: its device holds the lock. Cost: a memory scan a range (bench/residency.py).
     """
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.count = 0
-        self.resident = bytearray()
-        self.host = bytearray()
+        self.capacity, self.count = capacity, 0
+        self.resident, self.host = bytearray(), bytearray()
         self.advice = bytearray()
+        self._advice_runs = runs.KnownRuns(self.advice)
         self.last_prefetch = bytearray()  # 0, TO_GPU or TO_HOST
         self._tables = (self.resident, self.host, self.advice, self.last_prefetch)
         self._advised = False
@@ -61,16 +59,13 @@ class Residency:
 
         A device is in a circle of references: without this they stay until Python looks for one.
         """
-        for table in self._tables:
+        for table in (*self._tables, self._stamps, self._queue, self._advice_runs):
             table.clear()
-        self._stamps.clear()
-        self._queue.clear()
         self.count = 0
 
     def shrink(self, capacity: int) -> BlockMoves:
         """Change the capacity, evicting what no longer fits."""
-        self.capacity = capacity
-        moves = BlockMoves()
+        self.capacity, moves = capacity, BlockMoves()
         if self.count > capacity:
             self._evict(self.count - capacity, moves)
         return moves
@@ -93,7 +88,7 @@ class Residency:
             self._bring_in(start, stop, moves, False)
         else:
             while start < stop:  # no generator: this is the busiest loop where there is advice
-                end = end_of_run(self.advice, start, stop)
+                end = self._advice_runs.end(start, stop)
                 self._touch_run(start, end, self.advice[start], write, moves)
                 start = end
         return moves
@@ -104,7 +99,7 @@ class Residency:
         Blocks that are there count as moved last. Preferred locations do not prevent it.
         """
         moves = BlockMoves()
-        fill(self.last_prefetch, start, stop, TO_GPU)
+        runs.fill(self.last_prefetch, start, stop, TO_GPU)
         if not self.capacity:
             return moves
         for low, high, advice in self._runs(start, stop):
@@ -114,12 +109,12 @@ class Residency:
     def prefetch_out(self, start: int, stop: int) -> BlockMoves:
         """Send the blocks to the host and leave their VRAM free; the host populates the rest."""
         moves = BlockMoves()
-        fill(self.last_prefetch, start, stop, TO_HOST)
-        for low, high in stretches(self.resident, 1, start, stop):
+        runs.fill(self.last_prefetch, start, stop, TO_HOST)
+        for low, high in runs.stretches(self.resident, 1, start, stop):
             moves.prefetched_out += high - low - self.host.count(1, low, high)
             moves.dropped += self.host.count(1, low, high)
             self._leave(low, high)
-        fill(self.host, start, stop, 1)
+        runs.fill(self.host, start, stop, 1)
         return moves
 
     def discard(self, start: int, stop: int) -> BlockMoves:
@@ -128,8 +123,10 @@ class Residency:
 
     def release(self, start: int, stop: int) -> BlockMoves:
         """Give the blocks' address space back to the driver; all it knew goes with it."""
-        fill(self.advice, start, stop, 0)
-        fill(self.last_prefetch, start, stop, 0)
+        if self.advice.count(0, start, stop) < stop - start:
+            self._advice_runs.clear()
+            runs.fill(self.advice, start, stop, 0)
+        runs.fill(self.last_prefetch, start, stop, 0)
         return BlockMoves(released=self._empty(start, stop))
 
     def advise(self, start: int, stop: int, flag: int, *, unset: bool) -> None:
@@ -140,11 +137,12 @@ class Residency:
         """
         clear = PREFER_HOST | PREFER_GPU if flag & (PREFER_HOST | PREFER_GPU) else flag
         for low, high, advice in list(self._runs(start, stop)):
-            fill(self.advice, low, high, advice & ~clear | (0 if unset else flag))
+            runs.fill(self.advice, low, high, advice & ~clear | (0 if unset else flag))
         if flag == READ_MOSTLY and unset:
-            for low, high in stretches(self.resident, 1, start, stop):
-                fill(self.host, low, high, 0)
+            for low, high in runs.stretches(self.resident, 1, start, stop):
+                runs.fill(self.host, low, high, 0)
         self._advised = self._advised or not unset
+        self._advice_runs.clear()
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -158,18 +156,18 @@ class Residency:
 
     def _touch_mapped(self, start: int, stop: int, to_host: bool, moves: BlockMoves) -> None:
         """Use blocks where they are; new ones are made in VRAM, or on the host."""
-        low = start
+        low, end = start, runs.end_of_flags
         while low < stop:
             if self.resident[low]:
-                high = end_of_run(self.resident, low, stop)
+                high = end(self.resident, low, stop)
                 moves.hit += high - low
             elif to_host or self.host[low]:
-                high = stop if to_host else end_of_run(self.host, low, stop)
-                high = min(high, end_of_run(self.resident, low, stop))
+                high = stop if to_host else end(self.host, low, stop)
+                high = min(high, end(self.resident, low, stop))
                 moves.remote += high - low
-                fill(self.host, low, high, 1)
+                runs.fill(self.host, low, high, 1)
             else:  # up to what is there: that may be pushed out by now
-                high = min(end_of_run(self.resident, low, stop), end_of_run(self.host, low, stop))
+                high = min(end(self.resident, low, stop), end(self.host, low, stop))
                 self._bring_in(low, high, moves, False)
             low = high
 
@@ -194,7 +192,7 @@ class Residency:
                     return
             if not capacity:  # no VRAM left for managed memory: the bus serves it
                 moves.remote += stop - low
-                fill(self.host, low, stop, 1)
+                runs.fill(self.host, low, stop, 1)
                 return
             high = resident.find(1, low, stop)
             high = min(stop if high < 0 else high, low + capacity)
@@ -215,13 +213,15 @@ class Residency:
         """
         host, last = self.host, stop - self.capacity
         self._evict(self.count, moves)
-        copies = host.count(1, start, last)
+        every = host.find(0, start, last) < 0  # as a rule, and a quarter of the time of counting
+        copies = last - start if every else host.count(1, start, last)
         moves.migrated_in += copies
         moves.populated += last - start - copies
         if keep_host:
             moves.dropped += copies
         moves.migrated_out += last - start - (copies if keep_host else 0)
-        fill(host, start, last, 1)
+        if not every:
+            runs.fill(host, start, last, 1)
         self._enter(last, stop, moves, keep_host)
 
     def _bring_in_few(self, start: int, stop: int, moves: BlockMoves, keep_host: bool) -> None:
@@ -297,21 +297,21 @@ class Residency:
     def _hit(self, low: int, high: int, moves: BlockMoves, keep_host: bool, refresh: bool) -> None:
         moves.hit += high - low
         if self._advised and not keep_host:
-            fill(self.host, low, high, 0)
+            runs.fill(self.host, low, high, 0)
         if refresh:
             self._queue_up(low, high)
 
     def _leave(self, low: int, high: int) -> None:
-        fill(self.resident, low, high, 0)
+        runs.fill(self.resident, low, high, 0)
         self._stamps[low:high] = [0] * (high - low)
         self.count -= high - low
 
     def _empty(self, start: int, stop: int) -> int:
         """Make the blocks as if never written; returns how many were in VRAM."""
         count = self.resident.count(1, start, stop)
-        for low, high in stretches(self.resident, 1, start, stop):
+        for low, high in runs.stretches(self.resident, 1, start, stop):
             self._leave(low, high)
-        fill(self.host, start, stop, 0)
+        runs.fill(self.host, start, stop, 0)
         return count
 
     def _evict(self, wanted: int, moves: BlockMoves) -> None:
@@ -320,12 +320,12 @@ class Residency:
         while wanted > 0:
             low, stop, stamp = queue.popleft()
             if stamps[low] != stamp:
-                low = first_of_stamp(stamps, low + 1, stop, stamp)
+                low = runs.first_of_stamp(stamps, low + 1, stop, stamp)
                 if low == stop:
                     continue
             high = stop if stop - low <= wanted else low + wanted
             if stamps[low:high].count(stamp) != high - low:
-                high = end_of_stamp(stamps, low, high, stamp)
+                high = runs.end_of_stamp(stamps, low, high, stamp)
             if high != stop:
                 queue.appendleft((high, stop, stamp))
             count = high - low
@@ -345,6 +345,6 @@ class Residency:
     def _runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Find maximal runs of equal advice."""
         while start < stop:
-            end = end_of_run(self.advice, start, stop) if self._advised else stop
+            end = self._advice_runs.end(start, stop) if self._advised else stop
             yield start, end, self.advice[start]
             start = end
