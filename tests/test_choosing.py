@@ -213,7 +213,7 @@ def test_plans_are_made_once_and_a_replay_serves_all_gpus_with_as_much_vram(
 
     planned: list[Any] = []
     replayed: list[Any] = []
-    plan, replay = Problem.within, replays.settled_steps
+    plan, replay = Problem.within, replays.steady_steps
 
     def counted_plan(problem: Any, budget: Any) -> Any:
         planned.append(budget)
@@ -224,7 +224,7 @@ def test_plans_are_made_once_and_a_replay_serves_all_gpus_with_as_much_vram(
         return replay(trace, gpus, mode, **more)
 
     monkeypatch.setattr(Problem, "within", counted_plan)
-    monkeypatch.setattr(replays, "settled_steps", counted_replay)
+    monkeypatch.setattr(replays, "steady_steps", counted_replay)
     names = ("t4", "h200", "b200", "l4")
     choose_each(heavy(40), [gpu_spec(name).with_vram(128 * MIB) for name in names])
     assert len(planned) == len(set(planned)), "of a budget there is one plan"

@@ -17,7 +17,7 @@ from umem.devices.virtual.residency import Residency
 from umem.errors import SizeError, TraceError
 from umem.predict.techniques.budget_graph import problems_of
 from umem.predict.techniques.rewrite import rewrite
-from umem.predict.techniques.settled import distinct, period_of, settled
+from umem.predict.techniques.steady import distinct, period_of, steady
 from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
 
 SIZE = 8 << 20
@@ -73,14 +73,14 @@ def test_a_tensor_from_before_the_start_may_be_used_anywhere(kind: str, after: b
         trace = Trace([begin[0], step[0], *begin[1:], *step[1:place], *middle, *step[place:]])
         check(trace)
         tried(trace)
-        check(settled(trace, 3))
+        check(steady(trace, 3))
 
 
 @given(traces())
 @settings(deadline=None, max_examples=60)
 def test_any_trace_that_holds_together_is_settled_into_one_that_does(trace: Trace) -> None:
     if any(trace.ops):
-        check(settled(trace, 3))
+        check(steady(trace, 3))
         umem.choose(trace, "t4", vram="2MiB")
 
 

@@ -13,7 +13,7 @@ from umem.devices.specs import COSTS, extremes, gpu_spec
 from umem.devices.virtual.clock import Clock
 from umem.devices.virtual.layout import Replayer, lay_out
 from umem.devices.virtual.model import Model
-from umem.predict.stepping import SettledStep, settled_steps
+from umem.predict.stepping import SteadyStep, steady_steps
 from umem.trace import Access, Alloc, Free, Hint, Mark, Op, Trace
 from umem.units import BLOCK_BYTES
 
@@ -142,9 +142,9 @@ def test_gpus_side_by_side_have_the_step_that_each_has_alone(
     trace = Trace(events, "numpy")
     gpus = [gpu.with_vram(blocks * BLOCK_BYTES) for gpu in GPUS]
     layout = lay_out(events) if laid else None
-    together = settled_steps(trace, gpus, mode, layout=layout)
-    alone = [settled_steps(trace, [gpu], mode) for gpu in gpus]
+    together = steady_steps(trace, gpus, mode, layout=layout)
+    alone = [steady_steps(trace, [gpu], mode) for gpu in gpus]
     assert together == tuple(step for (step,) in alone)
-    assert all(isinstance(step, SettledStep) for step in together)
+    assert all(isinstance(step, SteadyStep) for step in together)
     reasons = [step.reason for step in together if step.reason is not None]
     assert all(gpu.title in said for gpu, said in zip(gpus, reasons, strict=False))

@@ -47,9 +47,9 @@ WITH_ONE_USER = {
     "umem.devices.virtual.layout": "where memory is never full, for many replays at once",
     "umem.devices.virtual.runs": "runs of equal values in a table, which knows no blocks",
     "umem.planner.prefixes": "the closed form of `saved`, which has 280 lines itself",
-    "umem.predict.stepping": "settled steps on many GPUs, replayed apart from what asks for them",
+    "umem.predict.stepping": "steady steps on many GPUs, replayed apart from what asks for them",
     "umem.predict.techniques.rewrite": "a trace under a plan; a pure function of both",
-    "umem.predict.techniques.settled": "a step repeated; a pure function of a trace",
+    "umem.predict.techniques.steady": "a step repeated; a pure function of a trace",
     "umem.reports.choice_report": "the view of choose; a command draws nothing itself",
     "umem.reports.step_json": "the list of outputs names it too",
 }

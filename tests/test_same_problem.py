@@ -21,7 +21,7 @@ if find_spec("chainer") is None:
 import umem.chainer
 from umem.planner.problem import Problem
 from umem.predict.techniques.budget_graph import problems_of
-from umem.predict.techniques.settled import settled
+from umem.predict.techniques.steady import steady
 
 models = module("models")
 QUICK = {
@@ -79,7 +79,7 @@ def both(name: str, size: str, shape: tuple[int, ...]) -> tuple[Problem, Problem
         step()
     with umem.record(measure="workspace") as calibration:
         step()
-    (recorded,) = problems_of(settled(recorder.trace.with_workspace(calibration.trace), 3))
+    (recorded,) = problems_of(steady(recorder.trace.with_workspace(calibration.trace), 3))
     with umem.chainer.Recompute("min") as memory:
         for _ in range(4):
             step()

@@ -19,7 +19,7 @@ from umem.predict.techniques import recomputation as budgets
 from umem.predict.techniques.budget_graph import problems_of
 from umem.predict.techniques.prefetching import with_moves
 from umem.predict.techniques.registry import TECHNIQUES
-from umem.predict.techniques.settled import settled
+from umem.predict.techniques.steady import steady
 from umem.predict.techniques.subject import STEPS, Subject
 from umem.trace import Access, Alloc, Checker, Free, Hint, Mark, Op, Trace
 from umem.units import MIB
@@ -108,7 +108,7 @@ def test_a_step_that_is_repeated_is_what_recording_several_gives() -> None:
     one, three = record(optimizer, loss, 1), None
     optimizer.target.cleargrads()
     three = record(optimizer, loss, 3)
-    repeated = settled(one, 3)
+    repeated = steady(one, 3)
     check(repeated)
     assert in_order(told(repeated)) == in_order(told(three))
     assert repeated.peak_bytes == three.peak_bytes > one.peak_bytes
@@ -120,7 +120,7 @@ def test_a_step_that_begins_with_what_it_found_is_repeated_with_it() -> None:
     optimizer.update(loss)
     trace = umem.record_at(lambda size: optimizer.update(loss, size), sizes=(32, 64)).at(64)
     assert any(e.uploaded and e.kind == "gradient" for e in trace.events if isinstance(e, Alloc))
-    repeated = settled(trace, 3)
+    repeated = steady(trace, 3)
     check(repeated)
     kept = sum(
         isinstance(e, Alloc) and e.uploaded and e.kind == "gradient" for e in repeated.events
@@ -134,7 +134,7 @@ def test_a_step_that_begins_with_what_it_found_is_repeated_with_it() -> None:
 def test_of_many_steps_the_last_ones_begin_as_training_does() -> None:
     optimizer, loss = network()
     optimizer.update(loss)
-    repeated = settled(record(optimizer, loss, 6), 3)
+    repeated = steady(record(optimizer, loss, 6), 3)
     check(repeated)
     before = takewhile(lambda event: event != Mark("start"), repeated.events)
     assert {event.kind for event in before if isinstance(event, Alloc)} <= {"parameter", "input"}
@@ -159,7 +159,7 @@ def step(backward: bool = True) -> list[Any]:
 
 
 def test_what_a_step_leaves_goes_before_the_next_backward() -> None:
-    repeated = settled(Trace([*step(), Mark("step")]), 2).events
+    repeated = steady(Trace([*step(), Mark("step")]), 2).events
     second = repeated[len(step()) + 1 :]
     kinds = [type(event).__name__ for event in second]
     assert kinds == [
@@ -180,10 +180,10 @@ def test_what_a_step_leaves_goes_before_the_next_backward() -> None:
 
 
 def test_a_trace_without_a_mark_is_one_step_and_one_of_many_keeps_its_last() -> None:
-    assert settled(Trace(step()), 3).step_count == 3
+    assert steady(Trace(step()), 3).step_count == 3
     forward = Trace(step(backward=False))
-    check(settled(forward, 3))
-    many = settled(settled(Trace(step()), 7), 3)
+    check(steady(forward, 3))
+    many = steady(steady(Trace(step()), 7), 3)
     check(many)
     assert many.step_count == 3
     assert sum(op.name == "SGD" for op in many.ops) == 3
@@ -191,7 +191,7 @@ def test_a_trace_without_a_mark_is_one_step_and_one_of_many_keeps_its_last() -> 
 
 def test_an_output_that_somebody_holds_is_there_beside_the_next_one() -> None:
     held = [event for event in step() if event != Free(2)]
-    repeated = settled(Trace([*held, Mark("step")]), 2)
+    repeated = steady(Trace([*held, Mark("step")]), 2)
     check(repeated)
     outputs = [e.tensor for e in repeated.events if isinstance(e, Alloc) and e.label == "f"]
     assert len(outputs) == 2
@@ -208,14 +208,14 @@ def test_the_first_update_may_differ_from_the_others() -> None:
         Op("init", "forward", (y,), (z,)),
         Mark("step"),
     ]
-    trace = Trace([*first, *settled(Trace(step()), 2).events])
+    trace = Trace([*first, *steady(Trace(step()), 2).events])
     check(trace)
-    assert settled(trace, 3).events == trace.events
+    assert steady(trace, 3).events == trace.events
 
 
 def test_a_trace_without_operations_is_refused() -> None:
     with pytest.raises(TraceError, match="no operation"):
-        settled(Trace([Mark("step")]), 2)
+        steady(Trace([Mark("step")]), 2)
 
 
 # -- what recompute plans with -----------------------------------------------------------------
@@ -512,7 +512,7 @@ def two_models(nbytes: int = 4 * MIB) -> Trace:
 
 
 def test_where_optimizers_take_turns_a_step_is_a_round_of_them() -> None:
-    repeated = settled(two_models(), 3)
+    repeated = steady(two_models(), 3)
     check(repeated)
     counts = [0]
     for event in repeated.events:
@@ -545,9 +545,9 @@ def test_a_graph_that_goes_with_the_steps_function_is_not_there_in_the_next_step
         Op("SGD", "update", (y, w), (w,)), Mark("step"),
         Free(1), Free(2),  # when the function returns
     ]  # fmt: skip
-    once, thrice = Trace(step), settled(Trace(step), 3)
+    once, thrice = Trace(step), steady(Trace(step), 3)
     assert thrice.step_count == 3 and thrice.peak_bytes == once.peak_bytes == 300
-    held = settled(Trace(step[:-2]), 3)  # the loss is held until the next backward
+    held = steady(Trace(step[:-2]), 3)  # the loss is held until the next backward
     assert held.peak_bytes == 400
     checker = Checker()
     for event in thrice.events:

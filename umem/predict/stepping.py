@@ -25,7 +25,7 @@ _RATES = (COSTS, *extremes(COSTS))
 
 
 @dataclass(frozen=True)
-class SettledStep:
+class SteadyStep:
     """A step on a GPU, simulated: its cost, or the reason why it does not fit.
 
     Times and bytes that move are the mean of all steps but the first, peaks are of all of them.
@@ -40,14 +40,14 @@ class SettledStep:
         return self.reason is None
 
 
-def settled_steps(
+def steady_steps(
     trace: Trace,
     gpus: Sequence[GpuSpec],
     mode: Mode,
     *,
     prefetch: bool = False,
     layout: Layout | None = None,
-) -> tuple[SettledStep, ...]:
+) -> tuple[SteadyStep, ...]:
     """Replay a trace once for several GPUs; the host waits for the GPU after each step.
 
     Where blocks are depends on VRAM and not on time, so that GPUs with the same VRAM have their
@@ -68,7 +68,7 @@ def settled_steps(
             ran = _on_model(trace, gpus[0], clocks, Policy(mode, None, prefetch))
         except OutOfMemoryError as error:
             said = [str(error).replace(gpus[0].title, gpu.title) for gpu in gpus]
-            return tuple(SettledStep(StepCost(), text) for text in said)
+            return tuple(SteadyStep(StepCost(), text) for text in said)
     (first, start), (last, end) = ran[0], ran[-1]
     count = len(ran) - 1
     means = iter([(after - before) / count for before, after in zip(first, last, strict=True)])
@@ -85,7 +85,7 @@ def settled_steps(
         op_count=op_count,
     )
     return tuple(
-        SettledStep(replace(cost, seconds=seconds, seconds_low=low, seconds_high=high))
+        SteadyStep(replace(cost, seconds=seconds, seconds_low=low, seconds_high=high))
         for seconds, low, high in zip(means, means, means, strict=True)
     )
 
@@ -192,7 +192,7 @@ class Replays:
 
     def __init__(self, gpus: Iterable[GpuSpec] = ()) -> None:
         self._gpus = tuple(dict.fromkeys(gpus))
-        self._steps: dict[_Key, dict[GpuSpec, SettledStep]] = {}
+        self._steps: dict[_Key, dict[GpuSpec, SteadyStep]] = {}
         self._traces: dict[int, Trace] = {}  # kept, so that no other gets its number
         self._peaks: dict[int, int] = {}
         self._layouts: dict[int, Layout | None] = {}
@@ -205,8 +205,8 @@ class Replays:
         *,
         prefetch: bool = False,
         hintless: Trace | None = None,
-    ) -> SettledStep:
-        """The settled step of a trace on a GPU; see `umem.predict.stepping.settled_steps`.
+    ) -> SteadyStep:
+        """The steady step of a trace on a GPU; see `umem.predict.stepping.steady_steps`.
 
         ``hintless`` is the trace without its hints, where it is that of another with hints.
         """
@@ -221,7 +221,7 @@ class Replays:
             if reason is None:
                 steps.update(self._replayed(trace, gpu, mode, prefetch))
             else:
-                steps[gpu] = SettledStep(StepCost(), reason)
+                steps[gpu] = SteadyStep(StepCost(), reason)
         return steps[gpu]
 
     def layout(self, trace: Trace) -> Layout | None:
@@ -257,7 +257,7 @@ class Replays:
 
     def _replayed(
         self, trace: Trace, gpu: GpuSpec, mode: Mode, prefetch: bool
-    ) -> dict[GpuSpec, SettledStep]:
+    ) -> dict[GpuSpec, SteadyStep]:
         layout = self.layout(trace)
         if layout is not None and has_room(gpu, layout):
             gpus = [other for other in self._gpus if has_room(other, layout)]
@@ -266,7 +266,7 @@ class Replays:
         if mode != "unmanaged":
             gpus = [other for other in gpus if other.host_in_bandwidth is not None]
         gpus = gpus if gpu in gpus else [gpu]
-        steps = settled_steps(trace, gpus, mode, prefetch=prefetch, layout=layout)
+        steps = steady_steps(trace, gpus, mode, prefetch=prefetch, layout=layout)
         return dict(zip(gpus, steps, strict=True))
 
 

@@ -126,7 +126,7 @@ class Executor(Subscriber):
         if now.went_back or now.is_unusual:
             check(functions(nodes))
         double = configuration.config.enable_backprop
-        self._training.settle(now, TWICE if double else None, _roots(nodes), nodes)
+        self._training.end_forward(now, TWICE if double else None, _roots(nodes), nodes)
         whole, self._depth = False, 1
         try:
             proceed(*args, **kwargs)
@@ -162,7 +162,9 @@ class Executor(Subscriber):
         self._training.elsewhere(numbers)
 
     def _plain_backward(self, plain: PlainPass, run: Callable[[], None]) -> None:
-        self._training.settle_plain(plain, TWICE if configuration.config.enable_backprop else None)
+        self._training.end_plain_forward(
+            plain, TWICE if configuration.config.enable_backprop else None
+        )
         self._in_plain, whole = True, False
         try:
             run()
@@ -239,7 +241,7 @@ class Executor(Subscriber):
             check(functions(nodes))
             self._earlier = True
             if self._training.now is not None:
-                self._training.settle(self._training.now, "chainer.grad goes through it")
+                self._training.end_forward(self._training.now, "chainer.grad goes through it")
         return proceed(*args, **kwargs)
 
     def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 LEAF, GOES_ON = -1, -2
-"""In a wiring: an input from outside, and one that a graph has made that nobody follows."""
+"""In origins: an input from outside, and one that a graph has made that nobody follows."""
 
 
 class InputSource(NamedTuple):
@@ -50,34 +50,31 @@ def source_of(node: Any, array: Any) -> InputSource:
     return InputSource(None, 0, array)
 
 
-def wire(
+def origins_of(
     number: int, func: Any, arrays: Sequence[Any], leaves: dict[int, tuple[int, Any]]
-) -> tuple[list[InputSource], tuple[Any, ...]]:
+) -> tuple[list[InputSource], tuple[Any, ...], bool]:
     """Where each input of a function comes from, and the same in a form that can be compared.
 
-    That is, for another call's output, its place, which output, and how many passes ago.
+    That is, for another call's output, its place, which output, and how many passes ago. Also
+    tells whether an input was made in an earlier pass.
 
     Args:
         number: of the pass.
         leaves: the nodes that come from outside, by identity; new ones are added.
     """
     sources: list[InputSource] = []
-    wiring: list[tuple[Any, ...]] = []
+    origins: list[tuple[Any, ...]] = []
     for node, array in zip(func.inputs, arrays, strict=True):
         source = source_of(node, array)
         sources.append(source)
         if source.call is None:
             leaf = leaves.setdefault(id(node), (len(leaves), node))[0]
             kind = LEAF if node.creator_node is None else GOES_ON
-            wiring.append((kind, leaf, array.shape, array.dtype))
+            origins.append((kind, leaf, array.shape, array.dtype))
         else:
-            wiring.append((source.call.index, source.output, number - source.call.number))
-    return sources, tuple(wiring)
-
-
-def is_from_elsewhere(wiring: Sequence[tuple[Any, ...]]) -> bool:
-    """Tell whether an input was made in an earlier pass."""
-    return any(entry[0] == GOES_ON or (entry[0] >= 0 and entry[-1]) for entry in wiring)
+            origins.append((source.call.index, source.output, number - source.call.number))
+    elsewhere = any(o[0] == GOES_ON or (o[0] >= 0 and o[-1]) for o in origins)
+    return sources, tuple(origins), elsewhere
 
 
 def checksum(array: Any) -> int:

@@ -36,7 +36,7 @@ class Before(NamedTuple):
     """A function before its forward; ``random`` is None where nobody has looked closely."""
 
     state: dict[str, Any]
-    sums: list[tuple[Any, int]]
+    checksums: list[tuple[Any, int]]
     random: bytes | None
 
 
@@ -90,7 +90,7 @@ def observe(
         held.pop(id(root), None)
     mask, packed = packing(func, found)
     name = type(owner).__name__
-    same = name in _AGAIN or all(_sum(array) == known for array, known in before.sums)
+    same = name in _AGAIN or all(_sum(array) == known for array, known in before.checksums)
     drawn = name in DRAWS
     again = same and (drawn or before.random == _random()) and running_rules(func)[0]
     return Observed(

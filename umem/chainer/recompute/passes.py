@@ -59,7 +59,7 @@ class Pass:
         self.old_gradients: dict[int, int] = {}
         self.never: str | None = None
         self.differs = False
-        self.went_back = self.is_stale = self.settled = self.is_whole = False
+        self.went_back = self.is_stale = self.forward_is_over = self.is_whole = False
         self._forks: list[tuple[int, int]] = []
         self.popped: dict[int, int] = {}
         self.roots: Roots = ()
@@ -162,7 +162,7 @@ class Pass:
         self.workspace.append(workspace)
         if call.from_elsewhere:
             self.never = "it goes on from an earlier pass"
-        if self.settled and self._seen is not None:
+        if self.forward_is_over and self._seen is not None:
             self._stop_following(self._seen)  # a backward has begun, and forward goes on
         else:
             self._match(call)
@@ -243,11 +243,11 @@ class Pass:
 
     # -- backward --------------------------------------------------------------------------
 
-    def settle(self, refuse: str | None) -> None:
+    def end_forward(self, refuse: str | None) -> None:
         """Forward is over."""
-        if self.settled:
+        if self.forward_is_over:
             return
-        self.settled = True
+        self.forward_is_over = True
         self.catch_up()
         if self._seen is not None and len(self.calls) < len(self._seen.tape.signatures):
             self._end_early()

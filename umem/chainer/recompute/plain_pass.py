@@ -84,7 +84,7 @@ class PlainPass:
         first, self.went_back = not self.went_back, True
         return first
 
-    def settle(self, refuse: str | None) -> None:
+    def end_forward(self, refuse: str | None) -> None:
         """Backward begins; ``refuse`` says why it takes more than was learned."""
         self._look_at_end()
         if refuse is not None:

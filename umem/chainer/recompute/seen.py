@@ -44,8 +44,8 @@ class Tape:
     def looks(self) -> tuple[Look, ...]:
         """The traits that a pass is compared by where nothing is done to it."""
         return tuple(
-            (kind, tuple((at, *e[2:]) for at, e in enumerate(wiring) if e[0] == LEAF), made)
-            for kind, wiring, made in self.signatures
+            (kind, tuple((at, *e[2:]) for at, e in enumerate(origins) if e[0] == LEAF), made)
+            for kind, origins, made in self.signatures
         )
 
     @property

@@ -21,7 +21,7 @@ import chainer
 
 from umem.chainer.forward_configuration import as_in_forward, configuration_now
 from umem.chainer.function_facts import owner_of
-from umem.chainer.recompute.inputs import InputSource, ReadArrays, checksum, is_from_elsewhere, wire
+from umem.chainer.recompute.inputs import InputSource, ReadArrays, checksum, origins_of
 from umem.chainer.recompute.stash import Stash
 from umem.chainer.source import rerun
 from umem.errors import RecomputeError, StateError
@@ -30,7 +30,7 @@ STATISTICS = ("running_mean", "running_var")
 """What a normalisation changes in place as it runs; a second run leaves it alone."""
 
 Signature = tuple[Any, ...]
-"""What makes two calls the same from one iteration to the next: class, shapes, types, wiring."""
+"""What makes two calls the same from one iteration to the next: class, shapes, types, origins."""
 
 
 class Call:
@@ -44,7 +44,7 @@ class Call:
         index: its place in that pass.
         leaves: the nodes that come from outside, by identity; new ones are added.
         reads: the parameters as they were in forward.
-        sums: whether to keep checksums, for `verify`.
+        checksums: whether to keep checksums, for `verify`.
 
     Attributes:
         again: whether it may run a second time. What may not is never dropped: neither its outputs,
@@ -53,9 +53,9 @@ class Call:
     """
 
     __slots__ = (
-        "__weakref__", "_func", "again", "config", "from_elsewhere", "index", "is_cut", "number",
-        "plain_rank", "reads", "rerun_seconds", "retained", "signature", "sources", "stash", "sums",
-        "values",
+        "__weakref__", "_func", "again", "checksums", "config", "from_elsewhere", "index", "is_cut",
+        "number", "plain_rank", "reads", "rerun_seconds", "retained", "signature", "sources",
+        "stash", "values",
     )  # fmt: skip
 
     def __init__(
@@ -67,7 +67,7 @@ class Call:
         outputs: Any,
         leaves: dict[int, tuple[int, Any]],
         reads: ReadArrays,
-        sums: bool = False,
+        checksums: bool = False,
     ) -> None:
         self.number, self.index = number, index
         self.again = True
@@ -77,18 +77,17 @@ class Call:
         self.plain_rank = func.rank
         self.values: tuple[Any, ...] | None = tuple([y._data[0] for y in outputs])
         ins = [x._data[0] if isinstance(x, chainer.Variable) else x for x in inputs]
-        self.sources, wiring = wire(number, func, ins, leaves)
+        self.sources, origins, self.from_elsewhere = origins_of(number, func, ins, leaves)
         reads.add(source.array for source in self.sources if source.call is None)
-        self.from_elsewhere = is_from_elsewhere(wiring)
         kind = type(owner_of(func))
         shapes = [(array.shape, array.dtype) for array in self.values]
-        self.signature: Signature = (kind, wiring, tuple(shapes))
+        self.signature: Signature = (kind, origins, tuple(shapes))
         self.retained = [False] * len(self.values)
         self.stash = Stash(kind)
         self.config = configuration_now()
-        self.sums: tuple[list[int], list[int]] | None = None
-        if sums:
-            self.sums = [checksum(a) for a in ins], [checksum(a) for a in self.values]
+        self.checksums: tuple[list[int], list[int]] | None = None
+        if checksums:
+            self.checksums = [checksum(a) for a in ins], [checksum(a) for a in self.values]
         self.rerun_seconds = 0.0
 
     @property
@@ -269,7 +268,7 @@ class Call:
         return source.call.value(source.output)
 
     def _put_back(self, func: Any, outputs: tuple[Any, ...]) -> None:
-        if self.sums is not None and self.sums[1] != [checksum(a) for a in outputs]:
+        if self.checksums is not None and self.checksums[1] != [checksum(a) for a in outputs]:
             raise RecomputeError(
                 f"{self.label!r} gave another result when it ran again: it draws random numbers, "
                 "keeps state, or an array was edited in place between forward and backward"
@@ -284,9 +283,9 @@ class Call:
 
     def verify(self, inputs: tuple[Any, ...]) -> None:
         """In debug mode, raise RecomputeError where an input is not what it was in forward."""
-        if self.sums is None:
+        if self.checksums is None:
             return
-        for place, (array, known) in enumerate(zip(inputs, self.sums[0], strict=True)):
+        for place, (array, known) in enumerate(zip(inputs, self.checksums[0], strict=True)):
             if array is not None and checksum(array) != known:
                 raise RecomputeError(
                     f"input {place} of {self.label!r} was edited in place between forward and "
@@ -308,7 +307,7 @@ class Call:
             self.values = None
             made += self.materialise()
         self.stash.unpack(func)
-        if self.sums is not None:
+        if self.checksums is not None:
             self.verify(tuple([node._data for node in func.inputs]))
         return made
 

@@ -159,7 +159,7 @@ class Training:
         now = self.now
         if now is not None and call.number == now.number and not now.went_back:
             if now.never is None:
-                self.settle(now, why)
+                self.end_forward(now, why)
             if now.become_whole():
                 _make_whole(now.calls)
         elif gone:
@@ -192,19 +192,19 @@ class Training:
 
     # -- backward --------------------------------------------------------------------------
 
-    def settle(
+    def end_forward(
         self, now: Pass, refuse: str | None, roots: Roots = (), nodes: Iterable[Any] = ()
     ) -> None:
         """Backward begins at some roots; ``refuse`` says why a graph must keep everything."""
         if refuse is not None:
             self.keeps(refuse)
-        if now.settled:
+        if now.forward_is_over:
             return
         follows = now.follows
         now.begin_backward(roots)
         if refuse is None and follows is not None:
             refuse = self._other_backward(now, follows, roots, nodes)
-        now.settle(refuse)
+        now.end_forward(refuse)
         self.graphs.note_forks(now)
         if follows is not None and now.differs and refuse is None:
             self.graphs.say(ENDED_EARLY)
@@ -255,11 +255,11 @@ class Training:
 
     # -- passes that are left alone --------------------------------------------------------
 
-    def settle_plain(self, plain: PlainPass, refuse: str | None) -> None:
+    def end_plain_forward(self, plain: PlainPass, refuse: str | None) -> None:
         """The backward of a plain pass begins; ``refuse`` says why it takes more than learned."""
         if plain.went_back or plain.is_empty:
             return
-        plain.settle(None if refuse is None else KEEPS + refuse)
+        plain.end_forward(None if refuse is None else KEEPS + refuse)
         if plain.differs is not None and not plain.follows.history.differed:
             self.graphs.note(plain.follows.number, differed=True)  # passes are looked at in full
             self.graphs.say(plain.differs)

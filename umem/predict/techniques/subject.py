@@ -14,7 +14,7 @@ from umem.predict.cupy_differences import on_gpu
 from umem.predict.stepping import Replays
 from umem.predict.techniques.budget_graph import problems_of
 from umem.predict.techniques.rewrite import rewrite
-from umem.predict.techniques.settled import settled
+from umem.predict.techniques.steady import steady
 from umem.trace.analysis.explain import missing_when_repeated
 from umem.trace.events import check_figures
 from umem.trace.trace import Trace
@@ -51,7 +51,7 @@ class Subject:
         self.caveat = missing_when_repeated(trace)
         corrected = on_gpu(trace)
         check_figures(corrected.events)
-        self.trace = settled(corrected, STEPS)
+        self.trace = steady(corrected, STEPS)
         self.replays = Replays(self.gpus)
         self._plans: dict[Budget, list[Plan] | UmemError] = {}
         self._made: dict[tuple[object, ...], Trace] = {}

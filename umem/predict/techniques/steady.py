@@ -1,4 +1,4 @@
-"""A trace of steps that have settled: the first only makes what the later ones find.
+"""A trace of steps in a steady state: the first only makes what the later ones find.
 
 A recorded step uploads parameters, and finds neither gradients of a step before it nor memory
 that is warm. What counts is a step further on, so that a single step is repeated.
@@ -17,7 +17,7 @@ STEP, START = Mark("step"), Mark("start")
 _LASTING = ("parameter", "state", "input")
 
 
-def settled(trace: Trace, step_count: int = 2) -> Trace:
+def steady(trace: Trace, step_count: int = 2) -> Trace:
     """The last steps of a trace; the last one again where there are too few.
 
     A trace without an optimizer's update is one step. What a step leaves behind, other than
