@@ -109,7 +109,8 @@ def _cupy_folder() -> Path:
     spec = find_spec("cupy")
     if spec is None or spec.origin is None:
         raise MissingDependencyError(
-            "the software GPU runs the real CuPy: pip install 'umem[software]'"
+            "the software GPU runs the real CuPy: pip install 'cupy-cuda12x>=14.0,<15' (umem's "
+            "extra: software)"
         )
     for package in _PACKAGES:
         try:
