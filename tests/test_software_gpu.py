@@ -117,9 +117,15 @@ def test_kernels_are_found_with_their_parameters() -> None:
     source = 'extern "C" __global__ void f(const CArray<float, 1> x, CArray<int, 2, true> y) {}'
     found = for_host(source)
     assert found.kernels == {"f": "const CArray<float, 1> x, CArray<int, 2, true> y"}
-    assert "UMEM_KERNEL(f, f, 1)" in found.text
+    assert "UMEM_KERNEL(f, 1, f)" in found.text
     waits = for_host("__global__ void g(float* y) { __syncthreads(); }")
-    assert "UMEM_KERNEL(g, g, 2)" in waits.text
+    assert "UMEM_KERNEL(g, 2, g)" in waits.text
+    template = "template <class T, int n> __global__ void h(T* y) {}"
+    assert for_host(template).kernels == {}
+    named = for_host(template, ["h<float, 3>"])
+    assert "UMEM_KERNEL(expression_0, 1, h<float, 3>)" in named.text
+    with pytest.raises(DeviceError, match="no kernel 'other<int>'"):
+        for_host(template, ["other<int>"])
 
 
 # -- the real CuPy -----------------------------------------------------------------------------
@@ -205,6 +211,13 @@ extern "C" __global__ void uneven(int* y) {
     y[threadIdx.x] = held[39 - threadIdx.x];
 }
 """
+module = cp.RawModule(
+    code="template <class T, int n> __global__ void add(T* x) { x[threadIdx.x] += n; }",
+    name_expressions=["add<int, 5>"],
+)
+x = cp.arange(4, dtype="i4")
+module.get_function("add<int, 5>")((1,), (4,), (x,))
+print(x.tolist())
 module = cp.RawModule(code=source)
 x, y = cp.arange(64, dtype="i4"), cp.zeros(256, "i4")
 module.get_function("warps")((1,), (64,), (x, y))
@@ -216,6 +229,7 @@ module.get_function("uneven")((1,), (64,), (z,), shared_mem=160)
 print((cp.asnumpy(z) == np.arange(40)[::-1]).all())
 '''
         assert run(program, cache).splitlines() == [
+            "[5, 6, 7, 8]",
             "{496} {1520} 0xaaaaaaaa",
             "[1, 0, 3, 2] 2 1",
             "True",

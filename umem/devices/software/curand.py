@@ -82,3 +82,32 @@ class HostRand:
 
     def generatePoisson(self, generator: int, address: int, count: int, mean: float) -> None:
         self._fill(address, "u4", self._generators[generator].poisson(mean, count))
+
+
+METHODS = (
+    "random", "integers", "standard_normal", "standard_exponential", "standard_gamma", "gamma",
+    "beta", "exponential", "poisson", "power", "chisquare", "f", "geometric", "hypergeometric",
+    "logseries", "binomial", "normal", "uniform", "dirichlet", "multivariate_normal",
+)  # fmt: skip
+"""Of ``cupy.random.Generator``, whose own kernels were compiled for a GPU."""
+
+
+def host_generator(cupy: Any) -> type:
+    """Make a class that draws as ``cupy.random.Generator`` does, by NumPy's."""
+
+    def method(name: str) -> Any:
+        def draw(self: Any, *arguments: Any, out: Any = None, **options: Any) -> Any:
+            given = [cupy.asnumpy(x) if isinstance(x, cupy.ndarray) else x for x in arguments]
+            drawn = cupy.asarray(getattr(self.numpy, name)(*given, **options))
+            if out is None:
+                return drawn
+            out[...] = drawn
+            return out
+
+        draw.__name__ = name
+        return draw
+
+    def begin(self: Any, seed: Any = None) -> None:
+        self.numpy = np.random.Generator(np.random.SFC64(seed))
+
+    return type("Generator", (), {"__init__": begin, **{name: method(name) for name in METHODS}})

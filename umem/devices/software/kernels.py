@@ -34,6 +34,7 @@ PREFIX = (
 _KERNEL = re.compile(
     r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^{;]*)\)\s*\{"
 )
+_TEMPLATE = re.compile(r"\btemplate\s*<[^;{}]*>\s*(?:static\s+|inline\s+)*$")
 _WAITS = re.compile(r"\b__sync(threads|warp)|\b__shfl_|\b__(any|all|ballot)_sync|\b__activemask")
 _DYNAMIC = re.compile(
     r"\bextern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?([\w:<>, ]+?)\s+(\w+)\s*\[\s*\]\s*;"
@@ -77,9 +78,22 @@ class HostSource(NamedTuple):
     kernels: dict[str, str]
 
 
-def for_host(source: str) -> HostSource:
-    """Rewrite CUDA C++ for a host compiler."""
-    kernels = {match[1]: match[2] for match in _KERNEL.finditer(source)}
+def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
+    """Rewrite CUDA C++ for a host compiler; ``expressions`` name kernels that templates give."""
+    found = {match[1]: match for match in _KERNEL.finditer(source)}
+    kernels = {
+        name: match[2]
+        for name, match in found.items()
+        if _TEMPLATE.search(source, 0, match.start()) is None
+    }
+    named = {name: name for name in kernels}
+    for number, expression in enumerate(expressions):
+        base = re.match(r"[\w:]+", expression)
+        name = "" if base is None else base[0].rpartition("::")[2]
+        if name not in found:
+            raise DeviceError(f"the software GPU finds no kernel {expression!r} in its source")
+        kernels[f"expression_{number}"] = found[name][2]
+        named[f"expression_{number}"] = expression
     source = _DYNAMIC.sub(r"\1* \2 = reinterpret_cast<\1*>(umem_shared_memory);", source)
     block = _BLOCK_SIZE.search(source)
     if block is not None:
@@ -94,7 +108,7 @@ def for_host(source: str) -> HostSource:
             "#undef CUPY_FOR\n#define CUPY_FOR(i, n) for (ptrdiff_t i = 0; i < (n); ++i)\n"
         )
     parts += [text, '\n#include "umem_launch.h"\n']
-    parts += [f"UMEM_KERNEL({name}, {name}, {how})\n" for name in kernels]
+    parts += [f"UMEM_KERNEL({label}, {how}, {name})\n" for label, name in named.items()]
     return HostSource("".join(parts), kernels)
 
 
@@ -165,9 +179,11 @@ class KernelCompiler:
         self._tools = tools
         self._include = cupy_folder / "_core" / "include"
 
-    def compile(self, source: str, options: Sequence[str]) -> tuple[Path, dict[str, str]]:
+    def compile(
+        self, source: str, options: Sequence[str], expressions: Sequence[str] = ()
+    ) -> tuple[Path, dict[str, str]]:
         """Return the shared object of a source, and the parameters of its kernels."""
-        made = for_host(source)
+        made = for_host(source, expressions)
         given = [f"-I{HEADERS}", f"-I{self._include}"]
         given += [f"-I{self._include / 'cupy' / '_cccl' / name}" for name in CCCL]
         given += [option for option in options if option.startswith("-D")]

@@ -170,6 +170,7 @@ def _signature(capsule: Any) -> str:
 
 NOT_SUPPORTED = {
     "libcublas": 15,  # CUBLAS_STATUS_NOT_SUPPORTED
+    "libcusolver": 9,  # CUSOLVER_STATUS_NOT_SUPPORTED
     "libcurand": 105,  # CURAND_STATUS_TYPE_ERROR
     "libcusparse": 10,  # CUSPARSE_STATUS_NOT_SUPPORTED
     "libcufft": 16,  # CUFFT_NOT_SUPPORTED

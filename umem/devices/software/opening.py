@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from umem.devices.cost import Sample, StepCost
 from umem.devices.software.cublas import HostBlas
-from umem.devices.software.curand import HostRand
+from umem.devices.software.curand import HostRand, host_generator
 from umem.devices.software.cusparse import HostSparse
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.kernels import KernelCompiler
@@ -148,15 +149,36 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain) -> None:
     cuda_compiler: Any = importlib.import_module("cupy.cuda.compiler")
     function = importlib.import_module("cupy.cuda.function")
 
-    def compile_for_host(source: str, options: tuple[str, ...] = (), *_: Any, **more: Any) -> Any:
-        path, kernels = compiler.compile(source, options)
+    def compile_for_host(
+        source: str,
+        options: tuple[str, ...],
+        arch: str | None = None,
+        extra_source: str | None = None,
+        backend: str = "nvrtc",
+        enable_cooperative_groups: bool = False,
+        name_expressions: Sequence[str] | None = None,
+        *_: Any,
+        **more: Any,
+    ) -> Any:
+        if backend != "nvrtc":
+            raise NotImplementedError(f"the software GPU has no {backend}")
+        expressions = list(name_expressions or ())
+        path, kernels = compiler.compile(source, options, expressions)
         parameters[path] = kernels
         module = function.Module()
         module.load(str(path).encode())
+        names = {expression: f"expression_{i}" for i, expression in enumerate(expressions)}
+        if names:
+            module._set_mapping(names)
         return module
 
     cuda_compiler._compile_with_cache_cuda = compile_for_host
     _point_at(importlib.import_module("cupy.cuda.thrust"), HostThrust(runtime), tools)
+    cupy: Any = importlib.import_module("cupy")
+    for name in ("Generator", "default_rng"):
+        setattr(cupy.random, name, host_generator(cupy))
+    for name in ("XORWOW", "MRG32k3a", "Philox4x3210"):
+        setattr(cupy.random, name, _missing("cupy.random", name))
     _kept.append(runtime)
 
 

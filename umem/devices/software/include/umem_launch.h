@@ -133,11 +133,12 @@ static void umem_launch(Kernel, void (*body)(void**), void** given, const unsign
       }
 }
 
-#define UMEM_KERNEL(label, name, how)                                                             \
-  static void umem_body_##label(void** given) { umem_call(name, given); }                         \
+// The kernel comes last: a template's arguments have commas.
+#define UMEM_KERNEL(label, how, ...)                                                              \
+  static void umem_body_##label(void** given) { umem_call(__VA_ARGS__, given); }                  \
   extern "C" void umem_run_##label(void** given, const unsigned int* grid, const unsigned int* block, unsigned int shared) { \
-    umem_launch(name, umem_body_##label, given, grid, block, shared, how);                        \
+    umem_launch(__VA_ARGS__, umem_body_##label, given, grid, block, shared, how);                 \
   }                                                                                               \
   extern "C" int umem_reach_##label(void** given, UmemRange* found) {                             \
-    return umem_reach(name, given, found);                                                        \
+    return umem_reach(__VA_ARGS__, given, found);                                                 \
   }
