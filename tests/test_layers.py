@@ -62,6 +62,7 @@ SAME_FACE = (
     "umem.devices.software.curand",
     "umem.devices.software.cusparse",
     "umem.devices.software.driver",
+    "umem.devices.software.libcuda",
     "umem.devices.software.thrust",
     "umem.devices.virtual.features",
     "umem.devices.virtual.watching",

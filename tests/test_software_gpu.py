@@ -254,6 +254,25 @@ print(umem.status().device, umem.status().simulated, gpu)
         assert lines[:3] == ["True", "True", "True True"]
         assert lines[3] == "T4 True <T4 with 64.0 MiB of VRAM (simulated), under the real CuPy>"
 
+    def test_hints_reach_the_model_and_are_read_back(self, cache: Path) -> None:
+        program = """
+with umem.managed():
+    x = cp.ones(4 << 20, "f4")
+umem.prefetch(x, "cpu")
+print(umem.location(x).last_prefetch)
+before = gpu.figures.migrated_in_bytes
+umem.prefetch(x)
+print(umem.location(x).last_prefetch, gpu.figures.fault_count)
+umem.advise(x, "read_mostly")
+umem.advise(x[: 1 << 20], "preferred_location", "cpu")
+print(umem.location(x).read_mostly, umem.location(x).preferred, umem.location(x[:9]).preferred)
+"""
+        if find_spec("cuda") is None or find_spec("cuda.core") is None:
+            pytest.skip("no cuda.core")
+        lines = run(program, cache).splitlines()
+        assert lines[0] == "cpu" and lines[1].startswith("0 ")
+        assert lines[2] == "True None cpu"
+
     def test_free_memory_is_what_the_model_has_left(self, cache: Path) -> None:
         program = """
 free, total = cp.cuda.runtime.memGetInfo()

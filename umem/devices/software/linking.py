@@ -200,6 +200,10 @@ class StandIns:
             for library, names in wanted.items()
         }
 
+    def add(self, library: str, loaded: ctypes.CDLL) -> None:
+        """Stand in for a library by one that is loaded."""
+        self._loaded[library] = loaded
+
     def find(self, name: str) -> tuple[str, int]:
         """Return the path and the handle of a library; one without functions where CuPy looks
         for what it can do without."""

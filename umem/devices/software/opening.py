@@ -17,6 +17,7 @@ from umem.devices.software.curand import HostRand, host_generator
 from umem.devices.software.cusparse import HostSparse
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.kernels import KernelCompiler
+from umem.devices.software.libcuda import HostHints
 from umem.devices.software.linking import StandIns, Trampolines
 from umem.devices.software.runtime import CUDA_VERSION, HostRuntime
 from umem.devices.software.thrust import HostThrust
@@ -100,7 +101,9 @@ def software_gpu(
     runtime = HostRuntime(spec)
     libraries = StandIns(found, tools)
     libraries.stand_in()
-    _kept.append(libraries)
+    hints = HostHints(runtime, tools)
+    libraries.add("libcuda", hints.library)
+    _kept.extend((libraries, hints))
     os.environ["CUPY_ACCELERATORS"] = ""  # CUB's kernels are compiled for a GPU
     _install(runtime, folder, tools)
     return SoftwareGPU(runtime)

@@ -23,12 +23,15 @@ from umem.devices.specs import COSTS, GpuSpec
 from umem.devices.virtual.model import Model
 from umem.errors import OutOfMemoryError
 from umem.trace.events import Access, Alloc, Free, Hint, Op
+from umem.units import BLOCK_BYTES
 
 HOST, DEVICE, MANAGED = 1, 2, 3
 """cudaMemoryType, of driver_types.h."""
 NO_MEMORY, INVALID_VALUE, INVALID_DEVICE, INVALID_HANDLE = 2, 1, 101, 400
 """cudaError, of driver_types.h."""
 CUDA_VERSION = 12090
+CPU = -1
+"""The host as a place, CU_DEVICE_CPU."""
 _DEVICE_ATTRIBUTES = {
     1: 1024, 2: 1024, 3: 1024, 4: 64, 5: 2**31 - 1, 6: 65535, 7: 65535, 8: 49152, 9: 65536, 10: 32,
     12: 65536, 18: 0, 19: 1, 35: 0, 39: 2048, 40: 2, 41: 1, 81: 65536, 82: 65536, 83: 1, 88: 0,
@@ -77,6 +80,7 @@ class HostRuntime:
     Attributes:
         error_type: CuPy's error for a status.
         attributes_type: CuPy's class of what is known of a pointer.
+        hints: takes advice and prefetches, see `umem.devices.software.libcuda`.
     """
 
     def __init__(self, spec: GpuSpec) -> None:
@@ -90,6 +94,7 @@ class HostRuntime:
         self._count = 0
         self._handle = 1 << 12
         self.attributes_type: Any = None
+        self.hints: Any = None
 
     def _fail(self, status: int) -> None:
         raise self.error_type(status)
@@ -157,7 +162,7 @@ class HostRuntime:
 
     def memGetInfo(self) -> tuple[int, int]:
         total = self.spec.usable_bytes
-        return max(0, total - self.model.driver.resident_count * (2 << 20)), total
+        return max(0, total - self.model.driver.pinned_count * BLOCK_BYTES), total
 
     def pointerGetMemoryType(self, ptr: int) -> int:
         found = self.allocation_of(ptr)
@@ -219,15 +224,27 @@ class HostRuntime:
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
         self.memset(ptr, value, size)
 
-    def memPrefetchAsync(self, ptr: int, size: int, device: int, stream: int) -> None:
-        place = "cpu" if device == -1 else 0
-        accesses = tuple(self.access(ptr, size))
+    def prefetch(self, address: int, nbytes: int, device: int, stream: int) -> None:
+        """Have the model move a managed range; on a stream it does so beside the operations."""
+        place = "cpu" if device == CPU else 0
+        accesses = tuple(self.access(address, nbytes))
         self.model.on_event(Hint("prefetch", accesses, place, overlap=stream != 0))
 
-    def memAdvise(self, ptr: int, size: int, advice: int, device: int) -> None:
+    def advise(self, address: int, nbytes: int, advice: int, device: int) -> None:
+        """Give the model a piece of advice, or take it back."""
         action, unset = _ADVICE[advice]
-        place = "cpu" if device == -1 else 0
-        self.model.on_event(Hint(action, tuple(self.access(ptr, size)), place, unset))
+        place = "cpu" if device == CPU else 0
+        self.model.on_event(Hint(action, tuple(self.access(address, nbytes)), place, unset))
+
+    def memPrefetchAsync(self, ptr: int, size: int, device: int, stream: int) -> None:
+        status = self.hints.prefetch(ptr, size, device, stream)
+        if status:
+            self._fail(status)
+
+    def memAdvise(self, ptr: int, size: int, advice: int, device: int) -> None:
+        status = self.hints.advise(ptr, size, advice, device)
+        if status:
+            self._fail(status)
 
     # -- the device ------------------------------------------------------------------------
 

@@ -1,0 +1,52 @@
+/* The functions of libcuda.so.1 that cuda.core calls; umem/devices/software/libcuda.py answers. */
+#define _GNU_SOURCE
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <dlfcn.h>
+typedef struct { int type; int id; } Location;
+int (*umem_advise)(uint64_t, size_t, int, int, int);
+int (*umem_prefetch)(uint64_t, size_t, int, int, uint64_t);
+int (*umem_range)(void *, size_t, int, uint64_t, size_t);
+int (*umem_pointer)(void *, int, uint64_t);
+int (*umem_device)(int);
+static Location place(int device) { Location l = {device == -1 ? 2 : 1, device == -1 ? 0 : device}; return l; }
+int umem_not_supported(void) { return 801; }
+int cuInit(unsigned flags) { return 0; }
+int cuDriverGetVersion(int *v) { *v = VERSION; return 0; }
+int cuDeviceGetCount(int *n) { *n = 1; return 0; }
+int cuDeviceGet(int *d, int ordinal) { if (ordinal) return 101; *d = 0; return 0; }
+int cuDeviceGetName(char *s, int n, int d) { strncpy(s, "simulated", n); return 0; }
+int cuDeviceGetAttribute(int *v, int a, int d) { *v = umem_device(a); return 0; }
+int cuDevicePrimaryCtxRetain(void **c, int d) { *c = (void *)16; return 0; }
+int cuDevicePrimaryCtxRelease_v2(int d) { return 0; }
+int cuCtxGetCurrent(void **c) { *c = (void *)16; return 0; }
+int cuCtxSetCurrent(void *c) { return 0; }
+int cuCtxGetDevice(int *d) { *d = 0; return 0; }
+int cuStreamGetCtx(void *s, void **c) { *c = (void *)16; return 0; }
+int cuStreamSynchronize(void *s) { return 0; }
+int cuGetErrorName(int r, const char **s) { *s = r == 801 ? "CUDA_ERROR_NOT_SUPPORTED" : r == 101 ? "CUDA_ERROR_INVALID_DEVICE" : "CUDA_ERROR_INVALID_VALUE"; return 0; }
+int cuGetErrorString(int r, const char **s) { *s = r == 801 ? "the software GPU has no such function" : "invalid argument"; return 0; }
+int cuPointerGetAttribute(void *out, int a, uint64_t p) { return umem_pointer(out, a, p); }
+int cuPointerGetAttributes(unsigned n, int *a, void **out, uint64_t p) {
+  for (unsigned i = 0; i < n; i++) umem_pointer(out[i], a[i], p);
+  return 0;
+}
+int cuMemAdvise_v2(uint64_t p, size_t n, int a, Location l) { return umem_advise(p, n, a, l.type, l.id); }
+int cuMemAdvise(uint64_t p, size_t n, int a, int d) { return cuMemAdvise_v2(p, n, a, place(d)); }
+int cuMemPrefetchAsync_v2(uint64_t p, size_t n, Location l, unsigned f, void *s) { return umem_prefetch(p, n, l.type, l.id, (uint64_t)s); }
+int cuMemPrefetchAsync(uint64_t p, size_t n, int d, void *s) { return cuMemPrefetchAsync_v2(p, n, place(d), 0, s); }
+int cuMemRangeGetAttribute(void *out, size_t size, int a, uint64_t p, size_t n) { return umem_range(out, size, a, p, n); }
+int cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags, int *status) {
+  static void *self;
+  char text[256];
+  if (!self) { Dl_info info; dladdr((void *)cuInit, &info); self = dlopen(info.dli_fname, RTLD_NOW); }
+  strncpy(text, name, 250);
+  strcat(text, "_v2");
+  *found = version >= 12020 ? dlsym(self, text) : 0;
+  if (!*found) *found = dlsym(self, name);
+  if (!*found) *found = (void *)umem_not_supported;
+  if (status) *status = 0;
+  return 0;
+}
+int cuGetProcAddress(const char *name, void **found, int version, uint64_t flags) { return cuGetProcAddress_v2(name, found, version, flags, 0); }

@@ -1,0 +1,169 @@
+"""A stand-in for the driver's library, ``libcuda.so.1``, for cuda.core: advice and prefetch.
+
+Models: advice and the last prefetch of managed memory, by the page; the model moves its blocks.
+Every other function of the driver returns CUDA_ERROR_NOT_SUPPORTED.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from umem.devices.software.runtime import CPU, CUDA_VERSION, MANAGED, HostRuntime
+from umem.devices.software.toolchain import Toolchain
+
+PAGE_BYTES = 4096
+INVALID, INVALID_DEVICE, NOT_SUPPORTED = 1, 101, 801
+"""CUresult, of cuda.h."""
+ON_DEVICE, ON_HOST, NOWHERE = 1, 2, -2
+"""CUmemLocationType's device and host; CU_DEVICE_INVALID."""
+_SOURCE = Path(__file__).parent / "include" / "libcuda.c"
+
+
+@dataclass(frozen=True)
+class _Page:
+    """What was said of a page."""
+
+    preferred: int = NOWHERE
+    read_mostly: bool = False
+    by_gpu: bool = False
+    by_host: bool = False
+    prefetched: int = NOWHERE
+
+
+class HostHints:
+    """Advice by the page, and the library that takes it; loaded for good."""
+
+    def __init__(self, runtime: HostRuntime, tools: Toolchain) -> None:
+        self._runtime = runtime
+        runtime.hints = self
+        self._starts: dict[int, list[int]] = {}  # by allocation, where another value begins
+        self._values: dict[int, list[_Page]] = {}
+        source = _SOURCE.read_text(encoding="utf-8")
+        options = ["-Wl,-soname,libcuda.so.1", f"-DVERSION={CUDA_VERSION}"]
+        path = tools.shared_object(source, "c", [*options, "-ldl"])
+        self.library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        word, size, number = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int
+        self._kept = [
+            self._give("umem_advise", self._advise, word, size, number, number, number),
+            self._give("umem_prefetch", self._prefetch, word, size, number, number, word),
+            self._give("umem_range", self._range, ctypes.c_void_p, size, number, word, size),
+            self._give("umem_pointer", self._pointer, ctypes.c_void_p, number, word),
+            self._give("umem_device", lambda a: runtime.deviceGetAttribute(a, 0), number),
+        ]
+
+    def _give(self, name: str, function: Any, *types: Any) -> Any:
+        kept = ctypes.CFUNCTYPE(ctypes.c_int, *types)(function)
+        ctypes.c_void_p.in_dll(self.library, name).value = ctypes.cast(kept, ctypes.c_void_p).value
+        return kept
+
+    # -- pages -----------------------------------------------------------------------------
+
+    def _pages(self, address: int, nbytes: int) -> tuple[int, int, int] | None:
+        """The allocation and the pages of a managed range; None where it is not one."""
+        found = self._runtime.allocation_of(address)
+        if found is None or found.kind != MANAGED or not nbytes:
+            return None
+        if address + nbytes > found.address + found.nbytes:
+            return None
+        first = address // PAGE_BYTES
+        return found.number, first, -(-(address + nbytes) // PAGE_BYTES)
+
+    def _cut(self, number: int, page: int) -> int:
+        starts = self._starts.setdefault(number, [0])
+        values = self._values.setdefault(number, [_Page()])
+        index = bisect_right(starts, page) - 1
+        if starts[index] != page:
+            starts.insert(index + 1, page)
+            values.insert(index + 1, values[index])
+            index += 1
+        return index
+
+    def _change(self, pages: tuple[int, int, int], **changes: Any) -> None:
+        number, start, stop = pages
+        first, last = self._cut(number, start), self._cut(number, stop)
+        for index in range(first, last):
+            self._values[number][index] = replace(self._values[number][index], **changes)
+
+    def _within(self, pages: tuple[int, int, int]) -> Iterator[_Page]:
+        number, start, stop = pages
+        starts = self._starts.setdefault(number, [0])
+        values = self._values.setdefault(number, [_Page()])
+        index = bisect_right(starts, start) - 1
+        while index < len(starts) and starts[index] < stop:
+            yield values[index]
+            index += 1
+
+    # -- what the library calls ------------------------------------------------------------
+
+    def advise(self, address: int, nbytes: int, advice: int, device: int) -> int:
+        """Give or take back advice on a managed range; returns a CUresult."""
+        pages = self._pages(address, nbytes)
+        if pages is None:
+            return INVALID
+        if advice in (3, 5, 6) and device not in (0, CPU):
+            return INVALID_DEVICE
+        by = "by_host" if device == CPU else "by_gpu"
+        changes: dict[int, dict[str, Any]] = {
+            1: {"read_mostly": True}, 2: {"read_mostly": False}, 3: {"preferred": device},
+            4: {"preferred": NOWHERE}, 5: {by: True}, 6: {by: False},
+        }  # fmt: skip
+        if advice not in changes:
+            return INVALID
+        self._change(pages, **changes[advice])
+        self._runtime.advise(address, nbytes, advice, device)
+        return 0
+
+    def prefetch(self, address: int, nbytes: int, device: int, stream: int) -> int:
+        """Prefetch a managed range; returns a CUresult."""
+        pages = self._pages(address, nbytes)
+        if pages is None:
+            return INVALID
+        if device not in (0, CPU):
+            return INVALID_DEVICE
+        self._change(pages, prefetched=device)
+        self._runtime.prefetch(address, nbytes, device, stream)
+        return 0
+
+    def _advise(self, address: int, nbytes: int, advice: int, kind: int, device: int) -> int:
+        return self.advise(address, nbytes, advice, device if kind == ON_DEVICE else CPU)
+
+    def _prefetch(self, address: int, nbytes: int, kind: int, device: int, stream: int) -> int:
+        return self.prefetch(address, nbytes, device if kind == ON_DEVICE else CPU, stream)
+
+    def _range(self, out: int, size: int, attribute: int, address: int, nbytes: int) -> int:
+        pages = self._pages(address, nbytes)
+        if pages is None:
+            return INVALID
+        found = list(self._within(pages))
+        numbers = (ctypes.c_int * (size // 4)).from_address(out)
+        if attribute == 3:
+            by_all = [0] * all(p.by_gpu for p in found) + [CPU] * all(p.by_host for p in found)
+            for index in range(len(numbers)):
+                numbers[index] = by_all[index] if index < len(by_all) else NOWHERE
+            return 0
+        preferred = {page.preferred for page in found}
+        prefetched = {page.prefetched for page in found}
+        one = preferred.pop() if len(preferred) == 1 else NOWHERE
+        last = prefetched.pop() if len(prefetched) == 1 else NOWHERE
+        answers = {
+            1: int(all(page.read_mostly for page in found)), 2: one, 4: last,
+            5: {NOWHERE: 0, CPU: ON_HOST}.get(one, ON_DEVICE), 6: max(one, 0),
+            7: {NOWHERE: 0, CPU: ON_HOST}.get(last, ON_DEVICE), 8: max(last, 0),
+        }  # fmt: skip
+        if attribute not in answers:
+            return NOT_SUPPORTED
+        numbers[0] = answers[attribute]
+        return 0
+
+    def _pointer(self, out: int, attribute: int, address: int) -> int:
+        kind = self._runtime.pointerGetMemoryType(address)
+        answers = {2: {0: 0, 1: 1}.get(kind, 2), 8: int(kind == MANAGED), 9: 0 if kind else NOWHERE}
+        if attribute not in answers:
+            return INVALID
+        ctypes.c_int.from_address(out).value = answers[attribute]
+        return 0
