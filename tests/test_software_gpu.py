@@ -335,6 +335,16 @@ print("same")
             pytest.skip("no SciPy")
         assert run(program, cache) == "same\n"
 
+    def test_a_kernel_that_does_not_compile_is_cupy_s_own_error(self, cache: Path) -> None:
+        program = r"""
+source = 'extern "C" __global__ void f(float* x) { __nanosleep(3); }'
+try:
+    cp.RawKernel(source, "f")((1,), (1,), (cp.ones(1, "f4"),))
+except cp.cuda.compiler.CompileException as error:
+    print("__nanosleep" in str(error))
+"""
+        assert run(program, cache) == "True\n"
+
     def test_what_is_not_there_is_an_error_by_name(self, cache: Path) -> None:
         program = """
 for call in (lambda: cp.fft.fft(cp.ones(8)), lambda: cp.linalg.svd(cp.eye(3))):

@@ -166,7 +166,12 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain) -> None:
         if backend != "nvrtc":
             raise NotImplementedError(f"the software GPU has no {backend}")
         expressions = list(name_expressions or ())
-        path, kernels = compiler.compile(source, options, expressions)
+        try:
+            path, kernels = compiler.compile(source, options, expressions)
+        except DeviceError as error:
+            raise cuda_compiler.CompileException(
+                str(error), source, "kernel", options, "host"
+            ) from None
         parameters[path] = kernels
         module = function.Module()
         module.load(str(path).encode())
