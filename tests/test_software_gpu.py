@@ -254,6 +254,23 @@ print(umem.status().device, umem.status().simulated, gpu)
         assert lines[:3] == ["True", "True", "True True"]
         assert lines[3] == "T4 True <T4 with 64.0 MiB of VRAM (simulated), under the real CuPy>"
 
+    def test_events_tell_simulated_time(self, cache: Path) -> None:
+        program = """
+start, end, never = cp.cuda.Event(), cp.cuda.Event(), cp.cuda.Event()
+x = cp.ones(4 << 20, "f4")
+before = gpu.figures.seconds
+start.record()
+x += 1
+end.record()
+elapsed = cp.cuda.get_elapsed_time(start, end)
+print(abs(elapsed / 1000 - (gpu.figures.seconds - before)) < 1e-6, elapsed > 0.05)
+try:
+    cp.cuda.get_elapsed_time(start, never)
+except cp.cuda.runtime.CUDARuntimeError as error:
+    print(error.status)
+"""
+        assert run(program, cache) == "True True\n400\n"
+
     def test_hints_reach_the_model_and_are_read_back(self, cache: Path) -> None:
         program = """
 with umem.managed():

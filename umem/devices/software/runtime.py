@@ -93,6 +93,7 @@ class HostRuntime:
         self._allocations: dict[int, Allocation] = {}
         self._count = 0
         self._handle = 1 << 12
+        self._recorded: dict[int, float] = {}  # events, by simulated seconds
         self.attributes_type: Any = None
         self.hints: Any = None
 
@@ -310,12 +311,20 @@ class HostRuntime:
     def eventCreateWithFlags(self, flags: int) -> int:
         return self.new_handle()
 
+    def eventRecord(self, event: int, stream: int) -> None:
+        self._recorded[event] = self.model.clock.seconds
+
     def eventElapsedTime(self, start: int, end: int) -> float:
-        return 0.0
+        if start not in self._recorded or end not in self._recorded:
+            self._fail(INVALID_HANDLE)
+        return 1000 * (self._recorded[end] - self._recorded[start])
+
+    def eventDestroy(self, event: int) -> None:
+        self._recorded.pop(event, None)
 
     def nothing(self, *args: Any) -> None:
         """Streams do their work at once: there is nothing to wait for."""
 
     streamDestroy = streamSynchronize = streamQuery = streamWaitEvent = deviceSynchronize = nothing
-    eventDestroy = eventQuery = eventRecord = eventSynchronize = _ensure_context = nothing
+    eventQuery = eventSynchronize = _ensure_context = nothing
     deviceEnablePeerAccess = _deviceEnsurePeerAccess = profilerStart = profilerStop = nothing
