@@ -70,6 +70,7 @@ SIZES = st.none() | st.integers(0, 2**49)
     st.none() | st.lists(st.floats(0, 1e99) | st.just(float("nan")), max_size=3),
 )
 @example("unmanaged", False, [None, None, 1023437, 1023437], 99_950_000, None, None)
+@example("unmanaged", False, [None, None, None, 1000], None, 610.0, [10.0])
 @example("managed", True, [2**30 - 1, 1000 * 2**20, 1023 * 2**30, 2**49], 10**6, 0.25, [1.0])
 @settings(deadline=None)
 def test_a_table_never_passes_80_columns_and_loses_no_figure(

@@ -234,9 +234,14 @@ def _cells(row: ModeRow) -> list[str]:
         _size(row.migrated_in_bytes),
         _size(row.migrated_out_bytes),
         _count(row.fault_count),
-        "-" if row.seconds is None else format_seconds(row.seconds).replace(" h ", " h\n"),
+        "-" if row.seconds is None else _time(row.seconds),
         f"{_loss(row.loss[0])}\n{_loss(row.loss[-1])}" if row.loss else "-",
     ]
+
+
+def _time(seconds: float) -> str:
+    """A time in at most eight characters a line."""
+    return format_seconds(seconds).replace(" h ", " h\n").replace(" min ", " min\n")
 
 
 def _count(number: int | None) -> str:
