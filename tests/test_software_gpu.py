@@ -254,6 +254,27 @@ print(umem.status().device, umem.status().simulated, gpu)
         assert lines[:3] == ["True", "True", "True True"]
         assert lines[3] == "T4 True <T4 with 64.0 MiB of VRAM (simulated), under the real CuPy>"
 
+    def test_threads_take_turns(self, cache: Path) -> None:
+        program = """
+import threading
+wrong = []
+
+def work(number):
+    for turn in range(5):
+        x = cp.full((1500, 700), number + turn, "f4")
+        if not (cp.asnumpy(x.sum(axis=1)) == 700 * (number + turn)).all():
+            wrong.append((number, turn))
+
+threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(wrong)
+"""
+        start = START.replace("64MiB", "1GiB")
+        assert run(program, cache, start=start) == "[]\n"
+
     def test_events_tell_simulated_time(self, cache: Path) -> None:
         program = """
 start, end, never = cp.cuda.Event(), cp.cuda.Event(), cp.cuda.Event()

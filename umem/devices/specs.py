@@ -172,6 +172,15 @@ _ROWS = (
 )  # fmt: skip
 
 GPUS: dict[str, GpuSpec] = {spec.name: spec for spec in _ROWS}
+CHIPS: dict[str, tuple[int, int, int]] = {
+    "p100-16gb": (6, 0, 56), "v100-16gb": (7, 0, 80), "v100-32gb": (7, 0, 80), "t4": (7, 5, 40),
+    "rtx-2080-ti": (7, 5, 68), "rtx-3090": (8, 6, 82), "rtx-4090": (8, 9, 128),
+    "rtx-5090": (12, 0, 170), "l4": (8, 9, 58), "l40s": (8, 9, 142), "a100-40gb": (8, 0, 108),
+    "a100-80gb": (8, 0, 108), "h100-pcie": (9, 0, 114), "h100-sxm": (9, 0, 132),
+    "h200": (9, 0, 132), "gh200-96gb": (9, 0, 132), "gh200-144gb": (9, 0, 132),
+    "b200": (10, 0, 148), "jetson-orin-64gb": (8, 7, 16),
+}  # fmt: skip
+"""Compute capability and multiprocessors, from NVIDIA's datasheets, by the names of `GPUS`."""
 
 
 def gpu_spec(name: str | GpuSpec) -> GpuSpec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,17 @@ class HostDriver:
         given: int,
         extra: int = 0,
     ) -> None:
-        kernel = self._kernels[function]
+        with self._runtime.lock:
+            self._launch(
+                self._kernels[function],
+                ((grid_x, grid_y, grid_z), (block_x, block_y, block_z)),
+                shared_bytes,
+                given,
+            )
+
+    def _launch(
+        self, kernel: Kernel, sizes: tuple[Sequence[int], Sequence[int]], shared: int, given: int
+    ) -> None:
         reads: list[Access] = []
         writes: list[Access] = []
         for low, high, constant in kernel.ranges(given):
@@ -76,7 +86,7 @@ class HostDriver:
             reads += accesses
             writes += [] if constant else accesses
         self._runtime.operation(kernel.name, reads, writes)
-        kernel.run((grid_x, grid_y, grid_z), (block_x, block_y, block_z), shared_bytes, given)
+        kernel.run(*sizes, shared, given)
 
     def launchCooperativeKernel(self, *arguments: int) -> None:
         self.launchKernel(*arguments)

@@ -28,7 +28,7 @@ from umem.units import format_bytes, parse_bytes
 
 KNOWN = "14."
 """The versions of CuPy whose inside is known here."""
-_PACKAGES = ("cupy-cuda12x", "cupy-cuda13x")
+_PACKAGE = "cupy-cuda12x"
 _LIBRARIES = ("cublas", "curand", "cusolver", "cusparse")
 _LEFT = ("check_status", "get_build_version", "is_cuda_python_build")
 """Functions of CuPy's modules that need nothing of NVIDIA's."""
@@ -116,17 +116,15 @@ def _cupy_folder() -> Path:
             "the software GPU runs the real CuPy: pip install 'cupy-cuda12x>=14.0,<15' (umem's "
             "extra: software)"
         )
-    for package in _PACKAGES:
-        try:
-            found = version(package)
-        except PackageNotFoundError:
-            continue
-        if not found.startswith(KNOWN):
-            raise DeviceError(
-                f"the software GPU knows the inside of CuPy {KNOWN}x, and {package} is {found}"
-            )
-        return Path(spec.origin).parent
-    raise DeviceError("the software GPU knows CuPy as installed from a wheel, such as cupy-cuda12x")
+    try:
+        found = version(_PACKAGE)
+    except PackageNotFoundError:
+        raise DeviceError(f"the software GPU knows CuPy as {_PACKAGE} installs it") from None
+    if not found.startswith(KNOWN):
+        raise DeviceError(
+            f"the software GPU knows the inside of CuPy {KNOWN}x, and {_PACKAGE} is {found}"
+        )
+    return Path(spec.origin).parent
 
 
 def _install(runtime: HostRuntime, folder: Path, tools: Toolchain) -> None:
@@ -216,7 +214,7 @@ def _point_at(module: Any, functions: Any, tools: Toolchain) -> None:
 
 
 def _missing(module: str, name: str) -> Any:
-    def missing(*_: Any) -> None:
+    def missing(*_: Any, **more: Any) -> None:
         raise NotImplementedError(f"the software GPU has no {name} ({module})")
 
     return missing

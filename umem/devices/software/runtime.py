@@ -19,10 +19,11 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from umem.devices.base import Policy
-from umem.devices.specs import COSTS, GpuSpec
+from umem.devices.specs import CHIPS, COSTS, GpuSpec
 from umem.devices.virtual.model import Model
 from umem.errors import OutOfMemoryError
-from umem.trace.events import Access, Alloc, Free, Hint, Op
+from umem.locks import safe_lock
+from umem.trace.events import Access, Alloc, Event, Free, Hint, Op
 from umem.units import BLOCK_BYTES
 
 HOST, DEVICE, MANAGED = 1, 2, 3
@@ -39,15 +40,6 @@ _DEVICE_ATTRIBUTES = {
 }  # fmt: skip
 """cudaDeviceAttr, of driver_types.h: block and grid sizes, shared memory, managed memory."""
 _MAJOR, _MINOR, _SM_COUNT = 75, 76, 16
-_CHIPS = {
-    "p100-16gb": (6, 0, 56), "v100-16gb": (7, 0, 80), "v100-32gb": (7, 0, 80), "t4": (7, 5, 40),
-    "rtx-2080-ti": (7, 5, 68), "rtx-3090": (8, 6, 82), "rtx-4090": (8, 9, 128),
-    "rtx-5090": (12, 0, 170), "l4": (8, 9, 58), "l40s": (8, 9, 142), "a100-40gb": (8, 0, 108),
-    "a100-80gb": (8, 0, 108), "h100-pcie": (9, 0, 114), "h100-sxm": (9, 0, 132),
-    "h200": (9, 0, 132), "gh200-96gb": (9, 0, 132), "gh200-144gb": (9, 0, 132),
-    "b200": (10, 0, 148), "jetson-orin-64gb": (8, 7, 16),
-}  # fmt: skip
-"""Compute capability and multiprocessors, from NVIDIA's datasheets, by the names of `GPUS`."""
 _ADVICE = {
     1: ("read_mostly", False), 2: ("read_mostly", True), 3: ("preferred_location", False),
     4: ("preferred_location", True), 5: ("accessed_by", False), 6: ("accessed_by", True),
@@ -81,18 +73,23 @@ class HostRuntime:
         error_type: CuPy's error for a status.
         attributes_type: CuPy's class of what is known of a pointer.
         hints: takes advice and prefetches, see `umem.devices.software.libcuda`.
+        lock: held while a kernel runs: what its threads share is static, so that two threads of the
+            program take turns.
     """
 
     def __init__(self, spec: GpuSpec) -> None:
         self.spec = spec
         self.error_type: Any = RuntimeError
-        self._chip = _CHIPS.get(spec.name, (7, 5, 40))
+        self._chip = CHIPS.get(spec.name, (7, 5, 40))
         self._kind = DEVICE
+        self.lock = safe_lock()  # before the model's, which is taken inside
         self.model = Model(spec, COSTS, "plain", "numpy", lambda: _POLICIES[self._kind])
         self._starts: list[int] = []
         self._allocations: dict[int, Allocation] = {}
         self._count = 0
         self._handle = 1 << 12
+        self._freed: list[int] = []
+        self._is_telling = False
         self._recorded: dict[int, float] = {}  # events, by simulated seconds
         self.attributes_type: Any = None
         self.hints: Any = None
@@ -102,18 +99,37 @@ class HostRuntime:
 
     # -- memory ----------------------------------------------------------------------------
 
+    def _tell(self, event: Event | None) -> None:
+        """Tell the model of an event, and of what was freed; also what a collector frees meanwhile.
+
+        The collector may run in the middle of the model, which would take it for a signal.
+        """
+        with self.lock:
+            self._is_telling = True
+            try:
+                while self._freed:
+                    self.model.on_event(Free(self._freed.pop()))
+                if event is not None:
+                    self.model.on_event(event)
+            finally:
+                self._is_telling = False
+
     def _allocate(self, nbytes: int, kind: int) -> int:
+        with self.lock:
+            return self._allocated(nbytes, kind)
+
+    def _allocated(self, nbytes: int, kind: int) -> int:
         number = self._count
         if kind != HOST:
             self._kind = kind
             try:
-                self.model.on_event(Alloc(number, nbytes, "array", "cudaMalloc"))
+                self._tell(Alloc(number, nbytes, "array", "cudaMalloc"))
             except OutOfMemoryError:
                 self._fail(NO_MEMORY)
         place = ctypes.c_void_p()
         if _libc.posix_memalign(ctypes.byref(place), ALIGNMENT, ctypes.c_size_t(max(1, nbytes))):
             if kind != HOST:
-                self.model.on_event(Free(number))
+                self._tell(Free(number))
             self._fail(NO_MEMORY)
         address = place.value or 0
         self._count += 1
@@ -153,7 +169,9 @@ class HostRuntime:
             return
         del self._starts[bisect.bisect_left(self._starts, ptr)]
         if found.kind != HOST:
-            self.model.on_event(Free(found.number))
+            self._freed.append(found.number)
+            if not self._is_telling:
+                self._tell(None)
         _libc.free(ptr)
 
     def freeAsync(self, ptr: int, stream: int) -> None:
@@ -206,7 +224,7 @@ class HostRuntime:
     ) -> None:
         """Tell the model of an operation that touches each byte once."""
         traffic = sum(access.stop - access.start for access in (*reads, *writes))
-        self.model.on_event(Op(name, "array", tuple(reads), tuple(writes), flops, traffic))
+        self._tell(Op(name, "array", tuple(reads), tuple(writes), flops, traffic))
 
     def memcpy(self, dst: int, src: int, size: int, kind: int) -> None:
         self.operation("memcpy", self.access(src, size), self.access(dst, size))
@@ -229,13 +247,13 @@ class HostRuntime:
         """Have the model move a managed range; on a stream it does so beside the operations."""
         place = "cpu" if device == CPU else 0
         accesses = tuple(self.access(address, nbytes))
-        self.model.on_event(Hint("prefetch", accesses, place, overlap=stream != 0))
+        self._tell(Hint("prefetch", accesses, place, overlap=stream != 0))
 
     def advise(self, address: int, nbytes: int, advice: int, device: int) -> None:
         """Give the model a piece of advice, or take it back."""
         action, unset = _ADVICE[advice]
         place = "cpu" if device == CPU else 0
-        self.model.on_event(Hint(action, tuple(self.access(address, nbytes)), place, unset))
+        self._tell(Hint(action, tuple(self.access(address, nbytes)), place, unset))
 
     def memPrefetchAsync(self, ptr: int, size: int, device: int, stream: int) -> None:
         status = self.hints.prefetch(ptr, size, device, stream)
