@@ -58,12 +58,12 @@ LISTS = {"umem.planner.dispatch", "umem.predict.techniques.registry"}
 """They import what they list, and may be all that does."""
 SAME_FACE = (
     "umem.devices.cuda.features",
-    "umem.devices.software.cublas",
-    "umem.devices.software.curand",
-    "umem.devices.software.cusparse",
+    "umem.devices.software.libraries.cublas",
+    "umem.devices.software.libraries.curand",
+    "umem.devices.software.libraries.cusparse",
     "umem.devices.software.driver",
     "umem.devices.software.libcuda",
-    "umem.devices.software.thrust",
+    "umem.devices.software.libraries.thrust",
     "umem.devices.virtual.features",
     "umem.devices.virtual.watching",
 )

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from umem.devices.cost import Sample, StepCost
-from umem.devices.software.cublas import HostBlas
-from umem.devices.software.curand import HostRand, host_generator
-from umem.devices.software.cusparse import HostSparse
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.kernels import KernelCompiler
 from umem.devices.software.libcuda import HostHints
+from umem.devices.software.libraries.cublas import HostBlas
+from umem.devices.software.libraries.curand import HostRand, host_generator
+from umem.devices.software.libraries.cusparse import HostSparse
+from umem.devices.software.libraries.thrust import HostThrust
 from umem.devices.software.linking import StandIns, Trampolines
 from umem.devices.software.runtime import CUDA_VERSION, HostRuntime
-from umem.devices.software.thrust import HostThrust
 from umem.devices.software.toolchain import Toolchain
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.errors import DeviceError, MissingDependencyError, StateError

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from umem.devices.software.cublas import DATA_TYPES
+from umem.devices.software.libraries.cublas import DATA_TYPES
 from umem.devices.software.runtime import HostRuntime
 
 VERSION = 12500
