@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,3 +67,28 @@ class Sample(NamedTuple):
     seconds: float
     allocated_bytes: int
     resident_bytes: int
+
+
+class CudaModel(Protocol):
+    """The model behind a device whose arithmetic is real and whose pages and time are not."""
+
+    @property
+    def figures(self) -> StepCost:
+        """The counts so far."""
+
+    @property
+    def resident_bytes(self) -> int:
+        """VRAM in use now, in whole blocks."""
+
+
+_cuda_models: list[CudaModel] = []
+
+
+def set_cuda_model(model: CudaModel) -> None:
+    """Have this model answer for the CUDA device, for the process."""
+    _cuda_models.append(model)
+
+
+def cuda_model() -> CudaModel | None:
+    """The model that answers for the CUDA device; None where that is a real GPU."""
+    return _cuda_models[-1] if _cuda_models else None

@@ -22,6 +22,7 @@ from umem.devices.base import (
     Watched,
     Watcher,
 )
+from umem.devices.cost import cuda_model
 from umem.devices.cuda import fork
 from umem.devices.host import host_view, unmanaged_text
 from umem.devices.spans import byte_ranges
@@ -30,6 +31,7 @@ from umem.locks import safe_lock
 from umem.scopes import Scope
 
 if TYPE_CHECKING:
+    from umem.devices.cost import StepCost
     from umem.devices.cuda.driver import CupyPool, Driver, Malloc
     from umem.devices.cuda.ranges import CoreHints
     from umem.devices.cuda.watching import Telling
@@ -39,7 +41,8 @@ class CudaDevice(Device):
     """One GPU. Use `open_cuda`, which keeps one object a GPU.
 
     Thread-safety: see `Device`. Residency and paging are unknown: CUDA does not tell without its
-    profiler. A child by fork gets a StateError from all of it.
+    profiler. Where the GPU is simulated, its model does. A child by fork gets a StateError from
+    all of it.
     """
 
     simulated: bool = False
@@ -56,8 +59,10 @@ class CudaDevice(Device):
         self._hints: CoreHints | None = None
         self.watches: tuple[Telling, ...] = ()
         self._watching = safe_lock()
-        name, mark, _ = driver.name.partition(" (simulated)")  # the software GPU says so
-        self.name, self.ordinal, self.simulated = name, driver.ordinal, bool(mark)
+        self._model = cuda_model()
+        self.simulated = self._model is not None
+        self.name = driver.name.removesuffix(" (simulated)")
+        self.ordinal = driver.ordinal
 
     @property
     def driver(self) -> Driver:
@@ -96,7 +101,7 @@ class CudaDevice(Device):
     def features(self) -> tuple[Feature, ...]:
         """List what this GPU, its driver and its libraries can do, and why not more."""
         found: tuple[Feature, ...] = importlib.import_module("umem.devices.cuda.features").features(
-            self.driver
+            self.driver, self.simulated
         )
         return found
 
@@ -167,9 +172,18 @@ class CudaDevice(Device):
             reserved_bytes=sum(reserved.values()) + other,
             peak_bytes=self.pools.ledger.peak(other),
             managed_bytes=reserved["managed"] + reserved["spill"],
-            resident_bytes=None,
-            paging="unknown",
+            resident_bytes=None if self._model is None else self._model.resident_bytes,
+            paging=self._paging(),
         )
+
+    def _paging(self) -> str:
+        figures = self.figures
+        return "unknown" if figures is None else f"{figures.fault_count} faults (simulated)"
+
+    @property
+    def figures(self) -> StepCost | None:
+        """The counts of the model of a simulated GPU so far; None on a real one."""
+        return None if self._model is None else self._model.figures
 
     def prefetch(self, array: Any, to: Place, stream: Any) -> int:
         """Move the array's own bytes, in the order of ``stream`` (None: CuPy's current one).

@@ -17,11 +17,12 @@ CUPY_LIMIT = "CUPY_GPU_MEMORY_LIMIT"
 _PROFILER_ONLY = "CUDA tells its profiler only"
 
 
-def features(driver: Driver) -> tuple[Feature, ...]:
+def features(driver: Driver, simulated: bool) -> tuple[Feature, ...]:
     """Every feature, in the order in which a person wants to read it.
 
     Costs about ten calls to the driver. Raises CuPy's error where the driver fails.
     """
+    why = "counted by the model (simulated)" if simulated else _PROFILER_ONLY
     return (
         _attribute(driver, "managed memory", "ManagedMemory"),
         _attribute(driver, "concurrent access", "ConcurrentManagedAccess"),
@@ -33,8 +34,7 @@ def features(driver: Driver) -> tuple[Feature, ...]:
         _hints(driver),
         _host_check(driver),
         _cupy_limit(),
-        Feature("resident bytes", None, _PROFILER_ONLY),
-        Feature("paging", None, _PROFILER_ONLY),
+        *(Feature(name, simulated or None, why) for name in ("resident bytes", "paging")),
     )
 
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from umem.devices.cost import Sample, StepCost
+from umem.devices.cost import Sample, StepCost, set_cuda_model
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.kernels import KernelCompiler
 from umem.devices.software.libcuda import HostHints
@@ -24,7 +24,7 @@ from umem.devices.software.runtime import CUDA_VERSION, HostRuntime
 from umem.devices.software.toolchain import Toolchain
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.errors import DeviceError, MissingDependencyError, StateError
-from umem.units import format_bytes, parse_bytes
+from umem.units import BLOCK_BYTES, format_bytes, parse_bytes
 
 KNOWN = "14."
 """The versions of CuPy whose inside is known here."""
@@ -58,6 +58,12 @@ class SoftwareGPU:
         """The counts so far (simulated)."""
         with self._model.lock:
             return self._model.figures
+
+    @property
+    def resident_bytes(self) -> int:
+        """VRAM in use now, in whole blocks (simulated)."""
+        with self._model.lock:
+            return self._model.driver.resident_count * BLOCK_BYTES
 
     @property
     def timeline(self) -> list[Sample]:
@@ -106,7 +112,9 @@ def software_gpu(
     _kept.extend((libraries, hints))
     os.environ["CUPY_ACCELERATORS"] = ""  # CUB's kernels are compiled for a GPU
     _install(runtime, folder, tools)
-    return SoftwareGPU(runtime)
+    gpu_here = SoftwareGPU(runtime)
+    set_cuda_model(gpu_here)
+    return gpu_here
 
 
 def _cupy_folder() -> Path:

@@ -166,7 +166,7 @@ class DriverModel:
         on_moves: Callable[[BlockMoves], None],
         on_free: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self.block_count = vram_bytes // BLOCK_BYTES
+        self.vram_bytes, self.block_count = vram_bytes, vram_bytes // BLOCK_BYTES
         self.pinned_count = 0
         self.residency = Residency(self.block_count)
         self.numbers = BlockNumbers(self.residency.grow)
@@ -231,6 +231,16 @@ class DriverModel:
                 f"limit of {format_bytes(limit)} is below the "
                 f"{format_bytes(_reserved(pools))} that {policy.mode} memory has in use"
             )
+
+    def no_room(self, policy: Policy) -> tuple[str, str]:
+        """Say what is in use of what there is, and the way out, where an allocation has no room."""
+        if policy.mode == "unmanaged":
+            used, whole = self.pinned_count * BLOCK_BYTES, self.vram_bytes
+            where = f"{format_bytes(used)} of {format_bytes(whole)} of VRAM in use"
+            return where, "Run the block under umem.managed() or umem.hybrid()."
+        used, whole = self.reserved_bytes, ADDRESS_LIMIT_BYTES
+        where = f"{format_bytes(used)} in use, and no host has more than {format_bytes(whole)}"
+        return where, "Run a smaller step."
 
     def _pool_of(self, preset: str | None) -> Pool:
         if preset is None:

@@ -13,14 +13,7 @@ from umem.devices.base import Policy, Span
 from umem.devices.specs import Costs, GpuSpec
 from umem.devices.virtual.advice import advice_flag
 from umem.devices.virtual.clock import BlockMoves, Clock, Counters, Prefetches, StepCost
-from umem.devices.virtual.driver import (
-    ADDRESS_LIMIT_BYTES,
-    DriverModel,
-    Placed,
-    covered,
-    half_covered,
-    wholly_covered,
-)
+from umem.devices.virtual.driver import DriverModel, Placed, covered, half_covered, wholly_covered
 from umem.devices.virtual.pool import Pool
 from umem.errors import LimitError, OutOfMemoryError, SizeError
 from umem.locks import safe_lock
@@ -165,14 +158,24 @@ class Model:
             self._upload(tensor)
 
     def _upload(self, tensor: Placed) -> None:
+        self._copy(tensor.managed, tensor.part(0, tensor.nbytes))
+
+    def copy(self, access: Access, *, to_host: bool = False) -> None:
+        """Copy a part of a tensor from pinned host memory, or to it: then the host waits."""
+        tensor = self.tensors[access.tensor]
+        with self.lock:
+            self._copy(tensor.managed, tensor.part(*access[1:]), to_host)
+
+    def _copy(self, managed: bool, span: Span, to_host: bool = False) -> None:
         moves = BlockMoves()
-        if tensor.managed:
-            blocks = covered(tensor.part(0, tensor.nbytes))
-            moves = self.driver.residency.touch(*blocks, write=True)
-        self.counters.uploaded_bytes += tensor.nbytes
+        if managed:
+            moves = self.driver.residency.touch(*covered(span), write=not to_host)
+        self.counters.uploaded_bytes += 0 if to_host else span.nbytes
         self.counters.moves.add(moves)
         self._launch(None)
-        self._move(moves, tensor.nbytes)
+        self._move(moves, span.nbytes)
+        if to_host:
+            self.synchronize()
 
     def _on_free(self, event: Free) -> None:
         tensor = self.tensors.pop(event.tensor)
@@ -288,7 +291,10 @@ class Model:
             where = f"{what}: {error} (simulated {self.spec.title})"
             raise LimitError(f"{where}. Raise the limit, or free what is not needed.") from None
         except OutOfMemoryError:
-            raise OutOfMemoryError(self._no_room(nbytes, what, policy)) from None
+            used, way_out = self.driver.no_room(policy)
+            needed = f"needs {format_bytes(nbytes)} for {what}; {used}"
+            text = f"{needed} (simulated {self.spec.title}). {way_out}"
+            raise OutOfMemoryError(text) from None
         counters, pool = self.counters, tensor.pool
         if pool is not None and self._reserved.get(pool) != pool.reserved_bytes:
             self._reserved[pool] = pool.reserved_bytes
@@ -300,18 +306,6 @@ class Model:
             counters.moves.add(moves)
             self._move(moves)
         return tensor
-
-    def _no_room(self, nbytes: int, what: str, policy: Policy) -> str:
-        if policy.mode == "unmanaged":
-            used, whole = self.driver.pinned_count * BLOCK_BYTES, self.spec.usable_bytes
-            where = f"{format_bytes(used)} of {format_bytes(whole)} of VRAM in use"
-            way_out = "Run the block under umem.managed() or umem.hybrid()."
-        else:
-            used, whole = self.driver.reserved_bytes, ADDRESS_LIMIT_BYTES
-            where = f"{format_bytes(used)} in use, and no host has more than {format_bytes(whole)}"
-            way_out = "Run a smaller step."
-        needed = f"needs {format_bytes(nbytes)} for {what}"
-        return f"{needed}; {where} (simulated {self.spec.title}). {way_out}"
 
     def _on_moves(self, moves: BlockMoves) -> None:
         """Count blocks that cudaMalloc pushed out, or that were given back."""
