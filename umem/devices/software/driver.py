@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from umem.devices.software.kernels import Kernel
+from umem.devices.software.kernels import Kernel, KernelCompiler
+from umem.devices.software.nvrtc import unpacked
 from umem.devices.software.runtime import HostRuntime
 from umem.trace.events import Access
 
-NOT_FOUND, INVALID_IMAGE = 500, 200
+NOT_FOUND, FILE_NOT_FOUND, INVALID_IMAGE = 500, 301, 200
 """CUresult, of cuda.h."""
 
 
@@ -20,27 +21,35 @@ class HostDriver:
 
     Args:
         runtime: where memory is, and the model.
-        parameters: by shared object, the parameters of its kernels by name.
+        compiler: compiles what the run-time compiler put together.
         fail: raises CuPy's error for a status.
     """
 
     def __init__(
-        self,
-        runtime: HostRuntime,
-        parameters: dict[Path, dict[str, str]],
-        fail: Callable[[int], None],
+        self, runtime: HostRuntime, compiler: KernelCompiler, fail: Callable[[int], None]
     ) -> None:
-        self._runtime, self._parameters, self._fail = runtime, parameters, fail
+        self._runtime, self._compiler, self._fail = runtime, compiler, fail
         self._modules: dict[int, tuple[ctypes.CDLL, dict[str, str]]] = {}
         self._kernels: dict[int, Kernel] = {}
 
+    def moduleLoad(self, path: str) -> int:
+        try:
+            image = Path(path).read_bytes()
+        except OSError:
+            self._fail(FILE_NOT_FOUND)
+            raise
+        return self.moduleLoadData(image)
+
     def moduleLoadData(self, image: bytes) -> int:
-        path = Path(image.decode(errors="replace")) if len(image) < 4096 else None
-        if path is None or path not in self._parameters:
+        found = unpacked(image, self._compiler.name)
+        if found is None:
+            if image.startswith(b"\x7fELF") or b".version" in image:
+                raise NotImplementedError("the software GPU reads neither PTX nor cubin")
             self._fail(INVALID_IMAGE)
-        assert path is not None
+        assert found is not None
+        path, kernels = self._compiler.compile(*found)
         handle = self._runtime.new_handle()
-        self._modules[handle] = ctypes.CDLL(str(path)), self._parameters[path]
+        self._modules[handle] = ctypes.CDLL(str(path)), kernels
         return handle
 
     def moduleUnload(self, module: int) -> None:
@@ -53,6 +62,14 @@ class HostDriver:
         handle = self._runtime.new_handle()
         self._kernels[handle] = Kernel(library, name, kernels[name])
         return handle
+
+    def moduleGetGlobal(self, module: int, name: str) -> int:
+        library, _ = self._modules[module]
+        try:
+            return ctypes.addressof(ctypes.c_char.in_dll(library, name))
+        except ValueError:
+            self._fail(NOT_FOUND)
+            raise
 
     def launchKernel(
         self,

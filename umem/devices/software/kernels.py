@@ -13,6 +13,7 @@ they wait for one another.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -172,23 +173,48 @@ def _parts(parameters: str) -> list[str]:
     return [part for part in found if part.strip()]
 
 
+def _is_taken(option: str) -> bool:
+    """Whether a compiler's option counts here: names, and folders that are not CUDA's own."""
+    if option.startswith("-I"):
+        return not (Path(option[2:]) / "driver_types.h").exists()
+    return option.startswith("-D")
+
+
 class KernelCompiler:
-    """Compiles CUDA C++ into shared objects for the host."""
+    """Compiles CUDA C++ into shared objects for the host.
+
+    Attributes:
+        name: differs where the headers that kernels are compiled with differ.
+    """
 
     def __init__(self, tools: Toolchain, cupy_folder: Path) -> None:
         self._tools = tools
         self._include = cupy_folder / "_core" / "include"
+        content = b"".join(path.read_bytes() for path in sorted(HEADERS.glob("*.h")))
+        self._digest = hashlib.sha256(content).hexdigest()[:16]
+        self.name = f"umem's software GPU {self._digest}"
 
     def compile(
         self, source: str, options: Sequence[str], expressions: Sequence[str] = ()
     ) -> tuple[Path, dict[str, str]]:
-        """Return the shared object of a source, and the parameters of its kernels."""
+        """Return the shared object of a source, and the parameters of its kernels.
+
+        Raises:
+            DeviceError: the compiler refuses the source; what it says is in the message.
+        """
         made = for_host(source, expressions)
-        given = [f"-I{HEADERS}", f"-I{self._include}"]
+        given = self._options(source, options)
+        return self._tools.shared_object(made.text, "c++", given), made.kernels
+
+    def warnings(self, source: str, options: Sequence[str], expressions: Sequence[str] = ()) -> str:
+        """Return what the compiler remarks of a source that it takes."""
+        made = for_host(source, expressions)
+        return self._tools.remarks(made.text, "c++", self._options(source, options))
+
+    def _options(self, source: str, options: Sequence[str]) -> list[str]:
+        given = [f"-DUMEM_HEADERS_{self._digest}", f"-I{HEADERS}", f"-I{self._include}"]
         given += [f"-I{self._include / 'cupy' / '_cccl' / name}" for name in CCCL]
-        given += [option for option in options if option.startswith("-D")]
+        given += [option for option in options if _is_taken(option)]
         prefix = PREFIX if "cupy/" in source else PREFIX[:1]
         text = "".join(f"#include <{name}>\n" for name in prefix)
-        header = self._tools.header(text, given)
-        given = ["-include", str(header), *given]
-        return self._tools.shared_object(made.text, "c++", given), made.kernels
+        return ["-include", str(self._tools.header(text, given)), *given]

@@ -236,7 +236,12 @@ def _undefined(path: Path) -> list[str]:
 
 def _load(library: str, functions: list[str], tools: Toolchain) -> ctypes.CDLL:
     status = NOT_SUPPORTED.get(library.partition(".so")[0], 1)
-    source = "".join(f"int {name}(void) {{ return {status}; }}\n" for name in functions)
+    source = "".join(
+        f'const char *{name}(int status) {{ return "the software GPU has no such function"; }}\n'
+        if re.search("Get(Error|Status)(String|Name)$", name)
+        else f"int {name}(void) {{ return {status}; }}\n"
+        for name in functions
+    )
     script = tools.text_file(f"{library} {{ global: *; }};\n", ".map")
     options = [f"-Wl,-soname,{library}", f"-Wl,--version-script={script}"]
     return ctypes.CDLL(str(tools.shared_object(source, "c", options)), mode=ctypes.RTLD_GLOBAL)

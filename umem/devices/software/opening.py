@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +19,8 @@ from umem.devices.software.libraries.curand import HostRand, host_generator
 from umem.devices.software.libraries.cusparse import HostSparse
 from umem.devices.software.libraries.thrust import HostThrust
 from umem.devices.software.linking import StandIns, Trampolines
-from umem.devices.software.runtime import CUDA_VERSION, HostRuntime
+from umem.devices.software.nvrtc import HostNvrtc
+from umem.devices.software.runtime import HostRuntime
 from umem.devices.software.toolchain import Toolchain
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.errors import DeviceError, MissingDependencyError, StateError
@@ -144,49 +144,24 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain) -> None:
     def driver_fail(status: int) -> None:
         raise driver_api.CUDADriverError(status)
 
+    nvrtc_api = importlib.import_module("cupy_backends.cuda.libs.nvrtc")
+
+    def nvrtc_fail(status: int) -> None:
+        raise nvrtc_api.NVRTCError(status)
+
     compiler = KernelCompiler(tools, folder)
-    parameters: dict[Path, dict[str, str]] = {}
-    _point_at(driver_api, HostDriver(runtime, parameters, driver_fail), tools)
+    _point_at(driver_api, HostDriver(runtime, compiler, driver_fail), tools)
     libraries = {
         "cupy_backends.cuda.libs.cublas": HostBlas(runtime),
         "cupy_backends.cuda.libs.curand": HostRand(runtime),
         "cupy_backends.cuda.libs.cusparse": HostSparse(runtime),
-        "cupy_backends.cuda.libs.nvrtc": _Nvrtc(),
+        "cupy_backends.cuda.libs.nvrtc": HostNvrtc(runtime, compiler, nvrtc_fail),
     }
     for name, functions in libraries.items():
         _point_at(importlib.import_module(name), functions, tools)
     cuda_compiler: Any = importlib.import_module("cupy.cuda.compiler")
-    function = importlib.import_module("cupy.cuda.function")
-
-    def compile_for_host(
-        source: str,
-        options: tuple[str, ...],
-        arch: str | None = None,
-        extra_source: str | None = None,
-        backend: str = "nvrtc",
-        enable_cooperative_groups: bool = False,
-        name_expressions: Sequence[str] | None = None,
-        *_: Any,
-        **more: Any,
-    ) -> Any:
-        if backend != "nvrtc":
-            raise NotImplementedError(f"the software GPU has no {backend}")
-        expressions = list(name_expressions or ())
-        try:
-            path, kernels = compiler.compile(source, options, expressions)
-        except DeviceError as error:
-            raise cuda_compiler.CompileException(
-                str(error), source, "kernel", options, "host"
-            ) from None
-        parameters[path] = kernels
-        module = function.Module()
-        module.load(str(path).encode())
-        names = {expression: f"expression_{i}" for i, expression in enumerate(expressions)}
-        if names:
-            module._set_mapping(names)
-        return module
-
-    cuda_compiler._compile_with_cache_cuda = compile_for_host
+    cuda_compiler.compile_using_nvcc = _missing("cupy.cuda.compiler", "nvcc")
+    cuda_compiler._jitify_prep = _missing("cupy.cuda.compiler", "jitify")
     _point_at(importlib.import_module("cupy.cuda.thrust"), HostThrust(runtime), tools)
     cupy: Any = importlib.import_module("cupy")
     for name in ("Generator", "default_rng"):
@@ -194,13 +169,6 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain) -> None:
     for name in ("XORWOW", "MRG32k3a", "Philox4x3210"):
         setattr(cupy.random, name, _missing("cupy.random", name))
     _kept.append(runtime)
-
-
-class _Nvrtc:
-    """The run-time compiler's version; nothing is compiled by it."""
-
-    def getVersion(self) -> tuple[int, int]:
-        return CUDA_VERSION // 1000, CUDA_VERSION % 1000 // 10
 
 
 def _point_at(module: Any, functions: Any, tools: Toolchain) -> None:

@@ -272,6 +272,8 @@ class HostRuntime:
 
     runtimeGetVersion = driverGetVersion
 
+    _getLocalRuntimeVersion = driverGetVersion
+
     def _getCUDAMajorVersion(self) -> int:
         return CUDA_VERSION // 1000
 

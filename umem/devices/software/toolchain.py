@@ -76,6 +76,14 @@ class Toolchain:
             self._compile(source, given, path)
         return path
 
+    def remarks(self, source: str, language: str, options: Sequence[str] = ()) -> str:
+        """Return the warnings that a source gives."""
+        given = (*LANGUAGES[language], "-Wall", "-fsyntax-only", *options)
+        asked = [self.compiler, *given, "-"]
+        return subprocess.run(
+            asked, input=source, capture_output=True, text=True, check=False
+        ).stderr
+
     def header(self, text: str, options: Sequence[str]) -> Path:
         """Return a header with this text, precompiled for these options where g++ compiles."""
         given = (*LANGUAGES["c++"], *OPTIONS, *options)

@@ -25,8 +25,24 @@ int cuCtxSetCurrent(void *c) { return 0; }
 int cuCtxGetDevice(int *d) { *d = 0; return 0; }
 int cuStreamGetCtx(void *s, void **c) { *c = (void *)16; return 0; }
 int cuStreamSynchronize(void *s) { return 0; }
-int cuGetErrorName(int r, const char **s) { *s = r == 801 ? "CUDA_ERROR_NOT_SUPPORTED" : r == 101 ? "CUDA_ERROR_INVALID_DEVICE" : "CUDA_ERROR_INVALID_VALUE"; return 0; }
-int cuGetErrorString(int r, const char **s) { *s = r == 801 ? "the software GPU has no such function" : "invalid argument"; return 0; }
+static const struct { int status; const char *name, *text; } errors[] = {
+  {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+  {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+  {101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+  {200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+  {301, "CUDA_ERROR_FILE_NOT_FOUND", "file not found"},
+  {400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+  {500, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+  {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+  {801, "CUDA_ERROR_NOT_SUPPORTED", "the software GPU has no such function"},
+};
+static int about(int status) {
+  int i = sizeof errors / sizeof *errors;
+  while (i-- > 0 && errors[i].status != status) ;
+  return i;
+}
+int cuGetErrorName(int r, const char **s) { int i = about(r); *s = i < 0 ? "CUDA_ERROR_UNKNOWN" : errors[i].name; return 0; }
+int cuGetErrorString(int r, const char **s) { int i = about(r); *s = i < 0 ? "unknown error" : errors[i].text; return 0; }
 int cuPointerGetAttribute(void *out, int a, uint64_t p) { return umem_pointer(out, a, p); }
 int cuPointerGetAttributes(unsigned n, int *a, void **out, uint64_t p) {
   for (unsigned i = 0; i < n; i++) umem_pointer(out[i], a[i], p);

@@ -1,0 +1,98 @@
+"""The run-time compiler: the functions of ``cupy_backends.cuda.libs.nvrtc``, by their names there.
+
+CuPy compiles a program, keeps what comes of it in its own cache and loads it, perhaps in another
+process. Here that is no machine code but what to compile: the source, options and names, as text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from umem.devices.software.kernels import KernelCompiler
+from umem.devices.software.runtime import CUDA_VERSION, HostRuntime
+from umem.errors import DeviceError
+
+COMPILATION = 6
+"""nvrtcResult, of nvrtc.h."""
+
+
+@dataclass
+class _Program:
+    """A source, and what became of it."""
+
+    source: str
+    expressions: list[str] = field(default_factory=list)
+    options: tuple[str, ...] = ()
+    log: str = ""
+
+
+class HostNvrtc:
+    """Programs by handle.
+
+    Args:
+        runtime: gives the handles.
+        compiler: compiles for this machine's processor.
+        fail: raises CuPy's error for a status.
+    """
+
+    def __init__(
+        self, runtime: HostRuntime, compiler: KernelCompiler, fail: Callable[[int], None]
+    ) -> None:
+        self._runtime, self._compiler, self._fail = runtime, compiler, fail
+        self._programs: dict[int, _Program] = {}
+
+    def getVersion(self) -> tuple[int, int]:
+        return CUDA_VERSION // 1000, CUDA_VERSION % 1000 // 10
+
+    def createProgram(
+        self, source: str, name: str, headers: Sequence[str], include_names: Sequence[str]
+    ) -> int:
+        if headers:
+            raise NotImplementedError(
+                "the software GPU takes headers from files, not with a source"
+            )
+        handle = self._runtime.new_handle()
+        self._programs[handle] = _Program(source)
+        return handle
+
+    def destroyProgram(self, program: int) -> None:
+        self._programs.pop(program, None)
+
+    def addNameExpression(self, program: int, name: str) -> None:
+        self._programs[program].expressions.append(name)
+
+    def compileProgram(self, program: int, options: Sequence[str]) -> None:
+        found = self._programs[program]
+        found.options = tuple(options)
+        if not found.source:  # CuPy asks what the compiler calls itself
+            return
+        try:
+            self._compiler.compile(found.source, found.options, found.expressions)
+        except DeviceError as error:
+            found.log = str(error)
+            self._fail(COMPILATION)
+
+    def getLoweredName(self, program: int, name: str) -> str:
+        return f"expression_{self._programs[program].expressions.index(name)}"
+
+    def getProgramLog(self, program: int) -> str:
+        found = self._programs[program]
+        return found.log or self._compiler.warnings(found.source, found.options, found.expressions)
+
+    def getCUBIN(self, program: int) -> bytes:
+        found = self._programs[program]
+        parts = [found.source, found.options, found.expressions]
+        return f"// {self._compiler.name}\n{json.dumps(parts)}".encode()
+
+    getPTX = getCUBIN
+
+
+def unpacked(image: bytes, compiler: str) -> tuple[str, list[str], list[str]] | None:
+    """Read what `HostNvrtc.getCUBIN` gave: source, options, names; None for anything else."""
+    first, _, rest = image.partition(b"\n")
+    if first.decode(errors="replace") != f"// {compiler}":
+        return None
+    source, options, expressions = json.loads(rest)
+    return source, options, expressions
