@@ -62,8 +62,10 @@ SAME_FACE = (
     "umem.devices.software.libraries.curand",
     "umem.devices.software.libraries.cusparse",
     "umem.devices.software.driver",
+    "umem.devices.software.late",
     "umem.devices.software.libcuda",
     "umem.devices.software.libraries.thrust",
+    "umem.devices.software.stream_order",
     "umem.devices.virtual.features",
     "umem.devices.virtual.watching",
 )

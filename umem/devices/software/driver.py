@@ -85,25 +85,28 @@ class HostDriver:
         given: int,
         extra: int = 0,
     ) -> None:
-        with self._runtime.lock:
-            self._launch(
-                self._kernels[function],
-                ((grid_x, grid_y, grid_z), (block_x, block_y, block_z)),
-                shared_bytes,
-                given,
-            )
+        if not self._runtime.is_captured(stream):
+            sizes = (grid_x, grid_y, grid_z), (block_x, block_y, block_z)
+            self.launch(self._kernels[function], sizes, shared_bytes, stream, given)
 
-    def _launch(
-        self, kernel: Kernel, sizes: tuple[Sequence[int], Sequence[int]], shared: int, given: int
+    def launch(
+        self,
+        kernel: Kernel,
+        sizes: tuple[Sequence[int], Sequence[int]],
+        shared_bytes: int,
+        stream: int,
+        given: int,
     ) -> None:
-        reads: list[Access] = []
-        writes: list[Access] = []
-        for low, high, constant in kernel.ranges(given):
-            accesses = self._runtime.access(low, high - low if high else 1 << 62)
-            reads += accesses
-            writes += [] if constant else accesses
-        self._runtime.operation(kernel.name, reads, writes)
-        kernel.run(*sizes, shared, given)
+        """Run a kernel over a grid of blocks; ``given`` is the address of arguments' addresses."""
+        with self._runtime.lock:
+            reads: list[Access] = []
+            writes: list[Access] = []
+            for low, high, constant in kernel.ranges(given):
+                accesses = self._runtime.access(low, high - low if high else 1 << 62)
+                reads += accesses
+                writes += [] if constant else accesses
+            self._runtime.operation(kernel.name, reads, writes)
+            kernel.run(*sizes, shared_bytes, given)
 
     def launchCooperativeKernel(self, *arguments: int) -> None:
         self.launchKernel(*arguments)

@@ -16,8 +16,9 @@ import ctypes
 import hashlib
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from umem.devices.software.toolchain import Toolchain
 from umem.errors import DeviceError
@@ -32,6 +33,8 @@ PREFIX = (
     "cupy/math_constants.h",
 )  # fmt: skip
 """What nearly every kernel of CuPy's includes, compiled once."""
+ALIGNMENT = 64
+"""Of an argument that was copied, in bytes: what any type asks for."""
 _KERNEL = re.compile(
     r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^{;]*)\)\s*\{"
 )
@@ -54,6 +57,8 @@ class Kernel:
         self._run.restype = None
         self._run.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_uint]
         self._reach.argtypes = [ctypes.c_void_p] * 2
+        self._sizes = getattr(library, f"umem_sizes_{name}")
+        self._sizes.argtypes = [ctypes.c_void_p]
         self._ranges = (_Range * max(1, len(self.constant)))()
 
     def run(self, grid: Sequence[int], block: Sequence[int], shared_bytes: int, given: int) -> None:
@@ -66,6 +71,26 @@ class Kernel:
         count = self._reach(given, ctypes.addressof(self._ranges))
         found = [(r.low, r.high) for r in self._ranges[:count]]
         return [(*r, constant) for r, constant in zip(found, self.constant, strict=True) if r[0]]
+
+    def captured(self, given: int) -> Captured:
+        """Copy the arguments that are at addresses; what they lead to is not copied."""
+        sizes = (ctypes.c_uint * max(1, len(self.constant)))()
+        count = self._sizes(ctypes.addressof(sizes))
+        return Captured((ctypes.c_void_p * max(1, count)).from_address(given), sizes[:count])
+
+
+class Captured:
+    """Arguments of a launch as they were; ``address`` is that of their addresses."""
+
+    def __init__(self, given: Any, sizes: Sequence[int]) -> None:
+        places = list(accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0))
+        self._memory = ctypes.create_string_buffer(places[-1] + ALIGNMENT)
+        start = -(-ctypes.addressof(self._memory) // ALIGNMENT) * ALIGNMENT
+        self._places = (ctypes.c_void_p * max(1, len(sizes)))()
+        for i, size in enumerate(sizes):
+            self._places[i] = start + places[i]
+            ctypes.memmove(start + places[i], given[i], size)
+        self.address = ctypes.addressof(self._places)
 
 
 class _Range(ctypes.Structure):

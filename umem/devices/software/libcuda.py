@@ -53,6 +53,7 @@ class HostHints:
             self._give("umem_prefetch", self._prefetch, word, size, number, number, word),
             self._give("umem_range", self._range, ctypes.c_void_p, size, number, word, size),
             self._give("umem_pointer", self._pointer, ctypes.c_void_p, number, word),
+            self._give("umem_wait", self._wait, ctypes.c_void_p),
             self._give("umem_device", lambda a: runtime.deviceGetAttribute(a, 0), number),
         ]
 
@@ -166,4 +167,8 @@ class HostHints:
         if attribute not in answers:
             return INVALID
         ctypes.c_int.from_address(out).value = answers[attribute]
+        return 0
+
+    def _wait(self, stream: int | None) -> int:
+        self._runtime.streamSynchronize(stream or 0)
         return 0

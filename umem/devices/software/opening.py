@@ -13,6 +13,7 @@ from typing import Any
 from umem.devices.cost import Sample, StepCost, set_cuda_model
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.kernels import KernelCompiler
+from umem.devices.software.late import LateDriver, LateRuntime, on_stream
 from umem.devices.software.libcuda import HostHints
 from umem.devices.software.libraries.cublas import HostBlas
 from umem.devices.software.libraries.curand import HostRand, host_generator
@@ -45,6 +46,7 @@ class SoftwareGPU:
     simulated = True
 
     def __init__(self, runtime: HostRuntime) -> None:
+        self._runtime = runtime
         self._model = runtime.model
         self.spec = runtime.spec
         self.name = runtime.spec.name
@@ -52,6 +54,16 @@ class SoftwareGPU:
     def __repr__(self) -> str:
         vram = format_bytes(self.spec.usable_bytes)
         return f"<{self.spec.title} with {vram} of VRAM (simulated), under the real CuPy>"
+
+    def reseed(self, stream_seed: int | None) -> None:
+        """Do what is queued, and go on by another seed; None does everything at once.
+
+        Raises:
+            StateError: it was opened without a seed.
+        """
+        if not isinstance(self._runtime, LateRuntime):
+            raise StateError("opened without a seed: umem.software_gpu(..., stream_seed=0)")
+        self._runtime.reseed(stream_seed)
 
     @property
     def figures(self) -> StepCost:
@@ -72,7 +84,11 @@ class SoftwareGPU:
 
 
 def software_gpu(
-    gpu: str | GpuSpec, vram: int | str | None = None, *, force: bool = False
+    gpu: str | GpuSpec,
+    vram: int | str | None = None,
+    *,
+    force: bool = False,
+    stream_seed: int | None = None,
 ) -> SoftwareGPU:
     """Have the real CuPy run on host memory, as if on this GPU, from now on and for the process.
 
@@ -82,6 +98,9 @@ def software_gpu(
         gpu: a name of the table, such as ``"t4"``.
         vram: usable VRAM instead of the table's figure, such as ``"1GiB"``.
         force: also where there is a real GPU.
+        stream_seed: work on streams runs late, at any moment that CUDA's rules allow, in an order
+            drawn from this seed: a program whose results depend on it has missed a wait. Without
+            one, streams do their work at once.
 
     Raises:
         StateError: CuPy is imported already, or this was called before.
@@ -104,7 +123,7 @@ def software_gpu(
     names = [f"cupy_backends/cuda/libs/{name}" for name in _LIBRARIES]
     names += ["cupy/cuda/cufft", "cupy/cuda/jitify"]
     found = [path for name in names for path in folder.parent.glob(f"{name}.*.so")]
-    runtime = HostRuntime(spec)
+    runtime = HostRuntime(spec) if stream_seed is None else LateRuntime(spec, stream_seed)
     libraries = StandIns(found, tools)
     libraries.stand_in()
     hints = HostHints(runtime, tools)
@@ -150,19 +169,20 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain) -> None:
         raise nvrtc_api.NVRTCError(status)
 
     compiler = KernelCompiler(tools, folder)
-    _point_at(driver_api, HostDriver(runtime, compiler, driver_fail), tools)
+    driver: Any = LateDriver if isinstance(runtime, LateRuntime) else HostDriver
+    _point_at(driver_api, driver(runtime, compiler, driver_fail), tools)
+    _point_at(nvrtc_api, HostNvrtc(runtime, compiler, nvrtc_fail), tools)
     libraries = {
         "cupy_backends.cuda.libs.cublas": HostBlas(runtime),
         "cupy_backends.cuda.libs.curand": HostRand(runtime),
         "cupy_backends.cuda.libs.cusparse": HostSparse(runtime),
-        "cupy_backends.cuda.libs.nvrtc": HostNvrtc(runtime, compiler, nvrtc_fail),
+        "cupy.cuda.thrust": HostThrust(runtime),
     }
     for name, functions in libraries.items():
-        _point_at(importlib.import_module(name), functions, tools)
+        _point_at(importlib.import_module(name), on_stream(runtime, functions), tools)
     cuda_compiler: Any = importlib.import_module("cupy.cuda.compiler")
     cuda_compiler.compile_using_nvcc = _missing("cupy.cuda.compiler", "nvcc")
     cuda_compiler._jitify_prep = _missing("cupy.cuda.compiler", "jitify")
-    _point_at(importlib.import_module("cupy.cuda.thrust"), HostThrust(runtime), tools)
     cupy: Any = importlib.import_module("cupy")
     for name in ("Generator", "default_rng"):
         setattr(cupy.random, name, host_generator(cupy))

@@ -12,13 +12,14 @@ from __future__ import annotations
 import bisect
 import ctypes
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from umem.devices.base import Policy
+from umem.devices.software.streams import HostStreams
 from umem.devices.specs import CHIPS, COSTS, GpuSpec
 from umem.devices.virtual.model import Model
 from umem.errors import OutOfMemoryError
@@ -28,7 +29,7 @@ from umem.units import BLOCK_BYTES
 
 HOST, DEVICE, MANAGED = 1, 2, 3
 """cudaMemoryType, of driver_types.h."""
-NO_MEMORY, INVALID_VALUE, INVALID_DEVICE, INVALID_HANDLE = 2, 1, 101, 400
+NO_MEMORY, INVALID_VALUE, INVALID_DEVICE = 2, 1, 101
 """cudaError, of driver_types.h."""
 CUDA_VERSION = 12090
 CPU = -1
@@ -63,7 +64,7 @@ class Allocation(NamedTuple):
     number: int
 
 
-class HostRuntime:
+class HostRuntime(HostStreams):
     """The functions of ``cupy_backends.cuda.api.runtime``, by their names there.
 
     Args:
@@ -78,6 +79,7 @@ class HostRuntime:
     """
 
     def __init__(self, spec: GpuSpec) -> None:
+        super().__init__()
         self.spec = spec
         self.error_type: Any = RuntimeError
         self._chip = CHIPS.get(spec.name, (7, 5, 40))
@@ -87,15 +89,17 @@ class HostRuntime:
         self._starts: list[int] = []
         self._allocations: dict[int, Allocation] = {}
         self._count = 0
-        self._handle = 1 << 12
         self._freed: list[int] = []
         self._is_telling = False
-        self._recorded: dict[int, float] = {}  # events, by simulated seconds
         self.attributes_type: Any = None
         self.hints: Any = None
 
-    def _fail(self, status: int) -> None:
+    def _fail(self, status: int) -> NoReturn:
         raise self.error_type(status)
+
+    @property
+    def seconds(self) -> float:
+        return self.model.clock.seconds
 
     # -- memory ----------------------------------------------------------------------------
 
@@ -115,6 +119,7 @@ class HostRuntime:
                 self._is_telling = False
 
     def _allocate(self, nbytes: int, kind: int) -> int:
+        self.refuse_unsafe()
         with self.lock:
             return self._allocated(nbytes, kind)
 
@@ -227,21 +232,33 @@ class HostRuntime:
         self._tell(Op(name, "array", tuple(reads), tuple(writes), flops, traffic))
 
     def memcpy(self, dst: int, src: int, size: int, kind: int) -> None:
+        if not self.is_captured(0):
+            self.copy(dst, src, size)
+
+    def copy(self, dst: int, src: int, size: int) -> None:
+        """Copy memory, as an operation."""
         self.operation("memcpy", self.access(src, size), self.access(dst, size))
         ctypes.memmove(dst, src, size)
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
-        self.memcpy(dst, src, size, kind)
+        if not self.is_captured(stream):
+            self.copy(dst, src, size)
 
     def memcpyPeer(self, dst: int, dst_device: int, src: int, src_device: int, size: int) -> None:
         self.memcpy(dst, src, size, 3)
 
     def memset(self, ptr: int, value: int, size: int) -> None:
+        if not self.is_captured(0):
+            self.fill(ptr, value, size)
+
+    def fill(self, ptr: int, value: int, size: int) -> None:
+        """Set every byte of memory, as an operation."""
         self.operation("memset", [], self.access(ptr, size))
         ctypes.memset(ptr, value, size)
 
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
-        self.memset(ptr, value, size)
+        if not self.is_captured(stream):
+            self.fill(ptr, value, size)
 
     def prefetch(self, address: int, nbytes: int, device: int, stream: int) -> None:
         """Have the model move a managed range; on a stream it does so beside the operations."""
@@ -308,43 +325,6 @@ class HostRuntime:
             "concurrentManagedAccess": 1,
         }
 
-    def new_handle(self) -> int:
-        """A number that stands for a stream, an event or a module."""
-        self._handle += 1
-        return self._handle
-
-    def streamCreate(self) -> int:
-        return self.new_handle()
-
-    def streamCreateWithFlags(self, flags: int) -> int:
-        return self.new_handle()
-
-    def streamCreateWithPriority(self, flags: int, priority: int) -> int:
-        return self.new_handle()
-
-    def streamIsCapturing(self, stream: int) -> int:
-        return 0
-
-    def eventCreate(self) -> int:
-        return self.new_handle()
-
-    def eventCreateWithFlags(self, flags: int) -> int:
-        return self.new_handle()
-
-    def eventRecord(self, event: int, stream: int) -> None:
-        self._recorded[event] = self.model.clock.seconds
-
-    def eventElapsedTime(self, start: int, end: int) -> float:
-        if start not in self._recorded or end not in self._recorded:
-            self._fail(INVALID_HANDLE)
-        return 1000 * (self._recorded[end] - self._recorded[start])
-
-    def eventDestroy(self, event: int) -> None:
-        self._recorded.pop(event, None)
-
-    def nothing(self, *args: Any) -> None:
-        """Streams do their work at once: there is nothing to wait for."""
-
-    streamDestroy = streamSynchronize = streamQuery = streamWaitEvent = deviceSynchronize = nothing
-    eventQuery = eventSynchronize = _ensure_context = nothing
+    nothing = HostStreams.nothing
+    _ensure_context = nothing
     deviceEnablePeerAccess = _deviceEnsurePeerAccess = profilerStart = profilerStop = nothing

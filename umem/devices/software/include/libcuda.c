@@ -10,6 +10,7 @@ int (*umem_prefetch)(uint64_t, size_t, int, int, uint64_t);
 int (*umem_range)(void *, size_t, int, uint64_t, size_t);
 int (*umem_pointer)(void *, int, uint64_t);
 int (*umem_device)(int);
+int (*umem_wait)(void *);
 static Location place(int device) { Location l = {device == -1 ? 2 : 1, device == -1 ? 0 : device}; return l; }
 int umem_not_supported(void) { return 801; }
 int cuInit(unsigned flags) { return 0; }
@@ -24,7 +25,7 @@ int cuCtxGetCurrent(void **c) { *c = (void *)16; return 0; }
 int cuCtxSetCurrent(void *c) { return 0; }
 int cuCtxGetDevice(int *d) { *d = 0; return 0; }
 int cuStreamGetCtx(void *s, void **c) { *c = (void *)16; return 0; }
-int cuStreamSynchronize(void *s) { return 0; }
+int cuStreamSynchronize(void *s) { return umem_wait(s); }
 static const struct { int status; const char *name, *text; } errors[] = {
   {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
   {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},

@@ -46,6 +46,11 @@ static int umem_reach(void (*)(A...), void** given, UmemRange* found, std::index
 template <class... A> static int umem_reach(void (*kernel)(A...), void** given, UmemRange* found) {
   return umem_reach(kernel, given, found, std::index_sequence_for<A...>{});
 }
+template <class... A> static int umem_sizes(void (*)(A...), unsigned int* found) {
+  const unsigned int all[] = {(unsigned int)sizeof(std::decay_t<A>)..., 0};
+  for (size_t i = 0; i < sizeof...(A); i++) found[i] = all[i];
+  return (int)sizeof...(A);
+}
 
 static void (*umem_body)(void**);
 static void** umem_given;
@@ -141,4 +146,5 @@ static void umem_launch(Kernel, void (*body)(void**), void** given, const unsign
   }                                                                                               \
   extern "C" int umem_reach_##label(void** given, UmemRange* found) {                             \
     return umem_reach(__VA_ARGS__, given, found);                                                 \
-  }
+  }                                                                                               \
+  extern "C" int umem_sizes_##label(unsigned int* found) { return umem_sizes(__VA_ARGS__, found); }

@@ -1,0 +1,177 @@
+"""When queued work runs: an order that CUDA's rules allow, drawn from a seed.
+
+A stream does its work in order. Work waits for work of another stream only where an event says so,
+or by the rules of the legacy default stream: what it does comes after all that blocking streams
+were given before, and before all that they are given after. Everything else may happen at any
+time, and here it does: each seed draws how eager streams are, down to none that moves before
+somebody waits for it, and which of them are ahead.
+
+Models: order. Not models: work that runs side by side; one piece of work is done at once.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+
+LEGACY, LEGACY_HANDLE, PER_THREAD_HANDLE = 0, 1, 2
+"""The default streams (cudaStreamLegacy, cudaStreamPerThread, of driver_types.h)."""
+EAGERNESS = (0.0, 0.0, 0.03, 0.3, 0.8)
+"""How likely something runs that nobody waits for yet, after each call; one for each seed."""
+DEPTH = 1024
+"""The most work that a stream holds before the program has to wait for it."""
+_AFTER_ALL = object()
+
+
+class Work:
+    """Something that a stream is to do.
+
+    Attributes:
+        key: the stream.
+        after: work that must be done before; what came before on the stream is not in it.
+        is_done: whether it has run.
+    """
+
+    __slots__ = ("_function", "after", "is_done", "key")
+
+    def __init__(
+        self, key: Hashable, function: Callable[[], object] | None, after: list[Work]
+    ) -> None:
+        self.key, self.after, self.is_done = key, after, False
+        self._function = function
+
+    def run(self) -> None:
+        """Do it; done even where it fails."""
+        function, self._function = self._function, None
+        self.after.clear()
+        try:
+            if function is not None:
+                function()
+        finally:
+            self.is_done = True
+
+
+class StreamOrder:
+    """Streams with work that waits. Not safe from several threads: who calls it holds a lock.
+
+    An error of late work comes up in the call that made it run, as CUDA's errors do.
+
+    Args:
+        seed: which order; None does everything at once.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self._queues: dict[Hashable, deque[Work]] = {}
+        self._non_blocking: set[Hashable] = {_AFTER_ALL}
+        self.is_running = False
+        self.reseed(seed)
+
+    def reseed(self, seed: int | None) -> None:
+        """Do what is left, and go on by another seed."""
+        self.finish_all()
+        self._random = random.Random(seed)
+        self._eagerness = 1.0 if seed is None else self._random.choice(EAGERNESS)
+        self._weights: dict[Hashable, float] = {}
+
+    def add_non_blocking(self, stream: int) -> None:
+        """From now on the stream neither waits for the legacy default stream nor holds it up."""
+        self._non_blocking.add(stream)
+
+    # -- giving work -----------------------------------------------------------------------
+
+    def issue(
+        self, stream: int, function: Callable[[], object] | None, also: Iterable[Work] = ()
+    ) -> Work:
+        """Give a stream something to do, besides its own order after what is in ``also``."""
+        key = _key(stream)
+        return self._issue(key, function, [*also, *self._implied(key)])
+
+    def issue_after_all(self, function: Callable[[], object]) -> Work:
+        """Do something after all that any stream was given so far."""
+        return self._issue(_AFTER_ALL, function, [queue[-1] for queue in self._queues.values()])
+
+    def _implied(self, key: Hashable) -> list[Work]:
+        if key in self._non_blocking:
+            return []
+        others = self._queues if key == LEGACY else [LEGACY]
+        return [
+            self._queues[other][-1]
+            for other in others
+            if other != key and other in self._queues and other not in self._non_blocking
+        ]
+
+    def _issue(
+        self, key: Hashable, function: Callable[[], object] | None, after: list[Work]
+    ) -> Work:
+        work = Work(key, function, after)
+        queue = self._queues.setdefault(key, deque())
+        queue.append(work)
+        if len(queue) > DEPTH:
+            self.finish(queue[0])
+        self._wander()
+        return work
+
+    # -- waiting ---------------------------------------------------------------------------
+
+    def finish(self, work: Work) -> None:
+        """Do a piece of work with all that it comes after; nothing inside work that runs."""
+        while not work.is_done and not self.is_running:
+            self._advance(work.key)
+            self._wander()
+
+    def finish_stream(self, stream: int) -> None:
+        """Do all that a stream was given; the legacy default stream waits for others first."""
+        self.finish(self.issue(stream, None))
+
+    def finish_all(self) -> None:
+        """Do everything, stream by stream in any order."""
+        while self._queues and not self.is_running:
+            self._advance(self._drawn())
+
+    def query(self, work: Work | None) -> bool:
+        """Tell whether work is done; who asks again and again sees it done one day."""
+        if work is not None and not work.is_done and self._random.random() < 0.5:
+            self.finish(work)
+        return work is None or work.is_done
+
+    def last_of(self, stream: int) -> Work | None:
+        """What a stream was given last, None where it has nothing left to do."""
+        queue = self._queues.get(_key(stream))
+        return queue[-1] if queue else None
+
+    # -- running ---------------------------------------------------------------------------
+
+    def _drawn(self) -> Hashable:
+        keys = list(self._queues)
+        for key in keys:
+            if key not in self._weights:
+                self._weights[key] = 10 ** self._random.uniform(-2, 0)
+        return self._random.choices(keys, [self._weights[key] for key in keys])[0]
+
+    def _wander(self) -> None:
+        """Run what nobody waits for, or nothing."""
+        while self._queues and not self.is_running and self._random.random() < self._eagerness:
+            self._advance(self._drawn())
+
+    def _advance(self, key: Hashable) -> None:
+        """Run the first thing that a stream waits for, or its own next."""
+        work = self._queues[key][0]
+        while waiting := [before for before in work.after if not before.is_done]:
+            work = self._queues[self._random.choice(waiting).key][0]
+        self.is_running = True
+        try:
+            work.run()
+        finally:
+            self.is_running = False
+            queue = self._queues[work.key]
+            queue.popleft()
+            if not queue:
+                del self._queues[work.key]
+
+
+def _key(stream: int) -> Hashable:
+    if stream == PER_THREAD_HANDLE:
+        return PER_THREAD_HANDLE, threading.get_ident()
+    return LEGACY if stream == LEGACY_HANDLE else stream

@@ -1,0 +1,230 @@
+"""Streams, events and captures, for streams that do their work at once.
+
+A capture takes what a stream is given instead of having it done. Models: which streams a capture
+reaches, what it forbids, and what ends it early. Does not model: graphs; what was captured is
+forgotten, and launching it is an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+NON_BLOCKING = 1
+"""cudaStreamNonBlocking, of driver_types.h."""
+RELAXED = 2
+"""cudaStreamCaptureModeRelaxed."""
+INVALID_HANDLE, ILLEGAL_STATE, UNSUPPORTED, INVALIDATED, UNMATCHED = 400, 401, 900, 901, 903
+ISOLATION, IMPLICIT, CAPTURED_EVENT = 905, 906, 907
+"""cudaError: of states, and of captures."""
+DEFAULT = (0, 1, 2)
+"""The streams that nobody makes: legacy by two names, and one for each thread."""
+
+
+@dataclass(eq=False)
+class Capture:
+    """A capture that has begun: its first stream, and whether it can still end well."""
+
+    origin: int
+    is_relaxed: bool
+    is_broken: bool = False
+
+
+class HostStreams:
+    """The functions of CuPy's runtime on streams and events, and what captures change of others.
+
+    Attributes:
+        captures: by stream, the capture that takes its work.
+    """
+
+    def __init__(self) -> None:
+        self.captures: dict[int, Capture] = {}
+        self._captured_events: dict[int, Capture] = {}
+        self._blocking: set[int] = set()
+        self._handle = 1 << 12
+        self._recorded: dict[int, float] = {}  # events, by simulated seconds
+
+    @property
+    def seconds(self) -> float:
+        """Simulated time."""
+        raise NotImplementedError
+
+    def _fail(self, status: int) -> NoReturn:
+        raise NotImplementedError
+
+    def new_handle(self) -> int:
+        """A number that stands for a stream, an event or a module."""
+        self._handle += 1
+        return self._handle
+
+    # -- captures --------------------------------------------------------------------------
+
+    def is_captured(self, stream: int) -> bool:
+        """Whether a capture takes the work that a stream is given now."""
+        if not self.captures:
+            return False
+        if stream in DEFAULT[:2]:
+            self._refuse_implicit()
+        capture = self.captures.get(stream)
+        if capture is not None and capture.is_broken:
+            self._fail(INVALIDATED)
+        return capture is not None
+
+    def _refuse_implicit(self) -> None:
+        """Fail where the legacy default stream would wait for a stream that is captured."""
+        blocking = [c for stream, c in self.captures.items() if stream in self._blocking]
+        for capture in blocking:
+            capture.is_broken = True
+        if blocking:
+            self._fail(IMPLICIT)
+
+    def refuse_unsafe(self) -> None:
+        """Fail where a capture forbids what may wait for the device, as allocation does."""
+        self._break([c for c in self.captures.values() if not c.is_relaxed])
+
+    def _refuse_wait(self, stream: int | None = None) -> None:
+        """Fail where somebody waits for what a capture takes; None is the whole device."""
+        for_all = stream is None or stream in DEFAULT[:2]
+        self._break([c for each, c in self.captures.items() if for_all or each == stream])
+
+    def _break(self, captures: list[Capture]) -> None:
+        for capture in captures:
+            capture.is_broken = True
+        if captures:
+            self._fail(UNSUPPORTED)
+
+    def streamBeginCapture(self, stream: int, mode: int = RELAXED) -> None:
+        if stream in DEFAULT[:2]:
+            self._fail(UNSUPPORTED)
+        if stream in self.captures:
+            self._fail(ILLEGAL_STATE)
+        self.captures[stream] = Capture(stream, mode == RELAXED)
+
+    def streamEndCapture(self, stream: int) -> int:
+        capture = self.captures.get(stream)
+        if capture is None:
+            self._fail(ILLEGAL_STATE)
+        if capture.origin != stream:
+            self._fail(UNMATCHED)
+        self.captures = {each: c for each, c in self.captures.items() if c is not capture}
+        events = self._captured_events.items()
+        self._captured_events = {event: c for event, c in events if c is not capture}
+        if capture.is_broken:
+            self._fail(INVALIDATED)
+        return self.new_handle()
+
+    def streamIsCapturing(self, stream: int) -> int:
+        if stream in DEFAULT[:2] and any(each in self._blocking for each in self.captures):
+            self._fail(IMPLICIT)
+        capture = self.captures.get(stream)
+        return 0 if capture is None else 1 + capture.is_broken
+
+    def graphInstantiate(self, graph: int) -> int:
+        return self.new_handle()
+
+    def graphLaunch(self, graph: int, stream: int) -> None:
+        raise NotImplementedError("the software GPU has no CUDA graphs: it cannot launch one")
+
+    def graphUpload(self, graph: int, stream: int) -> None:
+        raise NotImplementedError("the software GPU has no CUDA graphs: it cannot upload one")
+
+    # -- streams ---------------------------------------------------------------------------
+
+    def streamCreate(self) -> int:
+        return self.streamCreateWithFlags(0)
+
+    def streamCreateWithFlags(self, flags: int) -> int:
+        handle = self.new_handle()
+        if not flags & NON_BLOCKING:
+            self._blocking.add(handle)
+        return handle
+
+    def streamCreateWithPriority(self, flags: int, priority: int) -> int:
+        return self.streamCreateWithFlags(flags)
+
+    def streamGetFlags(self, stream: int) -> int:
+        return 0 if stream in (*DEFAULT, *self._blocking) else NON_BLOCKING
+
+    def streamGetPriority(self, stream: int) -> int:
+        return 0
+
+    def streamDestroy(self, stream: int) -> None:
+        self._blocking.discard(stream)
+
+    def streamSynchronize(self, stream: int) -> None:
+        self._refuse_wait(stream)
+
+    def streamQuery(self, stream: int) -> int:
+        self._refuse_wait(stream)
+        return 0
+
+    def deviceSynchronize(self) -> None:
+        self._refuse_wait()
+
+    def launchHostFunc(self, stream: int, function: Any, argument: int) -> None:
+        if not self.is_captured(stream):
+            function(argument)
+
+    def streamAddCallback(self, stream: int, function: Any, argument: int, flags: int = 0) -> None:
+        if not self.is_captured(stream):
+            function(stream, 0, argument)
+
+    # -- events ----------------------------------------------------------------------------
+
+    def eventCreate(self) -> int:
+        return self.new_handle()
+
+    def eventCreateWithFlags(self, flags: int) -> int:
+        return self.new_handle()
+
+    def eventDestroy(self, event: int) -> None:
+        self._recorded.pop(event, None)
+        self._captured_events.pop(event, None)
+
+    def eventRecord(self, event: int, stream: int) -> None:
+        if not self.takes_record(event, stream):
+            self._recorded[event] = self.seconds
+
+    def takes_record(self, event: int, stream: int) -> bool:
+        """Whether a capture takes the recording of an event."""
+        self._captured_events.pop(event, None)
+        if not self.is_captured(stream):
+            return False
+        self._captured_events[event] = self.captures[stream]
+        return True
+
+    def streamWaitEvent(self, stream: int, event: int, flags: int = 0) -> None:
+        self.takes_wait(stream, event)
+
+    def takes_wait(self, stream: int, event: int) -> bool:
+        """Whether a capture takes a stream's waiting: the stream is captured too from then on."""
+        capture = self._captured_events.get(event)
+        if capture is None:
+            if not self.is_captured(stream):
+                return False
+            self.captures[stream].is_broken = True
+            self._fail(ISOLATION)
+        self.captures.setdefault(stream, capture)
+        return True
+
+    def eventQuery(self, event: int) -> int:
+        self._refuse_captured(event)
+        return 0
+
+    def eventSynchronize(self, event: int) -> None:
+        self._refuse_captured(event)
+
+    def _refuse_captured(self, event: int) -> None:
+        if event in self._captured_events:
+            self._captured_events[event].is_broken = True
+            self._fail(CAPTURED_EVENT)
+
+    def eventElapsedTime(self, start: int, end: int) -> float:
+        if start not in self._recorded or end not in self._recorded:
+            self._fail(INVALID_HANDLE)
+        return 1000 * (self._recorded[end] - self._recorded[start])
+
+    def nothing(self, *args: Any) -> None:
+        """There is nothing to do on the host."""
+
+    graphDestroy = graphExecDestroy = nothing
