@@ -43,6 +43,12 @@ class Store:
         self._decoded: list[Event] = []
         self._reader = Reader()
         self.first_entry = 0
+        self._names: dict[int, tuple[str, str]] = {}
+
+    def rename(self, tensor: int, kind: str, label: str) -> None:
+        """Give a tensor the kind and label that were learnt after it was allocated."""
+        self._names[tensor] = kind, label
+        self._decoded.clear()
 
     def __len__(self) -> int:
         return len(self.raw)
@@ -65,6 +71,7 @@ class Store:
             reads, writes = _accesses(op.reads), _accesses(op.writes)
             return op._replace(reads=reads, writes=writes, entry=self._entry(op.entry))
         tensor, _, nbytes, kind, label, uploaded, *stacks = raw
+        kind, label = self._names.get(tensor, (kind, label))
         stack = self._reader.texts(stacks[0]) if stacks else ()
         return Alloc(tensor, nbytes, kind, label, uploaded, stack)
 

@@ -22,10 +22,19 @@ import numpy as np
 
 from umem.errors import OutOfMemoryError, StateError
 from umem.scopes import Scope, Scoped, changed
-from umem.trace.events import Alloc, Event, Free, Hint, Mark
+from umem.trace.events import Alloc, Event, Hint, Mark
 from umem.trace.recording.buffer import Boundary, Raw, Store, decode_op
 from umem.trace.recording.sources import start_sources, stop_sources
-from umem.trace.recording.storage import Reach, RootRef, address_of, part_of, root_of
+from umem.trace.recording.storage import (
+    Lifetimes,
+    MemoryBlock,
+    Reach,
+    RootRef,
+    address_of,
+    part_of,
+    root_of,
+    tellers,
+)
 from umem.trace.recording.thread import (
     Following,
     Measured,
@@ -42,7 +51,7 @@ __all__ = ["Measured", "Reach", "Recorder", "active", "address_of", "inside", "r
 Measure = Literal["time", "workspace"]
 
 
-class Recorder(Scoped["Recorder"], Following):
+class Recorder(Scoped["Recorder"], Lifetimes, Following):
     """Events of the calling thread's operations, kept as a trace and sent to a listener.
 
     Use it as a context manager; ``umem.record()`` makes one. With ``measure="workspace"`` it is
@@ -74,8 +83,8 @@ class Recorder(Scoped["Recorder"], Following):
         self._last_stack: tuple[Any, ...] = ()
         self._store = Store() if keep else None
         self._raw: list[Raw] | None = None if self._store is None else self._store.raw
-        self._known: dict[int, RootRef] = {}
-        self._dead: deque[RootRef] = deque()
+        self._known: dict[int, RootRef | MemoryBlock] = {}
+        self._dead: deque[RootRef | MemoryBlock] = deque()
         self._note_death = self._dead.append
         self._count = 0
         self._owns_tracemalloc = self._entered = False
@@ -152,7 +161,8 @@ class Recorder(Scoped["Recorder"], Following):
     def boundary(self) -> Boundary:
         """This place, from which a part of the recording may begin."""
         self.flush()
-        found = sorted(ref.whole for ref in list(self._known.values()))
+        known = reversed(list(self._known.values()))  # a block comes before the arrays on it
+        found = sorted({ref.whole[0]: ref.whole for ref in known}.values())
         alive = tuple((*whole[:5], True, *whole[6:]) for whole in found)  # uploaded
         return Boundary(len(self._stored), (*alive, Mark("start")))
 
@@ -279,28 +289,6 @@ class Recorder(Scoped["Recorder"], Following):
         if self._raw is not None:
             self._raw.append((entry,))
 
-    def flush(self) -> None:
-        """Turn the deaths of arrays so far into events."""
-        dead, known, raw = self._dead, self._known, self._raw
-        ref: RootRef | None = None
-        while dead:
-            try:
-                try:
-                    ref = dead[0]  # known before it is taken: a signal may come as it is
-                    ref = dead.popleft()
-                except IndexError:  # another thread, which asks for figures, was faster
-                    return
-                if known.get(ref.key) is ref:
-                    if self._listener is not None:
-                        self._listener(Free(ref.whole[0]))
-                    del known[ref.key]
-                    if raw is not None:
-                        raw.append(ref.whole[0])
-            except BaseException:
-                if ref is not None and ref not in dead and known.get(ref.key) is ref:
-                    dead.appendleft(ref)
-                raise
-
     # -- inside ----------------------------------------------------------------------------
 
     def _allocate(self, root: Any, kind: str, label: str, uploaded: bool) -> Reach:
@@ -308,23 +296,31 @@ class Recorder(Scoped["Recorder"], Following):
             self.flush()
         if type(root) is not np.ndarray and type(root).__module__.startswith("cupy"):
             self.backend = "cupy"
+            for teller in tellers:
+                self.backend = teller.name
+                return self._on_block(root, teller.block_of(root), kind, label, uploaded)
+        ref = RootRef(root, self._note_death)
+        ref.key, ref.address = id(root), None
+        return self.add(ref, int(root.nbytes), kind, label, uploaded)
+
+    def add(
+        self, ref: RootRef | MemoryBlock, nbytes: int, kind: str, label: str, uploaded: bool
+    ) -> Reach:
+        """Allocate the next tensor, which is what ``ref`` refers to."""
         count = self._count
         self._count = count + 1
-        whole: Reach = (count, 0, int(root.nbytes), kind, label, uploaded)
-        ref = RootRef(root, self._note_death)
-        ref.key = id(root)
+        whole: Reach = (count, 0, nbytes, kind, label, uploaded)
         ref.whole = whole
-        ref.address = None
         if self._listener is not None:
             self._known[ref.key] = ref  # before the listener: a signal may interrupt it
             try:
-                self._announce(Alloc(count, whole[2], kind, label, uploaded))
+                self._announce(Alloc(count, nbytes, kind, label, uploaded))
             except OutOfMemoryError as error:
                 self._count = count
                 del self._known[ref.key]
                 raise error.with_traceback(None)  # noqa: B904 (the same error, without our frames)
         if self._stacks:
-            stack = user_places(3)  # what called follow, access or adopt
+            stack = user_places(4)  # what called follow, access or memory
             if stack == self._last_stack:  # often, and one tuple is less for the collector
                 stack = self._last_stack
             self._last_stack = stack
