@@ -61,6 +61,7 @@ SAME_FACE = (
     "umem.devices.software.libraries.cublas",
     "umem.devices.software.libraries.curand",
     "umem.devices.software.libraries.cusparse",
+    "umem.devices.software.cupy_source",
     "umem.devices.software.driver",
     "umem.devices.software.late",
     "umem.devices.software.libcuda",
@@ -71,7 +72,7 @@ SAME_FACE = (
 )
 """Parallel files of the devices: each has its device as its only user.
 
-Those of the software GPU stand for CuPy's own modules."""
+Those of the software GPU stand for CuPy's own modules, or are a source of recordings."""
 PARALLEL = {"devices/cuda", "devices/software", "devices/virtual"}
 """Folders whose files bear the same names where they do the same."""
 

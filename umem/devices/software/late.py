@@ -15,9 +15,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from umem.devices.software.allocations import HOST, MANAGED, NO_MEMORY
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.kernels import Kernel
-from umem.devices.software.runtime import HOST, MANAGED, NO_MEMORY, HostRuntime
+from umem.devices.software.runtime import HostRuntime
 from umem.devices.software.stream_order import LEGACY, StreamOrder, Work
 from umem.devices.software.streams import NON_BLOCKING
 from umem.devices.specs import GpuSpec
@@ -38,12 +39,12 @@ class LateRuntime(HostRuntime):
     """CuPy's runtime, whose streams run late.
 
     Args:
-        spec: the GPU that it pretends to be.
+        spec, is_modelled: see `HostMemory`.
         seed: of the order; None does everything at once.
     """
 
-    def __init__(self, spec: GpuSpec, seed: int | None) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: GpuSpec, seed: int | None, is_modelled: bool = True) -> None:
+        super().__init__(spec, is_modelled)
         self._order = StreamOrder(seed)
         self._events: dict[int, Work] = {}
         self._is_over = False
@@ -72,24 +73,24 @@ class LateRuntime(HostRuntime):
         found = self.allocation_of(address)
         return 0 if found is None else found.kind
 
-    def _allocate(self, nbytes: int, kind: int) -> int:
+    def allocate(self, nbytes: int, kind: int) -> int:
         try:
-            return super()._allocate(nbytes, kind)
+            return super().allocate(nbytes, kind)
         except self.error_type as error:
             if error.status != NO_MEMORY:
                 raise
             self.deviceSynchronize()  # what is freed in a stream's order may be free by now
-            return super()._allocate(nbytes, kind)
+            return super().allocate(nbytes, kind)
 
     def free(self, ptr: int) -> None:
         with self.lock:  # the collector may free while something runs: then it is free after that
-            work = self._order.issue_after_all(lambda: HostRuntime.free(self, ptr))
+            work = self._order.issue_after_all(lambda: HostRuntime.release(self, ptr))
             self._order.finish(work)
 
     freeHost = free
 
     def freeAsync(self, ptr: int, stream: int) -> None:
-        self.queue(stream, lambda: HostRuntime.free(self, ptr))
+        self.queue(stream, lambda: HostRuntime.release(self, ptr))
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
         source, target = self._kind_of(src), self._kind_of(dst)
@@ -183,7 +184,7 @@ class LateRuntime(HostRuntime):
     def eventElapsedTime(self, start: int, end: int) -> float:
         events = [self._events.get(event) for event in (start, end)]
         if any(event is not None and not event.is_done for event in events):
-            self._fail(NOT_READY)
+            self.fail(NOT_READY)
         return super().eventElapsedTime(start, end)
 
     def eventDestroy(self, event: int) -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from umem.devices.software.runtime import CPU, CUDA_VERSION, MANAGED, HostRuntime
+from umem.devices.software.allocations import MANAGED
+from umem.devices.software.runtime import CPU, CUDA_VERSION, HostRuntime
 from umem.devices.software.toolchain import Toolchain
 
 PAGE_BYTES = 4096

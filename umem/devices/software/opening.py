@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from umem.devices.cost import Sample, StepCost, set_cuda_model
+from umem.devices.software.cupy_source import CupySource
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.kernels import KernelCompiler
 from umem.devices.software.late import LateDriver, LateRuntime, on_stream
@@ -87,6 +88,7 @@ def software_gpu(
     gpu: str | GpuSpec,
     vram: int | str | None = None,
     *,
+    model: bool = True,
     force: bool = False,
     stream_seed: int | None = None,
 ) -> SoftwareGPU:
@@ -97,6 +99,8 @@ def software_gpu(
     Args:
         gpu: a name of the table, such as ``"t4"``.
         vram: usable VRAM instead of the table's figure, such as ``"1GiB"``.
+        model: False leaves out VRAM, pages and time: nothing is full or moves, all counts are
+            zero, and operations are quicker.
         force: also where there is a real GPU.
         stream_seed: work on streams runs late, at any moment that CUDA's rules allow, in an order
             drawn from this seed: a program whose results depend on it has missed a wait. Without
@@ -123,7 +127,9 @@ def software_gpu(
     names = [f"cupy_backends/cuda/libs/{name}" for name in _LIBRARIES]
     names += ["cupy/cuda/cufft", "cupy/cuda/jitify"]
     found = [path for name in names for path in folder.parent.glob(f"{name}.*.so")]
-    runtime = HostRuntime(spec) if stream_seed is None else LateRuntime(spec, stream_seed)
+    runtime = (
+        HostRuntime(spec, model) if stream_seed is None else LateRuntime(spec, stream_seed, model)
+    )
     libraries = StandIns(found, tools)
     libraries.stand_in()
     hints = HostHints(runtime, tools)
@@ -188,7 +194,7 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain) -> None:
         setattr(cupy.random, name, host_generator(cupy))
     for name in ("XORWOW", "MRG32k3a", "Philox4x3210"):
         setattr(cupy.random, name, _missing("cupy.random", name))
-    _kept.append(runtime)
+    _kept.extend((runtime, CupySource(runtime, cupy)))
 
 
 def _point_at(module: Any, functions: Any, tools: Toolchain) -> None:

@@ -49,7 +49,8 @@ class HostStreams:
         """Simulated time."""
         raise NotImplementedError
 
-    def _fail(self, status: int) -> NoReturn:
+    def fail(self, status: int) -> NoReturn:
+        """Raise CuPy's error for a status."""
         raise NotImplementedError
 
     def new_handle(self) -> int:
@@ -67,7 +68,7 @@ class HostStreams:
             self._refuse_implicit()
         capture = self.captures.get(stream)
         if capture is not None and capture.is_broken:
-            self._fail(INVALIDATED)
+            self.fail(INVALIDATED)
         return capture is not None
 
     def _refuse_implicit(self) -> None:
@@ -76,7 +77,7 @@ class HostStreams:
         for capture in blocking:
             capture.is_broken = True
         if blocking:
-            self._fail(IMPLICIT)
+            self.fail(IMPLICIT)
 
     def refuse_unsafe(self) -> None:
         """Fail where a capture forbids what may wait for the device, as allocation does."""
@@ -91,31 +92,31 @@ class HostStreams:
         for capture in captures:
             capture.is_broken = True
         if captures:
-            self._fail(UNSUPPORTED)
+            self.fail(UNSUPPORTED)
 
     def streamBeginCapture(self, stream: int, mode: int = RELAXED) -> None:
         if stream in DEFAULT[:2]:
-            self._fail(UNSUPPORTED)
+            self.fail(UNSUPPORTED)
         if stream in self.captures:
-            self._fail(ILLEGAL_STATE)
+            self.fail(ILLEGAL_STATE)
         self.captures[stream] = Capture(stream, mode == RELAXED)
 
     def streamEndCapture(self, stream: int) -> int:
         capture = self.captures.get(stream)
         if capture is None:
-            self._fail(ILLEGAL_STATE)
+            self.fail(ILLEGAL_STATE)
         if capture.origin != stream:
-            self._fail(UNMATCHED)
+            self.fail(UNMATCHED)
         self.captures = {each: c for each, c in self.captures.items() if c is not capture}
         events = self._captured_events.items()
         self._captured_events = {event: c for event, c in events if c is not capture}
         if capture.is_broken:
-            self._fail(INVALIDATED)
+            self.fail(INVALIDATED)
         return self.new_handle()
 
     def streamIsCapturing(self, stream: int) -> int:
         if stream in DEFAULT[:2] and any(each in self._blocking for each in self.captures):
-            self._fail(IMPLICIT)
+            self.fail(IMPLICIT)
         capture = self.captures.get(stream)
         return 0 if capture is None else 1 + capture.is_broken
 
@@ -203,7 +204,7 @@ class HostStreams:
             if not self.is_captured(stream):
                 return False
             self.captures[stream].is_broken = True
-            self._fail(ISOLATION)
+            self.fail(ISOLATION)
         self.captures.setdefault(stream, capture)
         return True
 
@@ -217,11 +218,11 @@ class HostStreams:
     def _refuse_captured(self, event: int) -> None:
         if event in self._captured_events:
             self._captured_events[event].is_broken = True
-            self._fail(CAPTURED_EVENT)
+            self.fail(CAPTURED_EVENT)
 
     def eventElapsedTime(self, start: int, end: int) -> float:
         if start not in self._recorded or end not in self._recorded:
-            self._fail(INVALID_HANDLE)
+            self.fail(INVALID_HANDLE)
         return 1000 * (self._recorded[end] - self._recorded[start])
 
     def nothing(self, *args: Any) -> None:

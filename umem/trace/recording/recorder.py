@@ -41,6 +41,7 @@ from umem.trace.recording.thread import (
     active,
     forget_operation,
     inside,
+    meters,
     thread_state,
 )
 from umem.trace.stacks import user_places
@@ -141,7 +142,7 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
 
     def _trace_memory(self, on: bool) -> None:
         """Start tracemalloc unless somebody else has; stop it only if it is ours."""
-        if on and not tracemalloc.is_tracing():
+        if on and len(meters) == 1 and not tracemalloc.is_tracing():
             self._owns_tracemalloc = True
             tracemalloc.start(1)
         elif not on and self._owns_tracemalloc:
@@ -152,6 +153,11 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
     def stored_count(self) -> int:
         """How many events are stored."""
         return len(self._stored)
+
+    @property
+    def tensor_count(self) -> int:
+        """How many tensors were seen."""
+        return self._count
 
     @property
     def is_full(self) -> bool:
@@ -297,7 +303,6 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         if type(root) is not np.ndarray and type(root).__module__.startswith("cupy"):
             self.backend = "cupy"
             for teller in tellers:
-                self.backend = teller.name
                 return self._on_block(root, teller.block_of(root), kind, label, uploaded)
         ref = RootRef(root, self._note_death)
         ref.key, ref.address = id(root), None

@@ -67,6 +67,7 @@ class Lifetimes(ABC):
     _listener: Callable[[Event], None] | None
     _raw: list[Raw] | None
     _store: Store | None
+    backend: str
 
     @abstractmethod
     def add(
@@ -106,6 +107,7 @@ class Lifetimes(ABC):
         if self._dead:
             self.flush()
         found = self._known.get(-address)
+        self.backend = tellers[-1].name
         if found is None:
             return self.add(MemoryBlock(address), nbytes, kind, label, uploaded)
         if kind != "array" and found.whole[3] == "array":

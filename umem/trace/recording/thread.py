@@ -6,7 +6,7 @@ import threading
 import weakref
 from time import perf_counter
 from tracemalloc import get_traced_memory, reset_peak
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from umem import scopes
 from umem.scopes import derived
@@ -19,6 +19,27 @@ class Following:
     """What is told of operations while the scope that holds it is open: a recorder."""
 
     measure: str
+
+
+class Meter(Protocol):
+    """What tells how much memory is held, and was held at most."""
+
+    def traced(self) -> tuple[int, int]:
+        """Bytes now, and at most since `reset`."""
+
+    def reset(self) -> None:
+        """Forget the peak."""
+
+
+class HostMeter:
+    """The host's memory, as tracemalloc tells it."""
+
+    traced = staticmethod(get_traced_memory)
+    reset = staticmethod(reset_peak)
+
+
+meters: list[Meter] = [HostMeter()]
+"""The last one tells of the workspace of operations."""
 
 
 class ThreadState:
@@ -107,9 +128,10 @@ class Measured:
         self.seconds: float | None = None
         self.workspace_bytes: int | None = None
         if told.is_traced:
-            self._outer_peak = max(state.peak_bytes, get_traced_memory()[1])
+            meter = meters[-1]
+            self._outer_peak = max(state.peak_bytes, meter.traced()[1])
             state.peak_bytes = 0
-            reset_peak()
+            meter.reset()
         self._start = perf_counter()
 
     def stop(self) -> None:
@@ -118,7 +140,7 @@ class Measured:
         if self._outer_peak < 0:
             self.seconds = own if own > 0.0 else 0.0
         else:
-            left, peak = get_traced_memory()
+            left, peak = meters[-1].traced()
             self.workspace_bytes = max(0, peak - left, self._state.peak_bytes - left)
 
     def close(self) -> None:

@@ -1,0 +1,208 @@
+"""Host memory that stands for a GPU's, and who hears of what happens to it.
+
+What is handed out is real. VRAM, pages and time are those of `umem.devices.virtual.model`, which
+hears of every allocation, copy, kernel, prefetch and piece of advice; recorders hear of operations.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+from numpy.typing import NDArray
+
+from umem.devices.base import Policy
+from umem.devices.specs import COSTS, GpuSpec
+from umem.devices.virtual.model import Model
+from umem.errors import OutOfMemoryError
+from umem.locks import safe_lock
+from umem.trace.events import Access, Alloc, Event, Free, Op
+
+HOST, DEVICE, MANAGED = 1, 2, 3
+"""cudaMemoryType, of driver_types.h."""
+NO_MEMORY, INVALID_VALUE = 2, 1
+"""cudaError, of driver_types.h."""
+ALIGNMENT = 512
+"""What cudaMalloc's addresses are multiples of at least (CUDA C++ Programming Guide)."""
+_POLICIES = {DEVICE: Policy("unmanaged"), MANAGED: Policy("managed")}
+_libc = ctypes.CDLL(None)
+_libc.free.argtypes = [ctypes.c_void_p]
+
+
+class Allocation(NamedTuple):
+    """Memory that was asked for: its number in the model, where it is, and of which kind."""
+
+    address: int
+    nbytes: int
+    kind: int
+    number: int
+
+
+class Listener(Protocol):
+    """Hears of what happens to memory; ``addresses`` has where each allocation begins."""
+
+    def operation(self, op: Op, addresses: dict[int, int]) -> None:
+        """An operation has run."""
+
+    def uploaded(self, access: Access, addresses: dict[int, int]) -> None:
+        """Memory was copied from the host."""
+
+    def ended(self, address: int, held: int) -> None:
+        """The memory at this address is free."""
+
+
+class HostMemory:
+    """Allocations, and the model and the recorders that hear of them.
+
+    Args:
+        spec: the GPU that it pretends to be.
+        is_modelled: whether VRAM, pages and time are; otherwise the model hears of nothing.
+
+    Attributes:
+        error_type: CuPy's error for a status.
+        listener: hears of operations; None where nobody records.
+        lock: held while a kernel runs: what its threads share is static, so that two threads of the
+            program take turns.
+    """
+
+    def __init__(self, spec: GpuSpec, is_modelled: bool = True) -> None:
+        self.spec = spec
+        self.error_type: Any = RuntimeError
+        self.lock = safe_lock()  # before the model's, which is taken inside
+        self.is_modelled = is_modelled
+        self.listener: Listener | None = None
+        self.model = Model(spec, COSTS, "plain", "numpy", lambda: _POLICIES[self._kind])
+        self._kind = DEVICE
+        self._starts: list[int] = []
+        self._allocations: dict[int, Allocation] = {}
+        self._addresses: dict[int, int] = {}  # by number
+        self._count = 0
+        self._freed: list[int] = []
+        self._is_telling = False
+
+    def fail(self, status: int) -> NoReturn:
+        """Raise CuPy's error for a status."""
+        raise self.error_type(status)
+
+    def allocate(self, nbytes: int, kind: int) -> int:
+        """Hand out memory of a kind; returns its address."""
+        with self.lock:
+            return self._allocated(nbytes, kind)
+
+    def _allocated(self, nbytes: int, kind: int) -> int:
+        number = self._count
+        if kind != HOST:
+            self._kind = kind
+            try:
+                self.tell(Alloc(number, nbytes, "array", "cudaMalloc"))
+            except OutOfMemoryError:
+                self.fail(NO_MEMORY)
+        place = ctypes.c_void_p()
+        if _libc.posix_memalign(ctypes.byref(place), ALIGNMENT, ctypes.c_size_t(max(1, nbytes))):
+            if kind != HOST:
+                self.tell(Free(number))
+            self.fail(NO_MEMORY)
+        address = place.value or 0
+        self._count += 1
+        self._addresses[number] = address
+        self._allocations[address] = Allocation(address, nbytes, kind, number)
+        bisect.insort(self._starts, address)
+        return address
+
+    def allocation_of(self, address: int) -> Allocation | None:
+        """The allocation that an address is in."""
+        index = bisect.bisect_right(self._starts, address) - 1
+        if index < 0:
+            return None
+        found = self._allocations[self._starts[index]]
+        return found if address < found.address + max(1, found.nbytes) else None
+
+    def release(self, ptr: int) -> None:
+        """Give memory back, of which null is none; a status where it is not ours."""
+        if not ptr:
+            return
+        found = self._allocations.pop(ptr, None)
+        if found is None:
+            self.fail(INVALID_VALUE)
+            return
+        del self._starts[bisect.bisect_left(self._starts, ptr)], self._addresses[found.number]
+        if self.listener is not None:
+            self.listener.ended(ptr, 0)
+        if found.kind != HOST:
+            self._freed.append(found.number)
+            if not self._is_telling:
+                self.tell(None)
+        _libc.free(ptr)
+
+    def access(self, address: int, nbytes: int) -> list[Access]:
+        """The access of the model to a range, none where the model does not know it."""
+        found = self.allocation_of(address)
+        if found is None or found.kind == HOST:
+            return []
+        start = address - found.address
+        return [Access(found.number, start, max(start, min(found.nbytes, start + nbytes)))]
+
+    def view(
+        self, address: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> NDArray[Any]:
+        """Return memory as a NumPy array; the address is of the element at index zero."""
+        spans = [(n - 1) * s for n, s in zip(shape, strides, strict=True) if n > 1]
+        low = sum(span for span in spans if span < 0)
+        nbytes = sum(map(abs, spans)) + dtype.itemsize if all(shape) else 0
+        memory: Any = (ctypes.c_char * nbytes).from_address(address + low)
+        return np.ndarray(shape, dtype, memory, -low, strides)
+
+    def access_of(self, array: NDArray[Any]) -> list[Access]:
+        """The access of the model to an array that `view` gave."""
+        if not array.size:
+            return []
+        low, high = byte_bounds(array)
+        return self.access(low, high - low)
+
+    def operation(
+        self, name: str, reads: Sequence[Access], writes: Sequence[Access], flops: int = 0
+    ) -> None:
+        """Tell the model of an operation that touches each byte once."""
+        if not self.is_modelled and self.listener is None:
+            return
+        traffic = sum(access.stop - access.start for access in (*reads, *writes))
+        op = Op(name, "array", tuple(reads), tuple(writes), flops, traffic)
+        self.tell(op)
+        if self.listener is not None:
+            self.listener.operation(op, self._addresses)
+
+    def tell_copy(self, dst: int, src: int, size: int) -> None:
+        """Tell of a copy before it is done."""
+        reads, writes = self.access(src, size), self.access(dst, size)
+        if reads and writes:
+            self.operation("memcpy", reads, writes)
+        elif reads or writes:
+            self.tell(None, ((reads or writes)[0], bool(reads)))
+            if self.listener is not None and writes:
+                self.listener.uploaded(writes[0], self._addresses)
+            elif self.listener is not None:
+                self.listener.operation(Op("get", "array", tuple(reads), ()), self._addresses)
+
+    def tell(self, event: Event | None, copy: tuple[Access, bool] | None = None) -> None:
+        """Tell the model of an event, and of what was freed; also what a collector frees meanwhile.
+
+        The collector may run in the middle of the model, which would take it for a signal. A copy
+        is a range, and whether it goes to the host.
+        """
+        if not self.is_modelled:
+            return
+        with self.lock:
+            self._is_telling = True
+            try:
+                while self._freed:
+                    self.model.on_event(Free(self._freed.pop()))
+                if event is not None:
+                    self.model.on_event(event)
+                if copy is not None:
+                    self.model.copy(copy[0], to_host=copy[1])
+            finally:
+                self._is_telling = False
