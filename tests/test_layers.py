@@ -62,6 +62,7 @@ SAME_FACE = (
     "umem.devices.software.libraries.curand",
     "umem.devices.software.libraries.cusparse",
     "umem.devices.software.cupy_source",
+    "umem.devices.software.checked",
     "umem.devices.software.driver",
     "umem.devices.software.late",
     "umem.devices.software.libcuda",

@@ -43,6 +43,7 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.option("--prefetch", is_flag=True, help="Make memory resident as it is handed out.")
 @click.option("--virtual", metavar="GPU", help="Follow the run with the model of a GPU.")
 @click.option("--software", metavar="GPU", help="Run the real CuPy on host memory, as this GPU.")
+@click.option("--checked", is_flag=True, help="With --software: kernels that leave their arrays.")
 @click.option("--vram", metavar="SIZE", help="VRAM of that GPU instead of the table's.")
 @click.option("--report", is_flag=True, help="Say at the end what was used, on standard error.")
 @click.option(
@@ -77,6 +78,8 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
         raise click.UsageError("--virtual follows NumPy arrays, --software CuPy's: one of the two")
     if asked.vram and not (asked.virtual or asked.software):
         raise click.UsageError("--vram needs --virtual GPU or --software GPU")
+    if asked.checked and not asked.software:
+        raise click.UsageError("--checked needs --software GPU")
     recording = _recording(asked, script)
     watching = Watching() if asked.watch else None
     with ExitStack() as stack:
@@ -109,6 +112,7 @@ class _RunOptions(NamedTuple):
     prefetch: bool
     virtual: str | None
     software: str | None
+    checked: bool
     vram: str | None
     report: bool
     record: Path | None
@@ -161,7 +165,7 @@ def _prepare(stack: ExitStack, asked: _RunOptions) -> None:
         if value and not on:
             raise click.UsageError(f"{name} needs a --mode")
     if asked.software:
-        umem.software_gpu(asked.software, asked.vram)
+        umem.software_gpu(asked.software, asked.vram, checked=asked.checked)
     arm()
     if asked.virtual:
         _import_chainer()

@@ -16,6 +16,7 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from umem.devices.base import Policy
+from umem.devices.software.memory_sources import PlainSource
 from umem.devices.specs import COSTS, GpuSpec
 from umem.devices.virtual.model import Model
 from umem.errors import OutOfMemoryError
@@ -26,11 +27,7 @@ HOST, DEVICE, MANAGED = 1, 2, 3
 """cudaMemoryType, of driver_types.h."""
 NO_MEMORY, INVALID_VALUE = 2, 1
 """cudaError, of driver_types.h."""
-ALIGNMENT = 512
-"""What cudaMalloc's addresses are multiples of at least (CUDA C++ Programming Guide)."""
 _POLICIES = {DEVICE: Policy("unmanaged"), MANAGED: Policy("managed")}
-_libc = ctypes.CDLL(None)
-_libc.free.argtypes = [ctypes.c_void_p]
 
 
 class Allocation(NamedTuple):
@@ -65,6 +62,7 @@ class HostMemory:
     Attributes:
         error_type: CuPy's error for a status.
         listener: hears of operations; None where nobody records.
+        source: where memory comes from.
         lock: held while a kernel runs: what its threads share is static, so that two threads of the
             program take turns.
     """
@@ -73,6 +71,7 @@ class HostMemory:
         self.spec = spec
         self.error_type: Any = RuntimeError
         self.lock = safe_lock()  # before the model's, which is taken inside
+        self.source = PlainSource()
         self.is_modelled = is_modelled
         self.listener: Listener | None = None
         self.model = Model(spec, COSTS, "plain", "numpy", lambda: _POLICIES[self._kind])
@@ -101,12 +100,11 @@ class HostMemory:
                 self.tell(Alloc(number, nbytes, "array", "cudaMalloc"))
             except OutOfMemoryError:
                 self.fail(NO_MEMORY)
-        place = ctypes.c_void_p()
-        if _libc.posix_memalign(ctypes.byref(place), ALIGNMENT, ctypes.c_size_t(max(1, nbytes))):
+        address = self.source.take(nbytes)
+        if address is None:
             if kind != HOST:
                 self.tell(Free(number))
             self.fail(NO_MEMORY)
-        address = place.value or 0
         self._count += 1
         self._addresses[number] = address
         self._allocations[address] = Allocation(address, nbytes, kind, number)
@@ -132,11 +130,12 @@ class HostMemory:
         del self._starts[bisect.bisect_left(self._starts, ptr)], self._addresses[found.number]
         if self.listener is not None:
             self.listener.ended(ptr, 0)
-        if found.kind != HOST:
+        if found.kind != HOST and self.is_modelled:
             self._freed.append(found.number)
             if not self._is_telling:
                 self.tell(None)
-        _libc.free(ptr)
+        with self.lock:
+            self.source.give(ptr, found.nbytes)
 
     def access(self, address: int, nbytes: int) -> list[Access]:
         """The access of the model to a range, none where the model does not know it."""

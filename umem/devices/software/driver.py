@@ -23,6 +23,9 @@ class HostDriver:
         runtime: where memory is, and the model.
         compiler: compiles what the run-time compiler put together.
         fail: raises CuPy's error for a status.
+
+    Attributes:
+        run: runs a kernel over a grid.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class HostDriver:
         self._runtime, self._compiler, self._fail = runtime, compiler, fail
         self._modules: dict[int, tuple[ctypes.CDLL, dict[str, str]]] = {}
         self._kernels: dict[int, Kernel] = {}
+        self.run: Callable[[Kernel, Sequence[int], Sequence[int], int, int], None] = Kernel.run
 
     def moduleLoad(self, path: str) -> int:
         try:
@@ -106,7 +110,7 @@ class HostDriver:
                 reads += accesses
                 writes += [] if constant else accesses
             self._runtime.operation(kernel.name, reads, writes)
-            kernel.run(*sizes, shared_bytes, given)
+            self.run(kernel, *sizes, shared_bytes, given)
 
     def launchCooperativeKernel(self, *arguments: int) -> None:
         self.launchKernel(*arguments)

@@ -51,7 +51,8 @@ class Kernel:
 
     def __init__(self, library: ctypes.CDLL, name: str, parameters: str) -> None:
         self.name = name
-        self.constant = [part.strip().startswith("const ") for part in _parts(parameters)]
+        self._texts = _parts(parameters)
+        self.constant = [part.strip().startswith("const ") for part in self._texts]
         self._run = getattr(library, f"umem_run_{name}")
         self._reach = getattr(library, f"umem_reach_{name}")
         self._run.restype = None
@@ -71,6 +72,18 @@ class Kernel:
         count = self._reach(given, ctypes.addressof(self._ranges))
         found = [(r.low, r.high) for r in self._ranges[:count]]
         return [(*r, constant) for r, constant in zip(found, self.constant, strict=True) if r[0]]
+
+    @property
+    def address(self) -> int:
+        """Where its code is."""
+        return ctypes.cast(self._run, ctypes.c_void_p).value or 0
+
+    def pointers(self, given: int) -> list[tuple[tuple[int, str], int]]:
+        """Return each parameter that leads to memory, by number and text, with where it leads."""
+        self.ranges(given)
+        texts = enumerate(text.strip() for text in self._texts)
+        pairs = zip(texts, self._ranges, strict=False)
+        return [(parameter, found.low) for parameter, found in pairs if found.low]
 
     def captured(self, given: int) -> Captured:
         """Copy the arguments that are at addresses; what they lead to is not copied."""

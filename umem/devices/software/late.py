@@ -39,7 +39,7 @@ class LateRuntime(HostRuntime):
     """CuPy's runtime, whose streams run late.
 
     Args:
-        spec, is_modelled: see `HostMemory`.
+        spec, is_modelled: as for `HostMemory`.
         seed: of the order; None does everything at once.
     """
 

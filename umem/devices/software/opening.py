@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from umem.devices.cost import Sample, StepCost, set_cuda_model
+from umem.devices.software.checked import KernelGuard, bypass_pools
 from umem.devices.software.cupy_source import CupySource
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.kernels import KernelCompiler
@@ -21,6 +22,7 @@ from umem.devices.software.libraries.curand import HostRand, host_generator
 from umem.devices.software.libraries.cusparse import HostSparse
 from umem.devices.software.libraries.thrust import HostThrust
 from umem.devices.software.linking import StandIns, Trampolines
+from umem.devices.software.memory_sources import GuardedSource
 from umem.devices.software.nvrtc import HostNvrtc
 from umem.devices.software.runtime import HostRuntime
 from umem.devices.software.toolchain import Toolchain
@@ -90,6 +92,7 @@ def software_gpu(
     *,
     model: bool = True,
     force: bool = False,
+    checked: bool = False,
     stream_seed: int | None = None,
 ) -> SoftwareGPU:
     """Have the real CuPy run on host memory, as if on this GPU, from now on and for the process.
@@ -102,6 +105,8 @@ def software_gpu(
         model: False leaves out VRAM, pages and time: nothing is full or moves, all counts are
             zero, and operations are quicker.
         force: also where there is a real GPU.
+        checked: each array gets memory of its own, between pages that nothing may touch: a kernel
+            that leaves it is a DeviceError that names kernel and argument. Slower.
         stream_seed: work on streams runs late, at any moment that CUDA's rules allow, in an order
             drawn from this seed: a program whose results depend on it has missed a wait. Without
             one, streams do their work at once.
@@ -130,6 +135,8 @@ def software_gpu(
     runtime = (
         HostRuntime(spec, model) if stream_seed is None else LateRuntime(spec, stream_seed, model)
     )
+    if checked:
+        runtime.source = GuardedSource()
     libraries = StandIns(found, tools)
     libraries.stand_in()
     hints = HostHints(runtime, tools)
@@ -176,7 +183,8 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain) -> None:
 
     compiler = KernelCompiler(tools, folder)
     driver: Any = LateDriver if isinstance(runtime, LateRuntime) else HostDriver
-    _point_at(driver_api, driver(runtime, compiler, driver_fail), tools)
+    host_driver = driver(runtime, compiler, driver_fail)
+    _point_at(driver_api, host_driver, tools)
     _point_at(nvrtc_api, HostNvrtc(runtime, compiler, nvrtc_fail), tools)
     libraries = {
         "cupy_backends.cuda.libs.cublas": HostBlas(runtime),
@@ -190,6 +198,9 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain) -> None:
     cuda_compiler.compile_using_nvcc = _missing("cupy.cuda.compiler", "nvcc")
     cuda_compiler._jitify_prep = _missing("cupy.cuda.compiler", "jitify")
     cupy: Any = importlib.import_module("cupy")
+    if isinstance(runtime.source, GuardedSource):
+        host_driver.run = KernelGuard(runtime.source, tools).run
+        bypass_pools(cupy, runtime)
     for name in ("Generator", "default_rng"):
         setattr(cupy.random, name, host_generator(cupy))
     for name in ("XORWOW", "MRG32k3a", "Philox4x3210"):

@@ -1,0 +1,108 @@
+"""Do programs that overlap work on streams compute the same bits whenever it runs?
+
+On the software GPU, whose streams run late in an order drawn from a seed, as far as CUDA's rules
+allow; a program's first run does everything at once. Right programs agree with it under every
+seed. Programs with a planted fault (a wait that is missing) must not: how many seeds find it.
+Nothing is timed, and no GPU is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import common
+import stream_programs
+from report_tables import counted, text
+from stream_programs import PLANTED, RIGHT, Program
+
+import umem
+
+GPU, VRAM = "t4", "48MiB"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A program under many seeds: how many computed the bits of the run at once."""
+
+    program: str
+    planted: bool
+    seed_count: int
+    same_count: int
+    first_other_seed: int | None
+
+
+def measure(gpu: Any, program: Program, seeds: Iterable[int]) -> Row:
+    """Run a program at once, and then under each seed."""
+    gpu.reseed(None)
+    expected = program()
+    other = []
+    seeds = list(seeds)
+    for seed in seeds:
+        gpu.reseed(seed)
+        if program() != expected:
+            other.append(seed)
+    gpu.reseed(None)
+    return Row(
+        program.__name__, program in PLANTED, len(seeds), len(seeds) - len(other),
+        other[0] if other else None,
+    )  # fmt: skip
+
+
+def faults(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Name the right programs that differ, and the planted faults that no seed finds."""
+    return [
+        row["program"] for row in rows if row["planted"] == (row["same_count"] == row["seed_count"])
+    ]
+
+
+def answer(result: common.Result) -> str:
+    rows = result["rows"]
+    right = [row for row in rows if not row["planted"]]
+    same = sum(row["same_count"] == row["seed_count"] for row in right)
+    planted = [row for row in rows if row["planted"]]
+    found = sum(row["same_count"] < row["seed_count"] for row in planted)
+    return (
+        f"{same} of {len(right)} right programs do, under {result['options']['seeds']:,} seeds; "
+        f"{found} of {len(planted)} planted faults are found."
+    )
+
+
+BENCH = common.Bench(
+    "software_gpu_streams",
+    __doc__,
+    answer,
+    (
+        text("program", lambda row: row["program"].replace("_", " ")),
+        text("", lambda row: "planted fault" if row["planted"] else "right"),
+        counted("seeds", "seed_count"),
+        counted("same bits", "same_count"),
+    ),
+)
+
+
+@click.command(help=__doc__)
+@click.option("--seeds", type=click.IntRange(1), default=1000, show_default=True)
+@click.option("--first", type=int, default=0, show_default=True, help="The first seed.")
+@click.option("--only", metavar="PROGRAM", help="One program, by its name.")
+@click.option("--quick", is_flag=True, help="Thirty seeds.")
+@common.json_option
+def main(seeds: int, first: int, only: str | None, quick: bool, path: Path | None) -> None:
+    common.writable(path)
+    seeds = 30 if quick else seeds
+    programs = [p for p in (*RIGHT, *PLANTED) if only in (None, p.__name__)]
+    if not programs:
+        raise click.BadParameter(f"no program {only!r}; see {stream_programs.__name__}.py")
+    gpu = umem.software_gpu(GPU, VRAM, stream_seed=0, force=True)
+    rows = [asdict(measure(gpu, p, range(first, first + seeds))) for p in programs]
+    options = {"seeds": seeds, "first": first, "quick": quick}
+    BENCH.finish(rows, path, simulated=True, options=options, gpu={"name": str(gpu)})
+    if wrong := faults(rows):
+        raise click.ClickException(f"not as expected: {', '.join(wrong)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""Small programs whose work overlaps on streams: what they compute must not depend on when it runs.
+
+Each returns what it computed, as bytes. Those in `PLANTED` lack a wait, and do depend on it. They
+import CuPy when they run, which is the software GPU's by then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Program = Callable[[], bytes]
+SIZE = 4096
+
+
+def _cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
+def _host(number: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(number).standard_normal(SIZE).astype("f4")
+
+
+def _side(cp: Any, blocking: bool = False) -> Any:
+    return cp.cuda.Stream(non_blocking=not blocking)
+
+
+def _pinned(cp: Any, count: int = SIZE) -> np.ndarray[Any, Any]:
+    return np.frombuffer(cp.cuda.alloc_pinned_memory(4 * count), "f4", count)
+
+
+# -- right ---------------------------------------------------------------------------------------
+
+
+def handed_on(waits: bool = True) -> bytes:
+    """One stream computes on what another makes, and hands it back."""
+    cp = _cupy()
+    one, other, made, used = _side(cp), _side(cp), cp.cuda.Event(), cp.cuda.Event()
+    x, total = cp.asarray(_host(0)), cp.zeros(SIZE, "f4")
+    cp.cuda.Device().synchronize()
+    for _ in range(4):
+        with one:
+            x *= 1.5
+            x += 1
+            made.record()
+        with other:
+            if waits:
+                other.wait_event(made)
+            total += x
+            used.record()
+        if waits:
+            one.wait_event(used)
+    other.synchronize()
+    one.synchronize()
+    return cp.asnumpy(total).tobytes()
+
+
+def uploaded_by_turns(waits: bool = True) -> bytes:
+    """Two pinned buffers are filled by turns while the other is copied."""
+    cp = _cupy()
+    stream = _side(cp)
+    buffers = [(_pinned(cp), cp.cuda.Event()) for _ in range(2)]
+    with stream:
+        x, total = cp.empty(SIZE, "f4"), cp.zeros(SIZE, "f4")
+        for turn in range(6):
+            buffer, copied = buffers[turn % 2]
+            if waits and turn >= 2:
+                copied.synchronize()
+            buffer[:] = _host(turn)
+            x.set(buffer)
+            copied.record()
+            total += x * turn
+    stream.synchronize()
+    return cp.asnumpy(total).tobytes()
+
+
+def pageable_memory_changed() -> bytes:
+    """Pageable memory is changed as soon as the copy from it has returned."""
+    cp = _cupy()
+    stream, host = _side(cp), np.empty(SIZE, "f4")
+    with stream:
+        parts = []
+        for turn in range(4):
+            host[:] = _host(turn)
+            part = cp.empty(SIZE, "f4")
+            part.data.copy_from_host_async(host.ctypes.data, host.nbytes, stream)
+            parts.append(part)
+            host[:] = 0
+        total = sum(parts)
+    return cp.asnumpy(total, stream=stream).tobytes()
+
+
+def brought_home(waits: bool = True) -> bytes:
+    """Results are copied to pinned memory beside the next operation."""
+    cp = _cupy()
+    compute, copies = _side(cp), _side(cp)
+    places, ready = [_pinned(cp) for _ in range(4)], cp.cuda.Event()
+    x = cp.asarray(_host(1))
+    cp.cuda.Device().synchronize()
+    kept = []
+    for place in places:
+        with compute:
+            kept.append(x * 2 + len(kept))
+            ready.record()
+        copies.wait_event(ready)
+        kept[-1].data.copy_to_host_async(place.ctypes.data, place.nbytes, copies)
+    if waits:
+        copies.synchronize()
+    found = np.concatenate(places)
+    cp.cuda.Device().synchronize()
+    return found.tobytes()
+
+
+def implicit_order(blocking: bool = True) -> bytes:
+    """Blocking streams and the default stream take turns, without an event."""
+    cp = _cupy()
+    streams = [_side(cp, blocking) for _ in range(2)]
+    x = cp.asarray(_host(2))
+    cp.cuda.Device().synchronize()
+    for turn in range(4):
+        with streams[turn % 2]:
+            x += turn
+        x *= 2
+    found = cp.asnumpy(x)
+    cp.cuda.Device().synchronize()
+    return found.tobytes()
+
+
+def memory_reused() -> bytes:
+    """Arrays die while their stream still uses them, and the pool hands their memory on."""
+    cp = _cupy()
+    streams = [_side(cp) for _ in range(3)]
+    totals = []
+    for number, stream in enumerate(streams):
+        with stream:
+            total = cp.zeros(SIZE, "f4")
+            for turn in range(5):
+                total += cp.full(SIZE, turn + number, "f4") * 2
+            totals.append(total)
+    for stream in streams:
+        stream.synchronize()
+    return b"".join(cp.asnumpy(total).tobytes() for total in totals)
+
+
+def products() -> bytes:
+    """Library calls: products, sorting and random numbers, on a stream beside another."""
+    cp = _cupy()
+    stream, other, made = _side(cp), _side(cp), cp.cuda.Event()
+    with stream:
+        cp.random.seed(7)
+        a = cp.asarray(_host(3)).reshape(64, 64) + cp.random.random((64, 64), dtype="f4")
+        b = cp.sort(a @ a.T, axis=1)
+        made.record()
+    with other:
+        other.wait_event(made)
+        c = (b @ a)[:, ::2].copy()
+        norm = float(cp.linalg.norm(c.ravel()))
+        c /= norm
+        return cp.asnumpy(c, stream=other).tobytes()
+
+
+def managed_and_prefetched() -> bytes:
+    """Managed memory moves on a stream beside, and the host sees it after umem's own wait."""
+    import umem
+
+    cp = _cupy()
+    side = _side(cp)
+    with umem.managed():
+        arrays = [cp.asarray(np.tile(_host(n), 64)) for n in range(3)]
+        for turn in range(3):
+            for array in arrays:
+                umem.prefetch(array, stream=side)
+                array *= 1.25
+                array += turn
+                if array is not arrays[turn]:
+                    umem.prefetch(array, "cpu", stream=side)
+        return b"".join(umem.as_numpy(array)[:SIZE].tobytes() for array in arrays)
+
+
+def threads() -> bytes:
+    """Threads work on their own streams, and one takes what all have made."""
+    cp = _cupy()
+    found: dict[int, Any] = {}
+
+    def work(number: int) -> None:
+        stream, done = _side(cp), cp.cuda.Event()
+        with stream:
+            x = cp.asarray(_host(number)) * number
+            done.record()
+        found[number] = x, done, stream
+
+    started = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+    with _side(cp) as stream:
+        for _, done, _ in found.values():
+            stream.wait_event(done)
+        total = sum(found[number][0] for number in range(3))
+        return cp.asnumpy(total, stream=stream).tobytes()
+
+
+def lookahead() -> bytes:
+    """Chainer trains beyond VRAM with LookaheadPrefetch: three steps of a small network."""
+    import umem.chainer
+
+    import chainer  # isort: skip
+    import chainer.functions as F
+    import chainer.links as L
+
+    cp = _cupy()
+    np.random.seed(0)
+    layers = [layer for _ in range(6) for layer in (L.Linear(16, 16), F.relu)]
+    model = chainer.Sequential(*layers, L.Linear(16, 4)).to_gpu()
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((LOOKAHEAD_ROWS, 16)).astype("f4")
+    t = rng.integers(0, 4, LOOKAHEAD_ROWS).astype("i4")
+    optimizer = chainer.optimizers.MomentumSGD().setup(model)
+    with umem.managed(), umem.chainer.LookaheadPrefetch(depth=2) as moves:
+        x, t = cp.asarray(x), cp.asarray(t)
+        for _ in range(3):
+            loss = F.softmax_cross_entropy(model(x), t)
+            model.cleargrads()
+            loss.backward()
+            optimizer.update()
+        del loss
+    assert moves.report().fetched_bytes > 0, moves.report()
+    return b"".join(cp.asnumpy(parameter.array).tobytes() for parameter in model.params())
+
+
+LOOKAHEAD_ROWS = 1 << 16
+"""Each activation has 4 MiB."""
+RIGHT: tuple[Program, ...] = (
+    handed_on, uploaded_by_turns, pageable_memory_changed, brought_home, implicit_order,
+    memory_reused, products, managed_and_prefetched, threads, lookahead,
+)  # fmt: skip
+
+
+# -- planted -------------------------------------------------------------------------------------
+
+
+def missing_event() -> bytes:
+    """As `handed_on`, without a wait between the streams."""
+    return handed_on(waits=False)
+
+
+def buffer_filled_too_early() -> bytes:
+    """As `uploaded_by_turns`, without a wait for the copy before."""
+    return uploaded_by_turns(waits=False)
+
+
+def read_too_early() -> bytes:
+    """As `brought_home`, without a wait for the copies."""
+    return brought_home(waits=False)
+
+
+def order_that_is_none() -> bytes:
+    """As `implicit_order`, with streams that the default stream does not wait for."""
+    return implicit_order(blocking=False)
+
+
+PLANTED: tuple[Program, ...] = (
+    missing_event, buffer_filled_too_early, read_too_early, order_that_is_none,
+)  # fmt: skip

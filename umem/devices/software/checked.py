@@ -1,0 +1,141 @@
+"""Checked mode: each array has memory of its own, and a kernel that leaves it is an error.
+
+A kernel that touches a page that is no array's ends there, with an error that names it and the
+argument; what it wrote before stays written. Writes right before an array, on its own page, are
+seen when the kernel has ended.
+
+Does not model: what stays inside another array of the same pointer's reach, beyond 1 MiB on either
+side; shared memory, and variables of the kernel's own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from umem.devices.software.kernels import Kernel
+from umem.devices.software.memory_sources import GuardedSource, Region
+from umem.devices.software.runtime import HostRuntime
+from umem.devices.software.toolchain import Toolchain
+from umem.errors import DeviceError
+
+_SOURCE = Path(__file__).parent / "include" / "guarded.c"
+_VERBS = {1: "reads", 2: "writes"}
+
+
+class _Fault(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_uint64), ("signal", ctypes.c_int), ("access", ctypes.c_int))
+
+
+class KernelGuard:
+    """Runs kernels, and turns their faults into errors.
+
+    Args:
+        source: knows what an address is near to.
+        tools: compiles the handler of signals.
+    """
+
+    def __init__(self, source: GuardedSource, tools: Toolchain) -> None:
+        self._source = source
+        library = ctypes.CDLL(str(tools.shared_object(_SOURCE.read_text(encoding="utf-8"), "c")))
+        self._run = library.umem_guarded
+        self._run.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_uint, ctypes.c_void_p]
+
+    def run(
+        self, kernel: Kernel, grid: Sequence[int], block: Sequence[int], shared: int, given: int
+    ) -> None:
+        """Run a kernel as `Kernel.run` does.
+
+        Raises:
+            DeviceError: it left the memory of its arguments. What it wrote before stays.
+        """
+        fault = _Fault()
+        sizes = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
+        places = [ctypes.addressof(size) for size in sizes]
+        if self._run(kernel.address, given, *places, shared, ctypes.byref(fault)):
+            raise DeviceError(self._said(kernel, given, fault))
+        for parameter, address in kernel.pointers(given):
+            region = self._source.find(address)
+            if region is not None and self._source.mended(region):
+                raise DeviceError(
+                    f"the kernel {kernel.name} writes right before the start of "
+                    f"{_named(parameter)}, which has {region.nbytes:,} bytes"
+                )
+
+    def _said(self, kernel: Kernel, given: int, fault: _Fault) -> str:
+        does = f"the kernel {kernel.name} {_VERBS.get(fault.access, 'touches')}"
+        region = self._source.find(fault.address)
+        pointers = kernel.pointers(given)
+        if region is None:
+            far = [(abs(fault.address - address), _named(name)) for name, address in pointers]
+            near = "".join(f"; {name} is {n:,} bytes away" for n, name in sorted(far)[:1])
+            return f"{does} address {fault.address:#x}, where no array is{near}"
+        mine = [_named(name) for name, address in pointers if self._source.find(address) is region]
+        name = " or ".join(mine) if mine else "an array that no argument leads to"
+        return f"{does} {_place(region, fault.address)} {name}, which has {region.nbytes:,} bytes"
+
+
+def _place(region: Region, address: int) -> str:
+    if region.is_freed:
+        return f"{address - region.start:,} bytes after the start of what was freed,"
+    if address < region.start:
+        return f"{region.start - address:,} bytes before the start of"
+    return f"{address - region.start - region.nbytes:,} bytes behind the end of"
+
+
+def _named(parameter: tuple[int, str]) -> str:
+    return f"argument {parameter[0]} ({parameter[1]})"
+
+
+class Unpooled:
+    """Stands in for CuPy's pool of memory: each allocation is one of the runtime's own.
+
+    Args:
+        runtime: counts what is given out, of all pools together.
+        allocator: gives memory for a number of bytes.
+    """
+
+    def __init__(self, runtime: HostRuntime, allocator: Callable[[int], Any]) -> None:
+        self._runtime, self._allocator = runtime, allocator
+        self._limit = 0
+
+    def malloc(self, size: int) -> Any:
+        return self._allocator(size)
+
+    def used_bytes(self) -> int:
+        return self._runtime.source.given_bytes
+
+    total_bytes = used_bytes
+
+    def free_bytes(self) -> int:
+        return 0
+
+    n_free_blocks = free_bytes
+
+    def free_all_blocks(self, stream: Any = None) -> None:
+        """There are none that nobody uses."""
+
+    free_all_free = free_all_blocks
+
+    def get_limit(self) -> int:
+        return self._limit
+
+    def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
+        if size or fraction:
+            raise NotImplementedError("in checked mode pools have no limit")
+
+
+def bypass_pools(cupy: Any, runtime: HostRuntime) -> None:
+    """Have every array and pinned buffer of CuPy get memory of its own."""
+    memory = cupy.cuda.memory
+
+    def pool(allocator: Any = None) -> Unpooled:
+        return Unpooled(runtime, allocator or memory._malloc)
+
+    for module in (cupy.cuda, memory):
+        module.MemoryPool = pool
+    cupy._default_memory_pool = pool()
+    cupy.cuda.set_allocator(None)
+    cupy.cuda.set_pinned_memory_allocator(None)

@@ -1,0 +1,143 @@
+"""Where the memory that a program is given comes from: the host's, no more of it than there is.
+
+Checked, each piece lies between pages that nothing may touch, and ends right before one. What was
+freed cannot be touched either, until much else was freed after it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import mmap
+from collections import deque
+from dataclasses import dataclass
+
+from umem.devices.host import available_bytes
+
+ALIGNMENT = 512
+"""What cudaMalloc's addresses are multiples of at least (CUDA C++ Programming Guide)."""
+GUARD_BYTES = 1 << 20
+"""How far beyond either end of checked memory nothing may be touched."""
+FREED_COUNT = 4096
+"""How many pieces of checked memory stay out of reach after they were freed."""
+PATTERN = 0xA5
+"""Fills what lies between the page before checked memory and its start."""
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.free.argtypes = [ctypes.c_void_p]
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_NO_ACCESS, _FIXED, _NO_RESERVE, _FAILED = 0, 0x10, 0x4000, ctypes.c_void_p(-1).value
+
+
+class PlainSource:
+    """Memory from the C library.
+
+    Args:
+        cap_bytes: the most that is given out at a time; by default what the machine has
+            available now, where it says so.
+    """
+
+    def __init__(self, cap_bytes: int | None = None) -> None:
+        self._cap_bytes = available_bytes() if cap_bytes is None else cap_bytes
+        self.given_bytes = 0
+
+    def take(self, nbytes: int) -> int | None:
+        """Return the address of so much memory; None where there is no more."""
+        if self._cap_bytes is not None and self.given_bytes + nbytes > self._cap_bytes:
+            return None
+        address = self._taken(nbytes)
+        if address is not None:
+            self.given_bytes += nbytes
+        return address
+
+    def give(self, address: int, nbytes: int) -> None:
+        """Take memory back that `take` gave."""
+        self.given_bytes -= nbytes
+        self._given(address)
+
+    def _taken(self, nbytes: int) -> int | None:
+        place, size = ctypes.c_void_p(), ctypes.c_size_t(max(1, nbytes))
+        if _libc.posix_memalign(ctypes.byref(place), ctypes.c_size_t(ALIGNMENT), size):
+            return None
+        return place.value
+
+    def _given(self, address: int) -> None:
+        _libc.free(address)
+
+
+@dataclass
+class Region:
+    """Checked memory with what lies around it."""
+
+    base: int
+    length: int
+    start: int
+    nbytes: int
+    is_freed: bool = False
+
+    @property
+    def slack(self) -> int:
+        """Bytes before the start that are on its page."""
+        return self.start - self.base - GUARD_BYTES
+
+
+class GuardedSource(PlainSource):
+    """Memory whose neighbours cannot be touched.
+
+    It ends where its last page does, so that its address is a multiple of what its size is one of.
+    """
+
+    def __init__(self, cap_bytes: int | None = None) -> None:
+        super().__init__(cap_bytes)
+        self._bases: list[int] = []
+        self._regions: dict[int, Region] = {}
+        self._freed: deque[Region] = deque()
+
+    def _taken(self, nbytes: int) -> int | None:
+        inner = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = inner + 2 * GUARD_BYTES
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        base = _libc.mmap(None, length, _NO_ACCESS, flags, -1, 0)
+        if base == _FAILED:
+            return None
+        if inner and _libc.mprotect(base + GUARD_BYTES, inner, mmap.PROT_READ | mmap.PROT_WRITE):
+            _libc.munmap(base, length)
+            return None
+        region = Region(base, length, base + GUARD_BYTES + inner - nbytes, nbytes)
+        ctypes.memset(base + GUARD_BYTES, PATTERN, region.slack)
+        self._regions[base] = region
+        bisect.insort(self._bases, base)  # last: the collector may look for another one meanwhile
+        return region.start
+
+    def _given(self, address: int) -> None:
+        region = self.find(address)
+        assert region is not None
+        region.is_freed = True
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE | _FIXED
+        _libc.mmap(region.base, region.length, _NO_ACCESS, flags, -1, 0)
+        self._freed.append(region)
+        if len(self._freed) > FREED_COUNT:
+            oldest = self._freed.popleft()
+            del self._bases[bisect.bisect_left(self._bases, oldest.base)]
+            del self._regions[oldest.base]
+            _libc.munmap(oldest.base, oldest.length)
+
+    def find(self, address: int) -> Region | None:
+        """Find the memory that an address is in or near."""
+        index = bisect.bisect_right(self._bases, address) - 1
+        if index < 0:
+            return None
+        region = self._regions[self._bases[index]]
+        return region if address < region.base + region.length else None
+
+    def mended(self, region: Region) -> bool:
+        """Whether something was written right before the start of memory; it is put right."""
+        if region.is_freed or not region.slack:
+            return False
+        begin = region.base + GUARD_BYTES
+        if ctypes.string_at(begin, region.slack) == bytes([PATTERN]) * region.slack:
+            return False
+        ctypes.memset(begin, PATTERN, region.slack)
+        return True
