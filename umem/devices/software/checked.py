@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from umem.devices.software.kernels import Kernel
-from umem.devices.software.memory_sources import GuardedSource, Region
+from umem.devices.software.memory_sources import GuardedSource, Fenced
 from umem.devices.software.runtime import HostRuntime
 from umem.devices.software.toolchain import Toolchain
 from umem.errors import DeviceError
@@ -77,7 +77,7 @@ class KernelGuard:
         return f"{does} {_place(region, fault.address)} {name}, which has {region.nbytes:,} bytes"
 
 
-def _place(region: Region, address: int) -> str:
+def _place(region: Fenced, address: int) -> str:
     if region.is_freed:
         return f"{address - region.start:,} bytes after the start of what was freed,"
     if address < region.start:

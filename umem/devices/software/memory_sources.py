@@ -68,7 +68,7 @@ class PlainSource:
 
 
 @dataclass
-class Region:
+class Fenced:
     """Checked memory with what lies around it."""
 
     base: int
@@ -92,8 +92,8 @@ class GuardedSource(PlainSource):
     def __init__(self, cap_bytes: int | None = None) -> None:
         super().__init__(cap_bytes)
         self._bases: list[int] = []
-        self._regions: dict[int, Region] = {}
-        self._freed: deque[Region] = deque()
+        self._regions: dict[int, Fenced] = {}
+        self._freed: deque[Fenced] = deque()
 
     def _taken(self, nbytes: int) -> int | None:
         inner = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -105,7 +105,7 @@ class GuardedSource(PlainSource):
         if inner and _libc.mprotect(base + GUARD_BYTES, inner, mmap.PROT_READ | mmap.PROT_WRITE):
             _libc.munmap(base, length)
             return None
-        region = Region(base, length, base + GUARD_BYTES + inner - nbytes, nbytes)
+        region = Fenced(base, length, base + GUARD_BYTES + inner - nbytes, nbytes)
         ctypes.memset(base + GUARD_BYTES, PATTERN, region.slack)
         self._regions[base] = region
         bisect.insort(self._bases, base)  # last: the collector may look for another one meanwhile
@@ -124,7 +124,7 @@ class GuardedSource(PlainSource):
             del self._regions[oldest.base]
             _libc.munmap(oldest.base, oldest.length)
 
-    def find(self, address: int) -> Region | None:
+    def find(self, address: int) -> Fenced | None:
         """Find the memory that an address is in or near."""
         index = bisect.bisect_right(self._bases, address) - 1
         if index < 0:
@@ -132,7 +132,7 @@ class GuardedSource(PlainSource):
         region = self._regions[self._bases[index]]
         return region if address < region.base + region.length else None
 
-    def mended(self, region: Region) -> bool:
+    def mended(self, region: Fenced) -> bool:
         """Whether something was written right before the start of memory; it is put right."""
         if region.is_freed or not region.slack:
             return False
