@@ -28,6 +28,8 @@ HOST, DEVICE, MANAGED = 1, 2, 3
 NO_MEMORY, INVALID_VALUE = 2, 1
 """cudaError, of driver_types.h."""
 _POLICIES = {DEVICE: Policy("unmanaged"), MANAGED: Policy("managed")}
+_GATHERS = ("cupy_take", "cupy_getitem", "cupy_scatter", "cupy_cupyx_scatter")
+"""Kernels of CuPy's that read or write at indexes."""
 
 
 class Allocation(NamedTuple):
@@ -165,11 +167,15 @@ class HostMemory:
     def operation(
         self, name: str, reads: Sequence[Access], writes: Sequence[Access], flops: int = 0
     ) -> None:
-        """Tell the model of an operation that touches each byte once."""
+        """Tell of an operation that touches each byte once, or gathers what it writes."""
         if not self.is_modelled and self.listener is None:
             return
-        traffic = sum(access.stop - access.start for access in (*reads, *writes))
-        op = Op(name, "array", tuple(reads), tuple(writes), flops, traffic)
+        sizes = [access.stop - access.start for access in reads]
+        written = sum(access.stop - access.start for access in writes)
+        traffic, pattern = sum(sizes) + written, "stream"
+        if name.startswith(_GATHERS) and sizes:
+            traffic, pattern = min(traffic, traffic - max(sizes) + written), "random"
+        op = Op(name, "array", tuple(reads), tuple(writes), flops, traffic, pattern)
         self.tell(op)
         if self.listener is not None:
             self.listener.operation(op, self._addresses)
@@ -184,7 +190,8 @@ class HostMemory:
             if self.listener is not None and writes:
                 self.listener.uploaded(writes[0], self._addresses)
             elif self.listener is not None:
-                self.listener.operation(Op("get", "array", tuple(reads), ()), self._addresses)
+                get = Op("get", "array", tuple(reads), (), 0, size)
+                self.listener.operation(get, self._addresses)
 
     def tell(self, event: Event | None, copy: tuple[Access, bool] | None = None) -> None:
         """Tell the model of an event, and of what was freed; also what a collector frees meanwhile.

@@ -135,9 +135,8 @@ class CupySource:
             name = _TYPES.sub("", op.name.removeprefix("cupy_")) or op.name
             reads = self._reaches(recorder, op.reads, addresses, name, uploaded=True)
             writes = self._reaches(recorder, op.writes, addresses, name)
-            workspace = 0 if recorder.measure == "workspace" else None
             recorder.emit_op(
-                name, "array", reads, writes, op.flops, None, op.pattern, None, workspace
+                name, "array", reads, writes, op.flops, op.traffic_bytes, op.pattern, None, 0
             )
 
     def uploaded(self, access: Access, addresses: dict[int, int]) -> None:
@@ -149,8 +148,7 @@ class CupySource:
             count = recorder.tensor_count
             found = self._reaches(recorder, (access,), addresses, "array", uploaded=True)
             if recorder.tensor_count == count:
-                workspace = 0 if recorder.measure == "workspace" else None
-                recorder.emit_op("memcpy", "array", [], found, 0, None, "stream", None, workspace)
+                recorder.emit_op("memcpy", "array", [], found, 0, None, "stream", None, 0)
 
     def _reaches(
         self,
@@ -175,7 +173,7 @@ class CupySource:
         if start < 0 or low >= start + nbytes:  # no block of a pool: the whole allocation
             found = self._runtime.allocation_of(low)
             start, nbytes = (base, high - base) if found is None else (base, found.nbytes)
-        whole = recorder.block(start, nbytes, label, "input" if uploaded else "array", uploaded)
+        whole = recorder.block(start, nbytes, label, uploaded=uploaded)
         if low <= start and high >= start + nbytes:
             return whole[:3]
         return whole[0], max(0, low - start), min(high - start, whole[2])

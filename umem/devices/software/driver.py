@@ -105,10 +105,10 @@ class HostDriver:
         with self._runtime.lock:
             reads: list[Access] = []
             writes: list[Access] = []
-            for low, high, constant in kernel.ranges(given):
+            for low, high, use in kernel.ranges(given):
                 accesses = self._runtime.access(low, high - low if high else 1 << 62)
-                reads += accesses
-                writes += [] if constant else accesses
+                reads += accesses if "r" in use else []
+                writes += accesses if "w" in use else []
             self._runtime.operation(kernel.name, reads, writes)
             self.run(kernel, *sizes, shared_bytes, given)
 

@@ -52,7 +52,7 @@ class Kernel:
     def __init__(self, library: ctypes.CDLL, name: str, parameters: str) -> None:
         self.name = name
         self._texts = _parts(parameters)
-        self.constant = [part.strip().startswith("const ") for part in self._texts]
+        self.uses = [_use(part.strip()) for part in self._texts]
         self._run = getattr(library, f"umem_run_{name}")
         self._reach = getattr(library, f"umem_reach_{name}")
         self._run.restype = None
@@ -60,18 +60,21 @@ class Kernel:
         self._reach.argtypes = [ctypes.c_void_p] * 2
         self._sizes = getattr(library, f"umem_sizes_{name}")
         self._sizes.argtypes = [ctypes.c_void_p]
-        self._ranges = (_Range * max(1, len(self.constant)))()
+        self._ranges = (_Range * max(1, len(self.uses)))()
 
     def run(self, grid: Sequence[int], block: Sequence[int], shared_bytes: int, given: int) -> None:
         """Run it over a grid; ``given`` is the address of the arguments' addresses."""
         sizes = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
         self._run(given, *map(ctypes.addressof, sizes), shared_bytes)
 
-    def ranges(self, given: int) -> list[tuple[int, int, bool]]:
-        """Return where each pointer leads: low, high (0: unknown), and whether it only reads."""
+    def ranges(self, given: int) -> list[tuple[int, int, str]]:
+        """Return where each pointer leads: low, high (0: unknown), and how it is used.
+
+        That is ``"r"``, ``"w"`` or ``"rw"``.
+        """
         count = self._reach(given, ctypes.addressof(self._ranges))
         found = [(r.low, r.high) for r in self._ranges[:count]]
-        return [(*r, constant) for r, constant in zip(found, self.constant, strict=True) if r[0]]
+        return [(*r, use) for r, use in zip(found, self.uses, strict=True) if r[0]]
 
     @property
     def address(self) -> int:
@@ -81,13 +84,13 @@ class Kernel:
     def pointers(self, given: int) -> list[tuple[tuple[int, str], int]]:
         """Return each parameter that leads to memory, by number and text, with where it leads."""
         self.ranges(given)
-        texts = enumerate(text.strip() for text in self._texts)
+        texts = enumerate(text.strip().removeprefix(_WRITTEN) for text in self._texts)
         pairs = zip(texts, self._ranges, strict=False)
         return [(parameter, found.low) for parameter, found in pairs if found.low]
 
     def captured(self, given: int) -> Captured:
         """Copy the arguments that are at addresses; what they lead to is not copied."""
-        sizes = (ctypes.c_uint * max(1, len(self.constant)))()
+        sizes = (ctypes.c_uint * max(1, len(self.uses)))()
         count = self._sizes(ctypes.addressof(sizes))
         return Captured((ctypes.c_void_p * max(1, count)).from_address(given), sizes[:count])
 
@@ -121,7 +124,7 @@ def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
     """Rewrite CUDA C++ for a host compiler; ``expressions`` name kernels that templates give."""
     found = {match[1]: match for match in _KERNEL.finditer(source)}
     kernels = {
-        name: match[2]
+        name: _marked(source, match[2])
         for name, match in found.items()
         if _TEMPLATE.search(source, 0, match.start()) is None
     }
@@ -197,6 +200,31 @@ def _as_loops(source: str, size: str) -> str:
   }}
 }}"""
     return source[: found.start()] + loops + source[found.end() :]
+
+
+_ARRAY = re.compile(r"(?<!const )CArray<[^<>]*(?:<[^<>]*>)?[^<>]*>\s+_raw_(\w+)")
+_WRITTEN = "written "
+
+
+def _marked(source: str, parameters: str) -> str:
+    """Mark the arrays that a kernel of CuPy's assigns to and never reads."""
+    for name in re.findall(
+        r"(?<!const )CArray<[^<>]*(?:<[^<>]*>)?[^<>]*>\s+_raw_(\w+)", parameters
+    ):
+        by_name = re.search(rf"&{name} = _raw_{name}\[", source)
+        stored = re.search(rf"_raw_{name}\[_ind\.get\(\)\] = {name};", source)
+        uses = re.findall(rf"(?<![&\w]){name}\b\s*(=(?!=)|.)", source)
+        if stored or (by_name and all(use == "=" for use in uses)):
+            place = parameters.rindex("CArray", 0, parameters.index(f"_raw_{name}"))
+            parameters = f"{parameters[:place]}{_WRITTEN}{parameters[place:]}"
+    return parameters
+
+
+def _use(parameter: str) -> str:
+    """How a kernel uses what a parameter leads to: it reads, it writes, or both."""
+    return (
+        "w" if parameter.startswith(_WRITTEN) else "r" if parameter.startswith("const ") else "rw"
+    )
 
 
 def _parts(parameters: str) -> list[str]:

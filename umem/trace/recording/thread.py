@@ -39,7 +39,7 @@ class HostMeter:
 
 
 meters: list[Meter] = [HostMeter()]
-"""The last one tells of the workspace of operations."""
+"""The last one tells of the workspace of operations: always, where it is not the first."""
 
 
 class ThreadState:
@@ -73,7 +73,8 @@ class Audience:
     def __init__(self, payload: tuple[Any, ...]) -> None:
         found: list[Any] = [part for part in payload if isinstance(part, Following)]
         self.recorders: tuple[Recorder, ...] = tuple(found)
-        self.is_traced = any(follower.measure == "workspace" for follower in found)
+        asked = any(follower.measure == "workspace" for follower in found)
+        self.is_traced = asked or (bool(found) and len(meters) > 1)
         self.state = _local.state  # what is derived is of one thread, where anybody follows it
 
 
