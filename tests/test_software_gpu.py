@@ -3,59 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from software_programs import START, needs_compiler, needs_cupy, run
 
 from umem.devices.software.kernels import for_host
 from umem.devices.software.linking import parsed, source_of
 from umem.devices.software.toolchain import Toolchain
 from umem.errors import DeviceError, MissingDependencyError
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
-
-
-def _cupy() -> bool:
-    if find_spec("cupy") is None:
-        return False
-    try:
-        return version("cupy-cuda12x").startswith("14.")
-    except PackageNotFoundError:
-        return False
-
-
-needs_cupy = pytest.mark.skipif(not _cupy(), reason="no CuPy 14 for CUDA 12")
-START = """
-import numpy as np
-import umem
-gpu = umem.software_gpu("t4", "64MiB", force=True)
-import cupy as cp
-"""
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
-def run(program: str, cache: Path, *, start: str = START) -> str:
-    """What a program prints; anything on its standard error fails the test."""
-    done = subprocess.run(
-        [sys.executable, "-c", start + program],
-        env={**os.environ, "XDG_CACHE_HOME": str(cache), "CUPY_CACHE_DIR": str(cache)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert not done.stderr, done.stderr
-    return done.stdout
-
 
 # -- without CuPy ------------------------------------------------------------------------------
 
@@ -134,7 +93,7 @@ def test_kernels_are_found_with_their_parameters() -> None:
 @needs_cupy
 @needs_compiler
 class TestCupy:
-    def test_arrays_hold_what_numpy_s_hold(self, cache: Path) -> None:
+    def test_arrays_hold_what_numpy_s_hold(self, kernel_cache: Path) -> None:
         program = """
 a = np.random.default_rng(0).standard_normal((37, 53)).astype("f4")
 x = cp.asarray(a)
@@ -155,16 +114,18 @@ for name, ours, theirs in (
     assert difference < 1e-4, (name, difference)
 print("same")
 """
-        assert run(program, cache) == "same\n"
+        assert run(program, kernel_cache) == "same\n"
 
-    def test_sums_are_added_up_as_on_a_gpu_in_blocks(self, cache: Path) -> None:
+    def test_sums_are_added_up_as_on_a_gpu_in_blocks(self, kernel_cache: Path) -> None:
         program = """
 x = cp.full((1000, 1000), 1000, "f4")
 print(float(x.sum()))
 """
-        assert run(program, cache) == "1000000000.0\n"
+        assert run(program, kernel_cache) == "1000000000.0\n"
 
-    def test_raw_kernels_run_with_shared_memory_barriers_and_atomics(self, cache: Path) -> None:
+    def test_raw_kernels_run_with_shared_memory_barriers_and_atomics(
+        self, kernel_cache: Path
+    ) -> None:
         program = r'''
 source = """
 extern "C" __global__ void turn(float* y, int n) {
@@ -186,10 +147,10 @@ found = cp.zeros(1, "i4")
 module.get_function("count")((2,), (64,), (y, found, np.int32(100)))
 print(cp.asnumpy(y[:2]), cp.asnumpy(y[64:66]), int(found[0]))
 '''
-        assert run(program, cache) == "[63. 62.] [127. 126.] 89\n"
+        assert run(program, kernel_cache) == "[63. 62.] [127. 126.] 89\n"
 
     def test_warps_vote_and_hand_values_on_and_launches_give_shared_memory(
-        self, cache: Path
+        self, kernel_cache: Path
     ) -> None:
         program = r'''
 source = """
@@ -228,14 +189,14 @@ z = cp.zeros(40, "i4")
 module.get_function("uneven")((1,), (64,), (z,), shared_mem=160)
 print((cp.asnumpy(z) == np.arange(40)[::-1]).all())
 '''
-        assert run(program, cache).splitlines() == [
+        assert run(program, kernel_cache).splitlines() == [
             "[5, 6, 7, 8]",
             "{496} {1520} 0xaaaaaaaa",
             "[1, 0, 3, 2] 2 1",
             "True",
         ]
 
-    def test_plain_memory_is_full_and_managed_memory_is_not(self, cache: Path) -> None:
+    def test_plain_memory_is_full_and_managed_memory_is_not(self, kernel_cache: Path) -> None:
         program = """
 try:
     held = [cp.ones(4 << 20, "f4") for _ in range(8)]
@@ -250,11 +211,11 @@ with umem.managed():
 print(gpu.figures.migrated_in_bytes > 64 << 20, gpu.figures.migrated_out_bytes > 64 << 20)
 print(umem.status().device, umem.status().simulated, gpu)
 """
-        lines = run(program, cache).splitlines()
+        lines = run(program, kernel_cache).splitlines()
         assert lines[:3] == ["True", "True", "True True"]
         assert lines[3] == "T4 True <T4 with 64.0 MiB of VRAM (simulated), under the real CuPy>"
 
-    def test_threads_take_turns(self, cache: Path) -> None:
+    def test_threads_take_turns(self, kernel_cache: Path) -> None:
         program = """
 import threading
 wrong = []
@@ -273,9 +234,9 @@ for thread in threads:
 print(wrong)
 """
         start = START.replace("64MiB", "1GiB")
-        assert run(program, cache, start=start) == "[]\n"
+        assert run(program, kernel_cache, start=start) == "[]\n"
 
-    def test_events_tell_simulated_time(self, cache: Path) -> None:
+    def test_events_tell_simulated_time(self, kernel_cache: Path) -> None:
         program = """
 start, end, never = cp.cuda.Event(), cp.cuda.Event(), cp.cuda.Event()
 x = cp.ones(4 << 20, "f4")
@@ -290,9 +251,9 @@ try:
 except cp.cuda.runtime.CUDARuntimeError as error:
     print(error.status)
 """
-        assert run(program, cache) == "True True\n400\n"
+        assert run(program, kernel_cache) == "True True\n400\n"
 
-    def test_hints_reach_the_model_and_are_read_back(self, cache: Path) -> None:
+    def test_hints_reach_the_model_and_are_read_back(self, kernel_cache: Path) -> None:
         program = """
 with umem.managed():
     x = cp.ones(4 << 20, "f4")
@@ -307,19 +268,19 @@ print(umem.location(x).read_mostly, umem.location(x).preferred, umem.location(x[
 """
         if find_spec("cuda") is None or find_spec("cuda.core") is None:
             pytest.skip("no cuda.core")
-        lines = run(program, cache).splitlines()
+        lines = run(program, kernel_cache).splitlines()
         assert lines[0] == "cpu" and lines[1].startswith("0 ")
         assert lines[2] == "True None cpu"
 
-    def test_free_memory_is_what_the_model_has_left(self, cache: Path) -> None:
+    def test_free_memory_is_what_the_model_has_left(self, kernel_cache: Path) -> None:
         program = """
 free, total = cp.cuda.runtime.memGetInfo()
 x = cp.ones(4 << 20, "f4")
 print(total >> 20, (free - cp.cuda.runtime.memGetInfo()[0]) >> 20)
 """
-        assert run(program, cache) == "64 16\n"
+        assert run(program, kernel_cache) == "64 16\n"
 
-    def test_cupy_that_is_there_already_is_refused(self, cache: Path) -> None:
+    def test_cupy_that_is_there_already_is_refused(self, kernel_cache: Path) -> None:
         start = "import cupy, umem\n"
         program = """
 try:
@@ -327,9 +288,9 @@ try:
 except umem.errors.StateError as error:
     print(str(error).split(":")[0])
 """
-        assert run(program, cache, start=start) == "CuPy is imported already\n"
+        assert run(program, kernel_cache, start=start) == "CuPy is imported already\n"
 
-    def test_what_cannot_be_is_refused_before_anything_changes(self, cache: Path) -> None:
+    def test_what_cannot_be_is_refused_before_anything_changes(self, kernel_cache: Path) -> None:
         program = """
 import sys
 for gpu, vram in (("t5", None), ("t4", "much"), ("t4", "1KiB")):
@@ -340,9 +301,12 @@ for gpu, vram in (("t5", None), ("t4", "much"), ("t4", "1KiB")):
 print("cupy" in sys.modules or "cupy_backends" in sys.modules)
 """
         start = "import umem\n"
-        assert run(program, cache, start=start) == "UnknownGpuError\nSizeError\nSizeError\nFalse\n"
+        assert (
+            run(program, kernel_cache, start=start)
+            == "UnknownGpuError\nSizeError\nSizeError\nFalse\n"
+        )
 
-    def test_libraries_give_what_scipy_gives(self, cache: Path) -> None:
+    def test_libraries_give_what_scipy_gives(self, kernel_cache: Path) -> None:
         program = """
 import scipy.sparse as sp
 import cupyx.scipy.sparse as csp
@@ -371,9 +335,9 @@ print("same")
 """
         if find_spec("scipy") is None:
             pytest.skip("no SciPy")
-        assert run(program, cache) == "same\n"
+        assert run(program, kernel_cache) == "same\n"
 
-    def test_a_kernel_that_does_not_compile_is_cupy_s_own_error(self, cache: Path) -> None:
+    def test_a_kernel_that_does_not_compile_is_cupy_s_own_error(self, kernel_cache: Path) -> None:
         program = r"""
 source = 'extern "C" __global__ void f(float* x) { __nanosleep(3); }'
 try:
@@ -381,9 +345,9 @@ try:
 except cp.cuda.compiler.CompileException as error:
     print("__nanosleep" in str(error))
 """
-        assert run(program, cache) == "True\n"
+        assert run(program, kernel_cache) == "True\n"
 
-    def test_what_is_not_there_is_an_error_by_name(self, cache: Path) -> None:
+    def test_what_is_not_there_is_an_error_by_name(self, kernel_cache: Path) -> None:
         program = """
 for call in (lambda: cp.fft.fft(cp.ones(8)), lambda: cp.linalg.svd(cp.eye(3))):
     try:
@@ -391,14 +355,14 @@ for call in (lambda: cp.fft.fft(cp.ones(8)), lambda: cp.linalg.svd(cp.eye(3))):
     except Exception as error:
         print(type(error).__name__)
 """
-        assert len(run(program, cache).splitlines()) == 2
+        assert len(run(program, kernel_cache).splitlines()) == 2
 
-    def test_umem_run_puts_it_under_a_script(self, cache: Path, tmp_path: Path) -> None:
+    def test_umem_run_puts_it_under_a_script(self, kernel_cache: Path, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.write_text("import cupy\nprint(int(cupy.arange(10).sum()))\n")
         done = subprocess.run(
             [sys.executable, "-m", "umem", "run", "--software", "t4", str(script)],
-            env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+            env={**os.environ, "XDG_CACHE_HOME": str(kernel_cache)},
             capture_output=True,
             text=True,
             timeout=600,
@@ -406,7 +370,7 @@ for call in (lambda: cp.fft.fft(cp.ones(8)), lambda: cp.linalg.svd(cp.eye(3))):
         )
         assert (done.stdout, done.stderr, done.returncode) == ("45\n", "", 0)
 
-    def test_chainer_trains_on_it_as_on_numpy(self, cache: Path) -> None:
+    def test_chainer_trains_on_it_as_on_numpy(self, kernel_cache: Path) -> None:
         program = """
 import warnings
 warnings.simplefilter("ignore")
@@ -435,4 +399,4 @@ print(chainer.backends.cuda.available, np.abs(losses(True) - losses(False)).max(
 """
         if find_spec("chainer") is None:
             pytest.skip("no Chainer")
-        assert run(program, cache) == "True True\n"
+        assert run(program, kernel_cache) == "True True\n"
