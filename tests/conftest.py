@@ -24,6 +24,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if reason is not None:
         for item in chosen:
             item.add_marker(pytest.mark.skip(reason=f"no CUDA device: {reason}"))
+        return
+    from umem.devices.cuda import open_cuda
+
+    if open_cuda().simulated:
+        for item in chosen:
+            mark = item.get_closest_marker("hardware")
+            if mark is not None:
+                item.add_marker(pytest.mark.skip(reason=f"hardware: {mark.args[0]}"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m gpu`` read only the files that have such tests: the others are many."""
+    if config.option.markexpr != "gpu" or collection_path.suffix != ".py":
+        return None
+    return True if "mark.gpu" not in collection_path.read_text("utf-8") else None
 
 
 @pytest.fixture(autouse=True)

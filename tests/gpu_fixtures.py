@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -24,10 +25,10 @@ class OnGpu:
         device = open_cuda()
         if device.why_not("managed"):
             pytest.skip(device.why_not("managed"))
+        forget_failure(device)
         gpu_guard.guard(device)
         yield device
-        device.synchronize()
-        device.pools.give_back("managed", "spill", "unmanaged")
+        forget_failure(device)
 
     @pytest.fixture
     def cupy(self, device):
@@ -49,6 +50,16 @@ class OnGpu:
     def hints(self, device):
         pytest.importorskip("cuda.core", exc_type=ImportError)
         return device
+
+
+def forget_failure(device):
+    """Give back what arrays held; also those that the last failure's traceback keeps alive."""
+    device.synchronize()
+    if hasattr(sys, "last_value"):
+        for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+            vars(sys).pop(name, None)
+        gc.collect()
+    device.pools.give_back("managed", "spill", "pinned", "unmanaged")
 
 
 def run(code, **environment):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_chainer_compat_shims import chainer
+from test_chainer_compat_shims import chainer, load
 
 from umem.compat.requirement import holds
 
@@ -93,6 +93,63 @@ def test_kernels_that_the_layer_mends_are_right_in_float16(run):
         np.testing.assert_allclose(got, expected, rtol=2e-2, atol=2e-2)
 
 
+def agrees_and_does_not_warn(name: str, mend: str, run: Any) -> None:
+    """Hold a mended module against NumPy, and see that without the mend CuPy warns."""
+    got, expected = (
+        gradients(lambda *xs: run(load(name), *xs), "float32", device)
+        for device in ("@cupy:0", "@numpy")
+    )
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    if holds("cupy>=14"):
+        with pytest.warns(DeprecationWarning, match="scatter_add"):
+            gradients(lambda *xs: run(load(name, without=mend), *xs), "float32", "@cupy:0")
+
+
+def test_scatter_add_get_item():
+    def run(module: Any, x: Any, w: Any) -> Any:
+        return module.get_item(x, ([0, 2, 0],)) * w
+
+    agrees_and_does_not_warn("chainer.functions.array.get_item", "scatter-add-get-item", run)
+
+
+def test_scatter_add_function():
+    def run(module: Any, x: Any, w: Any) -> Any:
+        return module.scatter_add(x, ([0, 2, 0],), w)
+
+    agrees_and_does_not_warn("chainer.functions.array.scatter_add", "scatter-add-function", run)
+
+
+def test_scatter_add_as_strided():
+    def run(module: Any, x: Any, w: Any) -> Any:
+        return module.as_strided(x, (3, 3), (1, 1), 0) * w
+
+    agrees_and_does_not_warn("chainer.functions.array.as_strided", "scatter-add-as-strided", run)
+
+
+def test_scatter_add_transformer():
+    def run(module: Any, x: Any, w: Any) -> Any:
+        places = F.stack((w, w * w - 1))
+        return module.spatial_transformer_sampler(x[None, None], places[None])
+
+    agrees_and_does_not_warn(
+        "chainer.functions.array.spatial_transformer_sampler", "scatter-add-transformer", run
+    )
+
+
+def test_scatter_add_sparse():
+    def run(module: Any, x: Any, w: Any) -> Any:
+        row, column = (x.xp.array(found, "i") for found in ([0, 2, 0, 1], [1, 1, 1, 0]))
+        return x[:3] * module.CooMatrix(x.array[:, 0], row, column, (3, 3)).to_dense() * w
+
+    agrees_and_does_not_warn("chainer.utils.sparse", "scatter-add-sparse", run)
+
+
+def test_nvtx_enabled():
+    with chainer.function_hooks.CUDAProfileHook():
+        assert on_cpu(F.relu(on_gpu(np.array([-1, 1], "f"))).array).tolist() == [0, 1]
+
+
 def test_losses_on_the_gpu_are_summed_in_float64():
     summary = chainer.reporter.Summary()
     loss = on_gpu(np.array(7.253, "float16"))
@@ -124,6 +181,7 @@ def test_cupy_14_has_no_cudnn_and_says_nothing_about_it():
         chainer.backends.cuda.check_cuda_available()
 
 
+@pytest.mark.hardware("the software GPU has CuPy 14, which has no cuDNN")
 @pytest.mark.skipif(holds("cupy>=14"), reason="CuPy 14 has no cuDNN")
 def test_cupy_13_uses_cudnn_where_it_is_installed():
     pytest.importorskip("cupy.cuda.cudnn", exc_type=ImportError)

@@ -376,11 +376,13 @@ def test_product_and_gradient_on_a_gpu_equal_those_on_the_cpu(cupy, dtype, toler
 
 
 @pytest.mark.gpu
-def test_product_and_gradient_on_a_gpu_repeat_their_bits(cupy):
+def test_product_on_a_gpu_repeats_itself(cupy):
+    """To rounding: cuSPARSE does not promise that its default algorithm repeats its bits."""
     adjacency = Adjacency(normalised_adjacency(rmat(5000, 50_000, 1, 1))).to_gpu()
     x = cupy.asarray(random_array((5000, 64)))
     products = [sparse_matmul(adjacency, x).array for _ in range(5)]
-    assert all(bool((product == products[0]).all()) for product in products)
+    for product in products[1:]:
+        np.testing.assert_allclose(product.get(), products[0].get(), 1e-5, 1e-6)
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
 import pickle
@@ -528,6 +529,21 @@ class TestGrowing:
                 cupy.empty(MIB, dtype="u1")
         assert driver.default_pool.total_bytes() == 0 and device.usage().managed_bytes == 0
         del keep
+
+    def test_a_refusal_keeps_nothing_of_its_callers_alive(self, device, alone):
+        def step():
+            array = cupy.empty(MIB, dtype="u1")
+            with pytest.raises(LimitError):
+                cupy.empty(MIB, dtype="u1")
+            return array.nbytes
+
+        gc.collect()
+        gc.disable()
+        try:
+            with installed(device, Policy("managed", limit_bytes=MIB)):
+                assert step() == MIB and device.pools.used_bytes("managed") == 0
+        finally:
+            gc.enable()
 
     def test_host_memory_is_checked_before_the_kernel_would_kill(self, device, driver, alone):
         driver.host = 100 * MIB  # 90% of it, and 1 GiB of VRAM

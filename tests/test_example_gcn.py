@@ -1,6 +1,7 @@
 """examples/03_gcn.py and docs/graphs.md: the karate club from two labels, and graphs in files."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def run(*arguments):
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), os.getenv("PYTHONPATH", "")))},
     )
 
 

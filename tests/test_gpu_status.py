@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 import pytest
-from test_gpu_guard import load_guard
+from gpu_fixtures import forget_failure, gpu_guard
 
 import umem
 from umem.devices.base import Policy
@@ -28,10 +28,10 @@ MIB = 1 << 20
 @pytest.fixture
 def device():
     device = open_cuda()
-    load_guard().guard(device)
+    forget_failure(device)
+    gpu_guard.guard(device)
     yield device
-    device.synchronize()
-    device.pools.give_back("managed", "spill", "pinned", "unmanaged")
+    forget_failure(device)
 
 
 def run(code, **environment):
@@ -109,8 +109,8 @@ def test_hybrid_without_oversubscription_spills_to_pinned_memory_and_computes(de
         arrays = [device.xp.full(4 * MIB, n, dtype="u1") for n in range(4)]
         on_host = [device.driver.is_on_host(array.data.ptr) for array in arrays]
         assert on_host == [False, False, True, True]
-        assert [int(array.max()) for array in arrays] == [0, 1, 2, 3]
         assert device.pools.ledger.reserved()["pinned"] == 8 * MIB
+        assert [int(array.max()) for array in arrays] == [0, 1, 2, 3]
     finally:
         restore()
 

@@ -5,6 +5,26 @@ from umem.compat.shim import Replacement, Shim
 _UPGRADE = "https://docs.cupy.dev/en/latest/upgrade.html"
 _WHILE_SUPPORTED = "Chainer 7.8 is no longer supported here"
 _FLOAT16_HEADER = ", preamble='#include <cupy/float16.cuh>',\n"
+_OF_CUPYX, _ADD_AT = "cuda.cupyx.scatter_add", "cuda.cupy.add.at"
+_SCATTER_ADD = (
+    (
+        "get-item", "functions.array.get_item", "get_item backward",
+        "gx.scatter_add(slices, inputs[0])", "xp.add.at(gx, slices, inputs[0])",
+    ),
+    (
+        "transformer", "functions.array.spatial_transformer_sampler",
+        "transformer backward", _OF_CUPYX, _ADD_AT,
+    ),
+    (
+        "function", "functions.array.scatter_add", "scatter_add",
+        f"{_OF_CUPYX}(", f"{_ADD_AT}(",
+    ),
+    (
+        "as-strided", "functions.array.as_strided", "as_strided backward",
+        f"{_OF_CUPYX}(", f"{_ADD_AT}(",
+    ),
+    ("sparse", "utils.sparse", "sparse_matmul", _OF_CUPYX, _ADD_AT),
+)  # fmt: skip
 
 SHIMS = (
     Shim(
@@ -112,5 +132,26 @@ SHIMS = (
                 "atomicAdd(&gW[k * c + j], (T)(gi * x[(i / m) * c + j]));",
             ),
         ),
+    ),
+    Shim(
+        name="nvtx-enabled",
+        module="chainer.function_hooks.cuda_profile",
+        versions="cupy>=14.0",
+        symptom="CUDAProfileHook: DeprecationWarning of nvtx_enabled",
+        link=_UPGRADE,
+        until=_WHILE_SUPPORTED,
+        replacements=(Replacement("cuda.cupy.cuda.nvtx_enabled", "cuda.cupy.cuda.nvtx.available"),),
+    ),
+    *(
+        Shim(
+            name=f"scatter-add-{name}",
+            module=f"chainer.{module}",
+            versions="cupy>=14.0",
+            symptom=f"{what} on a GPU: DeprecationWarning of scatter_add",
+            link=_UPGRADE,
+            until=_WHILE_SUPPORTED,
+            replacements=(Replacement(old, new),),
+        )
+        for name, module, what, old, new in _SCATTER_ADD
     ),
 )

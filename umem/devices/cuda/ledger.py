@@ -42,7 +42,10 @@ class Ledger:
             before = self._settled()
             error = refuse({**before, kind: before[kind] + nbytes})
             if error is not None:
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # else its traceback and this frame keep the callers' arrays alive
             self._reserved[kind] += nbytes
 
     def lease(self, kind: Kind, nbytes: int, memory: Any) -> Held:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from umem.devices.software.allocations import MANAGED
-from umem.devices.software.runtime import CPU, CUDA_VERSION, HostRuntime
+from umem.devices.software.runtime import CPU, DRIVER_VERSION, HostRuntime
 from umem.devices.software.toolchain import Toolchain
 
 PAGE_BYTES = 4096
@@ -45,7 +45,7 @@ class HostHints:
         self._starts: dict[int, list[int]] = {}  # by allocation, where another value begins
         self._values: dict[int, list[_Page]] = {}
         source = _SOURCE.read_text(encoding="utf-8")
-        options = ["-Wl,-soname,libcuda.so.1", f"-DVERSION={CUDA_VERSION}"]
+        options = ["-Wl,-soname,libcuda.so.1", f"-DVERSION={DRIVER_VERSION}"]
         path = tools.shared_object(source, "c", [*options, "-ldl"])
         self.library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         word, size, number = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int

@@ -59,7 +59,9 @@ class PlainSource:
 
     def _taken(self, nbytes: int) -> int | None:
         place, size = ctypes.c_void_p(), ctypes.c_size_t(max(1, nbytes))
-        if _libc.posix_memalign(ctypes.byref(place), ctypes.c_size_t(ALIGNMENT), size):
+        # Advice and prefetches go by the page, so that halves of it should not share one.
+        alignment = ctypes.c_size_t(ALIGNMENT if nbytes < mmap.PAGESIZE else mmap.PAGESIZE)
+        if _libc.posix_memalign(ctypes.byref(place), alignment, size):
             return None
         return place.value
 

@@ -17,7 +17,8 @@ from umem.units import BLOCK_BYTES
 
 INVALID_DEVICE = 101
 """cudaError, of driver_types.h."""
-CUDA_VERSION = 12090
+CUDA_VERSION, DRIVER_VERSION = 12090, 13000
+"""A driver runs programs of its own CUDA and of older ones, so both kinds of cuda-bindings load."""
 CPU = -1
 """The host as a place, CU_DEVICE_CPU."""
 _DEVICE_ATTRIBUTES = {
@@ -156,9 +157,10 @@ class HostRuntime(HostMemory, HostStreams):
     # -- the device ------------------------------------------------------------------------
 
     def driverGetVersion(self) -> int:
-        return CUDA_VERSION
+        return DRIVER_VERSION
 
-    runtimeGetVersion = driverGetVersion
+    def runtimeGetVersion(self) -> int:
+        return CUDA_VERSION
 
     _getLocalRuntimeVersion = driverGetVersion
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <limits>
 #include <tuple>
 #include <type_traits>
@@ -31,6 +32,12 @@ struct dim3 { unsigned int x, y, z; };
 static uint3 threadIdx{0, 0, 0}, blockIdx{0, 0, 0};
 static dim3 blockDim{1, 1, 1}, gridDim{1, 1, 1};
 static const int warpSize = 32;
+
+static inline long long clock64() {  // nanoseconds
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return 1000000000LL * now.tv_sec + now.tv_nsec;
+}
 
 // -- threads that wait for one another ---------------------------------------------------------
 
