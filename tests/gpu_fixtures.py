@@ -17,6 +17,13 @@ MIB = 1 << 20
 gpu_guard = load_guard()
 
 
+LAUNCHED = pytest.mark.parametrize(
+    "launched",
+    [False, pytest.param(True, marks=pytest.mark.hardware("the software GPU launches no graphs"))],
+)
+"""For tests of a capture: whether its graph is run as well."""
+
+
 class OnGpu:
     """Fixtures for tests on the current GPU; all its managed memory is under the guard."""
 
