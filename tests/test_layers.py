@@ -64,6 +64,7 @@ SAME_FACE = (
     "umem.devices.software.cupy_source",
     "umem.devices.software.checked",
     "umem.devices.software.driver",
+    "umem.devices.software.forked",
     "umem.devices.software.late",
     "umem.devices.software.libcuda",
     "umem.devices.software.libraries.thrust",

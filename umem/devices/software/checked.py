@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from umem.devices.software.kernels import Kernel
-from umem.devices.software.memory_sources import GuardedSource, Fenced
+from umem.devices.software.memory_sources import Fenced, GuardedSource
 from umem.devices.software.runtime import HostRuntime
 from umem.devices.software.toolchain import Toolchain
 from umem.errors import DeviceError

@@ -136,24 +136,31 @@ class Trampolines:
     They stay for good: CuPy's modules keep the pointers.
     """
 
-    def __init__(self, module: Any, handler: Callable[[str], Any], tools: Toolchain) -> None:
-        capsules = getattr(module, "__pyx_capi__", {})
+    def __init__(self, module: Any, tools: Toolchain) -> None:
+        self._capsules = capsules = getattr(module, "__pyx_capi__", {})
         texts = {name: _signature(capsule) for name, capsule in capsules.items()}
         found = {name: (text, parsed(text)) for name, text in texts.items() if "(" in text}
         functions = {name: (text, s) for name, (text, s) in found.items() if s is not None}
         path = tools.shared_object(source_of(functions), "c")
         self._library = ctypes.PyDLL(str(path))
-        self.handlers = [handler(name) for name in functions]
-        slots = (ctypes.py_object * max(1, len(functions))).in_dll(self._library, "umem_handlers")
-        for number, name in enumerate(functions):
-            if self.handlers[number] is None:
-                continue
-            slots[number] = self.handlers[number]
-            pointer = ctypes.cast(getattr(self._library, f"umem_{number}"), ctypes.c_void_p)
-            if _set_pointer(capsules[name], pointer) != 0:
-                raise RuntimeError(f"the capsule of {name} takes no pointer")
+        self._names, self._handlers = list(functions), list[Any]()
         is_over = ctypes.c_int.in_dll(self._library, "umem_is_over")
         atexit.register(lambda: setattr(is_over, "value", 1))  # after CuPy's own, which come later
+
+    def lead(self, handler: Callable[[str], Any]) -> None:
+        """Have each function call what ``handler`` gives for its name; None leaves it as it is."""
+        count = max(1, len(self._names))
+        slots = (ctypes.py_object * count).in_dll(self._library, "umem_handlers")
+        kept = self._handlers
+        self._handlers = [handler(name) for name in self._names]
+        for number, name in enumerate(self._names):
+            if self._handlers[number] is None:
+                continue
+            slots[number] = self._handlers[number]
+            pointer = ctypes.cast(getattr(self._library, f"umem_{number}"), ctypes.c_void_p)
+            if _set_pointer(self._capsules[name], pointer) != 0:
+                raise RuntimeError(f"the capsule of {name} takes no pointer")
+        del kept  # not before: another thread may be calling one
 
 
 _set_pointer = ctypes.pythonapi.PyCapsule_SetPointer

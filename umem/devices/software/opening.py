@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ from umem.devices.cost import Sample, StepCost, set_cuda_model
 from umem.devices.software.checked import KernelGuard, bypass_pools
 from umem.devices.software.cupy_source import CupySource
 from umem.devices.software.driver import HostDriver
+from umem.devices.software.forked import Lead, refuse_children
 from umem.devices.software.kernels import KernelCompiler
 from umem.devices.software.late import LateDriver, LateRuntime, on_stream
 from umem.devices.software.libcuda import HostHints
@@ -36,6 +38,7 @@ _PACKAGE = "cupy-cuda12x"
 _LIBRARIES = ("cublas", "curand", "cusolver", "cusparse")
 _LEFT = ("check_status", "get_build_version", "is_cuda_python_build")
 """Functions of CuPy's modules that need nothing of NVIDIA's."""
+_leads: list[Lead] = []
 _kept: list[Any] = []
 """What CuPy's modules point at: it must never go."""
 
@@ -206,6 +209,7 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain) -> None:
     for name in ("XORWOW", "MRG32k3a", "Philox4x3210"):
         setattr(cupy.random, name, _missing("cupy.random", name))
     _kept.extend((runtime, CupySource(runtime, cupy)))
+    refuse_children(runtime, _leads)
 
 
 def _point_at(module: Any, functions: Any, tools: Toolchain) -> None:
@@ -215,15 +219,23 @@ def _point_at(module: Any, functions: Any, tools: Toolchain) -> None:
     """
 
     def handler(name: str) -> Any:
-        if name in _LEFT:
-            return None
         return getattr(functions, name, None) or _missing(module.__name__, name)
 
-    _kept.append(Trampolines(module, handler, tools))
-    for name, value in list(vars(module).items()):
-        if callable(value) and not isinstance(value, type) and not name.startswith("__"):
-            if name not in _LEFT and not (name.startswith("_") and not hasattr(functions, name)):
-                setattr(module, name, handler(name))
+    trampolines = Trampolines(module, tools)
+    names = [
+        name
+        for name, value in vars(module).items()
+        if callable(value) and not isinstance(value, type) and not name.startswith("__")
+        if name not in _LEFT and not (name.startswith("_") and not hasattr(functions, name))
+    ]
+
+    def lead(handler: Callable[[str], Any]) -> None:
+        trampolines.lead(lambda name: None if name in _LEFT else handler(name))
+        for name in names:
+            setattr(module, name, handler(name))
+
+    lead(handler)
+    _leads.append(lead)
 
 
 def _missing(module: str, name: str) -> Any:

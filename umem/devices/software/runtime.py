@@ -10,7 +10,7 @@ import ctypes
 from typing import Any
 
 from umem.devices.software.allocations import DEVICE, HOST, MANAGED, HostMemory
-from umem.devices.software.streams import HostStreams
+from umem.devices.software.streams import FIRST_HANDLE, HostStreams
 from umem.devices.specs import CHIPS, GpuSpec
 from umem.trace.events import Hint
 from umem.units import BLOCK_BYTES
@@ -54,6 +54,11 @@ class HostRuntime(HostMemory, HostStreams):
         self._chip = CHIPS.get(spec.name, (7, 5, 40))
         self.attributes_type: Any = None
         self.hints: Any = None
+
+    @property
+    def was_used(self) -> bool:
+        """Whether memory was asked for, or a stream, an event or a module made."""
+        return self._count > 0 or self._handle > FIRST_HANDLE
 
     @property
     def seconds(self) -> float:

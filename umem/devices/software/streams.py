@@ -17,6 +17,7 @@ RELAXED = 2
 INVALID_HANDLE, ILLEGAL_STATE, UNSUPPORTED, INVALIDATED, UNMATCHED = 400, 401, 900, 901, 903
 ISOLATION, IMPLICIT, CAPTURED_EVENT = 905, 906, 907
 """cudaError: of states, and of captures."""
+FIRST_HANDLE = 1 << 12
 DEFAULT = (0, 1, 2)
 """The streams that nobody makes: legacy by two names, and one for each thread."""
 
@@ -41,7 +42,7 @@ class HostStreams:
         self.captures: dict[int, Capture] = {}
         self._captured_events: dict[int, Capture] = {}
         self._blocking: set[int] = set()
-        self._handle = 1 << 12
+        self._handle = FIRST_HANDLE
         self._recorded: dict[int, float] = {}  # events, by simulated seconds
 
     @property

@@ -1,0 +1,38 @@
+"""What a child by fork finds: CUDA's own error, as where a driver was used before the fork.
+
+The child has the memory of its parent, and could go on; on a GPU it could not. What only gives
+something back does nothing there, so that a child that leaves the GPU alone ends in peace.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from umem.devices.software.runtime import HostRuntime
+
+NOT_INITIALISED = 3
+"""cudaErrorInitializationError, of driver_types.h."""
+_GIVES_BACK = re.compile(r"free|destroy|unload|release", re.IGNORECASE)
+Lead = Callable[[Callable[[str], Any]], None]
+"""Points the functions of a module of CuPy's at what another function gives for their names."""
+
+
+def refuse_children(runtime: HostRuntime, leads: Iterable[Lead]) -> None:
+    """Have CuPy's modules fail in children that are forked after the first use."""
+
+    def refused(*_: Any, **more: Any) -> None:
+        runtime.fail(NOT_INITIALISED)
+
+    def nothing(*_: Any, **more: Any) -> None:
+        """It is the parent's."""
+
+    def refuse() -> None:
+        if runtime.was_used:
+            for lead in leads:
+                lead(lambda name: nothing if _GIVES_BACK.search(name) else refused)
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=refuse)
