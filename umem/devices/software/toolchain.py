@@ -7,12 +7,16 @@ place of an equal one.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -20,6 +24,10 @@ from umem.errors import DeviceError, MissingDependencyError
 
 COMPILERS = ("g++", "clang++")
 OPTIONS = ("-O2", "-fPIC", "-shared", "-w")
+PATIENCE_SECONDS = 2.0
+"""How long compiling takes in all before a person is told of it."""
+ROOM_BYTES = 256 << 20
+"""A folder with less room than this, in which something could not be made, is taken to be full."""
 LANGUAGES = {"c": ("-x", "c"), "c++": ("-x", "c++", "-std=c++17")}
 
 
@@ -33,11 +41,16 @@ class Toolchain:
     """Compiles, and remembers.
 
     Args:
-        folder: where shared objects are kept; one of the process where it cannot be written.
+        folder: where shared objects are kept; one of the process where it cannot be written or
+            is full.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = _writable(folder or default_folder())
+        self._is_own = False
+        self._progress = Progress()
+        self.folder = folder or default_folder()
+        if not _takes_files(self.folder):
+            self.folder = self._elsewhere()
 
     @cached_property
     def compiler(self) -> str:
@@ -59,8 +72,7 @@ class Toolchain:
     @cached_property
     def version(self) -> str:
         """What the compiler says it is."""
-        asked = [self.compiler, "--version"]
-        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+        return self._run(["--version"]).stdout
 
     def shared_object(self, source: str, language: str, options: Sequence[str] = ()) -> Path:
         """Return the shared object that a source gives; compiled where it is not there yet.
@@ -72,17 +84,14 @@ class Toolchain:
         given = (*LANGUAGES[language], *OPTIONS, *options)
         text = "\0".join((source, *given, self.compiler, self.version))
         path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.so"
-        if not path.exists():
-            self._compile(source, given, path)
+        if not path.exists() and not self._is_made(source, given, path):
+            return self.shared_object(source, language, options)
         return path
 
     def remarks(self, source: str, language: str, options: Sequence[str] = ()) -> str:
         """Return the warnings that a source gives."""
         given = (*LANGUAGES[language], "-Wall", "-fsyntax-only", *options)
-        asked = [self.compiler, *given, "-"]
-        return subprocess.run(
-            asked, input=source, capture_output=True, text=True, check=False
-        ).stderr
+        return self._run([*given, "-"], source).stderr
 
     def header(self, text: str, options: Sequence[str]) -> Path:
         """Return a header with this text, precompiled for these options where g++ compiles."""
@@ -92,41 +101,118 @@ class Toolchain:
         made = path.with_name(f"{path.name}.gch")
         if "clang" not in self.version and not made.exists():
             header = ("-x", "c++-header", *given[2:])
-            self._compile("", header, made, str(path))
+            if not self._is_made("", header, made, str(path)):
+                return self.header(text, options)
         return path
 
     def text_file(self, text: str, suffix: str) -> Path:
         """Return a file of the folder with this text, such as a linker's script."""
         path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}{suffix}"
         if not path.exists():
-            number, name = tempfile.mkstemp(suffix=suffix, dir=self.folder)
-            with os.fdopen(number, "w") as file:
-                file.write(text)
-            os.replace(name, path)
+            try:
+                self._write(text, path)
+            except OSError:
+                if not self._has_moved():
+                    raise
+                return self.text_file(text, suffix)
         return path
 
-    def _compile(self, text: str, given: Sequence[str], path: Path, source: str = "-") -> None:
+    def _write(self, text: str, path: Path) -> None:
         number, name = tempfile.mkstemp(suffix=path.suffix, dir=self.folder)
-        os.close(number)
         try:
-            done = subprocess.run(
-                [self.compiler, *given, "-o", name, source],
-                input=text,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode:
-                raise DeviceError(f"{self.compiler} refuses a kernel:\n{done.stderr[-4000:]}")
+            with os.fdopen(number, "w") as file:
+                file.write(text)
             os.replace(name, path)
         finally:
             Path(name).unlink(missing_ok=True)
 
+    def _is_made(self, text: str, given: Sequence[str], path: Path, source: str = "-") -> bool:
+        """Compile; False where the folder was full, and is another one now."""
+        try:
+            with self._progress.one():
+                self._compile(text, given, path, source)
+        except (DeviceError, OSError):
+            if not self._has_moved():
+                raise
+            return False
+        return True
 
-def _writable(folder: Path) -> Path:
+    def _has_moved(self) -> bool:
+        """Go on in a folder of the process where this one is full or gone; not a second time."""
+        if self._is_own or _room(self.folder) >= ROOM_BYTES:
+            return False
+        self.folder = self._elsewhere()
+        return True
+
+    def _compile(self, text: str, given: Sequence[str], path: Path, source: str) -> None:
+        number, name = tempfile.mkstemp(suffix=path.suffix, dir=self.folder)
+        os.close(number)
+        try:
+            done = self._run([*given, "-o", name, source], text)
+            if done.returncode:
+                said = done.stderr[-4000:] or f"it ends with {done.returncode}"
+                raise DeviceError(f"{self.compiler} refuses a kernel:\n{said}")
+            os.replace(name, path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+    def _run(self, given: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                [self.compiler, *given], input=text, capture_output=True, text=True, check=False
+            )
+        except OSError as error:
+            raise DeviceError(f"the compiler cannot be run: {error}") from error
+
+    def _elsewhere(self) -> Path:
+        """Make a folder of the process, which goes when it ends."""
+        folder = Path(tempfile.mkdtemp(prefix="umem-software-gpu-"))
+        atexit.register(_remove, folder, os.getpid())
+        self._is_own = True
+        return folder
+
+
+class Progress:
+    """Says on a terminal that kernels are compiled, where that has taken a while in all."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._seconds = 0.0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """While one is compiled; nothing of the line is left behind."""
+        self._count += 1
+        terminal = sys.stderr
+        is_shown = self._seconds > PATIENCE_SECONDS and terminal is not None and terminal.isatty()
+        start = time.monotonic()
+        if is_shown:
+            so_far = f"umem: compiling kernels for this machine, once: {self._count} so far"
+            print(f"\r{so_far}", end="", file=terminal, flush=True)
+        try:
+            yield
+        finally:
+            self._seconds += time.monotonic() - start
+            if is_shown:
+                print("\r\x1b[K", end="", file=terminal, flush=True)
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # and not a child of it
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _takes_files(folder: Path) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return folder
+            return True
     except OSError:
-        return Path(tempfile.mkdtemp(prefix="umem-software-gpu-"))
+        return False
+
+
+def _room(folder: Path) -> int:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
