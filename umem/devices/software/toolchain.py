@@ -10,6 +10,8 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +25,9 @@ from pathlib import Path
 from umem.errors import DeviceError, MissingDependencyError
 
 COMPILERS = ("g++", "clang++")
-OPTIONS = ("-O2", "-fPIC", "-shared", "-w")
+OPTIONS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-w")
+_TELLING = r"vendor_id|cpu family|model\b|flags|Features|CPU (implementer|architecture|part)"
+"""Lines of /proc/cpuinfo that -march=native goes by."""
 PATIENCE_SECONDS = 2.0
 """How long compiling takes in all before a person is told of it."""
 ROOM_BYTES = 256 << 20
@@ -71,8 +75,8 @@ class Toolchain:
 
     @cached_property
     def version(self) -> str:
-        """What the compiler says it is."""
-        return self._run(["--version"]).stdout
+        """What the compiler says it is, and the processor that it compiles for."""
+        return self._run(["--version"]).stdout + _processor()
 
     def shared_object(self, source: str, language: str, options: Sequence[str] = ()) -> Path:
         """Return the shared object that a source gives; compiled where it is not there yet.
@@ -200,6 +204,16 @@ class Progress:
 def _remove(folder: Path, process: int) -> None:
     if os.getpid() == process:  # and not a child of it
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _processor() -> str:
+    """What the first processor can do: a folder may be shared by machines of several kinds."""
+    try:
+        found = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor()
+    lines = found.partition("\n\n")[0].splitlines()
+    return "\n".join(line for line in lines if re.match(_TELLING, line))
 
 
 def _takes_files(folder: Path) -> bool:

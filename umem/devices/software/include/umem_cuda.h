@@ -176,7 +176,10 @@ static inline double __longlong_as_double(long long x) { return umem_bits<double
 static inline long long __double_as_longlong(double x) { return umem_bits<long long>(x); }
 
 // -- floating point ----------------------------------------------------------------------------
-// A float function never computes in double: the overloads of <cmath>, for every name.
+// A float function never computes in double: the overloads of <cmath>, for every name, but for
+// three of our own.
+
+#include "umem_math.h"
 
 using std::isfinite;
 using std::isinf;
@@ -188,14 +191,21 @@ using std::signbit;
   using std::name;
 UMEM_ONE(abs) UMEM_ONE(acos) UMEM_ONE(acosh) UMEM_ONE(asin) UMEM_ONE(asinh) UMEM_ONE(atan)
 UMEM_ONE(atan2) UMEM_ONE(atanh) UMEM_ONE(cbrt) UMEM_ONE(ceil) UMEM_ONE(copysign) UMEM_ONE(cos)
-UMEM_ONE(cosh) UMEM_ONE(erf) UMEM_ONE(erfc) UMEM_ONE(exp) UMEM_ONE(exp2) UMEM_ONE(expm1)
+UMEM_ONE(cosh) UMEM_ONE(erf) UMEM_ONE(erfc) UMEM_ONE(exp2) UMEM_ONE(expm1)
 UMEM_ONE(fabs) UMEM_ONE(floor) UMEM_ONE(fma) UMEM_ONE(fmax) UMEM_ONE(fmin) UMEM_ONE(fmod)
 UMEM_ONE(frexp) UMEM_ONE(hypot) UMEM_ONE(ilogb) UMEM_ONE(ldexp) UMEM_ONE(lgamma) UMEM_ONE(llrint)
-UMEM_ONE(log) UMEM_ONE(log10) UMEM_ONE(log1p) UMEM_ONE(log2) UMEM_ONE(logb) UMEM_ONE(lrint)
+UMEM_ONE(log10) UMEM_ONE(log1p) UMEM_ONE(log2) UMEM_ONE(logb) UMEM_ONE(lrint)
 UMEM_ONE(modf) UMEM_ONE(nextafter) UMEM_ONE(pow) UMEM_ONE(remainder) UMEM_ONE(rint)
 UMEM_ONE(round) UMEM_ONE(scalbn) UMEM_ONE(sin) UMEM_ONE(sinh) UMEM_ONE(sqrt) UMEM_ONE(tan)
-UMEM_ONE(tanh) UMEM_ONE(tgamma) UMEM_ONE(trunc)
+UMEM_ONE(tgamma) UMEM_ONE(trunc)
 #undef UMEM_ONE
+#define UMEM_OWN(name)                                                         \
+  static inline float name(float x) { return umem_##name(x); }                 \
+  template <class T> static inline std::enable_if_t<std::is_integral_v<T>, double> name(T x) { \
+    return std::name((double)x);                                               \
+  }
+UMEM_OWN(exp) UMEM_OWN(log) UMEM_OWN(tanh)
+#undef UMEM_OWN
 static inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 static inline float rsqrt(float x) { return 1.0f / std::sqrt(x); }
 static inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
@@ -203,8 +213,8 @@ static inline float sinpif(float x) { return std::sin(x * 3.14159265358979f); }
 static inline float cospif(float x) { return std::cos(x * 3.14159265358979f); }
 static inline double sinpi(double x) { return std::sin(x * 3.14159265358979323846); }
 static inline double cospi(double x) { return std::cos(x * 3.14159265358979323846); }
-#define __expf(x) std::exp((float)(x))
-#define __logf(x) std::log((float)(x))
+#define __expf(x) umem_exp((float)(x))
+#define __logf(x) umem_log((float)(x))
 static inline float __fdividef(float x, float y) { return x / y; }
 static inline float __fsqrt_rn(float x) { return std::sqrt(x); }
 static inline float __fadd_rn(float x, float y) { return x + y; }
@@ -238,6 +248,7 @@ static inline UmemHalfBits __ushort_as_half(unsigned short bits) { return UmemHa
 // -- atomics: one thread runs at a time --------------------------------------------------------
 
 template <class T, class U, class F> static inline T umem_atomic(T* place, U value, F change) {
+  asm volatile("" ::: "memory");  // no vector instructions: places may be the same
   T old = *place;
   *place = (T)change(old, (T)value);
   return old;
