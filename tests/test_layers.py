@@ -59,8 +59,11 @@ LISTS = {"umem.planner.dispatch", "umem.predict.techniques.registry"}
 SAME_FACE = (
     "umem.devices.cuda.features",
     "umem.devices.software.libraries.cublas",
+    "umem.devices.software.libraries.cufft",
     "umem.devices.software.libraries.curand",
+    "umem.devices.software.libraries.cusolver",
     "umem.devices.software.libraries.cusparse",
+    "umem.devices.software.libraries.cusparse_rows",
     "umem.devices.software.cupy_source",
     "umem.devices.software.checked",
     "umem.devices.software.driver",

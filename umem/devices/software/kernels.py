@@ -20,6 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from umem.devices.software.runtime import CUDA_VERSION
 from umem.devices.software.toolchain import Toolchain
 from umem.errors import DeviceError
 
@@ -43,6 +44,11 @@ _WAITS = re.compile(r"\b__sync(threads|warp)|\b__shfl_|\b__(any|all|ballot)_sync
 _DYNAMIC = re.compile(
     r"\bextern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?([\w:<>, ]+?)\s+(\w+)\s*\[\s*\]\s*;"
 )
+_RETURNING = re.compile(r"^\s*#\s*define(?:[^\n\\]|\\\n)*\breturn\b", re.MULTILINE)
+"""A macro that returns, as in the kernel of CuPy's ``searchsorted``."""
+_IN_STEP = ("\n    }\n\n    // Sort a[x:y].", "\n        // After merge step, the first k elements")
+"""Places in CuPy's ``partition`` where the threads of a warp are taken to be in step."""
+_VERSION = "__CUDACC_VER_MAJOR__"
 _BLOCK_SIZE = re.compile(r"_sdata_raw\[(\d+) \* sizeof\(_type_reduce\)\]")
 
 
@@ -137,6 +143,8 @@ def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
         kernels[f"expression_{number}"] = found[name][2]
         named[f"expression_{number}"] = expression
     source = _DYNAMIC.sub(r"\1* \2 = reinterpret_cast<\1*>(umem_shared_memory);", source)
+    for before in _IN_STEP:
+        source = source.replace(before, f"__syncwarp();{before}")
     block = _BLOCK_SIZE.search(source)
     if block is not None:
         text, how = _reduction(source, block[1]), ONCE
@@ -149,6 +157,8 @@ def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
     parts = ['#include "umem_loops.h"\n'] if how == ONCE else []
     if how == ONCE and _LOCAL_ARRAY.search(text):  # each element needs it for itself
         parts.append("#undef UMEM_ANY_ORDER\n#define UMEM_ANY_ORDER\n")
+    if _VERSION in source:  # after CuPy's headers, which would ask for NVIDIA's
+        parts.append(f"#define {_VERSION} {CUDA_VERSION // 1000}\n")
     parts += [text, '\n#include "umem_launch.h"\n']
     parts += [f"UMEM_KERNEL({label}, {how}, {name})\n" for label, name in named.items()]
     return HostSource("".join(parts), kernels)
@@ -170,7 +180,7 @@ def _elementwise(source: str) -> str:
     )
     if "_ind.get()" in body:
         body = f"_ind.set({i}); {body}"
-    if _LEAVES.search(body):  # a thread ends: others go on
+    if _LEAVES.search(body) or _RETURNING.search(source):  # a thread ends: others go on
         body = f"[&] {{ do {{ {body} }} while (0); }}();"
     loops = f"""\
 for (UmemRows<decltype(_ind)::ndim> _row(_ind); _row; _row.next())

@@ -6,8 +6,8 @@ that is made from the signature: it calls a Python function and converts what th
 compiler that kernels need anyway compiles them, without Python's headers.
 
 Libraries have stand-ins, so that CuPy can be imported without them. Each has the functions that
-CuPy's modules ask for, and every one of them returns that library's "not supported". What the
-software GPU computes itself never gets there.
+CuPy's modules ask for. Those that CuPy calls beside its capsules lead to Python too; every other
+one returns that library's "not supported": what the software GPU computes never gets there.
 
 Models: Cython 3's text of signatures; C++ structs by value are left as they are.
 """
@@ -20,6 +20,7 @@ import importlib
 import re
 import shutil
 import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -184,16 +185,31 @@ NOT_SUPPORTED = {
     "libnvrtc": 11,  # NVRTC_ERROR_INTERNAL_ERROR
 }
 """The status of each library, from its own header, by its name without a version."""
+FAILED = {"libcusolver": 7, "libcufft": 5}
+"""INTERNAL_ERROR, from the same headers."""
+_C_TYPES: dict[str, tuple[str, Any]] = {
+    "p": ("void *", ctypes.c_size_t), "i": ("int", ctypes.c_int),
+    "l": ("long long", ctypes.c_longlong), "c": ("signed char", ctypes.c_byte),
+}  # fmt: skip
+"""A letter for each type that a library's function takes, in C and for Python."""
 
 
 class StandIns:
     """A library for each that compiled modules are linked to; they stay loaded.
 
+    Args:
+        modules: compiled modules of CuPy's.
+        led: functions that `lead` will lead to Python, and the letters of what they take.
+
     Raises:
         MissingDependencyError: no ``nm``, which comes with the compiler.
     """
 
-    def __init__(self, modules: Iterable[Path], tools: Toolchain) -> None:
+    def __init__(
+        self, modules: Iterable[Path], tools: Toolchain, led: Mapping[str, str] | None = None
+    ) -> None:
+        self._led = led or {}
+        self._callbacks: list[Any] = []
         wanted: dict[str, set[str]] = defaultdict(set)
         for path in modules:
             for symbol in _undefined(path):
@@ -203,7 +219,7 @@ class StandIns:
                     wanted[library].add(name)
         self._tools = tools
         self._loaded = {
-            library.partition(".so")[0]: _load(library, sorted(names), tools)
+            library.partition(".so")[0]: _load(library, sorted(names), tools, self._led)
             for library, names in wanted.items()
         }
 
@@ -211,12 +227,37 @@ class StandIns:
         """Stand in for a library by one that is loaded."""
         self._loaded[library] = loaded
 
+    def lead(self, library: str, functions: Any) -> None:
+        """Lead what a library exports to an object's methods; each returns a status, or none.
+
+        An error of Python's cannot pass through C: it is printed, and CuPy raises its own.
+        """
+        loaded, failed = self._loaded[library], FAILED[library]
+        for name, codes in self._led.items():
+            method = getattr(functions, name, None)
+            if method is None or not hasattr(loaded, name):
+                continue
+
+            def call(*arguments: int, method: Any = method) -> int:
+                try:
+                    return int(method(*arguments) or 0)
+                except BaseException:
+                    sys.excepthook(*sys.exc_info())
+                    return failed
+
+            types = [_C_TYPES[code][1] for code in codes]
+            self._callbacks.append(ctypes.CFUNCTYPE(ctypes.c_int, *types)(call))
+            slot = ctypes.c_void_p.in_dll(loaded, f"umem_{name}")
+            slot.value = ctypes.cast(self._callbacks[-1], ctypes.c_void_p).value
+        is_over = ctypes.c_int.in_dll(loaded, f"umem_{library}_is_over")
+        atexit.register(lambda: setattr(is_over, "value", 1))
+
     def find(self, name: str) -> tuple[str, int]:
         """Return the path and the handle of a library; one without functions where CuPy looks
         for what it can do without."""
         library = f"lib{name}"
         if library not in self._loaded:
-            self._loaded[library] = _load(f"{library}.so.0", [], self._tools)
+            self._loaded[library] = _load(f"{library}.so.0", [], self._tools, {})
         found = self._loaded[library]
         return str(found._name), int(found._handle)
 
@@ -241,14 +282,30 @@ def _undefined(path: Path) -> list[str]:
     return [line.split()[-1] for line in listed.splitlines() if line.strip()]
 
 
-def _load(library: str, functions: list[str], tools: Toolchain) -> ctypes.CDLL:
-    status = NOT_SUPPORTED.get(library.partition(".so")[0], 1)
-    source = "".join(
-        f'const char *{name}(int status) {{ return "the software GPU has no such function"; }}\n'
-        if re.search("Get(Error|Status)(String|Name)$", name)
-        else f"int {name}(void) {{ return {status}; }}\n"
-        for name in functions
-    )
+def _load(
+    library: str, functions: list[str], tools: Toolchain, led: Mapping[str, str]
+) -> ctypes.CDLL:
+    name = library.partition(".so")[0]
+    parts = [f"int umem_{name}_is_over;\n"]
+    parts += [_exported(name, function, led.get(function)) for function in functions]
     script = tools.text_file(f"{library} {{ global: *; }};\n", ".map")
     options = [f"-Wl,-soname,{library}", f"-Wl,--version-script={script}"]
-    return ctypes.CDLL(str(tools.shared_object(source, "c", options)), mode=ctypes.RTLD_GLOBAL)
+    made = tools.shared_object("".join(parts), "c", options)
+    return ctypes.CDLL(str(made), mode=ctypes.RTLD_GLOBAL)
+
+
+def _exported(library: str, name: str, codes: str | None) -> str:
+    status = NOT_SUPPORTED.get(library, 1)
+    if re.search("Get(Error|Status)(String|Name)$", name):
+        words = "the software GPU has no such function"
+        return f'const char *{name}(int status) {{ return "{words}"; }}\n'
+    if codes is None:
+        return f"int {name}(void) {{ return {status}; }}\n"
+    types = [_C_TYPES[code][0] for code in codes]
+    taken = ", ".join(f"{text} a{i}" for i, text in enumerate(types))
+    given = ", ".join(f"a{i}" for i in range(len(types)))
+    return (
+        f"int (*umem_{name})({', '.join(types)});\n"
+        f"int {name}({taken}) {{ if (umem_{library}_is_over) return 0; "
+        f"return umem_{name} ? umem_{name}({given}) : {status}; }}\n"
+    )

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from umem.devices.software.forked import Lead, refuse_children
 from umem.devices.software.kernels import KernelCompiler
 from umem.devices.software.late import LateDriver, LateRuntime, on_stream
 from umem.devices.software.libcuda import HostHints
+from umem.devices.software.libraries import cufft, cusolver
 from umem.devices.software.libraries.cublas import HostBlas
 from umem.devices.software.libraries.curand import HostRand, host_generator
 from umem.devices.software.libraries.cusparse import HostSparse
@@ -140,13 +142,13 @@ def software_gpu(
     )
     if checked:
         runtime.source = GuardedSource()
-    libraries = StandIns(found, tools)
+    libraries = StandIns(found, tools, {**cufft.C_FUNCTIONS, **cusolver.C_FUNCTIONS})
     libraries.stand_in()
     hints = HostHints(runtime, tools)
     libraries.add("libcuda", hints.library)
     _kept.extend((libraries, hints))
     os.environ["CUPY_ACCELERATORS"] = ""  # CUB's kernels are compiled for a GPU
-    _install(runtime, folder, tools)
+    _install(runtime, folder, tools, libraries)
     gpu_here = SoftwareGPU(runtime)
     set_cuda_model(gpu_here)
     return gpu_here
@@ -170,7 +172,7 @@ def _cupy_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def _install(runtime: HostRuntime, folder: Path, tools: Toolchain) -> None:
+def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: StandIns) -> None:
     api = importlib.import_module("cupy_backends.cuda.api.runtime")
     runtime.error_type, runtime.attributes_type = api.CUDARuntimeError, api.PointerAttributes
     _point_at(api, runtime, tools)
@@ -189,14 +191,18 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain) -> None:
     host_driver = driver(runtime, compiler, driver_fail)
     _point_at(driver_api, host_driver, tools)
     _point_at(nvrtc_api, HostNvrtc(runtime, compiler, nvrtc_fail), tools)
+    solver = cusolver.HostSolver(runtime)
     libraries = {
         "cupy_backends.cuda.libs.cublas": HostBlas(runtime),
         "cupy_backends.cuda.libs.curand": HostRand(runtime),
+        "cupy_backends.cuda.libs.cusolver": solver,
         "cupy_backends.cuda.libs.cusparse": HostSparse(runtime),
         "cupy.cuda.thrust": HostThrust(runtime),
     }
     for name, functions in libraries.items():
         _point_at(importlib.import_module(name), on_stream(runtime, functions), tools)
+    stand_ins.lead("libcusolver", on_stream(runtime, solver))
+    stand_ins.lead("libcufft", on_stream(runtime, cufft.HostFft(runtime)))
     cuda_compiler: Any = importlib.import_module("cupy.cuda.compiler")
     cuda_compiler.compile_using_nvcc = _missing("cupy.cuda.compiler", "nvcc")
     cuda_compiler._jitify_prep = _missing("cupy.cuda.compiler", "jitify")
@@ -219,7 +225,10 @@ def _point_at(module: Any, functions: Any, tools: Toolchain) -> None:
     """
 
     def handler(name: str) -> Any:
-        return getattr(functions, name, None) or _missing(module.__name__, name)
+        found = getattr(functions, name, None) or _missing(module.__name__, name)
+        if isinstance(found, partial):
+            found.__name__ = name  # type: ignore[attr-defined]  # for CuPy's errors
+        return found
 
     trampolines = Trampolines(module, tools)
     names = [

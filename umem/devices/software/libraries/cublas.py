@@ -11,21 +11,17 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from umem.devices.software.libraries.handles import DATA_TYPES, TYPES, Array, scipy_module
+from umem.devices.software.libraries.systems import HostSystems, lapack
 from umem.devices.software.runtime import HostRuntime
 
-Array = NDArray[Any]
-TYPES: dict[str, Any] = {"s": np.float32, "d": np.float64, "c": np.complex64, "z": np.complex128}
-DATA_TYPES = {0: np.float32, 1: np.float64, 2: np.float16, 3: np.int8, 4: np.complex64,
-              5: np.complex128, 10: np.int32}  # fmt: skip
-"""cudaDataType, of library_types.h."""
 UPPER, RIGHT, UNIT = 1, 1, 1
 """Of cublasFillMode_t, cublasSideMode_t and cublasDiagType_t."""
 VERSION = 120900
 
 
-class HostBlas:
+class HostBlas(HostSystems):
     """BLAS functions on addresses.
 
     Args:
@@ -33,8 +29,8 @@ class HostBlas:
     """
 
     def __init__(self, runtime: HostRuntime) -> None:
-        self._runtime = runtime
-        self._pointer_mode = self._math_mode = self._stream = 0
+        super().__init__(runtime)
+        self._math_mode = 0
         for letter, dtype in TYPES.items():
             for name, function in self._of_one_type().items():
                 setattr(self, letter + name, partial(function, np.dtype(dtype)))
@@ -57,7 +53,7 @@ class HostBlas:
         self.csscal = partial(self._scal, np.dtype("c8"), scale=np.dtype("f4"))
         self.zdscal = partial(self._scal, np.dtype("c16"), scale=np.dtype("f8"))
 
-    def _of_one_type(self) -> dict[str, Callable[..., None]]:
+    def _of_one_type(self) -> dict[str, Callable[..., Any]]:
         return {
             "gemm": self._gemm,
             "gemmBatched": self._gemm_batched,
@@ -70,24 +66,15 @@ class HostBlas:
             "syrk": self._syrk,
             "trsm": self._trsm,
             "trsmBatched": self._trsm_batched,
+            "getrfBatched": self._getrf_batched,
+            "getrsBatched": self._getrs_batched,
+            "getriBatched": self._getri_batched,
         }
 
     # -- the library -----------------------------------------------------------------------
 
-    def create(self) -> int:
-        return self._runtime.new_handle()
-
-    def destroy(self, handle: int) -> None:
-        return None
-
     def getVersion(self, handle: int) -> int:
         return VERSION
-
-    def getPointerMode(self, handle: int) -> int:
-        return self._pointer_mode
-
-    def setPointerMode(self, handle: int, mode: int) -> None:
-        self._pointer_mode = mode
 
     def getMathMode(self, handle: int) -> int:
         return self._math_mode
@@ -95,22 +82,7 @@ class HostBlas:
     def setMathMode(self, handle: int, mode: int) -> None:
         self._math_mode = mode
 
-    def getStream(self, handle: int) -> int:
-        return self._stream
-
-    def setStream(self, handle: int, stream: int) -> None:
-        self._stream = stream
-
     # -- views -----------------------------------------------------------------------------
-
-    def _vector(self, dtype: Any, address: int, count: int, step: int) -> Array:
-        size = dtype.itemsize
-        first = address if step >= 0 else address - (count - 1) * step * size
-        return self._runtime.view(first, dtype, (count,), (step * size,))
-
-    def _matrix(self, dtype: Any, address: int, rows: int, columns: int, ld: int) -> Array:
-        size = dtype.itemsize
-        return self._runtime.view(address, dtype, (rows, columns), (size, ld * size))
 
     def _operand(
         self, dtype: Any, address: int, ld: int, how: int, rows: int, columns: int
@@ -123,12 +95,6 @@ class HostBlas:
 
     def _scalar(self, dtype: Any, address: int) -> Any:
         return self._runtime.view(address, dtype, (1,), (dtype.itemsize,))[0]
-
-    def _tell(
-        self, name: str, reads: tuple[Array, ...], writes: tuple[Array, ...], flops: int
-    ) -> None:
-        told = [[a for x in each for a in self._runtime.access_of(x)] for each in (reads, writes)]
-        self._runtime.operation(name, told[0], told[1], flops)
 
     # -- products --------------------------------------------------------------------------
 
@@ -170,9 +136,6 @@ class HostBlas:
     ) -> None:  # fmt: skip
         for at_a, at_b, at_c in zip(*(self._addresses(p, count) for p in (a, b, c)), strict=True):
             self._gemm(dtype, handle, ta, tb, m, n, k, alpha, at_a, lda, at_b, ldb, beta, at_c, ldc)
-
-    def _addresses(self, address: int, count: int) -> list[int]:
-        return [int(x) for x in self._runtime.view(address, np.dtype("u8"), (count,), (8,))]
 
     def gemmEx(
         self, handle: int, ta: int, tb: int, m: int, n: int, k: int, alpha: int,
@@ -301,8 +264,7 @@ class HostBlas:
         self, dtype: Any, handle: int, side: int, fill: int, how: int, diagonal: int, m: int,
         n: int, alpha: int, a: int, lda: int, b: int, ldb: int,
     ) -> None:  # fmt: skip
-        from scipy.linalg import solve_triangular
-
+        solve_triangular = scipy_module("linalg").solve_triangular
         size = n if side == RIGHT else m
         left, found = self._matrix(dtype, a, size, size, lda), self._matrix(dtype, b, m, n, ldb)
         self._tell("trsm", (left,), (found,), m * n * size)
@@ -321,6 +283,37 @@ class HostBlas:
     ) -> None:  # fmt: skip
         for at_a, at_b in zip(self._addresses(a, count), self._addresses(b, count), strict=True):
             self._trsm(dtype, handle, side, fill, how, diagonal, m, n, alpha, at_a, lda, at_b, ldb)
+
+    # -- many small systems ----------------------------------------------------------------
+
+    def _getrf_batched(
+        self, dtype: Any, handle: int, n: int, a: int, lda: int, pivots: int, info: int, count: int
+    ) -> None:
+        for i, address in enumerate(self._addresses(a, count)):
+            row = pivots and pivots + 4 * i * n
+            self._getrf(dtype, handle, n, n, address, lda, 0, row, info + 4 * i)
+
+    def _getrs_batched(
+        self, dtype: Any, handle: int, how: int, n: int, columns: int, a: int, lda: int,
+        pivots: int, b: int, ldb: int, info: int, count: int,
+    ) -> int:  # fmt: skip
+        for i, place in enumerate(self._addresses(a, count)):
+            row, at_b = pivots and pivots + 4 * i * n, self._addresses(b, count)[i]
+            self._getrs(dtype, handle, how, n, columns, place, lda, row, at_b, ldb, info)
+        return 0
+
+    def _getri_batched(
+        self, dtype: Any, handle: int, n: int, a: int, lda: int, pivots: int, c: int, ldc: int,
+        info: int, count: int,
+    ) -> None:  # fmt: skip
+        for i, address in enumerate(self._addresses(a, count)):
+            left = self._matrix(dtype, address, n, n, lda)
+            found = self._matrix(dtype, self._addresses(c, count)[i], n, n, ldc)
+            row = self._pivots(pivots and pivots + 4 * i * n, n)
+            self._tell("getri", (left, row), (found,), 4 * n**3 / 3)
+            found[...], self._vector("i4", info + 4 * i, 1)[0] = lapack(dtype, "getri")(
+                left, row - 1
+            )
 
 
 def _known(kind: int) -> Any:

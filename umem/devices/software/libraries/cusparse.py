@@ -1,7 +1,8 @@
 """cuSPARSE by SciPy: the functions of ``cupy_backends.cuda.libs.cusparse``, by their names there.
 
-Models: products of a sparse matrix, in rows or as coordinates, with a dense one or a vector, and
-the conversions that CuPy makes on the way.
+Models: products, sums, triangular systems and incomplete factors of matrices in rows, in columns
+or as coordinates, and the conversions that CuPy makes on the way. This is the part that knows
+matrices by descriptors.
 """
 
 from __future__ import annotations
@@ -10,94 +11,70 @@ from typing import Any
 
 import numpy as np
 
-from umem.devices.software.libraries.cublas import DATA_TYPES
-from umem.devices.software.runtime import HostRuntime
+from umem.devices.software.libraries.cusparse_rows import HostRows
+from umem.devices.software.libraries.handles import DATA_TYPES, Array, HostLibrary, scipy_module
 
 VERSION = 12500
 INDEX_TYPES = {2: np.int32, 3: np.int64}
 """cusparseIndexType_t."""
 IN_ROWS = 2
 """cusparseOrder_t: CUSPARSE_ORDER_ROW; 1 is in columns."""
+FILL, DIAGONAL = 0, 1
+"""cusparseSpMatAttribute_t; a value of 1 is "upper" and "of ones"."""
 
 
-class HostSparse:
+class Sparse:
+    """A sparse matrix in memory.
+
+    Attributes:
+        form: "csr", "csc" or "coo".
+        parts: values, then indexes and starts, or rows and columns.
+        attributes: by cusparseSpMatAttribute_t.
+        found: what it will hold, once it has memory for that.
+    """
+
+    def __init__(self, form: str, shape: tuple[int, int], parts: tuple[Array, ...]) -> None:
+        self.form, self.shape, self.parts = form, shape, parts
+        self.attributes: dict[int, int] = {}
+        self.found: Any = None
+
+    @property
+    def matrix(self) -> Any:
+        """The matrix as SciPy's."""
+        values, *places = self.parts
+        if self.form == "coo":
+            return scipy_module("sparse").coo_matrix((values, tuple(places)), self.shape)
+        return getattr(scipy_module("sparse"), f"{self.form}_matrix")(self.parts, self.shape)
+
+    def fill(self, found: Any) -> None:
+        """Copy a matrix of SciPy's here."""
+        places = (found.row, found.col) if self.form == "coo" else (found.indices, found.indptr)
+        for part, made in zip(self.parts, (found.data, *places), strict=True):
+            part[...] = made
+
+
+class HostSparse(HostRows):
     """Descriptors by handle, and what is done with them."""
-
-    def __init__(self, runtime: HostRuntime) -> None:
-        self._runtime = runtime
-        self._made: dict[int, Any] = {}
-        self._pointer_mode = 0
-
-    # -- the library -----------------------------------------------------------------------
-
-    def create(self) -> int:
-        return self._runtime.new_handle()
-
-    def destroy(self, handle: int) -> None:
-        return None
 
     def getVersion(self, handle: int) -> int:
         return VERSION
 
-    def setStream(self, handle: int, stream: int) -> None:
-        return None
-
-    def getPointerMode(self, handle: int) -> int:
-        return self._pointer_mode
-
-    def setPointerMode(self, handle: int, mode: int) -> None:
-        self._pointer_mode = mode
-
-    def _keep(self, found: Any) -> int:
-        handle = self._runtime.new_handle()
-        self._made[handle] = found
-        return handle
-
-    def _drop(self, handle: int) -> None:
-        self._made.pop(handle, None)
-
-    destroySpMat = destroyDnMat = destroyDnVec = destroySpVec = destroyMatDescr = _drop
-
-    def createMatDescr(self) -> int:
-        return self._keep(None)
-
-    def nothing(self, *_: int) -> None:
-        """What is said of a matrix is what CuPy's own always are."""
-
-    setMatType = setMatIndexBase = setMatFillMode = setMatDiagType = nothing
+    destroySpMat = destroyDnMat = destroyDnVec = destroySpVec = HostLibrary._drop
+    spGEMM_createDescr = spSM_createDescr = HostLibrary.create
+    spGEMM_destroyDescr = spSM_destroyDescr = HostLibrary.nothing
 
     # -- descriptors -----------------------------------------------------------------------
-
-    def _vector(self, address: int, dtype: Any, count: int) -> Any:
-        kind = np.dtype(dtype)
-        return self._runtime.view(address, kind, (count,), (kind.itemsize,))
 
     def createCsr(
         self, rows: int, columns: int, count: int, starts: int, indexes: int, values: int,
         starts_type: int, indexes_type: int, base: int, value_type: int,
     ) -> int:  # fmt: skip
-        from scipy.sparse import csr_matrix
-
         parts = (
-            self._vector(values, DATA_TYPES[value_type], count),
-            self._vector(indexes, INDEX_TYPES[indexes_type], count),
-            self._vector(starts, INDEX_TYPES[starts_type], rows + 1),
+            self._vector(DATA_TYPES[value_type], values, count),
+            self._vector(INDEX_TYPES[indexes_type], indexes, count),
+            self._vector(INDEX_TYPES[starts_type], starts, rows + 1),
         )
-        return self._keep((csr_matrix(parts, (rows, columns), copy=False), parts))
-
-    def createCoo(
-        self, rows: int, columns: int, count: int, row: int, column: int, values: int,
-        index_type: int, base: int, value_type: int,
-    ) -> int:  # fmt: skip
-        from scipy.sparse import coo_matrix
-
-        parts = (
-            self._vector(values, DATA_TYPES[value_type], count),
-            self._vector(row, INDEX_TYPES[index_type], count),
-            self._vector(column, INDEX_TYPES[index_type], count),
-        )
-        made = coo_matrix((parts[0], parts[1:]), (rows, columns), copy=False)
-        return self._keep((made, parts))
+        return self._keep(Sparse("csr", (rows, columns), parts))
 
     def createCsc(
         self, rows: int, columns: int, count: int, starts: int, indexes: int, values: int,
@@ -107,41 +84,67 @@ class HostSparse:
             columns, rows, count, starts, indexes, values, starts_type, indexes_type, base,
             value_type,
         )  # fmt: skip
-        turned, parts = self._made[handle]
-        self._made[handle] = turned.T, parts
+        self._made[handle] = Sparse("csc", (rows, columns), self._made[handle].parts)
         return handle
+
+    def createCoo(
+        self, rows: int, columns: int, count: int, row: int, column: int, values: int,
+        index_type: int, base: int, value_type: int,
+    ) -> int:  # fmt: skip
+        parts = (
+            self._vector(DATA_TYPES[value_type], values, count),
+            self._vector(INDEX_TYPES[index_type], row, count),
+            self._vector(INDEX_TYPES[index_type], column, count),
+        )
+        return self._keep(Sparse("coo", (rows, columns), parts))
 
     def createSpVec(
         self, size: int, count: int, indexes: int, values: int, index_type: int, base: int,
         value_type: int,
     ) -> int:  # fmt: skip
-        at = self._vector(indexes, INDEX_TYPES[index_type], count)
-        return self._keep((at, self._vector(values, DATA_TYPES[value_type], count)))
+        at = self._vector(INDEX_TYPES[index_type], indexes, count)
+        return self._keep((at, self._vector(DATA_TYPES[value_type], values, count)))
 
     def createDnMat(
         self, rows: int, columns: int, ld: int, values: int, value_type: int, order: int
     ) -> int:
-        kind = np.dtype(DATA_TYPES[value_type])
-        steps = (ld, 1) if order == IN_ROWS else (1, ld)
-        strides = steps[0] * kind.itemsize, steps[1] * kind.itemsize
-        return self._keep(self._runtime.view(values, kind, (rows, columns), strides))
+        kind = DATA_TYPES[value_type]
+        if order == IN_ROWS:
+            return self._keep(self._matrix(kind, values, columns, rows, ld).T)
+        return self._keep(self._matrix(kind, values, rows, columns, ld))
 
     def createDnVec(self, size: int, values: int, value_type: int) -> int:
-        return self._keep(self._vector(values, DATA_TYPES[value_type], size))
+        return self._keep(self._vector(DATA_TYPES[value_type], values, size))
 
-    # -- products --------------------------------------------------------------------------
+    def spMatSetAttribute(self, sparse: int, attribute: int, value: int) -> None:
+        self._made[sparse].attributes[attribute] = value
+
+    def spMatGetSize(self, sparse: int, result: int, columns: int, count: int) -> None:
+        matrix = self._made[sparse]
+        sizes = *matrix.shape, len(matrix.parts[0]) if matrix.found is None else matrix.found.nnz
+        for address, size in zip((result, columns, count), sizes, strict=True):
+            self._vector("i8", address, 1)[0] = size
+
+    def csrSetPointers(self, sparse: int, starts: int, indexes: int, values: int) -> None:
+        matrix = self._made[sparse]
+        count = len(matrix.parts[0]) if matrix.found is None else matrix.found.nnz
+        addresses, counts = (values, indexes, starts), (count, count, matrix.shape[0] + 1)
+        matrix.parts = tuple(
+            self._vector(part.dtype, address, length)
+            for part, address, length in zip(matrix.parts, addresses, counts, strict=True)
+        )
+
+    # -- products and systems --------------------------------------------------------------
 
     def _product(
         self, how: int, how_dense: int, alpha: int, a: int, b: int, beta: int, c: int
     ) -> None:
-        matrix, parts = self._made[a]
-        dense, found = _operated(self._made[b], how_dense), self._made[c]
-        access = self._runtime.access_of
-        reads = [each for part in (*parts, dense) for each in access(part)]
+        sparse, dense, found = self._made[a], self._made[b], self._made[c]
         columns = 1 if found.ndim == 1 else found.shape[1]
-        self._runtime.operation("spmm", reads, access(found), 2 * matrix.nnz * columns)
-        factor, kept = (self._vector(p, found.dtype, 1)[0] for p in (alpha, beta))
-        made = factor * (_operated(matrix, how) @ dense)
+        work = 2 * len(sparse.parts[0]) * columns
+        self._tell("spmm", (*sparse.parts, dense), (found,), work)
+        factor, kept = (self._vector(found.dtype, p, 1)[0] for p in (alpha, beta))
+        made = factor * (_operated(sparse.matrix, how) @ _operated(dense, how_dense))
         found[...] = made if not kept else made + kept * found
 
     def spMM(
@@ -156,91 +159,75 @@ class HostSparse:
     ) -> None:  # fmt: skip
         self._product(how, 0, alpha, a, x, beta, y)
 
-    def no_buffer(self, *_: int) -> int:
-        """Nothing is needed beside what is there."""
+    spMM_bufferSize = spMV_bufferSize = HostLibrary.no_buffer
+    sparseToDense_bufferSize = denseToSparse_bufferSize = HostLibrary.no_buffer
+    spSM_bufferSize = spGEMM_workEstimation = HostLibrary.no_buffer
+    spSM_analysis = HostLibrary.nothing
+
+    def spGEMM_compute(
+        self, handle: int, how: int, how_other: int, alpha: int, a: int, b: int, beta: int, c: int,
+        compute_type: int, algorithm: int, kept: int, size: int, buffer: int,
+    ) -> int:  # fmt: skip
+        left, right, found = self._made[a], self._made[b], self._made[c]
+        self._tell("spgemm", (*left.parts, *right.parts), (), 20 * len(left.parts[0]))
+        made = _operated(left.matrix, how) @ _operated(right.matrix, how_other)
+        found.found = (self._vector(made.dtype, alpha, 1)[0] * made).tocsr()
+        found.found.sort_indices()
         return 0
 
-    spMM_bufferSize = spMV_bufferSize = csr2cscEx2_bufferSize = no_buffer
-    sparseToDense_bufferSize = xcscsort_bufferSizeExt = no_buffer
-    xcoosort_bufferSizeExt = xcsrsort_bufferSizeExt = no_buffer
+    def spGEMM_copy(
+        self, handle: int, how: int, how_other: int, alpha: int, a: int, b: int, beta: int, c: int,
+        compute_type: int, algorithm: int, kept: int,
+    ) -> None:  # fmt: skip
+        found = self._made[c]
+        self._tell("spgemm", (), found.parts)
+        found.fill(found.found)
+
+    def spSM_solve(
+        self, handle: int, how: int, how_dense: int, alpha: int, a: int, b: int, c: int,
+        compute_type: int, algorithm: int, kept: int, buffer: int = 0,
+    ) -> None:  # fmt: skip
+        sparse, dense, found = self._made[a], self._made[b], self._made[c]
+        self._tell("spsm", (*sparse.parts, dense), (found,), 2 * len(sparse.parts[0]))
+        upper, ones = sparse.attributes.get(FILL, 0), bool(sparse.attributes.get(DIAGONAL, 0))
+        half = (scipy_module("sparse").triu if upper else scipy_module("sparse").tril)(
+            sparse.matrix
+        )
+        wanted = self._vector(found.dtype, alpha, 1)[0] * _operated(dense, how_dense)
+        solve = scipy_module("sparse.linalg").spsolve_triangular
+        lower = bool(upper) == bool(how)
+        try:
+            found[...] = solve(_operated(half, how).tocsr(), wanted, lower, unit_diagonal=ones)
+        except np.linalg.LinAlgError:  # a zero on the diagonal: cuSPARSE divides by it
+            found[...] = np.nan
 
     # -- conversions -----------------------------------------------------------------------
 
-    def createIdentityPermutation(self, handle: int, count: int, address: int) -> None:
-        self._vector(address, "i4", count)[...] = np.arange(count, dtype="i4")
-
-    def xcoo2csr(
-        self, handle: int, row: int, count: int, rows: int, starts: int, base: int
-    ) -> None:
-        counts = np.bincount(self._vector(row, "i4", count), minlength=rows)
-        self._vector(starts, "i4", rows + 1)[...] = np.concatenate(([0], np.cumsum(counts)))
-
-    def xcsr2coo(
-        self, handle: int, starts: int, count: int, rows: int, row: int, base: int
-    ) -> None:
-        counts = np.diff(self._vector(starts, "i4", rows + 1))
-        self._vector(row, "i4", count)[...] = np.repeat(np.arange(rows, dtype="i4"), counts)
-
     def gather(self, handle: int, dense: int, sparse: int) -> None:
         at, values = self._made[sparse]
+        self._tell("gather", (self._made[dense], at), (values,))
         values[...] = self._made[dense][at]
 
     def sparseToDense(
         self, handle: int, sparse: int, dense: int, algorithm: int, buffer: int
     ) -> None:
-        self._made[dense][...] = self._made[sparse][0].toarray()
+        self._tell("sparseToDense", self._made[sparse].parts, (self._made[dense],))
+        self._made[dense][...] = self._made[sparse].matrix.toarray()
 
-    def _coosort(self, first: int, then: int, count: int, permutation: int) -> None:
-        keys = [self._vector(p, "i4", count) for p in (then, first)]
-        order = np.lexsort(keys)
-        for key in (*keys, self._vector(permutation, "i4", count)):
-            key[...] = key[order]
+    def denseToSparse_analysis(
+        self, handle: int, dense: int, sparse: int, algorithm: int, buffer: int
+    ) -> None:
+        self._tell("denseToSparse", (self._made[dense],), ())
+        found = self._made[sparse]
+        found.found = getattr(scipy_module("sparse"), f"{found.form}_matrix")(self._made[dense])
 
-    def xcoosortByRow(
-        self, handle: int, rows: int, columns: int, count: int, row: int, column: int,
-        permutation: int, buffer: int,
-    ) -> None:  # fmt: skip
-        self._coosort(row, column, count, permutation)
-
-    def xcoosortByColumn(
-        self, handle: int, rows: int, columns: int, count: int, row: int, column: int,
-        permutation: int, buffer: int,
-    ) -> None:  # fmt: skip
-        self._coosort(column, row, count, permutation)
-
-    def xcsrsort(
-        self, handle: int, rows: int, columns: int, count: int, kind: int, starts: int,
-        indexes: int, permutation: int, buffer: int,
-    ) -> None:  # fmt: skip
-        row = np.repeat(np.arange(rows), np.diff(self._vector(starts, "i4", rows + 1)))
-        column = self._vector(indexes, "i4", count)
-        order = np.lexsort((column, row))
-        for key in (column, self._vector(permutation, "i4", count)):
-            key[...] = key[order]
-
-    def xcscsort(
-        self, handle: int, rows: int, columns: int, count: int, kind: int, starts: int,
-        indexes: int, permutation: int, buffer: int,
-    ) -> None:  # fmt: skip
-        self.xcsrsort(handle, columns, rows, count, kind, starts, indexes, permutation, buffer)
-
-    def csr2cscEx2(
-        self, handle: int, rows: int, columns: int, count: int, values: int, starts: int,
-        indexes: int, csc_values: int, csc_starts: int, csc_indexes: int, value_type: int,
-        action: int, base: int, algorithm: int, buffer: int,
-    ) -> None:  # fmt: skip
-        from scipy.sparse import csr_matrix
-
-        kind = DATA_TYPES[value_type]
-        parts = (
-            self._vector(values, kind, count),
-            self._vector(indexes, "i4", count),
-            self._vector(starts, "i4", rows + 1),
-        )
-        made = csr_matrix(parts, (rows, columns)).tocsc()
-        self._vector(csc_values, kind, count)[...] = made.data
-        self._vector(csc_indexes, "i4", count)[...] = made.indices
-        self._vector(csc_starts, "i4", columns + 1)[...] = made.indptr
+    def denseToSparse_convert(
+        self, handle: int, dense: int, sparse: int, algorithm: int, buffer: int
+    ) -> None:
+        found = self._made[sparse]  # another one than was analysed, with memory for all
+        self.denseToSparse_analysis(handle, dense, sparse, algorithm, buffer)
+        self._tell("denseToSparse", (), found.parts)
+        found.fill(found.found)
 
 
 def _operated(matrix: Any, how: int) -> Any:

@@ -1,0 +1,321 @@
+"""cuSOLVER by LAPACK: the functions of ``cupy_backends.cuda.libs.cusolver``, by their names there.
+
+The status of each, devInfo, is LAPACK's own. The methods of Jacobi (``gesvdj``, ``syevj``) and the
+approximate one (``gesvda``) give what LAPACK's usual ones give; refinement from a lower precision
+(``dsgesv`` and its kin) is not made: all is in the precision of the matrix.
+
+Models: all dense functions but ``gebrd``; of the sparse ones ``csrlsvqr`` and ``csrlsvchol``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from umem.devices.software.libraries.handles import DATA_TYPES, TYPES, Array
+from umem.devices.software.libraries.systems import HostSystems, lapack
+from umem.devices.software.runtime import HostRuntime
+
+VERSION = 11, 7, 5
+UPPER, LEFT, VECTORS = 1, 0, 1
+"""Of cublasFillMode_t, cublasSideMode_t and cusolverEigMode_t."""
+LETTERS = {1: "T", 2: "C"}
+"""How LAPACK writes cublasOperation_t."""
+_ALL, _SOME, _OVER = b"ASO"
+_PRECISIONS = "shxdckyz"
+"""Second letters of functions that may compute in a lower precision first."""
+C_FUNCTIONS = {
+    f"cusolverDn{letter.upper()}{name}": codes
+    for letter in TYPES
+    for name, codes in (
+        ("gesvd", "pcciipippipipipp"),
+        ("geqrf", "piipippip"),
+        ("orgqr" if letter in "sd" else "ungqr", "piiipippip"),
+    )
+}
+"""What ``cupyx.cusolver`` calls of the library itself, and the types that it gives."""
+
+
+class HostSolver(HostSystems):
+    """Factors, eigenvalues and singular values of dense matrices, and solutions of sparse systems.
+
+    Args:
+        runtime: hears what each reads and writes.
+    """
+
+    def __init__(self, runtime: HostRuntime) -> None:
+        super().__init__(runtime)
+        for letter, dtype in TYPES.items():
+            for name, function in self._of_one_type().items():
+                setattr(self, letter + name, partial(function, np.dtype(dtype)))
+                setattr(self, f"{letter}{name}_bufferSize", self.no_buffer)
+            for second in _PRECISIONS:
+                for name, function in (("gesv", self._gesv), ("gels", self._gels)):
+                    setattr(self, letter + second + name, partial(function, np.dtype(dtype)))
+                    setattr(self, f"{letter}{second}{name}_bufferSize", self.no_buffer)
+
+        for name in C_FUNCTIONS:
+            setattr(self, name, getattr(self, name.removeprefix("cusolverDn").lower()))
+
+    def _of_one_type(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "getrf": self._getrf,
+            "getrs": self._getrs,
+            "geqrf": self._geqrf,
+            "orgqr": self._orgqr,
+            "ungqr": self._orgqr,
+            "ormqr": self._ormqr,
+            "unmqr": self._ormqr,
+            "potrf": self._potrf,
+            "potrs": self._potrs,
+            "potrfBatched": self._potrf_batched,
+            "potrsBatched": self._potrs_batched,
+            "sytrf": self._sytrf,
+            "gesvd": self._gesvd,
+            "gesvdj": self._gesvdj,
+            "gesvdjBatched": self._gesvdj_batched,
+            "gesvdaStridedBatched": self._gesvda_batched,
+            "syevd": self._syevd,
+            "heevd": self._syevd,
+            "syevj": self._syevd,
+            "heevj": self._syevd,
+            "syevjBatched": self._syevj_batched,
+            "heevjBatched": self._syevj_batched,
+            "csrlsvqr": self._csrlsv,
+            "csrlsvchol": self._csrlsv,
+        }
+
+    # -- the library -----------------------------------------------------------------------
+
+    def getProperty(self, which: int) -> int:
+        return VERSION[which]
+
+    def _getVersion(self) -> tuple[int, int, int]:
+        return VERSION
+
+    def _getVersionNumber(self) -> int:
+        return VERSION[0] * 1000 + VERSION[1] * 100 + VERSION[2]
+
+    spSetStream, spGetStream = HostSystems.setStream, HostSystems.getStream
+    spCreate = createParams = createGesvdjInfo = createSyevjInfo = HostSystems.create
+    spDestroy = destroyParams = destroyGesvdjInfo = destroySyevjInfo = HostSystems.nothing
+    xgesvdjSetTolerance = xgesvdjSetMaxSweeps = xgesvdjSetSortEig = HostSystems.nothing
+    xsyevjSetTolerance = xsyevjSetMaxSweeps = xsyevjSetSortEig = HostSystems.nothing
+
+    # -- factors ---------------------------------------------------------------------------
+
+    def _geqrf(
+        self, dtype: Any, handle: int, m: int, n: int, a: int, lda: int, tau: int, work: int,
+        size: int, info: int,
+    ) -> None:  # fmt: skip
+        found = self._matrix(dtype, a, m, n, lda)
+        factors = self._vector(dtype, tau, min(m, n))
+        self._tell("geqrf", (found,), (found, factors), 2 * m * n * min(m, n))
+        found[...], factors[...], _, self._info(info)[0] = lapack(dtype, "geqrf")(found)
+
+    def _orgqr(
+        self, dtype: Any, handle: int, m: int, n: int, k: int, a: int, lda: int, tau: int,
+        work: int, size: int, info: int,
+    ) -> None:  # fmt: skip
+        found, factors = self._matrix(dtype, a, m, n, lda), self._vector(dtype, tau, k)
+        self._tell("orgqr", (found, factors), (found,), 4 * m * n * k)
+        made = lapack(dtype, "orgqr", "ungqr")(found, factors)
+        found[...], _, self._info(info)[0] = made
+
+    def _ormqr(
+        self, dtype: Any, handle: int, side: int, how: int, m: int, n: int, k: int, a: int,
+        lda: int, tau: int, c: int, ldc: int, work: int, size: int, info: int,
+    ) -> None:  # fmt: skip
+        left = self._matrix(dtype, a, m if side == LEFT else n, k, lda)
+        factors, found = self._vector(dtype, tau, k), self._matrix(dtype, c, m, n, ldc)
+        self._tell("ormqr", (left, factors, found), (found,), 4 * m * n * k)
+        letter = LETTERS[how] if how else "N"
+        function = lapack(dtype, "ormqr", "unmqr")
+        made = function("RL"[side == LEFT], letter, left, factors, found, max(1, 64 * max(m, n)))
+        found[...], _, self._info(info)[0] = made
+
+    def _potrf(
+        self, dtype: Any, handle: int, fill: int, n: int, a: int, lda: int, work: int, size: int,
+        info: int,
+    ) -> None:  # fmt: skip
+        found = self._matrix(dtype, a, n, n, lda)
+        self._tell("potrf", (found,), (found,), n**3 / 3)
+        made = lapack(dtype, "potrf")(found, lower=fill != UPPER, clean=False)
+        found[...], self._info(info)[0] = made
+
+    def _potrf_batched(
+        self, dtype: Any, handle: int, fill: int, n: int, a: int, lda: int, info: int, count: int
+    ) -> None:
+        for i, address in enumerate(self._addresses(a, count)):
+            self._potrf(dtype, handle, fill, n, address, lda, 0, 0, info + 4 * i)
+
+    def _potrs(
+        self, dtype: Any, handle: int, fill: int, n: int, columns: int, a: int, lda: int, b: int,
+        ldb: int, info: int,
+    ) -> None:  # fmt: skip
+        left, found = self._matrix(dtype, a, n, n, lda), self._matrix(dtype, b, n, columns, ldb)
+        self._tell("potrs", (left, found), (found,), 2 * n * n * columns)
+        made = lapack(dtype, "potrs")(left, found, lower=fill != UPPER)
+        found[...], self._info(info)[0] = made
+
+    def _potrs_batched(
+        self, dtype: Any, handle: int, fill: int, n: int, columns: int, a: int, lda: int, b: int,
+        ldb: int, info: int, count: int,
+    ) -> None:  # fmt: skip
+        for at_a, at_b in zip(self._addresses(a, count), self._addresses(b, count), strict=True):
+            self._potrs(dtype, handle, fill, n, columns, at_a, lda, at_b, ldb, info)
+
+    def _sytrf(
+        self, dtype: Any, handle: int, fill: int, n: int, a: int, lda: int, pivots: int, work: int,
+        size: int, info: int,
+    ) -> None:  # fmt: skip
+        found, order = self._matrix(dtype, a, n, n, lda), self._pivots(pivots, n)
+        self._tell("sytrf", (found,), (found, order), n**3 / 3)
+        made = lapack(dtype, "sytrf")(found, lower=fill != UPPER)
+        found[...], order[...], self._info(info)[0] = made
+
+    # -- singular values and eigenvalues ---------------------------------------------------
+
+    def _svd(
+        self, dtype: Any, a: Array, s: int, u: Array | None, v: Array | None, info: int, full: bool
+    ) -> Array:
+        """Fill in the left vectors, as many as wanted, and return all right ones, in rows."""
+        values = self._vector(_real(dtype), s, min(a.shape))
+        written = [values, *(x for x in (u, v) if x is not None)]
+        self._tell("gesvd", (a,), written, 4 * a.size * min(a.shape))
+        has_vectors = len(written) > 1
+        found, values[...], rows, self._info(info)[0] = lapack(dtype, "gesvd")(
+            a, compute_uv=has_vectors, full_matrices=full
+        )
+        if u is not None:
+            u[...] = found[:, : u.shape[1]]
+        return np.asarray(rows)
+
+    def _gesvd(
+        self, dtype: Any, handle: int, left: int, right: int, m: int, n: int, a: int, lda: int,
+        s: int, u: int, ldu: int, v: int, ldv: int, work: int, size: int, rest: int, info: int,
+    ) -> None:  # fmt: skip
+        k, whole = min(m, n), self._matrix(dtype, a, m, n, lda)
+        on_left = {
+            _ALL: lambda: self._matrix(dtype, u, m, m, ldu),
+            _SOME: lambda: self._matrix(dtype, u, m, k, ldu),
+            _OVER: lambda: whole[:, :k],
+        }
+        on_right = {
+            _ALL: lambda: self._matrix(dtype, v, n, n, ldv),
+            _SOME: lambda: self._matrix(dtype, v, k, n, ldv),
+            _OVER: lambda: whole[:k],
+        }
+        columns = on_left[left]() if left in on_left else None
+        rows = on_right[right]() if right in on_right else None
+        made = self._svd(dtype, whole, s, columns, rows, info, _ALL in (left, right))
+        if rows is not None:
+            rows[...] = made[: len(rows)]
+
+    def _gesvdj(
+        self, dtype: Any, handle: int, mode: int, is_short: int, m: int, n: int, a: int, lda: int,
+        s: int, u: int, ldu: int, v: int, ldv: int, work: int, size: int, info: int, options: int,
+    ) -> None:  # fmt: skip
+        whole, k = self._matrix(dtype, a, m, n, lda), min(m, n)
+        columns = rows = None
+        if mode == VECTORS:
+            columns = self._matrix(dtype, u, m, k if is_short else m, ldu)
+            rows = self._matrix(dtype, v, n, k if is_short else n, ldv)
+        made = self._svd(dtype, whole, s, columns, rows, info, not is_short)
+        if rows is not None:
+            rows[...] = made[: rows.shape[1]].conj().T
+
+    def _gesvdj_batched(
+        self, dtype: Any, handle: int, mode: int, m: int, n: int, a: int, lda: int, s: int, u: int,
+        ldu: int, v: int, ldv: int, work: int, size: int, info: int, options: int, count: int,
+    ) -> None:  # fmt: skip
+        one, real = dtype.itemsize, _real(dtype).itemsize
+        for i in range(count):
+            self._gesvdj(
+                dtype, handle, mode, 0, m, n, a + i * lda * n * one, lda,
+                s + i * min(m, n) * real, u + i * ldu * m * one, ldu, v + i * ldv * n * one, ldv,
+                0, 0, info + 4 * i, options,
+            )  # fmt: skip
+
+    def _gesvda_batched(
+        self, dtype: Any, handle: int, mode: int, rank: int, m: int, n: int, a: int, lda: int,
+        step_a: int, s: int, step_s: int, u: int, ldu: int, step_u: int, v: int, ldv: int,
+        step_v: int, work: int, size: int, info: int, result: int, count: int,
+    ) -> None:  # fmt: skip
+        if rank != min(m, n):
+            raise NotImplementedError("the software GPU has no gesvda of a lower rank")
+        one, real = dtype.itemsize, _real(dtype).itemsize
+        for i in range(count):
+            self._gesvdj(
+                dtype, handle, mode, 1, m, n, a + i * step_a * one, lda, s + i * step_s * real,
+                u + i * step_u * one, ldu, v + i * step_v * one, ldv, 0, 0, info + 4 * i, 0,
+            )  # fmt: skip
+        self._vector("f8", result, count)[...] = 0
+
+    def _syevd(
+        self, dtype: Any, handle: int, mode: int, fill: int, n: int, a: int, lda: int, w: int,
+        work: int, size: int, info: int, options: int = 0,
+    ) -> None:  # fmt: skip
+        found, values = self._matrix(dtype, a, n, n, lda), self._vector(_real(dtype), w, n)
+        self._tell("syevd", (found,), (found, values), 9 * n**3)
+        function = lapack(dtype, "syevd", "heevd")
+        made = function(found, compute_v=mode == VECTORS, lower=fill != UPPER)
+        values[...], vectors, self._info(info)[0] = made
+        if mode == VECTORS:
+            found[...] = vectors
+
+    def _syevj_batched(
+        self, dtype: Any, handle: int, mode: int, fill: int, n: int, a: int, lda: int, w: int,
+        work: int, size: int, info: int, options: int, count: int,
+    ) -> None:  # fmt: skip
+        for i in range(count):
+            self._syevd(
+                dtype, handle, mode, fill, n, a + i * lda * n * dtype.itemsize, lda,
+                w + i * n * _real(dtype).itemsize, 0, 0, info + 4 * i,
+            )  # fmt: skip
+
+    def no_buffers(self, *_: Any) -> tuple[int, int]:
+        """Nothing is needed on the device, and nothing on the host."""
+        return 0, 0
+
+    xsyevd_bufferSize = xgeev_bufferSize = no_buffers
+
+    def xsyevd(
+        self, handle: int, options: int, mode: int, fill: int, n: int, a_type: int, a: int,
+        lda: int, w_type: int, w: int, compute: int, work: int, size: int, host: int,
+        host_size: int, info: int,
+    ) -> None:  # fmt: skip
+        self._syevd(np.dtype(DATA_TYPES[a_type]), handle, mode, fill, n, a, lda, w, 0, 0, info)
+
+    def xgeev(
+        self, handle: int, options: int, on_left: int, on_right: int, n: int, a_type: int, a: int,
+        lda: int, w_type: int, w: int, left_type: int, left: int, ldl: int, right_type: int,
+        right: int, ldr: int, compute: int, work: int, size: int, host: int, host_size: int,
+        info: int,
+    ) -> None:  # fmt: skip
+        dtype, values_dtype = np.dtype(DATA_TYPES[a_type]), np.dtype(DATA_TYPES[w_type])
+        if values_dtype.kind != "c":
+            raise NotImplementedError("the software GPU has no geev with real eigenvalues")
+        whole, values = self._matrix(dtype, a, n, n, lda), self._vector(values_dtype, w, n)
+        places = [(on_left, left, ldl), (on_right, right, ldr)]
+        vectors = [
+            self._matrix(dtype, place, n, n, ld) if how == VECTORS else None
+            for how, place, ld in places
+        ]
+        self._tell("geev", (whole,), (values, *(v for v in vectors if v is not None)), 25 * n**3)
+        found = lapack(dtype, "geev")(
+            whole, compute_vl=on_left == VECTORS, compute_vr=on_right == VECTORS
+        )
+        values[...] = found[0] if dtype.kind == "c" else found[0] + 1j * found[1]
+        for place, made in zip(vectors, found[-3:-1], strict=True):
+            if place is not None:
+                place[...] = made
+        self._info(info)[0] = found[-1]
+
+
+def _real(dtype: Any) -> Any:
+    """The real type of a complex one."""
+    return np.empty(0, dtype).real.dtype

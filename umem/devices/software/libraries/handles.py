@@ -1,0 +1,103 @@
+"""What the libraries share: handles, streams, and memory seen as vectors and matrices."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umem.devices.software.runtime import HostRuntime
+from umem.errors import MissingDependencyError
+
+Array = NDArray[Any]
+TYPES: dict[str, Any] = {"s": np.float32, "d": np.float64, "c": np.complex64, "z": np.complex128}
+"""By the letter that names begin with."""
+DATA_TYPES = {0: np.float32, 1: np.float64, 2: np.float16, 3: np.int8, 4: np.complex64,
+              5: np.complex128, 10: np.int32}  # fmt: skip
+"""cudaDataType, of library_types.h."""
+
+
+class HostLibrary:
+    """A library whose functions take addresses.
+
+    Args:
+        runtime: where memory is; hears what each function reads and writes.
+    """
+
+    def __init__(self, runtime: HostRuntime) -> None:
+        self._runtime = runtime
+        self._pointer_mode = self._stream = 0
+        self._made: dict[int, Any] = {}
+
+    def create(self) -> int:
+        return self._runtime.new_handle()
+
+    def destroy(self, handle: int) -> None:
+        return None
+
+    def getPointerMode(self, handle: int) -> int:
+        return self._pointer_mode
+
+    def setPointerMode(self, handle: int, mode: int) -> None:
+        self._pointer_mode = mode
+
+    def getStream(self, handle: int) -> int:
+        return self._stream
+
+    def setStream(self, handle: int, stream: int) -> None:
+        self._stream = stream
+
+    def no_buffer(self, *_: Any) -> int:
+        """Nothing is needed beside what is there."""
+        return 0
+
+    def nothing(self, *_: Any) -> None:
+        """What is said here changes nothing."""
+
+    def _keep(self, found: Any) -> int:
+        """Return a handle of what was made, for `_made`."""
+        handle = self._runtime.new_handle()
+        self._made[handle] = found
+        return handle
+
+    def _drop(self, handle: int) -> None:
+        self._made.pop(handle, None)
+
+    # -- memory ----------------------------------------------------------------------------
+
+    def _vector(self, dtype: Any, address: int, count: int, step: int = 1) -> Array:
+        kind = np.dtype(dtype)
+        first = address if step >= 0 else address - (count - 1) * step * kind.itemsize
+        return self._runtime.view(first, kind, (count,), (step * kind.itemsize,))
+
+    def _matrix(self, dtype: Any, address: int, rows: int, columns: int, ld: int) -> Array:
+        """A matrix in the order of columns, ``ld`` elements from one to the next."""
+        kind = np.dtype(dtype)
+        strides = kind.itemsize, ld * kind.itemsize
+        return self._runtime.view(address, kind, (rows, columns), strides)
+
+    def _addresses(self, address: int, count: int) -> list[int]:
+        return [int(x) for x in self._vector("u8", address, count)]
+
+    def _tell(
+        self, name: str, reads: Sequence[Array], writes: Sequence[Array], flops: float = 0
+    ) -> None:
+        told = [[a for x in each for a in self._runtime.access_of(x)] for each in (reads, writes)]
+        self._runtime.operation(name, told[0], told[1], int(flops))
+
+
+def scipy_module(name: str) -> Any:
+    """Import a module of SciPy.
+
+    Raises:
+        MissingDependencyError: there is no SciPy.
+    """
+    try:
+        return importlib.import_module(f"scipy.{name}")
+    except ImportError:
+        raise MissingDependencyError(
+            "the software GPU computes this by SciPy: pip install scipy"
+        ) from None
