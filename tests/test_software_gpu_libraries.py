@@ -5,28 +5,18 @@ Each program runs in a process of its own, prints what differs, and nothing else
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import software_programs as programs
+from software_programs import needs_compiler, needs_cupy
 
-
-def _cupy() -> bool:
-    try:
-        return version("cupy-cuda12x").startswith("14.")
-    except PackageNotFoundError:
-        return False
-
-
-pytestmark = pytest.mark.skipif(
-    not _cupy() or shutil.which("g++") is None or find_spec("scipy") is None,
-    reason="no CuPy 14 for CUDA 12, no g++ or no SciPy",
-)
+pytestmark = [
+    needs_cupy,
+    needs_compiler,
+    pytest.mark.skipif(find_spec("scipy") is None, reason="no SciPy"),
+]
 START = """
 import numpy as np
 import umem
@@ -69,26 +59,11 @@ def fails(kind, words, function):
 """
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
 def run(program: str, cache: Path) -> str:
-    """What a program prints; anything on its standard error fails the test."""
-    done = subprocess.run(
-        [sys.executable, "-c", START + program],
-        env={**os.environ, "XDG_CACHE_HOME": str(cache), "CUPY_CACHE_DIR": str(cache)},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
-    assert not done.stderr, done.stderr
-    return done.stdout
+    return programs.run(program, cache, start=START)
 
 
-def test_dense_matrices_have_lapack_s_factors(cache: Path) -> None:
+def test_dense_matrices_have_lapack_s_factors(kernel_cache: Path) -> None:
     program = """
 import cupyx
 
@@ -97,6 +72,9 @@ def product(factors):
 
 def from_values(u, s, v):
     return (u[..., : s.shape[-1]] * s[..., None, :]) @ v[..., : s.shape[-1], :], s
+
+def from_eigenvalues(w, v):
+    return w, (v * w) @ v.conj().T
 
 for t in TYPES:
     a, b, many, right = random(t, 6, 6), random(t, 6, 3), random(t, 3, 5, 5), random(t, 3, 5, 2)
@@ -122,7 +100,7 @@ for t in TYPES:
         "svd of many": lambda m: from_values(*m.linalg.svd(m.asarray(stack))),
         "short svd of many": lambda m: from_values(*m.linalg.svd(m.asarray(stack), False)),
         "singular values": lambda m: m.linalg.svd(m.asarray(stack), compute_uv=False),
-        "eigh": lambda m: (lambda w, v: (w, (v * w) @ v.conj().T))(*m.linalg.eigh(m.asarray(definite))),
+        "eigh": lambda m: from_eigenvalues(*m.linalg.eigh(m.asarray(definite))),
         "upper eigvalsh": lambda m: m.linalg.eigvalsh(m.asarray(a), "U"),
         "eigvalsh of many": lambda m: m.linalg.eigvalsh(m.asarray(definites)),
         "lstsq": lambda m: m.linalg.lstsq(m.asarray(tall), m.ones((7, 2), t), rcond=None)[0],
@@ -143,4 +121,4 @@ with cupyx.errstate(linalg="raise"):
     fails(wrong, "dgetrfBatched", lambda: cp.linalg.inv(cp.zeros((2, 3, 3))))
 print(float(cp.linalg.det(cp.ones((3, 3)))))
 """
-    assert run(program, cache) == "0.0\n"
+    assert run(program, kernel_cache) == "0.0\n"

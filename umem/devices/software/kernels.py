@@ -143,6 +143,7 @@ def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
         kernels[f"expression_{number}"] = found[name][2]
         named[f"expression_{number}"] = expression
     source = _DYNAMIC.sub(r"\1* \2 = reinterpret_cast<\1*>(umem_shared_memory);", source)
+    source = source.replace("static __shared__", "__shared__")  # which is static here
     for before in _IN_STEP:
         source = source.replace(before, f"__syncwarp();{before}")
     block = _BLOCK_SIZE.search(source)

@@ -45,7 +45,7 @@ C_FUNCTIONS = {
 """What CuPy calls, and the types that it gives, see `umem.devices.software.linking`."""
 
 
-class Layout(NamedTuple):
+class FftSide(NamedTuple):
     """Where the elements of one side are: type, lengths, and steps between them, in elements."""
 
     dtype: Any
@@ -53,12 +53,12 @@ class Layout(NamedTuple):
     steps: tuple[int, ...]
 
 
-class Plan(NamedTuple):
+class FftPlan(NamedTuple):
     """A transform of `shape`, as many times as the first length of both sides says."""
 
     shape: tuple[int, ...]
-    given: Layout
-    made: Layout
+    given: FftSide
+    made: FftSide
 
 
 class HostFft(HostLibrary):
@@ -134,13 +134,13 @@ class HostFft(HostLibrary):
             _layout(kind, half if any(is_real) and not real else shape, side, count)
             for kind, real, side in zip(kinds, is_real, sides, strict=True)
         )
-        self._made[plan] = Plan(shape, given, made)
+        self._made[plan] = FftPlan(shape, given, made)
         ctypes.c_size_t.from_address(work).value = 0
         return SUCCESS
 
     # -- transforms ------------------------------------------------------------------------
 
-    def _side(self, layout: Layout, address: int) -> Array:
+    def _side(self, layout: FftSide, address: int) -> Array:
         dtype = np.dtype(layout.dtype)
         strides = tuple(step * dtype.itemsize for step in layout.steps)
         return self._runtime.view(address, dtype, layout.shape, strides)
@@ -165,8 +165,8 @@ class HostFft(HostLibrary):
         return SUCCESS
 
 
-def _layout(kind: str, shape: tuple[int, ...], side: Any, count: int) -> Layout:
+def _layout(kind: str, shape: tuple[int, ...], side: Any, count: int) -> FftSide:
     """Where elements are: side by side, or as cuFFT's advanced layout says."""
     embedded, step, distance = side or (shape, 1, math.prod(shape))
     steps = [step * math.prod(embedded[axis + 1 :]) for axis in range(len(shape))]
-    return Layout(kind, (count, *shape), (distance, *steps))
+    return FftSide(kind, (count, *shape), (distance, *steps))
