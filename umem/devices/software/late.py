@@ -234,7 +234,7 @@ class LateLibrary:
         if not callable(function) or name.startswith("get") or name in HOST_ONLY:
             return function
         signature = inspect.signature(function)
-        if name.startswith("destroy"):
+        if name.startswith(("destroy", "spDestroy")):
             return lambda *given: self._runtime.queue_after_all(lambda: function(*given))
         if signature.return_annotation != "None" or name.startswith("set"):
             return lambda *given: self._at_once(function, given)
