@@ -1,0 +1,490 @@
+"""What a software GPU says to bad input: errors that name it, never a crash, nothing half done."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from software_programs import START, needs_compiler, needs_cupy, run
+
+from umem.devices.software.memory_sources import FREED_COUNT, GuardedSource, PlainSource
+from umem.devices.software.toolchain import ROOM_BYTES, Toolchain
+from umem.errors import DeviceError
+
+CHECKED = START.replace("force=True", "force=True, checked=True")
+pytestmark = needs_compiler
+
+
+# -- the compiler --------------------------------------------------------------------------------
+
+
+def compiler(path: Path, does: str) -> str:
+    """A compiler that does something else first, or instead."""
+    real = shutil.which("g++")
+    path.write_text(
+        "#!/bin/sh\n"
+        f'if [ "$1" = --version ]; then exec {real} --version; fi\n'
+        f'{does}\nexec {real} "$@"\n'
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_compiler_that_fails_is_said_with_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", compiler(tmp_path / "cxx", "echo out of order >&2; exit 3"))
+    tools = Toolchain(tmp_path / "cache")
+    with pytest.raises(DeviceError, match=r"(?s)cxx refuses a kernel.*out of order"):
+        tools.shared_object("int x;", "c")
+    assert not list(tools.folder.iterdir())
+
+
+def test_a_compiler_that_says_nothing_is_said_with_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", compiler(tmp_path / "cxx", "exit 3"))
+    with pytest.raises(DeviceError, match="it ends with 3"):
+        Toolchain(tmp_path / "cache").shared_object("int x;", "c")
+
+
+def test_a_compiler_that_is_no_program_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "cxx"
+    broken.write_bytes(b"\x00\x01\x02")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(DeviceError, match="cannot be run"):
+        Toolchain(tmp_path / "cache").shared_object("int x;", "c")
+
+
+# -- the folder ----------------------------------------------------------------------------------
+
+
+def test_a_full_folder_is_left_for_one_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = tmp_path / "full"
+    no_room = f'case "$*" in *{full}*) echo No space left on device >&2; exit 1;; esac'
+    monkeypatch.setenv("CXX", compiler(tmp_path / "cxx", no_room))
+    usage = shutil.disk_usage(tmp_path)
+
+    def disk_usage(folder: Path) -> object:
+        return usage._replace(free=0 if folder == full else usage.free)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    tools = Toolchain(full)
+    path = tools.shared_object("int x;", "c")
+    assert path.exists() and path.parent == tools.folder != full
+    assert tools.shared_object("int y;", "c").parent == tools.folder
+    assert not list(full.iterdir())
+
+
+def test_a_real_file_system_that_is_full(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "umem-test", str(full)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        assert shutil.disk_usage(full).free < ROOM_BYTES
+        (full / "filler").write_bytes(bytes(shutil.disk_usage(full).free))
+        tools = Toolchain(full)
+        assert tools.text_file("text", ".map").read_text() == "text"
+        assert tools.shared_object("int x;", "c").exists()
+        assert [path.name for path in full.iterdir()] in (["filler"], [])
+    finally:
+        subprocess.run(["umount", str(full)], check=True)
+
+
+def test_the_folder_of_a_process_goes_with_it_and_not_with_its_child(tmp_path: Path) -> None:
+    program = """
+import os, sys
+from pathlib import Path
+from umem.devices.software.toolchain import Toolchain
+tools = Toolchain(Path(sys.argv[1]) / "below")
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+    assert tools.folder.is_dir()
+    print(tools.folder)
+"""
+    file = tmp_path / "file"
+    file.touch()
+    asked = [sys.executable, "-c", program, str(file)]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert done.stdout and not Path(done.stdout.strip()).exists()
+
+
+def test_processes_that_compile_the_same_at_once_both_have_it(tmp_path: Path) -> None:
+    program = """
+import ctypes, sys
+from pathlib import Path
+from umem.devices.software.toolchain import Toolchain
+tools = Toolchain(Path(sys.argv[1]))
+for number in range(5):
+    path = tools.shared_object(f"int f(void) {{ return {number}; }}", "c")
+    assert ctypes.CDLL(str(path)).f() == number
+"""
+    asked = [sys.executable, "-c", program, str(tmp_path)]
+    processes = [subprocess.Popen(asked) for _ in range(3)]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0, 0]
+    left = [path.suffix for path in tmp_path.iterdir()]
+    assert left == [".so"] * 5
+
+
+def test_ctrl_c_during_a_compile_leaves_nothing_half_done(tmp_path: Path, ctrl_c: object) -> None:
+    begun, cache = tmp_path / "begun", tmp_path / "cache"
+    program = """
+import sys
+from pathlib import Path
+from umem.devices.software.toolchain import Toolchain
+print(Toolchain(Path(sys.argv[1])).shared_object("int x;", "c").exists())
+"""
+    slow = compiler(tmp_path / "cxx", f"touch {begun}; sleep 60")
+    asked = [sys.executable, "-c", program, str(cache)]
+    process = subprocess.Popen(
+        asked, env={**os.environ, "CXX": slow}, stderr=subprocess.PIPE, text=True
+    )
+    until(begun.exists)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in said and process.returncode != 0
+    assert not list(cache.iterdir())
+    done = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+def until(holds: object) -> None:
+    assert callable(holds)
+    for _ in range(6000):
+        if holds():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came")
+
+
+# -- the line of progress ------------------------------------------------------------------------
+
+COMPILES = """
+import sys
+from pathlib import Path
+from umem.devices.software import toolchain
+toolchain.PATIENCE_SECONDS = float(sys.argv[2])
+tools = toolchain.Toolchain(Path(sys.argv[1]))
+for number in range(3):
+    tools.shared_object(f"int x = {number};", "c")
+"""
+
+
+def on_a_terminal(folder: Path, patience: float) -> str:
+    """What the program writes to standard error, which is a terminal."""
+    here, there = pty.openpty()
+    found = bytearray()
+
+    def read() -> None:
+        try:
+            while part := os.read(here, 1024):
+                found.extend(part)
+        except OSError:  # it has ended
+            pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    asked = [sys.executable, "-c", COMPILES, str(folder), str(patience)]
+    subprocess.run(asked, stderr=there, check=True)
+    os.close(there)
+    reader.join()
+    os.close(here)
+    return found.decode()
+
+
+def test_a_person_who_waits_is_told_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+    said = on_a_terminal(tmp_path, 0.0)
+    assert said == "".join(
+        f"\rumem: compiling kernels for this machine, once: {number} so far\r\x1b[K"
+        for number in (2, 3)
+    )
+
+
+def test_nothing_is_said_of_a_short_while_nor_of_what_is_there_nor_to_a_file(
+    tmp_path: Path,
+) -> None:
+    assert on_a_terminal(tmp_path / "one", 1000.0) == ""
+    assert on_a_terminal(tmp_path / "one", 0.0) == ""
+    asked = [sys.executable, "-c", COMPILES, str(tmp_path / "other"), "0"]
+    assert subprocess.run(asked, capture_output=True, check=True).stderr == b""
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+def test_what_is_given_out_is_capped() -> None:
+    source = PlainSource(cap_bytes=1 << 20)
+    address = source.take(1 << 20)
+    assert address is not None and source.take(1) is None
+    source.give(address, 1 << 20)
+    assert source.given_bytes == 0 and source.take(1) is not None
+
+
+def test_memory_with_guards_ends_where_nothing_may_be_touched() -> None:
+    source = GuardedSource()
+    address = source.take(100)
+    assert address is not None
+    found = source.find(address + 100)
+    assert found is not None and (found.start, found.nbytes) == (address, 100)
+    assert (address + 100) % 4096 == 0 and source.find(address - 4096) is found
+    source.give(address, 100)
+    assert found.is_freed and source.find(address) is found
+    for _ in range(FREED_COUNT):
+        source.give(source.take(8) or 0, 8)
+    assert source.find(address) is not found
+
+
+# -- the real CuPy -------------------------------------------------------------------------------
+
+
+@needs_cupy
+class TestCupyErrors:
+    def test_no_more_is_handed_out_than_there_is(self, kernel_cache: Path) -> None:
+        program = """
+from umem.devices.software.memory_sources import PlainSource
+gpu._runtime.source = PlainSource(cap_bytes=256 << 20)
+for make in (lambda: cp.empty(1 << 60, "u1"), lambda: cp.cuda.alloc_pinned_memory(1 << 60)):
+    try:
+        make()
+    except (MemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
+        print(type(error).__name__)
+held = []
+try:
+    with umem.managed():
+        while True:
+            held.append(cp.ones(16 << 20, "u1"))
+except MemoryError as error:
+    print(type(error).__name__, 8 < len(held) <= 16)
+held.pop()
+print({int(cp.asnumpy(x[-1])) for x in held})
+held.clear()
+with umem.managed():
+    print(int(cp.ones(16 << 20, "u1").sum()) >> 20)
+"""
+        assert run(program, kernel_cache).splitlines() == [
+            "OutOfMemoryError",
+            "CUDARuntimeError",
+            "CudaOutOfMemoryError True",
+            "{1}",
+            "16",
+        ]
+
+    def test_there_is_no_second_device(self, kernel_cache: Path) -> None:
+        program = """
+try:
+    cp.cuda.Device(1).use()
+except cp.cuda.runtime.CUDARuntimeError as error:
+    print(error.status, cp.cuda.runtime.getDeviceCount())
+print(cp.arange(3).sum())
+"""
+        assert run(program, kernel_cache) == "101 1\n3\n"
+
+    def test_an_intrinsic_that_is_not_there_is_named(self, kernel_cache: Path) -> None:
+        program = r"""
+source = 'extern "C" __global__ void f(int* x) { x[0] = __vibmax_s32(1, 2, 0); }'
+try:
+    cp.RawKernel(source, "f")((1,), (1,), (cp.ones(1, "i4"),))
+except cp.cuda.compiler.CompileException as error:
+    print("__vibmax_s32" in str(error))
+print(cp.arange(3).sum())
+"""
+        assert run(program, kernel_cache) == "True\n3\n"
+
+    def test_ctrl_c_during_a_kernel_s_compile_goes_through_cupy(
+        self, kernel_cache: Path, tmp_path: Path, ctrl_c: object
+    ) -> None:
+        begun = tmp_path / "begun"
+        does = f"if [ -e {tmp_path}/slow ]; then touch {begun}; sleep 60; fi"
+        program = f"""
+import os
+x = cp.arange(3, dtype="i4")  # a kernel of CuPy's own, and the header that is compiled once
+open({str(tmp_path / "slow")!r}, "w").close()
+kernel = cp.ElementwiseKernel("int32 x", "int32 y", "y = x + 4711", "slow_to_compile")
+try:
+    kernel(x)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+os.remove({str(tmp_path / "slow")!r})
+print(kernel(x))
+"""
+        environment = {
+            **os.environ,
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "CUPY_CACHE_DIR": str(tmp_path / "cupy"),
+            "CXX": compiler(tmp_path / "cxx", does),
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-c", START + program],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        until(begun.exists)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=300) == ("interrupted\n[4711 4712 4713]\n", "")
+
+    def test_a_child_by_fork_gets_cuda_s_own_error_and_its_parent_goes_on(
+        self, kernel_cache: Path
+    ) -> None:
+        program = """
+import gc, os, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+
+def in_child(work):
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        except cp.cuda.runtime.CUDARuntimeError as error:
+            print(error.status, flush=True)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+in_child(lambda: print(cp.arange(4).sum(), flush=True))  # before the first use
+held = [cp.arange(4)]
+for work in (
+    lambda: cp.arange(4), lambda: held[0] + 1, lambda: cp.asnumpy(held[0]),
+    lambda: cp.cuda.Device().synchronize(), lambda: held[0].reshape(2, 2) @ held[0].reshape(2, 2),
+):
+    in_child(work)
+in_child(lambda: (held.clear(), gc.collect(), print("unharmed", np.arange(4).sum(), flush=True)))
+print(held[0].sum())
+if not os.fork():
+    sys.exit(0)  # by way of Python's clean-up
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+        expected = "6\n3\n3\n3\n3\n3\nunharmed 6\n6\n0\n"
+        assert run(program, kernel_cache) == expected
+
+
+# -- checked mode --------------------------------------------------------------------------------
+
+KERNELS = r'''
+module = cp.RawModule(code="""
+extern "C" __global__ void shift(float* y, const float* x, long long n) {
+    long long i = blockIdx.x * blockDim.x + threadIdx.x;
+    y[i] = x[i + n];
+}
+extern "C" __global__ void wait(float* y, long long n) {  // as the C library's
+    __shared__ float held[32];
+    held[threadIdx.x] = threadIdx.x;
+    __syncthreads();
+    y[(long long)threadIdx.x + n] = held[31 - threadIdx.x];
+}
+""")
+shift, wait = module.get_function("shift"), module.get_function("wait")
+
+def said(call, *arguments):
+    try:
+        call(*arguments)
+        cp.cuda.Device().synchronize()
+        print("nothing")
+    except umem.errors.DeviceError as error:
+        print(error)
+
+x, y, z = cp.arange(10, dtype="f4"), cp.zeros(10, "f4"), cp.zeros(32, "f4")
+'''
+
+
+@needs_cupy
+class TestCheckedMode:
+    @pytest.mark.parametrize("more", ["", ", stream_seed=0"])
+    def test_a_kernel_that_leaves_an_array_is_named_with_the_argument(
+        self, kernel_cache: Path, more: str
+    ) -> None:
+        program = """
+said(shift, (1,), (10,), (y, x, 0))
+said(shift, (1,), (10,), (y, x, 1))
+said(shift, (1,), (11,), (y, x, -1))
+said(shift, (1,), (10,), (y, x, 100_000))
+said(shift, (1,), (10,), (y, x, -100_000))
+said(wait, (1,), (32,), (z, 1))
+said(wait, (1,), (32,), (z, -1))
+said(wait, (1,), (32,), (z, 0))
+print(cp.asnumpy(y)[1:3], int(z.sum()))
+address = x.data.ptr
+del x
+said(shift, (1,), (10,), (y, np.uint64(address), 0))
+"""
+        start = CHECKED.replace("checked=True", f"checked=True{more}") + KERNELS
+        x, y, z = (f"argument {n}" for n in ("1 (const float* x)", "0 (float* y)", "0 (float* y)"))
+        assert run(program, kernel_cache, start=start).splitlines() == [
+            "nothing",
+            f"the kernel shift reads 0 bytes behind the end of {x}, which has 40 bytes",
+            f"the kernel shift writes 0 bytes behind the end of {y}, which has 40 bytes",
+            f"the kernel shift reads 399,960 bytes behind the end of {x}, which has 40 bytes",
+            f"the kernel shift reads 400,000 bytes before the start of {x}, which has 40 bytes",
+            f"the kernel wait writes 0 bytes behind the end of {z}, which has 128 bytes",
+            f"the kernel wait writes right before the start of {z}, which has 128 bytes",
+            "nothing",
+            "[0. 1.] 496",
+            "the kernel shift reads 0 bytes after the start of what was freed, "
+            f"{x}, which has 40 bytes",
+        ]
+
+    def test_arrays_of_cupy_s_own_kernels_are_checked_in_every_mode(
+        self, kernel_cache: Path
+    ) -> None:
+        program = """
+kernel = cp.ElementwiseKernel("raw float32 x, int32 k", "float32 y", "y = x[i + k]", "shifted")
+said(kernel, x, 5, y)
+with umem.managed():
+    a, b = cp.arange(10, dtype="f4"), cp.zeros(10, "f4")
+    said(kernel, a, 1, b)
+pool = cp.get_default_memory_pool()
+print(pool.used_bytes() == pool.total_bytes() > 0, pool.n_free_blocks())
+pool.free_all_blocks()
+print((cp.ones((5, 5)) @ cp.ones((5, 5))).sum(), cp.sort(x)[-1], cp.empty(0).sum())
+"""
+        lines = run(program, kernel_cache, start=CHECKED + KERNELS).splitlines()
+        assert all("the kernel shifted reads 0 bytes behind" in line for line in lines[:2])
+        assert all("argument 0" in line and "40 bytes" in line for line in lines[:2])
+        assert lines[2:] == ["True 0", "125.0 9.0 0.0"]
+
+    def test_umem_run_checks_a_script(self, kernel_cache: Path, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import cupy\n"
+            "k = cupy.ElementwiseKernel('raw int32 x', 'int32 y', 'y = x[i + 1]', 'beyond')\n"
+            "k(cupy.arange(4, dtype='i4'), cupy.zeros(4, 'i4'))\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-m", "umem", "run", "--software", "t4", "--checked", str(script)],
+            env={
+                **os.environ,
+                "XDG_CACHE_HOME": str(kernel_cache),
+                "CUPY_CACHE_DIR": str(kernel_cache),
+            },
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert "the kernel beyond reads 0 bytes behind the end of argument 0" in done.stderr
+
+    def test_checked_needs_software(self, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.touch()
+        asked = [sys.executable, "-m", "umem", "run", "--checked", str(script)]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and "--checked needs --software GPU" in done.stderr
