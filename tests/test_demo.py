@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from software_programs import needs_compiler, needs_cupy
 
 from umem.cli import main
 from umem.devices.cuda import cuda_reason
@@ -186,7 +187,7 @@ REFUSED = [
     (["--device", "virtual:v101"], 1, "no GPU named 'v101'; did you mean v100-16gb"),
     (["--device", "virtual:"], 1, "no GPU named ''"),
     (["--device", "virtual:v100"], 1, "v100-16gb or v100-32gb"),
-    (["--device", "tpu"], 2, "neither virtual:NAME nor cuda"),
+    (["--device", "tpu"], 2, "none of virtual:NAME, software:NAME and cuda"),
     (["--vram", "12 parsecs"], 1, '--vram must be a size such as "256MiB"'),
     (["--vram", "0"], 1, "--vram must be above zero"),
     (["--vram", "-1GiB"], 1, "--vram must be a size"),
@@ -200,8 +201,16 @@ REFUSED = [
     (["--device", "cuda", "--factor", "nan"], 2, "nan is no number"),
     (["--factor", "3"], 2, "--factor goes with --device cuda only"),
     (["--bytes", "1GiB"], 2, "--bytes goes with --device cuda only"),
-    (["--device", "cuda", "--nodes", "2000"], 2, "--nodes goes with --device virtual only"),
-    (["--device", "cuda", "--vram", "1GiB"], 2, "--vram goes with --device virtual only"),
+    (
+        ["--device", "cuda", "--nodes", "2000"],
+        2,
+        "--nodes goes with --device virtual or software only",
+    ),
+    (
+        ["--device", "cuda", "--vram", "1GiB"],
+        2,
+        "--vram goes with --device virtual or software only",
+    ),
     (["--colour"], 2, "No such option"),
     (["extra"], 2, "unexpected extra argument"),
 ]
@@ -298,3 +307,34 @@ def test_a_real_ctrl_c_ends_with_130_and_no_folder(tmp_path: Path) -> None:
     assert "Interrupted; nothing was written." in rest
     assert "Traceback" not in rest
     assert list(tmp_path.iterdir()) == []
+
+
+# -- on the software GPU -----------------------------------------------------------------------
+
+
+@needs_compiler
+@needs_cupy
+def test_on_the_software_gpu_cupy_has_the_losses_that_numpy_has(
+    ran: tuple[Result, Path], report: Any, tmp_path: Path, kernel_cache: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "umem", "demo", "--device", "software:v100-16gb", *SMALL],
+        env={**os.environ, "XDG_CACHE_HOME": str(kernel_cache)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    for said in ("on a software Tesla V100", "by CuPy on this processor", "memory and time are"):
+        assert said in " ".join(done.stdout.split())
+    assert "--device cuda " not in done.stdout
+    found = json.loads((tmp_path / "out" / "demo.json").read_text())
+    assert found["simulated"] is True
+    assert [row["how"] for row in found["rows"]] == [row["how"] for row in report["rows"]]
+    stopped, managed = found["rows"][:2]
+    assert not stopped["fits"] and "Out of memory" in stopped["reason"]
+    assert managed["loss"] == pytest.approx(report["rows"][1]["loss"], rel=1e-6)
+    assert managed["migrated_out_bytes"] > 0 and managed["seconds"] > 0
+    assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

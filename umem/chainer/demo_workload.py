@@ -6,12 +6,13 @@ for which unified memory was first brought to Chainer.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import chainer
 import chainer.functions as F
@@ -27,6 +28,10 @@ from umem.graphs import Graph, normalised_adjacency, rmat
 from umem.memory.blocks import Block
 from umem.predict.comparing import ModeRow, replayed_row, simulated_row
 from umem.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from umem.devices.software import SoftwareGPU
+    from umem.devices.virtual import VirtualGPU
 
 HIDDEN = 128
 CLASSES = 40
@@ -85,11 +90,41 @@ def run_virtual(
     workload: Workload, gpu: str, vram_bytes: int, progress: Progress
 ) -> tuple[list[ModeRow], Trace]:
     """Every mode on a virtual GPU: two run, arithmetic and all, the rest replayed."""
-    stopped, _ = _run_live(workload, gpu, vram_bytes, "unmanaged", progress)
-    managed, trace = _run_live(workload, gpu, vram_bytes, "managed", progress)
+
+    def run(mode: Mode) -> tuple[ModeRow, Trace]:
+        with umem.virtual_gpu(gpu, vram_bytes) as model:
+            return _run_live(workload, mode, model, progress)
+
+    return _run_modes(run, gpu, vram_bytes, workload.steps, progress)
+
+
+def run_software(
+    workload: Workload, gpu: SoftwareGPU, vram_bytes: int, progress: Progress
+) -> tuple[list[ModeRow], Trace]:
+    """Every mode on the software GPU, which is open: two run on CuPy, the rest replayed."""
+
+    def run(mode: Mode) -> tuple[ModeRow, Trace]:
+        gpu.restart()
+        found = _run_live(workload, mode, gpu, progress)
+        gc.collect()
+        current_device().xp.get_default_memory_pool().free_all_blocks()
+        return found
+
+    return _run_modes(run, gpu.name, vram_bytes, workload.steps, progress)
+
+
+def _run_modes(
+    run: Callable[[Mode], tuple[ModeRow, Trace]],
+    gpu: str,
+    vram_bytes: int,
+    steps: int,
+    progress: Progress,
+) -> tuple[list[ModeRow], Trace]:
+    stopped, _ = run("unmanaged")
+    managed, trace = run("managed")
     rows = [stopped, managed]
     for mode, prefetch, advice in VARIANTS[2:]:
-        progress(f"replaying {mode}", workload.steps)
+        progress(f"replaying {mode}", steps)
         result = umem.replay(
             trace, gpu, mode, vram_bytes, prefetch=prefetch, advice=GRAPH_ADVICE if advice else None
         )
@@ -98,20 +133,23 @@ def run_virtual(
 
 
 def _run_live(
-    workload: Workload, gpu: str, vram_bytes: int, mode: Mode, progress: Progress
+    workload: Workload, mode: Mode, model: VirtualGPU | SoftwareGPU, progress: Progress
 ) -> tuple[ModeRow, Trace]:
     losses: list[float] = []
+    ends: list[float] = [0.0]
     reason = None
     progress(mode, 0)
-    with umem.virtual_gpu(gpu, vram_bytes) as model, umem.record() as recorder, _block(mode):
+    with umem.record() as recorder, _block(mode):
         try:
             for loss in workload.train(lambda step: progress(mode, step)):
                 losses.append(loss)
-        except OutOfMemoryError as error:
+                ends.append(model.figures.seconds or 0.0)
+        except (OutOfMemoryError, MemoryError) as error:
             reason = str(error)
-    row = simulated_row(
-        mode, "run", model.figures, model.timeline, reason, None if reason else losses
-    )
+    figures = model.figures
+    if not figures.step_seconds:  # the software GPU hears of kernels, and of no steps
+        figures = replace(figures, step_seconds=tuple(b - a for a, b in pairwise(ends)))
+    row = simulated_row(mode, "run", figures, model.timeline, reason, None if reason else losses)
     return row, recorder.trace
 
 

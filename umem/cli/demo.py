@@ -24,12 +24,13 @@ from umem.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from umem.chainer.demo_workload import Workload
+    from umem.devices.software import SoftwareGPU
     from umem.devices.specs import GpuSpec
     from umem.trace.trace import Trace
 
 PICTURE, TEXT = "demo.png", "demo.json"
 _OPTIONS = {
-    "virtual": {"vram": "--vram", "nodes": "--nodes"},
+    "virtual or software": {"vram": "--vram", "nodes": "--nodes"},
     "cuda": {"size": "--bytes", "factor": "--factor"},
 }
 
@@ -44,6 +45,7 @@ class _Result:
     trace: Trace | None
     plain_seconds: float | None = None
     """A step where VRAM has room for all of it."""
+    kind: str = "cuda"
 
     @property
     def factor(self) -> float:
@@ -59,15 +61,15 @@ class _Result:
     default="virtual:v100-16gb",
     show_default=True,
     metavar="DEVICE",
-    help="virtual:NAME, or cuda for a real GPU.",
+    help="virtual:NAME, software:NAME for CuPy without a GPU, or cuda for a real GPU.",
 )
-@click.option("--vram", default="96MiB", show_default=True, help="VRAM of the virtual GPU.")
+@click.option("--vram", default="96MiB", show_default=True, help="VRAM of the simulated GPU.")
 @click.option(
     "--nodes",
     type=click.IntRange(1000, 5_000_000),
     default=64_000,
     show_default=True,
-    help="Nodes of the generated graph (virtual GPU).",
+    help="Nodes of the generated graph (simulated GPU).",
 )
 @click.option("--steps", type=click.IntRange(1, 1000), default=10, show_default=True)
 @click.option(
@@ -91,8 +93,8 @@ def command(
 ) -> None:
     """Train a 3-layer graph network that needs more memory than its GPU has.
 
-    Without a GPU the arithmetic is real and runs on NumPy; memory and time are those of a
-    virtual GPU, and everything it says is marked simulated.
+    Without a GPU the arithmetic is real and runs on NumPy, or on the real CuPy with a software
+    GPU; memory and time are those of a model, and everything it says is marked simulated.
     """
     console = Console(highlight=False, markup=False, soft_wrap=False)
     try:
@@ -101,7 +103,7 @@ def command(
             if isinstance(gpu, str):
                 result = _on_cuda(console, size, factor, steps)
             else:
-                result = _on_virtual(console, gpu, parse_bytes(vram, "--vram"), nodes, steps)
+                result = _on_model(console, *gpu, parse_bytes(vram, "--vram"), nodes, steps)
             _report(console, result, out)
     except KeyboardInterrupt:
         console.print("Interrupted; nothing was written.")
@@ -110,22 +112,26 @@ def command(
         raise click.ClickException(str(error)) from error
 
 
-def _choose(device: str, vram: str) -> GpuSpec | Literal["cuda"]:
+def _choose(device: str, vram: str) -> tuple[GpuSpec, SoftwareGPU | None] | Literal["cuda"]:
     """Open what ``--device`` names, before anything else happens."""
-    _refuse_options_of_others("virtual" if device == "cuda" else "cuda")
+    _refuse_options_of_others("virtual or software" if device == "cuda" else "cuda")
     if device == "cuda":
         return "cuda"
     kind, _, name = device.partition(":")
-    if kind != "virtual":
+    if kind not in ("virtual", "software"):
         raise click.BadParameter(
-            f"{device!r} is neither virtual:NAME nor cuda", param_hint="--device"
+            f"{device!r} is none of virtual:NAME, software:NAME and cuda", param_hint="--device"
         )
     from umem.devices.specs import gpu_spec
     from umem.memory.process import virtual_gpu
 
     spec = gpu_spec(name)
     virtual_gpu(spec, parse_bytes(vram, "--vram"))  # refuses what is less than a block
-    return spec
+    if kind == "virtual":
+        return spec, None
+    from umem.devices.software import software_gpu
+
+    return spec, software_gpu(spec, vram)
 
 
 def _refuse_options_of_others(kind: str) -> None:
@@ -162,23 +168,33 @@ def _remove_empty(folders: list[Path]) -> None:
             folder.rmdir()
 
 
-def _on_virtual(
-    console: Console, spec: GpuSpec, vram_bytes: int, nodes: int, steps: int
+def _on_model(
+    console: Console,
+    spec: GpuSpec,
+    software: SoftwareGPU | None,
+    vram_bytes: int,
+    nodes: int,
+    steps: int,
 ) -> _Result:
+    kind, by = ("virtual", "") if software is None else ("software", ", by CuPy on this processor")
     console.print(
-        f"A graph network of {nodes:,} nodes on a virtual {spec.title} with "
-        f"{format_bytes(vram_bytes)} of VRAM. The arithmetic is real; memory and time are "
+        f"A graph network of {nodes:,} nodes on a {kind} {spec.title} with "
+        f"{format_bytes(vram_bytes)} of VRAM. The arithmetic is real{by}; memory and time are "
         "simulated."
     )
     with _progress(console, steps) as show:
         show("loading Chainer", 0)
-        from umem.chainer.demo_workload import Workload, run_virtual
+        from umem.chainer.demo_workload import Workload, run_software, run_virtual
 
         show("making the graph", 0)
         workload = Workload.generate(nodes, steps)
-        rows, trace = run_virtual(workload, spec.name, vram_bytes, show)
+        if software is None:
+            rows, trace = run_virtual(workload, spec.name, vram_bytes, show)
+        else:
+            rows, trace = run_software(workload, software, vram_bytes, show)
     plain = _with_all_its_vram(trace, spec.name)
-    return _Result(rows, spec.name, True, vram_bytes, trace.peak_bytes, trace, plain)
+    needed = trace.peak_bytes
+    return _Result(rows, spec.name, True, vram_bytes, needed, trace, plain, kind=kind)
 
 
 def _with_all_its_vram(trace: Trace, gpu: str) -> float | None:
@@ -275,7 +291,7 @@ def _report(console: Console, result: _Result, out: Path) -> None:
     _say_what_it_costs(console, result)
     written = _write(console, result, title, out)
     console.print(f"Wrote {' and '.join(map(shown, written))}.", soft_wrap=True)
-    _say_what_next(console, result.simulated)
+    _say_what_next(console, result.kind)
 
 
 def _write(console: Console, result: _Result, title: str, out: Path) -> list[Path]:
@@ -320,13 +336,14 @@ def _say_what_it_costs(console: Console, result: _Result) -> None:
     )
 
 
-def _say_what_next(console: Console, simulated: bool) -> None:
+def _say_what_next(console: Console, kind: str) -> None:
+    device = "" if kind == "virtual" else " --device software:t4"
     console.print("Next:")
-    if simulated:
+    if kind != "cuda":
         from umem.devices.open import device_kind
 
-        console.print("  umem demo --vram 48MiB              less VRAM, more movement")
-        console.print("  umem demo --device virtual:t4       another GPU")
-        if device_kind("cuda").why_not() is None:
+        console.print(f"{f'  umem demo{device} --vram 48MiB':<37} less VRAM, more movement")
+        console.print(f"{f'  umem demo --device {kind}:v100-16gb':<37} another GPU")
+        if kind == "virtual" and device_kind("cuda").why_not() is None:
             console.print("  umem demo --device cuda             on the GPU that is here")
     console.print("  umem doctor                         what this machine has")

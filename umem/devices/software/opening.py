@@ -79,6 +79,19 @@ class SoftwareGPU:
         with self._model.lock:
             return self._model.figures
 
+    def restart(self) -> None:
+        """Count from here: time and counts from zero, peaks from what is held now.
+
+        Memory stays as it is, and what was still running is over.
+        """
+        model = self._model
+        with model.lock:
+            for clock in model.clocks:
+                clock.restart()
+            model.counters.restart()
+            driver = model.driver
+            model.counters.restart_peaks(driver.reserved_bytes, driver.resident_count)
+
     @property
     def resident_bytes(self) -> int:
         """VRAM in use now, in whole blocks (simulated)."""

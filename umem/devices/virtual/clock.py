@@ -234,6 +234,11 @@ class Counters:
         self.step_ends.clear()
         self.timeline.clear()
 
+    def restart_peaks(self, reserved_bytes: int, resident_count: int) -> None:
+        """Forget what was held at most; what is held now is the peak so far."""
+        self.peak_bytes = self.live_bytes
+        self.reserved_peak_bytes, self.resident_peak_count = reserved_bytes, resident_count
+
     def hold(self, nbytes: int, extra: int = 0) -> None:
         """Count that tensors hold ``nbytes`` more, and a workspace of ``extra`` for a moment."""
         self.live_bytes += nbytes
