@@ -55,45 +55,66 @@ def on_virtual(nodes: int, gpu: str, vram: str) -> dict[str, Any]:
         "reserved_peak_bytes": figures.reserved_peak_bytes,
         "moved_bytes": round((figures.migrated_bytes or 0) / count),
         "step_seconds": median(figures.step_seconds),
-        "op_count": sum(1 for _ in kept.trace.ops) // count,
         "losses": losses,
     }
+
+
+def live(nodes: int, gpu: str, vram: str) -> dict[str, Any]:
+    """Run on NumPy, with the virtual GPU beside it, which hears of no workspace."""
+    made = workload(nodes, STEPS)
+    with umem.virtual_gpu(gpu, vram) as model, umem.managed():
+        return _settled(model, made)
 
 
 def on_software(nodes: int, gpu: str, vram: str) -> dict[str, Any]:
     """Run on the real CuPy, on host memory."""
     software = umem.software_gpu(gpu, vram, force=True)
     made = workload(nodes, STEPS)  # imports Chainer, so that it is recorded
-    losses, ends = [], []
     with umem.record() as recorder, umem.managed():
-        for loss in made.train(lambda step: None):
-            losses.append(loss)
-            ends.append(software.figures)
+        found = _settled(software, made)
+    return {**found, "peak_bytes": recorder.trace.peak_bytes}
+
+
+def _settled(model: Any, made: Any) -> dict[str, Any]:
+    """Train, and say what a step cost once the first ones were over."""
+    losses, ends = [], []
+    for loss in made.train(lambda step: None):
+        losses.append(loss)
+        ends.append(model.figures)
     first, last = ends[SETTLED - 1], ends[-1]
     count = len(ends) - SETTLED
+    reserved = last.reserved_peak_bytes or last.peak_bytes  # all that cudaMalloc has given
     return {
-        "peak_bytes": recorder.trace.peak_bytes,
-        "reserved_peak_bytes": last.peak_bytes,
+        "peak_bytes": last.peak_bytes,
+        "reserved_peak_bytes": reserved,
         "moved_bytes": round((last.migrated_bytes - first.migrated_bytes) / count),
         "step_seconds": (last.seconds - first.seconds) / count,
-        "op_count": 0,
         "losses": losses,
     }
 
 
-WAYS = {"virtual": on_virtual, "software": on_software}
+WAYS = {"virtual, replayed": on_virtual, "virtual, live": live, "software": on_software}
 
 
 def _answer(result: common.Result) -> str:
-    virtual, software = result["rows"]
+    replayed, live_row, software = result["rows"]
+    losses = zip(live_row["losses"], software["losses"], strict=True)
+    worst = max(abs(a - b) / abs(a) for a, b in losses)
+    return (
+        f"Software over virtual, both live: {_gaps(software, live_row)}. Over the replay: "
+        f"{_gaps(software, replayed)}; a replay begins at its first recorded step, with what is "
+        "there side by side, where a pool that has lived through the start of the program has "
+        f"gaps. Losses differ by {worst:.0e} of their size at most."
+    )
+
+
+def _gaps(software: dict[str, Any], virtual: dict[str, Any]) -> str:
     found = []
     for name, key in (("peak", "peak_bytes"), ("moved", "moved_bytes"), ("step", "step_seconds")):
         gap = software[key] / virtual[key] - 1
-        met = "" if abs(gap) <= TARGETS[name] else f", more than {TARGETS[name]:.0%}"
-        found.append(f"{name} {gap:+.1%}{met}")
-    losses = zip(virtual["losses"], software["losses"], strict=True)
-    worst = max(abs(a - b) / abs(a) for a, b in losses)
-    return f"Software over virtual: {'; '.join(found)}; losses differ by {worst:.0e} at most."
+        missed = "" if abs(gap) <= TARGETS[name] else f" (target {TARGETS[name]:.0%})"
+        found.append(f"{name} {gap:+.1%}{missed}")
+    return ", ".join(found)
 
 
 BENCH = common.Bench(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +122,7 @@ class SparseMatMul(chainer.FunctionNode):
         self._check_device(x)
         # Neither scipy.sparse nor cuSPARSE through CuPy multiplies by float16.
         operand = x.astype(np.float32) if x.dtype == np.float16 else x
-        return ((self.matrix @ operand).astype(x.dtype, copy=False),)
+        return (_product(self.matrix, operand).astype(x.dtype, copy=False),)
 
     def _check_device(self, x: Any) -> None:
         here, there = (cuda.get_array_module(a).__name__ for a in (x, self.matrix.data))
@@ -136,6 +137,18 @@ class SparseMatMul(chainer.FunctionNode):
         return gradient
 
 
+def _product(matrix: Any, x: Any) -> Any:
+    """Multiply; on a GPU without the column-ordered copy of x that CuPy's operator makes."""
+    as_it_lies = x.flags.c_contiguous and not x.flags.f_contiguous and matrix.dtype == x.dtype
+    if cuda.get_array_module(x) is np or not as_it_lies:
+        return matrix @ x
+    cusparse = importlib.import_module("cupyx.cusparse")
+    if not cusparse.check_availability("spmm"):
+        return matrix @ x
+    matrix.sum_duplicates()  # as the operator does
+    return cusparse.spmm(matrix, x.T, transb=True)
+
+
 def sparse_matmul(adjacency: Adjacency, x: Any) -> Any:
     """`adjacency` times x, differentiable with respect to x any number of times.
 
@@ -143,9 +156,8 @@ def sparse_matmul(adjacency: Adjacency, x: Any) -> Any:
     arrays. float16 is computed in float32. Nothing is kept for the backward pass but the matrix.
 
     Cost: 2 * entries * columns floating-point operations. Workspace: none for a C-ordered float32
-    or float64 x with NumPy; with CuPy a column-ordered copy of x, and the result is
-    column-ordered too. A float16 x is copied to float32, and so is the result. The matrix is
-    copied where it and x have different precision.
+    or float64 x; with CuPy the result is column-ordered. A float16 x is copied to float32, and so
+    is the result. The matrix is copied where it and x have different precision.
 
     On one machine NumPy gives the same bits every time. With CuPy no kernel of umem or Chainer
     adds atomically, and cuSPARSE is never asked for a transposed product (whose bits, its
