@@ -101,10 +101,10 @@ def _answer(result: common.Result) -> str:
     losses = zip(live_row["losses"], software["losses"], strict=True)
     worst = max(abs(a - b) / abs(a) for a, b in losses)
     return (
-        f"Software over virtual, both live: {_gaps(software, live_row)}. Over the replay: "
+        f"Software over virtual, both live: {_gaps(software, live_row)}; over the replay: "
         f"{_gaps(software, replayed)}; a replay begins at its first recorded step, with what is "
         "there side by side, where a pool that has lived through the start of the program has "
-        f"gaps. Losses differ by {worst:.0e} of their size at most."
+        f"gaps; losses differ by {worst:.0e} of their size at most."
     )
 
 
