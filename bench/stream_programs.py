@@ -164,6 +164,25 @@ def products() -> bytes:
         return cp.asnumpy(c, stream=other).tobytes()
 
 
+def transforms() -> bytes:
+    """Library calls with plans, descriptors and workspaces, which are gone when they run."""
+    import cupyx.scipy.sparse as sparse
+
+    cp = _cupy()
+    stream, other, made = _side(cp), _side(cp), cp.cuda.Event()
+    with stream:
+        a = cp.asarray(_host(5)).reshape(64, 64)
+        spectrum = cp.fft.irfft(cp.fft.rfft(a, axis=1) * 2, axis=1)
+        made.record()
+    with other:
+        other.wait_event(made)
+        solved = cp.linalg.solve(spectrum + 64 * cp.eye(64, dtype="f4"), a)
+        matrix = sparse.csr_matrix(cp.where(solved > 0, solved, 0).astype("f4"))
+        found = matrix @ spectrum.astype("f4") + cp.linalg.qr(a)[0]
+        del a, spectrum, matrix
+        return cp.asnumpy(found, stream=other).tobytes()
+
+
 def managed_and_prefetched() -> bytes:
     """Managed memory moves on a stream beside, and the host sees it after umem's own wait."""
     import umem
@@ -238,7 +257,7 @@ LOOKAHEAD_ROWS = 1 << 16
 """Each activation has 4 MiB."""
 RIGHT: tuple[Program, ...] = (
     handed_on, uploaded_by_turns, pageable_memory_changed, brought_home, implicit_order,
-    memory_reused, products, managed_and_prefetched, threads, lookahead,
+    memory_reused, products, transforms, managed_and_prefetched, threads, lookahead,
 )  # fmt: skip
 
 

@@ -30,6 +30,10 @@ TO_DEVICE, ON_DEVICE = 1, 3
 SCALARS = ("alpha", "beta")
 """Parameters of libraries that lead to a scalar, read at the call where it is host memory."""
 SCALAR_BYTES = 16
+ENDS = ("destroy", "spDestroy", "cufftDestroy")
+"""How functions begin that give up what queued work may still use."""
+WORK_WITH_STATUS = ("cufftExec", "cufftXtExec")
+"""How functions begin that return a status only."""
 HOST_ONLY = ("setStream", "setMathMode")
 """Functions of libraries that change nothing of what is queued."""
 PAGE_BYTES = 4096
@@ -216,7 +220,8 @@ class LateLibrary:
     """A library's functions, which work on the current stream of the calling thread.
 
     What returns nothing is queued. What returns something may have looked at memory for it, so
-    that the stream's work is done before; so it is where a result goes to the host.
+    that the stream's work is done before; so it is where a result goes to the host. A status that
+    late work ends with is not seen.
 
     Args:
         functions: by the names of CuPy's module; each is told which by its annotations.
@@ -234,9 +239,10 @@ class LateLibrary:
         if not callable(function) or name.startswith("get") or name in HOST_ONLY:
             return function
         signature = inspect.signature(function)
-        if name.startswith(("destroy", "spDestroy")):
+        if name.startswith(ENDS):
             return lambda *given: self._runtime.queue_after_all(lambda: function(*given))
-        if signature.return_annotation != "None" or name.startswith("set"):
+        is_work = signature.return_annotation == "None" or name.startswith(WORK_WITH_STATUS)
+        if not is_work or name.startswith("set"):
             return lambda *given: self._at_once(function, given)
         places = [p.name for p in signature.parameters.values()]
 
