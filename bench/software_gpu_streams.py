@@ -66,7 +66,7 @@ def answer(result: common.Result) -> str:
     planted = [row for row in rows if row["planted"]]
     found = sum(row["same_count"] < row["seed_count"] for row in planted)
     return (
-        f"{same} of {len(right)} right programs do, under {result['options']['seeds']:,} seeds; "
+        f"{same} of {len(right)} right programs do, under {rows[0]['seed_count']:,} seeds; "
         f"{found} of {len(planted)} planted faults are found."
     )
 
