@@ -323,7 +323,7 @@ def main(device: str, repeats: int, quick: bool, path: Path | None) -> None:
     BENCH.finish(
         made,
         path,
-        simulated=False,
+        simulated=device == "cuda" and open_cuda().simulated,
         options=options,
         gpu={"name": open_cuda().name} if device == "cuda" else None,
         wanted_hybrid_added_us=WANTED_HYBRID_US,

@@ -225,7 +225,7 @@ def main(nbytes: int, repeats: int, quick: bool, path: Path | None) -> None:
     BENCH.finish(
         rows,
         path,
-        simulated=False,
+        simulated=device.simulated,
         options={"nbytes": nbytes, "repeats": repeats},
         gpu=gpu,
         budget_bytes=gpu_guard.guard(device).budget_bytes,

@@ -316,7 +316,7 @@ def main(repeats: int | None, quick: bool, path: Path | None) -> None:
     BENCH.finish(
         rows,
         path,
-        simulated=False,
+        simulated=device.simulated,
         options=size._asdict(),
         gpu={"name": device.name, "vram_bytes": device.vram_bytes},
         budget_bytes=gpu_guard.guard(device).budget_bytes,

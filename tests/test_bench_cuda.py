@@ -141,7 +141,7 @@ def test_a_run_prints_its_table_and_writes_every_repeat(
     from click.testing import CliRunner
 
     class Gpu:
-        name, vram_bytes = "Made-up GPU", 1 << 30
+        name, vram_bytes, simulated = "Made-up GPU", 1 << 30, False
 
     pair = bench.Pair("x", "y", "a", "b", {"a": lambda: 2.0, "b": lambda: 1.0}, at_most=1.5)
     other = pair._replace(at_most=None)

@@ -116,7 +116,7 @@ def steps(link: Any, x: Any, y: Any) -> Any:
 
 
 def embed(link: Any) -> Any:
-    return link(np.array([0, 2, 2], "i"))
+    return link(link.xp.array([0, 2, 2], "i"))
 
 
 def tree(link: Any, *states: Any) -> Any:

@@ -113,7 +113,7 @@ def test_a_function_agrees_with_numpy(name, dtype, request):
 
 
 @pytest.mark.parametrize(("name", "dtype"), of(links.CASES))
-def test_a_link_agrees_with_numpy(name, dtype, request):
+def test_a_link_on_cupy_agrees_with_numpy(name, dtype, request):
     expected = link_on("@numpy", name, dtype)
     request.getfixturevalue("constants_on_gpu")
     case = links.CASES[name]

@@ -23,6 +23,7 @@ FILES = sorted(
     for path in TESTS.glob("test_*.py")
     if "mark.gpu" in path.read_text("utf-8") and path.name != Path(__file__).name
 )
+FUNCTIONS = "test_gpu_functions.py"
 CUDA_13 = Path(sys.prefix) / "cuda13"
 """Where scripts/setup puts CUDA 13's bindings, beside CUDA 12's, which are installed."""
 bindings = pytest.mark.parametrize(
@@ -86,9 +87,15 @@ def assert_passed(
     return found
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [name for name in FILES if name != FUNCTIONS])
 def test_tests_for_a_gpu_pass(name, environment, tmp_path):
     assert_passed(TESTS / name, environment, tmp_path)
+
+
+@pytest.mark.parametrize("part", ["test_a_function and float16", "test_a_function and float32", "test_a_link"])
+def test_chainer_agrees_with_numpy(part, environment, tmp_path):
+    """In parts, which run side by side: their kernels take minutes to compile."""
+    assert_passed(TESTS / FUNCTIONS, environment, tmp_path, "-k", part)
 
 
 @bindings
