@@ -92,7 +92,9 @@ def test_tests_for_a_gpu_pass(name, environment, tmp_path):
     assert_passed(TESTS / name, environment, tmp_path)
 
 
-@pytest.mark.parametrize("part", ["test_a_function and float16", "test_a_function and float32", "test_a_link"])
+@pytest.mark.parametrize(
+    "part", ["test_a_function and float16", "test_a_function and float32", "test_a_link"]
+)
 def test_chainer_agrees_with_numpy(part, environment, tmp_path):
     """In parts, which run side by side: their kernels take minutes to compile."""
     assert_passed(TESTS / FUNCTIONS, environment, tmp_path, "-k", part)
