@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from umem.devices.software.runtime import CUDA_VERSION
+from umem.devices.software.templates import as_loops
 from umem.devices.software.toolchain import Toolchain
 from umem.errors import DeviceError
 
@@ -44,12 +45,9 @@ _WAITS = re.compile(r"\b__sync(threads|warp)|\b__shfl_|\b__(any|all|ballot)_sync
 _DYNAMIC = re.compile(
     r"\bextern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?([\w:<>, ]+?)\s+(\w+)\s*\[\s*\]\s*;"
 )
-_RETURNING = re.compile(r"^\s*#\s*define(?:[^\n\\]|\\\n)*\breturn\b", re.MULTILINE)
-"""A macro that returns, as in the kernel of CuPy's ``searchsorted``."""
 _IN_STEP = ("\n    }\n\n    // Sort a[x:y].", "\n        // After merge step, the first k elements")
 """Places in CuPy's ``partition`` where the threads of a warp are taken to be in step."""
 _VERSION = "__CUDACC_VER_MAJOR__"
-_BLOCK_SIZE = re.compile(r"_sdata_raw\[(\d+) \* sizeof\(_type_reduce\)\]")
 
 
 class Kernel:
@@ -146,123 +144,17 @@ def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
     source = source.replace("static __shared__", "__shared__")  # which is static here
     for before in _IN_STEP:
         source = source.replace(before, f"__syncwarp();{before}")
-    block = _BLOCK_SIZE.search(source)
-    if block is not None:
-        text, how = _reduction(source, block[1]), ONCE
-    elif _WAITS.search(source):
-        text, how = source, TOGETHER
-    elif _ELEMENTS.search(source):
-        text, how = _elementwise(source), ONCE
+    text = as_loops(source)
+    if text is not None:
+        how = ONCE
     else:
-        text, how = source, APART
-    parts = ['#include "umem_loops.h"\n'] if how == ONCE else []
-    if how == ONCE and _LOCAL_ARRAY.search(text):  # each element needs it for itself
-        parts.append("#undef UMEM_ANY_ORDER\n#define UMEM_ANY_ORDER\n")
+        text, how = source, TOGETHER if _WAITS.search(source) else APART
+    parts = []
     if _VERSION in source:  # after CuPy's headers, which would ask for NVIDIA's
         parts.append(f"#define {_VERSION} {CUDA_VERSION // 1000}\n")
     parts += [text, '\n#include "umem_launch.h"\n']
     parts += [f"UMEM_KERNEL({label}, {how}, {name})\n" for label, name in named.items()]
     return HostSource("".join(parts), kernels)
-
-
-_ELEMENTS = re.compile(r"CUPY_FOR\((?P<i>\w+), _ind\.size\(\)\) \{\s*_ind\.set\((?P=i)\);")
-_LOCAL_ARRAY = re.compile(r"[\w>]\s+\w+\s*\[[^\]\n]*\]\s*(?:[=;{]|\[)")
-_AT = r"(\w+)\[{0}\.get\(\)\]"
-_LEAVES = re.compile(r"\b(return|break)\b")
-
-
-def _elementwise(source: str) -> str:
-    """Have one thread do what each thread of CuPy's elementwise kernel does for its element."""
-    found = _ELEMENTS.search(source)
-    assert found is not None
-    i, end = found["i"], _closing(source, found.end())
-    body = re.sub(
-        _AT.format("_ind"), rf"umem_at(\1, _row, {i} - _row.start, {i})", source[found.end() : end]
-    )
-    if "_ind.get()" in body:
-        body = f"_ind.set({i}); {body}"
-    if _LEAVES.search(body) or _RETURNING.search(source):  # a thread ends: others go on
-        body = f"[&] {{ do {{ {body} }} while (0); }}();"
-    loops = f"""\
-for (UmemRows<decltype(_ind)::ndim> _row(_ind); _row; _row.next())
-        UMEM_ANY_ORDER for (ptrdiff_t {i} = _row.start; {i} < _row.stop; ++{i}) {{{body}"""
-    return source[: found.start()] + loops + source[end:]
-
-
-def _closing(source: str, start: int) -> int:
-    """Return where the brace closes that is open at a place of a source."""
-    depth = 1
-    for match in re.finditer(
-        r"//[^\n]*|/\*.*?\*/|\"(?:\\\\.|[^\"\\\\])*\"|[{}]", source[start:], re.DOTALL
-    ):
-        depth += {"{": 1, "}": -1}.get(match[0], 0)
-        if not depth:
-            return start + match.start()
-    raise DeviceError("the software GPU finds no end of a kernel's loop")
-
-
-_REDUCTION = re.compile(
-    r"  __shared__ char _sdata_raw\[.*?"
-    r"_type_reduce _s = (?P<identity>[^;]*);.*?"
-    r"_J \+= _J_stride\) \{\s*_in_ind\.set\(_j\);(?P<element>.*?)\n    \}\n"
-    r"    _sdata\[_tid\] = _s;.*?"
-    r"if \(_tid < _block_stride && _i < _out_ind\.size\(\)\) \{(?P<result>.*)\n    \}\n  \}\n\}",
-    re.DOTALL,
-)
-
-
-def _reduction(source: str, size: str) -> str:
-    """Have one thread do what the threads of CuPy's reduction do between its barriers.
-
-    What each thread adds up, and the order in which these sums are added, stay as they are; the
-    elements are taken in the order of memory rather than thread by thread.
-    """
-    found = _REDUCTION.search(source)
-    if found is None:
-        raise DeviceError("the software GPU does not know this reduction of CuPy's")
-    element = re.sub(_AT.format("_in_ind"), r"umem_at(\1, _run, _k, _j)", found["element"])
-    if "_in_ind.get()" in element:
-        element = f"_in_ind.set(_j); {element}"
-    loops = f"""\
-  static UmemSums<_type_reduce> _sums;
-  const ptrdiff_t _out_size = _out_ind.size();
-  UmemRuns<decltype(_in_ind)::ndim> _run(_in_ind, _out_size, {size}, _block_stride);
-  const ptrdiff_t _all = _run.threads * _run.width, _number_step = _run.width == 1;
-  for (ptrdiff_t _i_base = 0; _i_base < _out_size; _i_base += _run.width) {{
-    for (ptrdiff_t _k = 0; _k < _all; ++_k) _sums.put(_k, {found["identity"]});
-    for (_run.begin(_i_base); _run; _run.next()) {{
-      UMEM_ANY_ORDER for (ptrdiff_t _k = 0; _k < _run.length; ++_k) {{
-        const IndexT _J = _run.number + _k * _number_step;
-        const ptrdiff_t _j = _run.flat + _k * _run.flat_step;
-        _type_reduce _s = _sums.get(_run.sum + _k);{element}
-        _sums.put(_run.sum + _k, _s);
-      }}
-    }}
-    for (ptrdiff_t _offset = _all / 2; _offset >= _run.width; _offset /= 2)
-      UMEM_ANY_ORDER for (ptrdiff_t _k = 0; _k < _offset; ++_k) {{
-        _type_reduce _a = _sums.get(_k), _b = _sums.get(_k + _offset);
-        _sums.put(_k, REDUCE(_a, _b));
-      }}
-    for (ptrdiff_t _k = _run.first; _k < _run.stop; ++_k) {{
-      const ptrdiff_t _i = _k;
-      _type_reduce _s = _sums.get(_k - _run.first);{found["result"]}
-    }}
-  }}
-}}"""
-    head = source[: found.start()]
-    if "struct min_max_st" in head:
-        head = head.replace("#define REDUCE", '#include "umem_min_max.h"\n#define REDUCE', 1)
-        if _NUMBERS.search(head):
-            head = _ARGUMENT.sub(
-                lambda m: f"umem_arg(a, b, [](auto x, auto y) {{ return x {_KEEPS[m[1]]} y; }})",
-                head,
-            )
-    return head + loops + source[found.end() :]
-
-
-_NUMBERS = re.compile(r"typedef (?!float16|bfloat16|complex)\w[\w ]* type_in0_raw;")
-_ARGUMENT = re.compile(r"(?<=REDUCE\(a, b\) \()my_arg(min|max)(?:_float)?\(a, b\)")
-_KEEPS = {"min": "<=", "max": ">="}
 
 
 _ARRAY = re.compile(r"(?<!const )CArray<[^<>]*(?:<[^<>]*>)?[^<>]*>\s+_raw_(\w+)")

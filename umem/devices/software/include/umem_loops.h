@@ -117,3 +117,10 @@ template <int n> struct UmemRuns : UmemRow<n> {
                        : std::min({is_one_dimension ? left : 1, threads - turn, elements - number});
   }
 };
+
+// An index as from 0, of so many.
+UMEM_INLINE ptrdiff_t umem_wrap(ptrdiff_t index, ptrdiff_t count) {
+  if ((size_t)index < (size_t)count) return index;
+  index %= count;
+  return index < 0 ? index + count : index;
+}

@@ -1,0 +1,210 @@
+"""The kernels that CuPy makes of its templates, as loops of one thread.
+
+On a GPU each element has a thread, and threads of a block hand sums to one another. Here one thread
+goes along the rows of the arrays: text in, text out, with the loops of ``umem_loops.h``.
+"""
+
+from __future__ import annotations
+
+import re
+
+from umem.errors import DeviceError
+
+_ELEMENTS = re.compile(r"CUPY_FOR\((?P<i>\w+), _ind\.size\(\)\) \{\s*_ind\.set\((?P=i)\);")
+_BLOCK_SIZE = re.compile(r"_sdata_raw\[(\d+) \* sizeof\(_type_reduce\)\]")
+_LOCAL_ARRAY = re.compile(r"[\w>]\s+\w+\s*\[[^\]\n]*\]\s*(?:[=;{]|\[)")
+_AT = r"(\w+)\[{0}\.get\(\)\]"
+_LEAVES = re.compile(r"\b(return|break)\b")
+_RETURNING = re.compile(r"^\s*#\s*define(?:[^\n\\]|\\\n)*\breturn\b", re.MULTILINE)
+"""A macro that returns, as in the kernel of CuPy's ``searchsorted``."""
+
+
+_WAITS = re.compile(r"\b__sync(threads|warp)|\b__shfl_")
+
+
+def as_loops(source: str) -> str | None:
+    """Rewrite a kernel of CuPy's templates; None for any other.
+
+    Raises:
+        DeviceError: it is a reduction, and not as this version of CuPy writes them.
+    """
+    block, elements = _BLOCK_SIZE.search(source), _ELEMENTS.search(source)
+    if block is not None:
+        text = _reduction(source, block[1])
+    elif elements is None:
+        return None
+    elif (known := _known(source)) is not None:
+        text = source[: elements.start()] + known + source[_closing(source, elements.end()) + 1 :]
+    elif _WAITS.search(source):
+        return None
+    else:
+        text = _elementwise(source, elements)
+    in_order = _LOCAL_ARRAY.search(text)  # each element needs it for itself
+    order = "#undef UMEM_ANY_ORDER\n#define UMEM_ANY_ORDER\n" if in_order else ""
+    return f'#include "umem_loops.h"\n{order}{text}'
+
+
+def _elementwise(source: str, found: re.Match[str]) -> str:
+    """Have one thread do what each thread of CuPy's elementwise kernel does for its element."""
+    i, end = found["i"], _closing(source, found.end())
+    body = re.sub(
+        _AT.format("_ind"), rf"umem_at(\1, _row, {i} - _row.start, {i})", source[found.end() : end]
+    )
+    if "_ind.get()" in body:
+        body = f"_ind.set({i}); {body}"
+    if _LEAVES.search(body) or _RETURNING.search(source):  # a thread ends: others go on
+        body = f"[&] {{ do {{ {body} }} while (0); }}();"
+    loops = f"""\
+for (UmemRows<decltype(_ind)::ndim> _row(_ind); _row; _row.next())
+        UMEM_ANY_ORDER for (ptrdiff_t {i} = _row.start; {i} < _row.stop; ++{i}) {{{body}"""
+    return source[: found.start()] + loops + source[end:]
+
+
+def _closing(source: str, start: int) -> int:
+    """Return where the brace closes that is open at a place of a source."""
+    depth = 1
+    for match in re.finditer(
+        r"//[^\n]*|/\*.*?\*/|\"(?:\\\\.|[^\"\\\\])*\"|[{}]", source[start:], re.DOTALL
+    ):
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
+        if not depth:
+            return start + match.start()
+    raise DeviceError("the software GPU finds no end of a kernel's loop")
+
+
+_REDUCTION = re.compile(
+    r"  __shared__ char _sdata_raw\[.*?"
+    r"_type_reduce _s = (?P<identity>[^;]*);.*?"
+    r"_J \+= _J_stride\) \{\s*_in_ind\.set\(_j\);(?P<element>.*?)\n    \}\n"
+    r"    _sdata\[_tid\] = _s;.*?"
+    r"if \(_tid < _block_stride && _i < _out_ind\.size\(\)\) \{(?P<result>.*)\n    \}\n  \}\n\}",
+    re.DOTALL,
+)
+
+
+def _reduction(source: str, size: str) -> str:
+    """Have one thread do what the threads of CuPy's reduction do between its barriers.
+
+    What each thread adds up, and the order in which these sums are added, stay as they are; the
+    elements are taken in the order of memory rather than thread by thread.
+    """
+    found = _REDUCTION.search(source)
+    if found is None:
+        raise DeviceError("the software GPU does not know this reduction of CuPy's")
+    element = re.sub(_AT.format("_in_ind"), r"umem_at(\1, _run, _k, _j)", found["element"])
+    if "_in_ind.get()" in element:
+        element = f"_in_ind.set(_j); {element}"
+    loops = f"""\
+  static UmemSums<_type_reduce> _sums;
+  const ptrdiff_t _out_size = _out_ind.size();
+  UmemRuns<decltype(_in_ind)::ndim> _run(_in_ind, _out_size, {size}, _block_stride);
+  const ptrdiff_t _all = _run.threads * _run.width, _number_step = _run.width == 1;
+  for (ptrdiff_t _i_base = 0; _i_base < _out_size; _i_base += _run.width) {{
+    for (ptrdiff_t _k = 0; _k < _all; ++_k) _sums.put(_k, {found["identity"]});
+    for (_run.begin(_i_base); _run; _run.next()) {{
+      UMEM_ANY_ORDER for (ptrdiff_t _k = 0; _k < _run.length; ++_k) {{
+        const IndexT _J = _run.number + _k * _number_step;
+        const ptrdiff_t _j = _run.flat + _k * _run.flat_step;
+        _type_reduce _s = _sums.get(_run.sum + _k);{element}
+        _sums.put(_run.sum + _k, _s);
+      }}
+    }}
+    for (ptrdiff_t _offset = _all / 2; _offset >= _run.width; _offset /= 2)
+      UMEM_ANY_ORDER for (ptrdiff_t _k = 0; _k < _offset; ++_k) {{
+        _type_reduce _a = _sums.get(_k), _b = _sums.get(_k + _offset);
+        _sums.put(_k, REDUCE(_a, _b));
+      }}
+    for (ptrdiff_t _k = _run.first; _k < _run.stop; ++_k) {{
+      const ptrdiff_t _i = _k;
+      _type_reduce _s = _sums.get(_k - _run.first);{found["result"]}
+    }}
+  }}
+}}"""
+    head = source[: found.start()]
+    if "struct min_max_st" in head:
+        head = head.replace("#define REDUCE", '#include "umem_min_max.h"\n#define REDUCE', 1)
+        if _NUMBERS.search(head):
+            head = _ARGUMENT.sub(
+                lambda m: f"umem_arg(a, b, [](auto x, auto y) {{ return x {_KEEPS[m[1]]} y; }})",
+                head,
+            )
+    return head + loops + source[found.end() :]
+
+
+_NUMBERS = re.compile(r"typedef (?!float16|bfloat16|complex)\w[\w ]* type_in0_raw;")
+_ARGUMENT = re.compile(r"(?<=REDUCE\(a, b\) \()my_arg(min|max)(?:_float)?\(a, b\)")
+_KEEPS = {"min": "<=", "max": ">="}
+
+
+# -- kernels that are known by name ----------------------------------------------------------------
+
+_TAKE = """\
+const ptrdiff_t _segment = rdim_ == 1 ? cdim_ : rdim_;
+for (UmemRows<decltype(_ind)::ndim> _row(_ind); _row; _row.next())
+  for (ptrdiff_t _from = _row.start, _to; _from < _row.stop; _from = _to) {
+    const ptrdiff_t _skipped = _from % _segment;
+    _to = std::min(_row.stop, _from - _skipped + _segment);
+    const ptrdiff_t _base = ldim_ == 1 ? 0 : _from / (cdim_ * rdim_) * index_range_;
+    if (rdim_ == 1) {
+      for (ptrdiff_t i = _from; i < _to; ++i) {
+        const ptrdiff_t _index = umem_at(_raw_indices, _row, i - _row.start, i);
+        umem_at(_raw_out, _row, i - _row.start, i) = a[_base + umem_wrap(_index, index_range_)];
+      }
+    } else {  // the index is the same for all of them
+      ptrdiff_t _place = umem_at(_raw_indices, _row, _from - _row.start, _from);
+      _place = (_base + umem_wrap(_place, index_range_)) * rdim_ + _skipped - _from;
+      UMEM_ANY_ORDER for (ptrdiff_t i = _from; i < _to; ++i)
+        umem_at(_raw_out, _row, i - _row.start, i) = a[_place + i];
+    }
+  }"""
+_SUMS_OF_BLOCKS = """\
+for (ptrdiff_t i = 0; i < a.size();) {
+  const ptrdiff_t _block = i / SIZE;
+  O x = START;
+  for (; i < a.size() && i / SIZE == _block; ++i) x CHANGE a[i];
+  b[_block] = x;
+}"""
+_SCAN = """\
+O x = START;
+for (ptrdiff_t i = 0; i < a.size(); ++i) {
+  if (i % SIZE == 0) x = START;
+  x CHANGE a[i];
+  O y = x;
+  if (i >= SIZE) y CHANGE b[i / SIZE - 1];
+  out[i] = y;
+}"""
+_NONZERO = """\
+for (ptrdiff_t i = 0, x = 0; i < a.size(); ++i) {
+  if (!a[i]) continue;
+  O j = i;
+  for (ptrdiff_t d = a.ndim - 1; d >= 0; d--) {
+    const ptrdiff_t _place[] = {x, d}, _next = j / a.shape()[d];
+    dst[_place] = j - _next * a.shape()[d];
+    j = _next;
+  }
+  x++;
+}"""
+_KNOWN = {
+    re.compile(r"void cupy_take\(.*\+ i % rdim;\s*out = a\[out_i\];", re.DOTALL): _TAKE,
+    re.compile(r"void cupy_bsum_shfl\(.*\bx = a\[2\*i\];", re.DOTALL): _SUMS_OF_BLOCKS,
+    re.compile(r"void cupy_scan_\w+\(.*\bx = a\[i\];.*out\[i\] = x;", re.DOTALL): _SCAN,
+    re.compile(r"void cupy_nonzero_kernel_incomplete_scan\(.*dst\[ind\]", re.DOTALL): _NONZERO,
+}
+"""Loops for kernels in which threads wait for one another, or divide for each element."""
+
+
+def _known(source: str) -> str | None:
+    """Return the loops of one of these, for the size of its blocks, and for what it adds up how."""
+    for pattern, loops in _KNOWN.items():
+        if pattern.search(source) is None:
+            continue
+        if loops not in (_SCAN, _SUMS_OF_BLOCKS):
+            return loops
+        size, start = re.search(r"block_id = i / (\d+)", source), re.search(r"O x = (\d+)", source)
+        change = re.search(r"\bx ([+*]=) ", source)
+        if size is None or start is None or change is None:
+            return None
+        elements = int(size[1]) * (2 if loops == _SUMS_OF_BLOCKS else 1)
+        loops = loops.replace("SIZE", str(elements)).replace("START", start[1])
+        return loops.replace("CHANGE", change[1])
+    return None
