@@ -43,6 +43,7 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.option("--prefetch", is_flag=True, help="Make memory resident as it is handed out.")
 @click.option("--virtual", metavar="GPU", help="Follow the run with the model of a GPU.")
 @click.option("--software", metavar="GPU", help="Run the real CuPy on host memory, as this GPU.")
+@click.option("--no-model", is_flag=True, help="With --software: no VRAM, pages and time.")
 @click.option("--checked", is_flag=True, help="With --software: kernels that leave their arrays.")
 @click.option("--vram", metavar="SIZE", help="VRAM of that GPU instead of the table's.")
 @click.option("--report", is_flag=True, help="Say at the end what was used, on standard error.")
@@ -78,8 +79,9 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
         raise click.UsageError("--virtual follows NumPy arrays, --software CuPy's: one of the two")
     if asked.vram and not (asked.virtual or asked.software):
         raise click.UsageError("--vram needs --virtual GPU or --software GPU")
-    if asked.checked and not asked.software:
-        raise click.UsageError("--checked needs --software GPU")
+    for name, given in (("--checked", asked.checked), ("--no-model", asked.no_model)):
+        if given and not asked.software:
+            raise click.UsageError(f"{name} needs --software GPU")
     recording = _recording(asked, script)
     watching = Watching() if asked.watch else None
     with ExitStack() as stack:
@@ -112,6 +114,7 @@ class _RunOptions(NamedTuple):
     prefetch: bool
     virtual: str | None
     software: str | None
+    no_model: bool
     checked: bool
     vram: str | None
     report: bool
@@ -165,7 +168,9 @@ def _prepare(stack: ExitStack, asked: _RunOptions) -> None:
         if value and not on:
             raise click.UsageError(f"{name} needs a --mode")
     if asked.software:
-        umem.software_gpu(asked.software, asked.vram, checked=asked.checked)
+        umem.software_gpu(
+            asked.software, asked.vram, model=not asked.no_model, checked=asked.checked
+        )
     arm()
     if asked.virtual:
         _import_chainer()
@@ -221,7 +226,7 @@ def _report(process: int) -> None:
     except UmemError:
         return
     figures = device.figures
-    if figures is not None:
+    if figures is not None and figures.seconds is not None:
         click.echo(
             f"{'peak':<14}{format_bytes(figures.peak_bytes)} of tensors\n"
             f"{'moved':<14}{format_bytes(figures.migrated_bytes)} (simulated)\n"

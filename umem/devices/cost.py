@@ -77,8 +77,8 @@ class CudaModel(Protocol):
         """The counts so far."""
 
     @property
-    def resident_bytes(self) -> int:
-        """VRAM in use now, in whole blocks."""
+    def resident_bytes(self) -> int | None:
+        """VRAM in use now, in whole blocks; None where nobody counts."""
 
 
 _cuda_models: list[CudaModel] = []

@@ -178,7 +178,9 @@ class CudaDevice(Device):
 
     def _paging(self) -> str:
         figures = self.figures
-        return "unknown" if figures is None else f"{figures.fault_count} faults (simulated)"
+        if figures is None or figures.fault_count is None:
+            return "unknown"
+        return f"{figures.fault_count} faults (simulated)"
 
     @property
     def figures(self) -> StepCost | None:

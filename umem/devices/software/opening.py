@@ -75,7 +75,9 @@ class SoftwareGPU:
 
     @property
     def figures(self) -> StepCost:
-        """The counts so far (simulated)."""
+        """The counts so far (simulated); every one None without the model."""
+        if not self._runtime.is_modelled:
+            return StepCost()
         with self._model.lock:
             return self._model.figures
 
@@ -93,8 +95,10 @@ class SoftwareGPU:
             model.counters.restart_peaks(driver.reserved_bytes, driver.resident_count)
 
     @property
-    def resident_bytes(self) -> int:
-        """VRAM in use now, in whole blocks (simulated)."""
+    def resident_bytes(self) -> int | None:
+        """VRAM in use now, in whole blocks (simulated); None without the model."""
+        if not self._runtime.is_modelled:
+            return None
         with self._model.lock:
             return self._model.driver.resident_count * BLOCK_BYTES
 
@@ -120,8 +124,8 @@ def software_gpu(
     Args:
         gpu: a name of the table, such as ``"t4"``.
         vram: usable VRAM instead of the table's figure, such as ``"1GiB"``.
-        model: False leaves out VRAM, pages and time: nothing is full or moves, all counts are
-            zero, and operations are quicker.
+        model: False leaves out VRAM, pages and time: nothing is full or moves, and
+            operations are quicker.
         force: also where there is a real GPU.
         checked: each array gets memory of its own, between pages that nothing may touch: a kernel
             that leaves it is a DeviceError that names kernel and argument. Slower.

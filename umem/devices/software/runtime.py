@@ -64,6 +64,11 @@ class HostRuntime(HostMemory, HostStreams):
     def seconds(self) -> float:
         return self.model.clock.seconds
 
+    def host_waits(self) -> None:
+        if self.is_modelled:
+            with self.lock, self.model.lock:
+                self.model.synchronize()
+
     # -- memory ----------------------------------------------------------------------------
 
     def allocate(self, nbytes: int, kind: int) -> int:

@@ -50,6 +50,10 @@ class HostStreams:
         """Simulated time."""
         raise NotImplementedError
 
+    def host_waits(self) -> None:
+        """Have simulated time pass for the host until the GPU is done."""
+        raise NotImplementedError
+
     def fail(self, status: int) -> NoReturn:
         """Raise CuPy's error for a status."""
         raise NotImplementedError
@@ -155,6 +159,7 @@ class HostStreams:
 
     def streamSynchronize(self, stream: int) -> None:
         self._refuse_wait(stream)
+        self.host_waits()
 
     def streamQuery(self, stream: int) -> int:
         self._refuse_wait(stream)
@@ -162,6 +167,7 @@ class HostStreams:
 
     def deviceSynchronize(self) -> None:
         self._refuse_wait()
+        self.host_waits()
 
     def launchHostFunc(self, stream: int, function: Any, argument: int) -> None:
         if not self.is_captured(stream):
@@ -215,6 +221,7 @@ class HostStreams:
 
     def eventSynchronize(self, event: int) -> None:
         self._refuse_captured(event)
+        self.host_waits()
 
     def _refuse_captured(self, event: int) -> None:
         if event in self._captured_events:
