@@ -15,6 +15,9 @@ from umem.trace.events import Access
 NOT_FOUND, FILE_NOT_FOUND, INVALID_IMAGE = 500, 301, 200
 """CUresult, of cuda.h."""
 
+_ATTRIBUTES = {0: 1024, 4: 32, 5: 75, 6: 75, 8: 49152, 9: -1}
+"""CUfunction_attribute, of cuda.h: threads of a block, registers (a guess), versions, shared."""
+
 
 class HostDriver:
     """Loads what was compiled, and launches it.
@@ -116,7 +119,7 @@ class HostDriver:
         self.launchKernel(*arguments)
 
     def funcGetAttribute(self, attribute: int, function: int) -> int:
-        return {0: 1024}.get(attribute, 0)  # CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+        return _ATTRIBUTES.get(attribute, 0)
 
     def funcSetAttribute(self, function: int, attribute: int, value: int) -> None:
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -317,6 +318,8 @@ class HostBlas(HostSystems):
 
 
 def _known(kind: int) -> Any:
+    if kind == 14:  # bfloat16: CuPy needs the package for it, too
+        return import_module("ml_dtypes").bfloat16
     if kind not in DATA_TYPES:
         raise NotImplementedError(f"the software GPU has no products of cudaDataType {kind}")
     return DATA_TYPES[kind]
@@ -324,7 +327,7 @@ def _known(kind: int) -> Any:
 
 def _compute_type(dtype: Any) -> Any:
     """Halves are multiplied in single precision, as CuPy asks for."""
-    return np.dtype("f4") if dtype == np.float16 else dtype
+    return np.dtype("f4") if dtype.itemsize == 2 else dtype
 
 
 def _norm(x: Array) -> Any:
