@@ -60,7 +60,9 @@ def _run(
         results, job = Path(folder, "results"), Path(folder, "job")
         what = {"cases": cases, "results": str(results), "memory_bytes": MEMORY_BYTES}
         job.write_text(json.dumps(what), encoding="utf-8")
-        python_path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+        python_path = os.pathsep.join(
+            [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+        )
         command = [sys.executable, "-m", "pytest", *_OPTIONS, f"--rootdir={root}", "-W", "ignore"]
         ended = "ended"
         with Path(folder, "output").open("w+", encoding="utf-8") as output:

@@ -66,6 +66,7 @@ SAME_FACE = (
     "umem.devices.software.libraries.cusparse_rows",
     "umem.devices.software.cupy_source",
     "umem.devices.software.checked",
+    "umem.devices.software.dialect",
     "umem.devices.software.driver",
     "umem.devices.software.forked",
     "umem.devices.software.late",

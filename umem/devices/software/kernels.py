@@ -20,7 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from umem.devices.software.runtime import CUDA_VERSION
+from umem.devices.software.dialect import pointer_to, preamble, translated
 from umem.devices.software.templates import as_loops
 from umem.devices.software.toolchain import Toolchain
 from umem.errors import DeviceError
@@ -37,17 +37,13 @@ PREFIX = (
 """What nearly every kernel of CuPy's includes, compiled once."""
 ALIGNMENT = 64
 """Of an argument that was copied, in bytes: what any type asks for."""
+_BOUNDS = r"__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*"
 _KERNEL = re.compile(
-    r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^{;]*)\)\s*\{"
+    rf"__global__\s+(?:{_BOUNDS})?void\s+(?:{_BOUNDS})?(\w+)\s*\(([^{{;]*)\)\s*\{{"
 )
 _TEMPLATE = re.compile(r"\btemplate\s*<[^;{}]*>\s*(?:static\s+|inline\s+)*$")
 _WAITS = re.compile(r"\b__sync(threads|warp)|\b__shfl_|\b__(any|all|ballot)_sync|\b__activemask")
-_DYNAMIC = re.compile(
-    r"\bextern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?([\w:<>, ]+?)\s+(\w+)\s*\[\s*\]\s*;"
-)
-_IN_STEP = ("\n    }\n\n    // Sort a[x:y].", "\n        // After merge step, the first k elements")
-"""Places in CuPy's ``partition`` where the threads of a warp are taken to be in step."""
-_VERSION = "__CUDACC_VER_MAJOR__"
+_GROUPS = "cooperative_groups.h"
 
 
 class Kernel:
@@ -132,7 +128,7 @@ def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
         for name, match in found.items()
         if _TEMPLATE.search(source, 0, match.start()) is None
     }
-    named = {name: name for name in kernels}
+    named = {name: pointer_to(name, found[name][2], source) for name in kernels}
     for number, expression in enumerate(expressions):
         base = re.match(r"[\w:]+", expression)
         name = "" if base is None else base[0].rpartition("::")[2]
@@ -140,18 +136,16 @@ def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
             raise DeviceError(f"the software GPU finds no kernel {expression!r} in its source")
         kernels[f"expression_{number}"] = found[name][2]
         named[f"expression_{number}"] = expression
-    source = _DYNAMIC.sub(r"\1* \2 = reinterpret_cast<\1*>(umem_shared_memory);", source)
-    source = source.replace("static __shared__", "__shared__")  # which is static here
-    for before in _IN_STEP:
-        source = source.replace(before, f"__syncwarp();{before}")
+    first = preamble(source, expressions)
+    source = translated(source)
     text = as_loops(source)
     if text is not None:
         how = ONCE
     else:
-        text, how = source, TOGETHER if _WAITS.search(source) else APART
-    parts = []
-    if _VERSION in source:  # after CuPy's headers, which would ask for NVIDIA's
-        parts.append(f"#define {_VERSION} {CUDA_VERSION // 1000}\n")
+        text, how = source, TOGETHER if _WAITS.search(source) or _GROUPS in source else APART
+        if how == TOGETHER and "this_grid" in source:
+            raise DeviceError("the software GPU has no barrier of a whole grid")
+    parts = [first]
     parts += [text, '\n#include "umem_launch.h"\n']
     parts += [f"UMEM_KERNEL({label}, {how}, {name})\n" for label, name in named.items()]
     return HostSource("".join(parts), kernels)
@@ -185,7 +179,7 @@ def _use(parameter: str) -> str:
 def _parts(parameters: str) -> list[str]:
     """Split a parameter list at its own commas, not at those of templates."""
     found, depth = [""], 0
-    for letter in parameters:
+    for letter in re.sub(r"//[^\n]*|/\*.*?\*/", "", parameters, flags=re.DOTALL):
         depth += (letter in "<(") - (letter in ">)")
         if letter == "," and not depth:
             found.append("")

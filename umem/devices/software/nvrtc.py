@@ -46,6 +46,10 @@ class HostNvrtc:
     def getVersion(self) -> tuple[int, int]:
         return CUDA_VERSION // 1000, CUDA_VERSION % 1000 // 10
 
+    def getSupportedArchs(self) -> list[int]:
+        major, minor = (self._runtime.deviceGetAttribute(which, 0) for which in (75, 76))
+        return [10 * major + minor]
+
     def createProgram(
         self, source: str, name: str, headers: Sequence[str], include_names: Sequence[str]
     ) -> int:

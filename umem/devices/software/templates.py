@@ -18,7 +18,7 @@ _LEAVES = re.compile(r"\b(return|break)\b")
 _RETURNING = re.compile(r"^\s*#\s*define(?:[^\n\\]|\\\n)*\breturn\b", re.MULTILINE)
 """A macro that returns, as in the kernel of CuPy's ``searchsorted``."""
 
-
+_IN_TURN = "#undef CUPY_FOR\n#define CUPY_FOR(i, n) for (ptrdiff_t i = 0; i < (n); ++i)\n"
 _WAITS = re.compile(r"\b__sync(threads|warp)|\b__shfl_")
 
 
@@ -31,6 +31,10 @@ def as_loops(source: str) -> str | None:
     block, elements = _BLOCK_SIZE.search(source), _ELEMENTS.search(source)
     if block is not None:
         text = _reduction(source, block[1])
+    elif elements is None and "CUPY_FOR" in source and "cooperative_groups.h" in source:
+        if _WAITS.search(source):
+            return None
+        text = f"{_IN_TURN}{source}"  # fusion's loops, with barriers of the grid between them
     elif elements is None:
         return None
     elif (known := _known(source)) is not None:

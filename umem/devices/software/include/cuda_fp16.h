@@ -6,6 +6,10 @@ typedef half __half;
 struct half2 { half x, y; };
 typedef half2 __half2;
 
+#define UMEM_CHANGE(op) \
+  template <class T> static inline half& operator op##=(half& a, const T& b) { return a = half((float)a op (float)b); }
+UMEM_CHANGE(+) UMEM_CHANGE(-) UMEM_CHANGE(*) UMEM_CHANGE(/)
+#undef UMEM_CHANGE
 static inline float __half2float(half x) { return x; }
 static inline half __float2half(float x) { return x; }
 #define __float2half_rn(x) half((float)(x))

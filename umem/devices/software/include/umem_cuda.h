@@ -25,6 +25,9 @@
 #define __constant__
 #define __shared__ static
 #define __launch_bounds__(...)
+#ifndef __clang__
+#define __builtin_assume(x) ((void)0)
+#endif
 #define __align__(n) __attribute__((aligned(n)))
 
 struct uint3 { unsigned int x, y, z; };
@@ -186,6 +189,10 @@ using std::isinf;
 using std::isnan;
 using std::max;
 using std::min;
+template <class A, class B> using UmemCommon = std::enable_if_t<
+    std::is_arithmetic<A>::value && std::is_arithmetic<B>::value && !std::is_same<A, B>::value, std::common_type_t<A, B>>;
+template <class A, class B> static inline UmemCommon<A, B> max(A a, B b) { return std::max<UmemCommon<A, B>>(a, b); }
+template <class A, class B> static inline UmemCommon<A, B> min(A a, B b) { return std::min<UmemCommon<A, B>>(a, b); }
 using std::signbit;
 #define UMEM_ONE(name) \
   using std::name;
@@ -199,6 +206,7 @@ UMEM_ONE(modf) UMEM_ONE(nextafter) UMEM_ONE(pow) UMEM_ONE(remainder) UMEM_ONE(ri
 UMEM_ONE(round) UMEM_ONE(scalbn) UMEM_ONE(sin) UMEM_ONE(sinh) UMEM_ONE(sqrt) UMEM_ONE(tan)
 UMEM_ONE(tgamma) UMEM_ONE(trunc)
 #undef UMEM_ONE
+#define _GLIBCXX_MATH_H 1  // <math.h> of C++ would bring the standard's three besides
 #define UMEM_OWN(name)                                                         \
   static inline float name(float x) { return umem_##name(x); }                 \
   template <class T> static inline std::enable_if_t<std::is_integral_v<T>, double> name(T x) { \
@@ -206,13 +214,6 @@ UMEM_ONE(tgamma) UMEM_ONE(trunc)
   }
 UMEM_OWN(exp) UMEM_OWN(log) UMEM_OWN(tanh)
 #undef UMEM_OWN
-static inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
-static inline float rsqrt(float x) { return 1.0f / std::sqrt(x); }
-static inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
-static inline float sinpif(float x) { return std::sin(x * 3.14159265358979f); }
-static inline float cospif(float x) { return std::cos(x * 3.14159265358979f); }
-static inline double sinpi(double x) { return std::sin(x * 3.14159265358979323846); }
-static inline double cospi(double x) { return std::cos(x * 3.14159265358979323846); }
 #define __expf(x) umem_exp((float)(x))
 #define __logf(x) umem_log((float)(x))
 static inline float __fdividef(float x, float y) { return x / y; }
@@ -221,8 +222,8 @@ static inline float __fadd_rn(float x, float y) { return x + y; }
 static inline float __fmul_rn(float x, float y) { return x * y; }
 static inline double __dadd_rn(double x, double y) { return x + y; }
 static inline double __dmul_rn(double x, double y) { return x * y; }
-static inline int __float2int_rn(float x) { return (int)std::lrint(x); }
-static inline int __double2int_rn(double x) { return (int)std::lrint(x); }
+
+#include "umem_functions.h"
 
 // -- half, by its bits -------------------------------------------------------------------------
 
@@ -269,12 +270,19 @@ UMEM_INTEGERS(atomicAdd, old + v)
 UMEM_ATOMIC_OF(float, atomicAdd, old + v)
 UMEM_ATOMIC_OF(double, atomicAdd, old + v)
 UMEM_INTEGERS(atomicExch, v)
+UMEM_ATOMIC_OF(unsigned int, atomicInc, old >= v ? 0 : old + 1)
+UMEM_ATOMIC_OF(unsigned int, atomicDec, old == 0 || old > v ? v : old - 1)
+UMEM_ATOMIC_OF(long long, atomicMin, v < old ? v : old)
+UMEM_ATOMIC_OF(long long, atomicMax, v > old ? v : old)
 UMEM_ATOMIC_OF(float, atomicExch, v)
 UMEM_INTEGERS(atomicMin, v < old ? v : old)
 UMEM_INTEGERS(atomicMax, v > old ? v : old)
 UMEM_INTEGERS(atomicAnd, old & v)
 UMEM_INTEGERS(atomicOr, old | v)
 UMEM_INTEGERS(atomicXor, old ^ v)
+UMEM_ATOMIC_OF(long long, atomicAnd, old & v)
+UMEM_ATOMIC_OF(long long, atomicOr, old | v)
+UMEM_ATOMIC_OF(long long, atomicXor, old ^ v)
 UMEM_ATOMIC_OF(int, atomicSub, old - v)
 UMEM_ATOMIC_OF(unsigned int, atomicSub, old - v)
 #undef UMEM_INTEGERS

@@ -326,7 +326,7 @@ def _known(kind: int) -> Any:
 
 
 def _compute_type(dtype: Any) -> Any:
-    """Halves are multiplied in single precision, as CuPy asks for."""
+    """Halves are multiplied in single precision."""
     return np.dtype("f4") if dtype.itemsize == 2 else dtype
 
 

@@ -1,0 +1,60 @@
+"""What a host's compiler does not take of CUDA C++ as it stands, or takes otherwise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from umem.devices.software.runtime import CUDA_VERSION
+
+_TYPES = ("float16", "bfloat16")
+_TRAILING = re.compile(r",\s*>")
+"""A comma behind a template's last argument, which CUDA's compilers take."""
+_XSF = re.compile(r"#include <cupy/xsf/[\w/]+\.h>")
+_MACROS = re.compile(r"\b(M_\w+)\s*=[^=]")
+"""Variables with names that a host's <math.h> gives to macros."""
+_DYNAMIC = re.compile(
+    r"\bextern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?([\w:<>, ]+?)\s+(\w+)\s*\[\s*\]\s*;"
+)
+_IN_STEP = (
+    "\n    }\n\n    // Sort a[x:y].",
+    "\n        // After merge step, the first k elements",
+    "\n        state[idx] = next_state;",
+    "\n    }\n}\n",
+)
+"""Places in the kernels of CuPy's ``partition`` and of ``max_len_seq`` (the last two), where the
+threads of a warp are taken to be in step."""
+_VERSION = "__CUDACC_VER_MAJOR__"
+
+
+def translated(source: str) -> str:
+    """Write CUDA C++ as a host's compiler takes it."""
+    source = _XSF.sub(r'\g<0>\n#include "umem_xsf.h"', source)
+    source = _DYNAMIC.sub(r"\1* \2 = reinterpret_cast<\1*>(umem_shared_memory);", source)
+    source = source.replace("static __shared__", "__shared__")  # which is static here
+    for before in _IN_STEP[: 4 if "max_len_seq(" in source else 2]:
+        source = source.replace(before, f"__syncwarp();{before}")
+    return _TRAILING.sub(">", source)
+
+
+def preamble(source: str, expressions: Sequence[str]) -> str:
+    """Write what goes before a source: types that it only names, and names that it wants free."""
+    parts = []
+    if "cupy/" in source:
+        types = (name for name in _TYPES if re.search(rf"\b{name}\b", source))
+        parts = ["#include <cupy/carray.cuh>", *(f"#include <cupy/{name}.cuh>" for name in types)]
+    parts += [f"#undef {name}" for name in _MACROS.findall(source)]
+    if re.search(r"\btypedef\b[^;]*\bssize_t\s*;", source):
+        parts.append("#define ssize_t umem_ssize_t")
+    if re.search(r"\bhalf\b", "\n".join((source, *expressions))):
+        parts.append("#include <cuda_fp16.h>")
+    if _VERSION in source:  # after CuPy's headers, which would ask for NVIDIA's
+        parts.append(f"#define {_VERSION} {CUDA_VERSION // 1000}")
+    return "".join(f"{part}\n" for part in parts)
+
+
+def pointer_to(name: str, parameters: str, source: str) -> str:
+    """Write what names a kernel, among other functions of its name where there are some."""
+    if len(re.findall(rf"\b{name}\s*\(", source)) == 1:
+        return name
+    return f"static_cast<void (*)({parameters})>({name})"
