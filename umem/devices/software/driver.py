@@ -106,6 +106,12 @@ class HostDriver:
     ) -> None:
         """Run a kernel over a grid of blocks; ``given`` is the address of arguments' addresses."""
         with self._runtime.lock:
+            self.tell_launch(kernel, given)
+            self.run(kernel, *sizes, shared_bytes, given)
+
+    def tell_launch(self, kernel: Kernel, given: int) -> None:
+        """Tell what memory a kernel will use."""
+        with self._runtime.lock:
             reads: list[Access] = []
             writes: list[Access] = []
             for low, high, use in kernel.ranges(given):
@@ -113,7 +119,6 @@ class HostDriver:
                 reads += accesses if "r" in use else []
                 writes += accesses if "w" in use else []
             self._runtime.operation(kernel.name, reads, writes)
-            self.run(kernel, *sizes, shared_bytes, given)
 
     def launchCooperativeKernel(self, *arguments: int) -> None:
         self.launchKernel(*arguments)

@@ -3,7 +3,8 @@
 In place of the runtime, the driver and the libraries that do everything at once. Arguments of a
 kernel are captured at its launch, and so is pageable host memory that is copied to the GPU;
 pinned memory is read when the copy runs. A copy to pageable memory has ended when it returns.
-The model hears of work when it runs, so that simulated time depends on the seed.
+The model and recorders hear of kernels and copies when they are queued, and of what libraries do
+when it runs; so that while somebody records, libraries work at once.
 """
 
 from __future__ import annotations
@@ -97,15 +98,18 @@ class LateRuntime(HostRuntime):
         self.queue(stream, lambda: HostRuntime.release(self, ptr))
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
+        if self.is_captured(stream):
+            return
+        self.tell_copy(dst, src, size)
         source, target = self._kind_of(src), self._kind_of(dst)
         if not target and kind not in (TO_DEVICE, ON_DEVICE):
-            self.queue(stream, lambda: self.copy(dst, src, size))
+            self.queue(stream, lambda: ctypes.memmove(dst, src, size))
             self._wait(stream)
         elif not source and kind != ON_DEVICE:
             staged = ctypes.create_string_buffer(ctypes.string_at(src, size), size)
-            self.queue(stream, lambda: self.copy(dst, ctypes.addressof(staged), size))
+            self.queue(stream, lambda: ctypes.memmove(dst, staged, size))
         else:
-            self.queue(stream, lambda: self.copy(dst, src, size))
+            self.queue(stream, lambda: ctypes.memmove(dst, src, size))
 
     def _wait(self, stream: int) -> None:
         with self.lock:
@@ -126,7 +130,9 @@ class LateRuntime(HostRuntime):
             self._wait(LEGACY)
 
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
-        self.queue(stream, lambda: self.fill(ptr, value, size))
+        if not self.is_captured(stream):
+            self.operation("memset", [], self.access(ptr, size))
+            self.queue(stream, lambda: ctypes.memset(ptr, value, size))
 
     # -- streams and events ----------------------------------------------------------------
 
@@ -161,12 +167,8 @@ class LateRuntime(HostRuntime):
     def eventRecord(self, event: int, stream: int) -> None:
         with self.lock:
             if not self.takes_record(event, stream):
-                self._recorded.pop(event, None)
-                self._events[event] = self._order.issue(stream, lambda: self._stamp(event))
-
-    def _stamp(self, event: int) -> None:
-        if event in self._events:
-            self._recorded[event] = self.seconds
+                self._recorded[event] = self.seconds
+                self._events[event] = self._order.issue(stream, None)
 
     def streamWaitEvent(self, stream: int, event: int, flags: int = 0) -> None:
         with self.lock:
@@ -211,9 +213,9 @@ class LateDriver(HostDriver):
         self, kernel: Kernel, sizes: Any, shared_bytes: int, stream: int, given: int
     ) -> None:
         """Queue a launch with its arguments as they are now."""
-        captured = kernel.captured(given)
-        launch = super().launch
-        self._queue(stream, lambda: launch(kernel, sizes, shared_bytes, stream, captured.address))
+        self.tell_launch(kernel, given)
+        captured, (grid, block) = kernel.captured(given), sizes
+        self._queue(stream, lambda: self.run(kernel, grid, block, shared_bytes, captured.address))
 
 
 class LateLibrary:
@@ -248,7 +250,8 @@ class LateLibrary:
 
         def late(*given: Any) -> None:
             named = dict(zip(places, given, strict=False))
-            if "result" in named and not self._runtime.allocation_of(named["result"]):
+            to_host = "result" in named and not self._runtime.allocation_of(named["result"])
+            if to_host or self._runtime.listener is not None:
                 self._at_once(function, given)
                 return
             kept = []
