@@ -38,6 +38,10 @@ MODULES = (
 KINDS = ("v", "m", "i", "n", "f", "[v, w]", "sh", "b", "c", "s")
 """Names of what is tried as an argument, see `values`."""
 MOST_ARGUMENTS, MOST_TRIED = 3, 3
+DRAWN = {
+    "cupy.empty", "cupy.empty_like", "cupyx.scipy.sparse.rand", "cupyx.scipy.sparse.random",
+}  # fmt: skip
+"""Functions whose result is anything, or drawn."""
 UNSIGNED = {
     "eig", "eigh", "qr", "svd", "svds", "eigsh", "lobpcg", "polyfit", "lu", "lu_factor",
 }  # fmt: skip
@@ -64,6 +68,7 @@ def values(xp: Any, sp: Any, folder: str) -> dict[str, Any]:
         "v": steps, "w": np.sqrt(steps), "m": square, "i": np.arange(1, 7), "b": steps < 0.5,
         "c": steps + 1j * steps[::-1], "t": rng.random((2, 4, 2)), "u": np.arange(6, dtype="u1"),
         "im": np.argsort(base, axis=1), "x": wave, "x6": np.arange(6.0), "mm": rng.random((6, 6)),
+        "stack": np.stack([steps, np.sqrt(steps)]), "knots": np.repeat([0, 0.5, 1.0], [4, 1, 4]),
         "xl": np.linspace(0, 1, 40), "X2": rng.random((40, 2)),
         "sos": np.array([[1.0, 0.5, 0.2, 1.0, 0.3, 0.1]]),
     }  # fmt: skip
@@ -76,6 +81,7 @@ def values(xp: Any, sp: Any, folder: str) -> dict[str, Any]:
         s=matrix(band), big=matrix(long), lower=matrix(scipy.sparse.tril(band).tocsr()), n=3, f=0.5,
         sh=(2, 3), path=f"{folder}/made", saved=f"{folder}/saved.npy", text=f"{folder}/text",
         host=np.array(steps), np_sum=xp.sum, np_mean=xp.mean, np_add=lambda x, y: x + y,
+        np_ones=xp.ones,
         np_triu=xp.triu, np_greater=xp.greater,
         LU=lambda x: sp.linalg.lu_factor(x), SPL=lambda x, y: sp.interpolate.splrep(x, y),
         STFT=lambda x: sp.signal.stft(x, nperseg=16)[2], PEAKS=lambda x: sp.signal.find_peaks(x)[0],
@@ -117,7 +123,7 @@ def _found(path: str) -> Any:
 def oracle_of(path: str) -> Any:
     """NumPy's or SciPy's function of the same name; None where there is none."""
     first = path.replace("cupyx.scipy", "scipy", 1) if path.startswith("cupyx") else path
-    if first.startswith("cupyx") or path.startswith("cupy.random"):
+    if first.startswith("cupyx") or path.startswith("cupy.random") or path in DRAWN:
         return None
     try:
         return _found(first.replace("cupy", "numpy", 1))
