@@ -72,6 +72,7 @@ SAME_FACE = (
     "umem.devices.software.late",
     "umem.devices.software.libcuda",
     "umem.devices.software.libraries.thrust",
+    "umem.devices.software.pools",
     "umem.devices.software.stream_order",
     "umem.devices.software.templates",
     "umem.devices.virtual.features",

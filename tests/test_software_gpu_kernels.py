@@ -176,3 +176,36 @@ print("done")
         kernel_cache,
     )
     assert said.strip() == "done"
+
+
+@needs_cupy
+@needs_compiler
+def test_pools_limits_and_what_the_device_says(kernel_cache: Path) -> None:
+    said = run(
+        r"""
+runtime = cp.cuda.runtime
+assert runtime.deviceGetByPCIBusId(runtime.deviceGetPCIBusId(0)) == 0
+assert runtime.deviceCanAccessPeer(0, 0) == 0 and runtime.deviceGetLimit(0) == 1024
+assert cp.cuda.get_local_runtime_version() == runtime.runtimeGetVersion()
+pool = cp.cuda.MemoryAsyncPool()
+with cp.cuda.using_allocator(pool.malloc):
+    x = cp.zeros(1024)
+assert pool.used_bytes() == pool.total_bytes() == 8192
+del x
+assert pool.used_bytes() == 0
+x, y = cp.arange(12, dtype="i4"), cp.zeros(12, "i4")
+runtime.memcpy2D(y.data.ptr, 16, x.data.ptr, 16, 8, 3, 3)
+assert y.tolist() == [0, 1, 0, 0, 4, 5, 0, 0, 8, 9, 0, 0]
+for call in (runtime.deviceGetPCIBusId, runtime.deviceGetDefaultMemPool):
+    try:
+        call(1)
+    except runtime.CUDARuntimeError as error:
+        assert "cudaErrorInvalidDevice" in str(error)
+try:
+    runtime.mallocArray(0, 1, 1, 0)
+except NotImplementedError as error:
+    print(error)
+""",
+        kernel_cache,
+    )
+    assert "mallocArray" in said

@@ -88,6 +88,7 @@ class LateRuntime(HostRuntime):
             return super().allocate(nbytes, kind)
 
     def free(self, ptr: int) -> None:
+        self.unpooled(ptr)
         with self.lock:  # the collector may free while something runs: then it is free after that
             work = self._order.issue_after_all(lambda: HostRuntime.release(self, ptr))
             self._order.finish(work)
@@ -95,6 +96,7 @@ class LateRuntime(HostRuntime):
     freeHost = free
 
     def freeAsync(self, ptr: int, stream: int) -> None:
+        self.unpooled(ptr)
         self.queue(stream, lambda: HostRuntime.release(self, ptr))
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:

@@ -10,13 +10,12 @@ import ctypes
 from typing import Any
 
 from umem.devices.software.allocations import DEVICE, HOST, MANAGED, HostMemory
+from umem.devices.software.pools import INVALID_DEVICE, HostPools
 from umem.devices.software.streams import FIRST_HANDLE, HostStreams
 from umem.devices.specs import CHIPS, GpuSpec
 from umem.trace.events import Hint
 from umem.units import BLOCK_BYTES
 
-INVALID_DEVICE = 101
-"""cudaError, of driver_types.h."""
 CUDA_VERSION, DRIVER_VERSION = 12090, 13000
 """A driver runs programs of its own CUDA and of older ones, so both kinds of cuda-bindings load."""
 CPU = -1
@@ -37,7 +36,7 @@ SIMULATED = " (simulated)"
 """The end of the name that CuPy is told."""
 
 
-class HostRuntime(HostMemory, HostStreams):
+class HostRuntime(HostPools):
     """The functions of ``cupy_backends.cuda.api.runtime``, by their names there.
 
     Args:
@@ -51,6 +50,7 @@ class HostRuntime(HostMemory, HostStreams):
     def __init__(self, spec: GpuSpec, is_modelled: bool = True) -> None:
         HostStreams.__init__(self)
         HostMemory.__init__(self, spec, is_modelled)
+        HostPools.__init__(self)
         self._chip = CHIPS.get(spec.name, (7, 5, 40))
         self.attributes_type: Any = None
         self.hints: Any = None
@@ -79,10 +79,10 @@ class HostRuntime(HostMemory, HostStreams):
         return self.allocate(size, DEVICE)
 
     def mallocAsync(self, size: int, stream: int) -> int:
-        return self.allocate(size, DEVICE)
+        return self.pooled(self.allocate(size, DEVICE), size)
 
     def mallocFromPoolAsync(self, size: int, pool: int, stream: int) -> int:
-        return self.allocate(size, DEVICE)
+        return self.mallocAsync(size, stream)
 
     def mallocManaged(self, size: int, flags: int = 1) -> int:
         return self.allocate(size, MANAGED)
@@ -91,6 +91,7 @@ class HostRuntime(HostMemory, HostStreams):
         return self.allocate(size, HOST)
 
     def free(self, ptr: int) -> None:
+        self.unpooled(ptr)
         self.release(ptr)
 
     def freeAsync(self, ptr: int, stream: int) -> None:
@@ -128,6 +129,24 @@ class HostRuntime(HostMemory, HostStreams):
 
     def memcpyPeer(self, dst: int, dst_device: int, src: int, src_device: int, size: int) -> None:
         self.memcpy(dst, src, size, 3)
+
+    def memcpyPeerAsync(
+        self, dst: int, dst_device: int, src: int, src_device: int, size: int, stream: int
+    ) -> None:
+        self.memcpyAsync(dst, src, size, 3, stream)
+
+    def memcpy2D(
+        self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, height: int, kind: int
+    ) -> None:
+        for row in range(height):
+            self.memcpy(dst + row * dst_pitch, src + row * src_pitch, width, kind)
+
+    def memcpy2DAsync(
+        self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, height: int,
+        kind: int, stream: int,
+    ) -> None:  # fmt: skip
+        for row in range(height):
+            self.memcpyAsync(dst + row * dst_pitch, src + row * src_pitch, width, kind, stream)
 
     def memset(self, ptr: int, value: int, size: int) -> None:
         if not self.is_captured(0):
@@ -172,7 +191,7 @@ class HostRuntime(HostMemory, HostStreams):
     def runtimeGetVersion(self) -> int:
         return CUDA_VERSION
 
-    _getLocalRuntimeVersion = driverGetVersion
+    _getLocalRuntimeVersion = runtimeGetVersion
 
     def _getCUDAMajorVersion(self) -> int:
         return CUDA_VERSION // 1000
@@ -206,6 +225,19 @@ class HostRuntime(HostMemory, HostStreams):
             "integrated": 0,
             "computeMode": 0,
             "concurrentManagedAccess": 1,
+            "managedMemory": 1,
+            "unifiedAddressing": 1,
+            "canMapHostMemory": 1,
+            "concurrentKernels": 1,
+            "maxThreadsDim": (1024, 1024, 64),
+            "maxGridSize": (2**31 - 1, 65535, 65535),
+            "maxThreadsPerMultiProcessor": 2048,
+            "regsPerBlock": 65536,
+            "totalConstMem": 65536,
+            "sharedMemPerMultiprocessor": 65536,
+            "pciBusID": 0,
+            "pciDeviceID": 0,
+            "pciDomainID": 0,
         }
 
     nothing = HostStreams.nothing

@@ -1,0 +1,89 @@
+"""The scripts that run CuPy's own tests and call its functions count what happened, crashes too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bench_scripts import module, written
+from software_programs import needs_compiler, needs_cupy
+
+pytestmark = pytest.mark.thorough
+CASES = """
+import os
+import cupy
+import pytest
+
+def test_passes():
+    assert cupy.arange(3).sum() == 3
+
+def test_fails():
+    assert cupy.arange(3).sum() == 4
+
+@pytest.mark.skip(reason="not here")
+def test_skips(): ...
+
+@pytest.mark.slow
+def test_left_out(): ...
+
+def test_with_NVCC(): ...
+
+def test_crashes():
+    os.abort()
+
+def test_after(): ...
+"""
+
+
+@needs_cupy
+@needs_compiler
+def test_own_tests_are_counted(
+    tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kernel_cache))
+    folder = tmp_path / "tests" / "core_tests"
+    folder.mkdir(parents=True)
+    (folder / "test_some.py").write_text(CASES)
+    result, _ = written(tmp_path, "cupy_own_tests.py", str(folder.parent), "--under", "core_tests")
+    row = result["rows"][-1]
+    assert row["passed_count"] == 1 and row["skipped_count"] == 1 and row["left_out_count"] == 2
+    assert row["failed_count"] == 3 and row["passed_share"] == 0.25
+    said = {case.partition("::")[2]: text for case, text in result["failures"].items()}
+    assert said["test_crashes"] == "did not end: signal 6"
+    assert said["test_after"] == "not run: signal 6" and "assert" in said["test_fails"]
+    assert result["left_out_by_reason"] == {"marked slow": 1, "nvcc": 1}
+
+
+def test_every_case_left_out_has_a_reason_that_is_allowed() -> None:
+    allowed = {
+        "two devices", "textures", "CUDA graphs", "nvcc", "jitify", "CUB-specific",
+        "PTX and cubin", "marked slow",
+    }  # fmt: skip
+    assert {reason for reason, _ in module("cupy_own_tests").reasons()} <= allowed
+
+
+@needs_cupy
+@needs_compiler
+def test_functions_are_called_and_compared(
+    tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kernel_cache))
+    page = tmp_path / "page.md"
+    only = ("--only", "cupy.hypot", "--only", "cupyx.zeros_pinned", "--only", "cupy.find_common")
+    result, _ = written(tmp_path, "cupy_sweep.py", *only, "--page", str(page))
+    found = {line["name"]: line["status"] for line in result["calls"]}
+    assert found == {
+        "cupy.hypot": "works", "cupyx.zeros_pinned": "no oracle", "cupy.find_common_type": "error",
+    }  # fmt: skip
+    assert "| cupy | 2 | 1 |" in page.read_text()
+
+
+def test_results_are_compared_by_value_and_shape() -> None:
+    pytest.importorskip("scipy")
+    import numpy as np
+
+    same = module("cupy_calls")._same
+    one = np.array([1.0, 2.0])
+    assert not same(one, one + 1e-9, False) and not same((1, one), (1, one), False)
+    assert same(one, one[:1], False) and same(one, one + 1, False) and same((1,), (1, 2), False)
+    assert same(one, -one, False) and not same(one, -one[::-1], True)
