@@ -110,7 +110,12 @@ STEPS = (
     ),
     Step(
         "chainer-tests",
-        tests("test_chainer_compat_gpu.py", "test_chainer_gcn.py", "test_example_gcn.py"),
+        tests(
+            "test_gpu_lookahead.py",
+            "test_chainer_compat_gpu.py",
+            "test_chainer_gcn.py",
+            "test_example_gcn.py",
+        ),
         240,
         (*TESTING, *CHAINER),
     ),

@@ -126,6 +126,9 @@ class HostDriver(Driver):
     def bind(self) -> None:
         self.calls.append(("bind",))
 
+    def here(self) -> int:
+        return self.ordinal
+
     def allocate(self, nbytes: int):
         """cudaMalloc: fails with the driver's status when VRAM is full."""
         if nbytes > self.unmanaged_left:

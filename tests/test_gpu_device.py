@@ -237,6 +237,39 @@ class TestHints(OnGpu):
         thread.join()
         assert moved == [array.nbytes]
 
+    @pytest.mark.parametrize("options", [{"preset": "random"}, {"prefetch": True}])
+    def test_what_cuda_13_asks_of_cuda_core_works_in_a_fresh_thread(
+        self, hints, cupy, use, monkeypatch, options
+    ):
+        """There the pools advise and prefetch through cuda.core, which wants a bound context."""
+        monkeypatch.setattr(hints.driver, "core", hints.driver.load_hints())
+        hints.pools.give_back("managed")
+        found = []
+
+        def work():
+            restore = hints.install(Policy("managed", **options), everywhere=False)
+            try:
+                array = cupy.empty(32 * MIB, dtype="u1")
+                found.append(hints.location(array))
+            finally:
+                restore()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        expected = "preferred" if "preset" in options else "last_prefetch"
+        assert [getattr(location, expected) for location in found] == [hints.ordinal]
+
+    def test_what_cuda_core_refuses_is_an_error_of_umems(self, hints):
+        """Memory that is not managed takes no prefetch; cuda.core's own class is private."""
+        hints.driver.core = hints.driver.load_hints()
+        try:
+            with pytest.raises(DeviceError, match="the driver refused the hint"):
+                hints.driver.prefetch_here(1 << 21, MIB)
+        finally:
+            hints.driver.core = None
+        hints.synchronize()
+
     def test_unmanaged_arrays_are_left_alone(self, device, cupy, use):
         use("unmanaged")
         array = cupy.ones(MIB, dtype="u1")

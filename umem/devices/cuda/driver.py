@@ -6,8 +6,9 @@ imports CuPy; no device is asked for anything until a function here is called.
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import cupy
@@ -20,7 +21,7 @@ from umem.devices.cuda import fork
 from umem.devices.cuda import ranges as hints
 from umem.devices.cuda.ranges import CoreHints
 from umem.devices.presets import PRESETS
-from umem.errors import DeviceError
+from umem.errors import DeviceError, UmemError
 
 Malloc = Callable[[int], Any]
 """CuPy's allocator interface: bytes to ``cupy.cuda.MemoryPointer``."""
@@ -71,6 +72,12 @@ class Driver:
         """Make the GPU's context current in this thread: cuda.core does not do it by itself."""
         runtime.setDevice(self.ordinal)
 
+    def here(self) -> int:
+        """Find the current GPU, which memory is allocated on, and make its context current."""
+        ordinal = current_ordinal()
+        runtime.setDevice(ordinal)
+        return ordinal
+
     def allocate(self, nbytes: int) -> Any:
         """cudaMalloc, without a pool."""
         return cupy.cuda.MemoryPointer(cupy.cuda.Memory(nbytes), 0)
@@ -113,24 +120,35 @@ class Driver:
         self.give_preset(address, nbytes, "streaming")
 
     def give_preset(self, address: int, nbytes: int, name: str) -> None:
-        """Give a range what `PRESETS` advises."""
+        """Give a range what `PRESETS` advises; the GPU in it is the current one.
+
+        Raises:
+            DeviceError: cuda.core's error, where that is asked.
+        """
         for advice, where in PRESETS[name]:
-            self.advise(address, nbytes, advice, "cpu" if where == "cpu" else self.ordinal)
+            self.advise(address, nbytes, advice, "cpu" if where == "cpu" else self.here())
 
     def advise(self, address: int, nbytes: int, advice: Advice, place: Place) -> None:
         """Give a range one advice, through cuda.core where `check_advice` has loaded it."""
         if self.core is None:
             runtime.memAdvise(address, nbytes, _SET[advice], _CPU if place == "cpu" else place)
         else:
-            self.core.advise([Span(address, nbytes)], advice, place, unset=False)
+            self.here()
+            with _asked():
+                self.core.advise([Span(address, nbytes)], advice, place, unset=False)
 
     def prefetch_here(self, address: int, nbytes: int) -> None:
-        """Move a range to this GPU, in the order of the current stream."""
-        stream = cupy.cuda.get_current_stream().ptr
+        """Move a range to the current GPU, which its memory is of, in the current stream's order.
+
+        Raises:
+            DeviceError: cuda.core's error, where that is asked.
+        """
+        stream, here = cupy.cuda.get_current_stream().ptr, self.here()
         if self.core is None:
-            runtime.memPrefetchAsync(address, nbytes, self.ordinal, stream)
+            runtime.memPrefetchAsync(address, nbytes, here, stream)
         else:
-            self.core.prefetch([Span(address, nbytes)], self.ordinal, stream)
+            with _asked():
+                self.core.prefetch([Span(address, nbytes)], here, stream)
 
     def make_pool(self, grow: Malloc) -> CupyPool:
         """A CuPy pool over ``grow``. The caller keeps it for as long as the process lives."""
@@ -289,6 +307,17 @@ def borrowed(pointer: Any, nbytes: int, owner: Any) -> Any:
     """The same memory, kept alive by ``owner``, which sees when the last user lets go."""
     memory = cupy.cuda.UnownedMemory(pointer.ptr, nbytes, owner, device_id=pointer.device_id)
     return cupy.cuda.MemoryPointer(memory, 0)
+
+
+@contextlib.contextmanager
+def _asked() -> Iterator[None]:
+    """Give cuda.core's errors as ours: its class of them is private before 1.3."""
+    try:
+        yield
+    except UmemError:
+        raise
+    except Exception as error:
+        raise DeviceError(f"the driver refused the hint: {error}") from error
 
 
 def current_ordinal() -> int:
