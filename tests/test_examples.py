@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from software_programs import needs_compiler, needs_cupy
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -81,3 +82,32 @@ def test_an_unknown_device_is_refused(name: str, device: str) -> None:
     result = run(ROOT / f"examples/{name}.py", device)
     assert result.returncode == 1
     assert "did you mean" in result.stderr or "a device is virtual:NAME or cuda" in result.stderr
+
+
+ON_SOFTWARE = {
+    "01_enable": (["cuda"], "384.0 MiB were reserved on a GPU with 256.0 MiB"),
+    "02_managed_block": (["cuda"], "with a hint: the sum is 452984832"),
+    "03_gcn": (["--device", "cuda"], "96.9% of the test nodes' labels found"),
+}
+"""How each is told to use CuPy, and what it says on NumPy too."""
+
+
+@needs_compiler
+@needs_cupy
+@pytest.mark.parametrize("name", ON_SOFTWARE)
+def test_an_example_runs_on_the_real_cupy_with_the_same_result(
+    name: str, kernel_cache: Path
+) -> None:
+    arguments, says = ON_SOFTWARE[name]
+    path = str(ROOT / "examples" / f"{name}.py")
+    asked = [sys.executable, "-m", "umem", "run", "--software", "t4", "--vram", "256MiB", path]
+    result = subprocess.run(
+        [*asked, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(kernel_cache)},
+    )
+    assert (result.returncode, result.stderr) == (0, ""), result.stderr
+    assert says in result.stdout
