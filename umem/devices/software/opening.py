@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from umem.devices.cost import Sample, StepCost, set_cuda_model
@@ -22,7 +23,7 @@ from umem.devices.software.late import LateDriver, LateRuntime, on_stream
 from umem.devices.software.libcuda import HostHints
 from umem.devices.software.libraries import cufft, cusolver
 from umem.devices.software.libraries.cublas import HostBlas
-from umem.devices.software.libraries.curand import HostRand, host_generator
+from umem.devices.software.libraries.curand import HostRand, host_generators
 from umem.devices.software.libraries.cusparse import HostSparse
 from umem.devices.software.libraries.thrust import HostThrust
 from umem.devices.software.linking import StandIns, Trampolines
@@ -38,6 +39,13 @@ KNOWN = "14."
 """The versions of CuPy whose inside is known here."""
 _PACKAGE = "cupy-cuda12x"
 _LIBRARIES = ("cublas", "curand", "cusolver", "cusparse")
+_ABSENT = {
+    "cupy.cuda.compiler.compile_using_nvcc": "nvcc",
+    "cupy.cuda.compiler._jitify_prep": "jitify",
+    "cupy.cuda.jitify.jitify": "jitify",
+    "cupy.fft._config._FFTConfig.set_cufft_callbacks": "callbacks of cuFFT",
+}
+"""Functions of CuPy's that are NotImplementedError, beside what it calls of the libraries."""
 _LEFT = ("check_status", "get_build_version", "is_cuda_python_build")
 """Functions of CuPy's modules that need nothing of NVIDIA's."""
 _leads: list[Lead] = []
@@ -220,17 +228,18 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
         _point_at(importlib.import_module(name), on_stream(runtime, functions), tools)
     stand_ins.lead("libcusolver", on_stream(runtime, solver))
     stand_ins.lead("libcufft", on_stream(runtime, cufft.HostFft(runtime)))
-    cuda_compiler: Any = importlib.import_module("cupy.cuda.compiler")
-    cuda_compiler.compile_using_nvcc = _missing("cupy.cuda.compiler", "nvcc")
-    cuda_compiler._jitify_prep = _missing("cupy.cuda.compiler", "jitify")
+    for place, name in _ABSENT.items():
+        owner, _, attribute = place.rpartition(".")
+        setattr(resolve_name(owner), attribute, _missing(owner, name))
+    _refuse_accelerators()
+    _point_at(importlib.import_module("cupy.cuda.cub"), None, tools)
     cupy: Any = importlib.import_module("cupy")
     if isinstance(runtime.source, GuardedSource):
         host_driver.run = KernelGuard(runtime.source, tools).run
         bypass_pools(cupy, runtime)
-    for name in ("Generator", "default_rng"):
-        setattr(cupy.random, name, host_generator(cupy))
-    for name in ("XORWOW", "MRG32k3a", "Philox4x3210"):
-        setattr(cupy.random, name, _missing("cupy.random", name))
+    for name, made in host_generators(cupy).items():
+        setattr(cupy.random, name, made)
+    cupy.random._generator_api.Generator = cupy.random.Generator
     _kept.extend((runtime, CupySource(runtime, cupy)))
     refuse_children(runtime, _leads)
 
@@ -262,6 +271,21 @@ def _point_at(module: Any, functions: Any, tools: Toolchain) -> None:
 
     lead(handler)
     _leads.append(lead)
+
+
+def _refuse_accelerators() -> None:
+    """Have CuPy keep to its own kernels: those of CUB and cuTENSOR were compiled for a GPU."""
+    core: Any = importlib.import_module("cupy._core")
+    for kind in ("elementwise", "reduction", "routine"):
+        name = f"set_{kind}_accelerators"
+        for module in (core, core._accelerator):
+            setattr(module, name, partial(_choose_none, getattr(core._accelerator, name)))
+
+
+def _choose_none(choose: Callable[[Sequence[str]], None], accelerators: Sequence[str]) -> None:
+    if accelerators:
+        raise NotImplementedError(f"the software GPU has no accelerators: {accelerators}")
+    choose(accelerators)
 
 
 def _missing(module: str, name: str) -> Any:

@@ -87,18 +87,35 @@ class HostRand:
 METHODS = (
     "random", "integers", "standard_normal", "standard_exponential", "standard_gamma", "gamma",
     "beta", "exponential", "poisson", "power", "chisquare", "f", "geometric", "hypergeometric",
-    "logseries", "binomial", "normal", "uniform", "dirichlet", "multivariate_normal",
+    "logseries", "binomial", "uniform", "dirichlet",
 )  # fmt: skip
 """Of ``cupy.random.Generator``, whose own kernels were compiled for a GPU."""
+TYPED = ("random", "integers", "standard_normal", "standard_exponential", "standard_gamma")
+"""Those to which NumPy too takes a type."""
+BIT_GENERATORS = ("XORWOW", "MRG32k3a", "Philox4x3210")
+"""All of them are NumPy's one, under CuPy's names."""
 
 
-def host_generator(cupy: Any) -> type:
-    """Make a class that draws as ``cupy.random.Generator`` does, by NumPy's."""
+def host_generators(cupy: Any) -> dict[str, type]:
+    """Make CuPy's classes of generators, by their names there, that draw by NumPy."""
+    base = cupy.random.BitGenerator
+
+    def begin_bits(self: Any, seed: Any = None, *, size: int = -1) -> None:
+        self.numpy = np.random.SFC64(seed)
+
+    def random_raw(self: Any, size: Any = None, output: bool = True) -> Any:
+        drawn = self.numpy.random_raw(size)
+        return cupy.asarray(drawn, "u8") if output else None
+
+    def begin(self: Any, bit_generator: Any) -> None:
+        self.bit_generator = bit_generator
+        self.numpy = np.random.Generator(bit_generator.numpy)
 
     def method(name: str) -> Any:
         def draw(self: Any, *arguments: Any, out: Any = None, **options: Any) -> Any:
+            dtype = None if name in TYPED else options.pop("dtype", None)
             given = [cupy.asnumpy(x) if isinstance(x, cupy.ndarray) else x for x in arguments]
-            drawn = cupy.asarray(getattr(self.numpy, name)(*given, **options))
+            drawn = cupy.asarray(getattr(self.numpy, name)(*given, **options), dtype)
             if out is None:
                 return drawn
             out[...] = drawn
@@ -107,7 +124,9 @@ def host_generator(cupy: Any) -> type:
         draw.__name__ = name
         return draw
 
-    def begin(self: Any, seed: Any = None) -> None:
-        self.numpy = np.random.Generator(np.random.SFC64(seed))
-
-    return type("Generator", (), {"__init__": begin, **{name: method(name) for name in METHODS}})
+    bits: dict[str, Any] = {"__init__": begin_bits, "random_raw": random_raw}
+    methods = {"__init__": begin, **{name: method(name) for name in METHODS}}
+    return {
+        **{name: type(name, (base,), bits) for name in BIT_GENERATORS},
+        "Generator": type("Generator", (), methods),
+    }
