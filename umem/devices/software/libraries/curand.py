@@ -92,6 +92,11 @@ METHODS = (
 """Of ``cupy.random.Generator``, whose own kernels were compiled for a GPU."""
 TYPED = ("random", "integers", "standard_normal", "standard_exponential", "standard_gamma")
 """Those to which NumPy too takes a type."""
+LAST = {
+    "random": 2, "standard_normal": 2, "standard_exponential": 3, "standard_gamma": 3, "beta": 3,
+    "uniform": 3,
+}  # fmt: skip
+"""The place of the last argument: ``out``, or the type that NumPy does not take."""
 BIT_GENERATORS = ("XORWOW", "MRG32k3a", "Philox4x3210")
 """All of them are NumPy's one, under CuPy's names."""
 
@@ -112,10 +117,14 @@ def host_generators(cupy: Any) -> dict[str, type]:
         self.numpy = np.random.Generator(bit_generator.numpy)
 
     def method(name: str) -> Any:
-        def draw(self: Any, *arguments: Any, out: Any = None, **options: Any) -> Any:
+        def draw(self: Any, *given: Any, out: Any = None, **options: Any) -> Any:
+            arguments = list(given)
             dtype = None if name in TYPED else options.pop("dtype", None)
-            given = [cupy.asnumpy(x) if isinstance(x, cupy.ndarray) else x for x in arguments]
-            drawn = cupy.asarray(getattr(self.numpy, name)(*given, **options), dtype)
+            if len(arguments) > LAST.get(name, len(arguments)):
+                *arguments, last = arguments
+                out, dtype = (last, None) if name in TYPED else (out, last)
+            hosts = [cupy.asnumpy(x) if isinstance(x, cupy.ndarray) else x for x in arguments]
+            drawn = cupy.asarray(getattr(self.numpy, name)(*hosts, **options), dtype)
             if out is None:
                 return drawn
             out[...] = drawn
