@@ -398,7 +398,7 @@ for words, call in {
     "cub": lambda: cp._core.set_reduction_accelerators(["cub"]),
     "device_reduce": lambda: cp.cuda.cub.device_reduce(cp.ones(3), 0, (0,), ()),
     "malloc3DArray": texture,
-    "jitify": lambda: cp.RawModule(code=source, jitify=True).get_function("f"),
+    "jitify": lambda: cp.cuda.jitify.jitify(source, ()),
     "nvcc": lambda: cp.RawKernel(source, "f", backend="nvcc")((1,), (1,), ()),
     "dgebrd": lambda: cp.cuda.cusolver.dgebrd(*[0] * 12),
     "ipcGetMemHandle": lambda: cp.cuda.runtime.ipcGetMemHandle(cp.ones(3).data.ptr),

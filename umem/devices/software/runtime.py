@@ -32,8 +32,6 @@ _ADVICE = {
     4: ("preferred_location", True), 5: ("accessed_by", False), 6: ("accessed_by", True),
 }  # fmt: skip
 """cudaMemoryAdvise, of driver_types.h, and whether it takes the advice back."""
-PCI_BUS = "0000:00:00.0"
-"""A place where no device is."""
 SIMULATED = " (simulated)"
 """The end of the name that CuPy is told."""
 
@@ -207,17 +205,6 @@ class HostRuntime(HostPools):
     def setDevice(self, device: int) -> None:
         if device != 0:
             self.fail(INVALID_DEVICE)
-
-    def deviceGetPCIBusId(self, device: int) -> str:
-        return PCI_BUS
-
-    def deviceGetByPCIBusId(self, pci_bus_id: str) -> int:
-        if pci_bus_id != PCI_BUS:
-            self.fail(INVALID_DEVICE)
-        return 0
-
-    def deviceCanAccessPeer(self, device: int, peerDevice: int) -> int:
-        return 0
 
     def deviceGetAttribute(self, attrib: int, device: int) -> int:
         major, minor, count = self._chip
