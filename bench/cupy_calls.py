@@ -82,11 +82,18 @@ def values(xp: Any, sp: Any, folder: str) -> dict[str, Any]:
         sh=(2, 3), path=f"{folder}/made", saved=f"{folder}/saved.npy", text=f"{folder}/text",
         host=np.array(steps), np_sum=xp.sum, np_mean=xp.mean, np_add=lambda x, y: x + y,
         np_ones=xp.ones,
+        np_dtype=np.dtype([("x", "f4"), ("y", "f8")]), CHO=xp.linalg.cholesky,
+        RS=xp.random.RandomState(0),
         np_triu=xp.triu, np_greater=xp.greater,
-        LU=lambda x: sp.linalg.lu_factor(x), SPL=lambda x, y: sp.interpolate.splrep(x, y),
+        LU=lambda x: sp.linalg.lu_factor(x), SPL=lambda x, y: _spline(sp, x, y),
         STFT=lambda x: sp.signal.stft(x, nperseg=16)[2], PEAKS=lambda x: sp.signal.find_peaks(x)[0],
     )  # fmt: skip
     return found
+
+
+def _spline(sp: Any, x: Any, y: Any) -> Any:
+    made = sp.interpolate.make_interp_spline(x, y)
+    return made.t, made.c, made.k
 
 
 def names() -> Iterator[str]:

@@ -27,7 +27,7 @@ STATES = {
     "works": "works, and gives what NumPy or SciPy gives",
     "no oracle": "works; there is nothing to compare with",
     "missing": "NotImplementedError, by name",
-    "error": "another error",
+    "error": "another error, some of them CuPy's own",
     "differs": "differs from NumPy or SciPy",
     "crash": "ends the process, or takes too long",
 }
@@ -100,6 +100,8 @@ def answer(result: common.Result) -> str:
 
 
 def notes(result: common.Result) -> Iterator[str]:
+    if result["worked_before"] is not None:
+        yield f"What worked at commit {result['worked_before']} was not called again."
     for state, words in list(STATES.items())[2:]:
         listed = [line["name"] for line in result["calls"] if line["status"] == state]
         if listed:
@@ -143,19 +145,38 @@ def _short(said: str) -> str:
 @click.command(help=__doc__)
 @click.option("--only", multiple=True, help="Call the functions whose name begins so.")
 @click.option("--seconds", type=float, default=120.0, show_default=True, help="For one call.")
+@click.option(
+    "--previous",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A report: what worked in it is not called again.",
+)
 @click.option("--page", "page_path", type=click.Path(path_type=Path), help="Write the page there.")
 @common.json_option
-def main(only: tuple[str, ...], seconds: float, page_path: Path | None, path: Path | None) -> None:
+def main(
+    only: tuple[str, ...],
+    seconds: float,
+    previous: Path | None,
+    page_path: Path | None,
+    path: Path | None,
+) -> None:
     common.writable(path, page_path)
     names = [line["name"] for line in _process([], seconds)]
     wanted = [name for name in names if not only or name.startswith(only)]
-    found = calls(wanted, seconds)
+    before = {} if previous is None else json.loads(previous.read_text(encoding="utf-8"))
+    worked = {
+        line["name"]: line
+        for line in before.get("calls", ())
+        if line["status"] in ("works", "no oracle") and line["name"] in wanted
+    }
+    again = calls([name for name in wanted if name not in worked], seconds)
+    found = {name: worked.get(name) or again[name] for name in wanted}
     result = BENCH.finish(
         rows(found),
         path,
         simulated=True,
         options={"only": list(only), "seconds": seconds},
         calls=list(found.values()),
+        worked_before=None if previous is None else before["commit"],
     )
     if page_path is not None:
         page_path.write_text(page(result), encoding="utf-8")
