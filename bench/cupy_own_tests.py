@@ -150,7 +150,8 @@ def notes(result: common.Result) -> Iterator[str]:
         f"{reason} {count:,}" for reason, count in sorted(result["left_out_by_reason"].items())
     )
     failed = result["failures"]
-    yield f"Failed: {', '.join(sorted(failed)[:40])}{' ...' * (len(failed) > 40)}"
+    if failed:
+        yield f"Failed: {', '.join(sorted(failed)[:40])}{' ...' * (len(failed) > 40)}"
 
 
 BENCH = common.Bench(
