@@ -92,7 +92,10 @@ class HostBlas(HostSystems):
         if how == 0:
             return self._matrix(dtype, address, rows, columns, ld)
         found = self._matrix(dtype, address, columns, rows, ld).T
-        return found.conj() if how == 2 else found
+        if how == 1 or dtype.kind != "c":
+            return found
+        self._tell("conj", (found,), ())  # what follows reads a copy, which the model does not know
+        return found.conj()
 
     def _scalar(self, dtype: Any, address: int) -> Any:
         return self._runtime.view(address, dtype, (1,), (dtype.itemsize,))[0]
