@@ -330,13 +330,16 @@ except umem.errors.StateError as error:
     ) -> None:
         program = """
 stream = cp.cuda.Stream(non_blocking=True)
-x = cp.zeros(4)
+x, y, z = cp.zeros(4), cp.ones((8, 8)), cp.zeros((8, 8))
+cp.matmul(y, y, out=z)
+z[...] = 0
 cp.cuda.Device().synchronize()
 with stream:
     x += 1
     stream.synchronize()
     stream.begin_capture()
     x += 1
+    cp.matmul(y, y, out=z)
     print(stream.is_capturing())
     graph = stream.end_capture()
     print(stream.is_capturing())
@@ -345,7 +348,8 @@ try:
 except NotImplementedError as error:
     print("graphs" in str(error))
 stream.synchronize()
-print(x)
+print(x, float(z.sum()))
 """
+        said = "True\nFalse\nTrue\n[1. 1. 1. 1.] 0.0\n"
         for start in (START, LATE):
-            assert run(program, kernel_cache, start=start) == "True\nFalse\nTrue\n[1. 1. 1. 1.]\n"
+            assert run(program, kernel_cache, start=start) == said

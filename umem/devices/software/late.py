@@ -242,13 +242,11 @@ class LateLibrary:
         function = getattr(self._functions, name)
         if not callable(function) or name.startswith("get") or name in HOST_ONLY:
             return function
-        signature = inspect.signature(function)
         if name.startswith(ENDS):
             return lambda *given: self._runtime.queue_after_all(lambda: function(*given))
-        is_work = signature.return_annotation == "None" or name.startswith(WORK_WITH_STATUS)
-        if not is_work or name.startswith("set"):
+        if not _is_work(name, function):
             return lambda *given: self._at_once(function, given)
-        places = [p.name for p in signature.parameters.values()]
+        places = [p.name for p in inspect.signature(function).parameters.values()]
 
         def late(*given: Any) -> None:
             named = dict(zip(places, given, strict=False))
@@ -265,6 +263,7 @@ class LateLibrary:
             stream = self._current_stream()
             self._runtime.queue(stream, lambda: (function(*named.values(), *rest), kept))
 
+        late.__name__ = name  # for CuPy's errors
         return late
 
     def _at_once(self, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
@@ -278,12 +277,49 @@ def _copied(address: int) -> ctypes.Array[ctypes.c_char]:
     return ctypes.create_string_buffer(ctypes.string_at(address, nbytes), SCALAR_BYTES)
 
 
+class LibraryAtOnce:
+    """A library's functions, whose work a capture of the current stream takes.
+
+    Args:
+        functions, current_stream: as for `LateLibrary`.
+    """
+
+    def __init__(
+        self, functions: Any, runtime: HostRuntime, current_stream: Callable[[], int]
+    ) -> None:
+        self._functions, self._runtime = functions, runtime
+        self._current_stream = current_stream
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._functions, name)
+        if not callable(function) or not _is_work(name, function):
+            return function
+        runtime, current_stream = self._runtime, self._current_stream
+
+        def work(*given: Any) -> Any:
+            if runtime.captures and runtime.is_captured(current_stream()):
+                return None
+            return function(*given)
+
+        work.__name__ = name
+        return work
+
+
+def _is_work(name: str, function: Callable[..., Any]) -> bool:
+    """Whether a library's function does something on a stream, and returns nothing else."""
+    if name.startswith(("set", *ENDS)) or name in HOST_ONLY:
+        return False
+    returns = inspect.signature(function).return_annotation
+    return returns == "None" or name.startswith(WORK_WITH_STATUS)
+
+
 def on_stream(runtime: HostRuntime, functions: Any) -> Any:
-    """Have a library work on CuPy's current stream where streams run late."""
-    if not isinstance(runtime, LateRuntime):
-        return functions
+    """Have a library work on CuPy's current stream: late where streams are, never in a capture."""
     module: Any = importlib.import_module("cupy_backends.cuda.stream")
-    return LateLibrary(functions, runtime, _current_stream(module.__pyx_capi__))
+    stream = _current_stream(module.__pyx_capi__)
+    if isinstance(runtime, LateRuntime):
+        return LateLibrary(functions, runtime, stream)
+    return LibraryAtOnce(functions, runtime, stream)
 
 
 def _current_stream(capsules: Any) -> Callable[[], int]:
