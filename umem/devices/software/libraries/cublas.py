@@ -108,6 +108,10 @@ class HostBlas(HostSystems):
         self._tell("gemm", (a, b), (c,), 2 * c.size * a.shape[1])
         if compute is not None and compute != a.dtype:
             a, b = a.astype(compute), b.astype(compute)
+        a, b, c = b.T, a.T, c.T  # in the order of rows, in which NumPy writes without a copy
+        if not beta and alpha == 1 and a.dtype == c.dtype:
+            np.matmul(a, b, out=c)
+            return
         found = a @ b
         if alpha != 1:
             found = alpha * found
