@@ -51,15 +51,15 @@ def as_loops(source: str) -> str | None:
 def _elementwise(source: str, found: re.Match[str]) -> str:
     """Have one thread do what each thread of CuPy's elementwise kernel does for its element."""
     i, end = found["i"], _closing(source, found.end())
-    body = re.sub(
-        _AT.format("_ind"), rf"umem_at(\1, _row, {i} - _row.start, {i})", source[found.end() : end]
-    )
+    at, body = _AT.format("_ind"), source[found.end() : end]
+    arrays = "".join(f", {name}" for name in dict.fromkeys(re.findall(at, body)))
+    body = re.sub(at, rf"umem_at(\1, _row, {i} - _row.start, {i})", body)
     if "_ind.get()" in body:
         body = f"_ind.set({i}); {body}"
     if _LEAVES.search(body) or _RETURNING.search(source):  # a thread ends: others go on
         body = f"[&] {{ do {{ {body} }} while (0); }}();"
     loops = f"""\
-for (UmemRows<decltype(_ind)::ndim> _row(_ind); _row; _row.next())
+for (UmemRows<decltype(_ind)::ndim> _row(_ind{arrays}); _row; _row.next())
         UMEM_ANY_ORDER for (ptrdiff_t {i} = _row.start; {i} < _row.stop; ++{i}) {{{body}"""
     return source[: found.start()] + loops + source[end:]
 

@@ -27,17 +27,41 @@ template <int n> struct UmemRow {
   }
 };
 
-// All elements, a row of the last dimension after the other.
+// Whether neighbours in the last dimension lie farther apart than those in the one before.
+template <class T, int n, bool c, bool i> UMEM_INLINE bool umem_is_across(const CArray<T, n, c, i>& array) {
+  if constexpr (n < 2 || c) return false;
+  else return array.strides()[n - 2] && std::abs(array.strides()[n - 1]) > std::abs(array.strides()[n - 2]);
+}
+
+// All elements, a row of the last dimension after the other: whole ones, or where an array lies
+// across, as a transposed one does, parts of neighbouring rows before the rest of them.
 template <int n> struct UmemRows : UmemRow<n> {
-  ptrdiff_t start = 0, stop;
-  template <class Indexer> UMEM_INLINE explicit UmemRows(const Indexer& indexer)
-      : UmemRow<n>(indexer), stop(this->shape[this->last]) {}
+  static const int before = n < 2 ? 0 : n - 2;
+  const ptrdiff_t whole;
+  ptrdiff_t part, from = 0, start = 0, stop;  // of rows, how much at once, and what is done now
+  template <class Indexer, class... Arrays>
+  UMEM_INLINE explicit UmemRows(const Indexer& indexer, const Arrays&... arrays)
+      : UmemRow<n>(indexer), whole(this->shape[this->last]) {
+    part = (umem_is_across(arrays) || ... || false) ? 32 : whole;
+    stop = std::min(part, whole);
+  }
   UMEM_INLINE operator bool() const { return start < this->size; }
   UMEM_INLINE void next() {
-    start = stop;
-    stop += this->shape[this->last];
-    for (int d = this->last; --d >= 0; this->index[d] = 0)
-      if (++this->index[d] < this->shape[d]) break;
+    start += whole;
+    if (n > 1 && ++this->index[before] == this->shape[before]) {
+      this->index[before] = 0;
+      from += part;
+      if (from < whole) {
+        start += part - whole * this->shape[before];
+      } else {
+        start -= from - part;
+        from = 0;
+        for (int d = before; --d >= 0; this->index[d] = 0)
+          if (++this->index[d] < this->shape[d]) break;
+      }
+      this->index[this->last] = from;
+    }
+    stop = start + std::min(part, whole - from);
   }
 };
 
