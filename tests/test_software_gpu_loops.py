@@ -115,7 +115,7 @@ for shape in ((), (1,), (0, 5), (31, 33), (64, 70), (100, 1), (2, 40, 65), (3, 9
     x = cp.asarray(a)
     for order in permutations(range(a.ndim)):
         b, y = a.transpose(order), x.transpose(order)
-        assert np.array_equal(cp.asnumpy(cp.ascontiguousarray(y)), b), (shape, order)
+        assert np.array_equal(cp.asnumpy(y.copy(order="C")), b), (shape, order)
         z = cp.asarray(b.copy())
         assert np.array_equal(cp.asnumpy(y + z), b + b), (shape, order)
         if a.ndim > 1:
