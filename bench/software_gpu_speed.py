@@ -281,7 +281,7 @@ def compile_seconds() -> list[float]:
     importlib.import_module("umem.chainer")
     for _, _, call in operations(cupy, {n: cupy.asarray(a) for n, a in inputs().items()}).values():
         call()
-    return found
+    return [seconds for seconds in found if seconds > 0.01]  # others were there already
 
 
 def child(*arguments: str, **environment: str) -> Any:
@@ -360,7 +360,7 @@ def main(repeats: int, quick: bool, only: str, inside: str | None, path: Path | 
     rows = child(*given, "--inside=on")
     rows += child(*given, "--inside=off") if has_switch else []
     with tempfile.TemporaryDirectory() as folder:
-        compiled = child("--inside=compile", XDG_CACHE_HOME=folder)
+        compiled = child("--inside=compile", XDG_CACHE_HOME=folder, CUPY_CACHE_DIR=folder)
     BENCH.finish(
         rows,
         path,

@@ -7,7 +7,6 @@ matrices by descriptors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,9 @@ IN_ROWS = 2
 """cusparseOrder_t: CUSPARSE_ORDER_ROW; 1 is in columns."""
 FILL, DIAGONAL = 0, 1
 """cusparseSpMatAttribute_t; a value of 1 is "upper" and "of ones"."""
+
+TURNED_ROWS = 256
+"""Rows that are near at hand while they are written in the order of columns."""
 
 
 class Sparse:
@@ -145,13 +147,13 @@ class HostSparse(HostRows):
         work = 2 * len(sparse.parts[0]) * columns
         self._tell("spmm", (*sparse.parts, dense), (found,), work)
         factor, kept = (self._vector(found.dtype, p, 1)[0] for p in (alpha, beta))
-        made = _operated(sparse.matrix, how) @ _in_rows(_operated(dense, how_dense))
+        made = _operated(sparse.matrix, how) @ _operated(dense, how_dense)
         if factor != 1:
             made = factor * made
         if kept:
             made = made + kept * found
-        for rows in _parts(len(made)):
-            found[rows] = made[rows]
+        for start in range(0, len(made), TURNED_ROWS):
+            found[start : start + TURNED_ROWS] = made[start : start + TURNED_ROWS]
 
     def spMM(
         self, handle: int, how: int, how_dense: int, alpha: int, a: int, b: int, beta: int,
@@ -241,18 +243,3 @@ def _operated(matrix: Any, how: int) -> Any:
     if how == 0:
         return matrix
     return matrix.T if how == 1 else matrix.conj().T
-
-
-def _parts(rows: int) -> Iterator[slice]:
-    """Cut rows so that a part is near at hand while it is written in the order of columns."""
-    return (slice(start, start + 64) for start in range(0, rows, 64))
-
-
-def _in_rows(dense: Array) -> Array:
-    """Return a matrix in the order of rows, which SciPy's products would copy slowly."""
-    if dense.flags.c_contiguous:
-        return dense
-    found = np.empty(dense.shape, dense.dtype)
-    for rows in _parts(len(dense)):
-        found[rows] = dense[rows]
-    return found
