@@ -360,6 +360,21 @@ except cp.cuda.compiler.CompileException as error:
         )
         assert (done.stdout, done.stderr, done.returncode) == ("45\n", "", 0)
 
+    def test_umem_run_says_what_to_do_where_vram_is_full(
+        self, kernel_cache: Path, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "script.py"
+        script.write_text("import cupy\nprint(float(cupy.ones(4 << 20).sum()))\n")
+        asked = [sys.executable, "-m", "umem", "run", "--software", "t4", "--vram", "16MiB"]
+        how = {"env": {**os.environ, "XDG_CACHE_HOME": str(kernel_cache)}, "text": True}
+        done = subprocess.run([*asked, script], capture_output=True, check=False, **how)
+        assert done.returncode == 1 and "OutOfMemoryError" in done.stderr
+        assert "umem run --mode managed" in done.stderr
+        more = ["--mode", "managed", "--report"]
+        done = subprocess.run([*asked, *more, script], capture_output=True, check=False, **how)
+        assert (done.stdout, done.returncode) == ("4194304.0\n", 0), done.stderr
+        assert "faults (simulated)" in done.stderr
+
     def test_chainer_trains_on_it_as_on_numpy(self, kernel_cache: Path) -> None:
         program = """
 import warnings

@@ -95,11 +95,17 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
     if any(isinstance(cause, OutOfMemoryError) for cause in causes):
         asked = ["--gpu", gpu or "t4", *(["--vram", vram] if vram else [])]
         return _what_it_needs(command_line(*words), command_line(*asked))
+    if any(_is_cupys(cause) for cause in causes):
+        return (
+            "umem: managed memory may be more than the GPU has: umem run --mode managed, with the "
+            "same options, and --report to see what moved"
+        )
     if any(isinstance(cause, RuntimeError) and str(cause).startswith(_NO_GPU) for cause in causes):
         follows = "" if gpu is None else f", which the virtual {gpu} follows"
         return (
             f"umem: Chainer finds no GPU here. Have the script compute with NumPy{follows}: "
-            "most of Chainer's own take -g -1, --gpu -1 or --device -1"
+            "most of Chainer's own take -g -1, --gpu -1 or --device -1. Or put host memory under "
+            "CuPy: umem run --software t4"
         )
     if any(isinstance(c, TypeError) and _NO_NUMBER.fullmatch(str(c)) for c in causes):
         return (
@@ -108,6 +114,12 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
             "is with the older one: pip install 'numpy<2.4'"
         )
     return None
+
+
+def _is_cupys(error: BaseException) -> bool:
+    """Whether it is CuPy's own OutOfMemoryError, which is none of umem's."""
+    kind = type(error)
+    return kind.__name__ == "OutOfMemoryError" and kind.__module__.partition(".")[0] == "cupy"
 
 
 def _what_it_needs(command: str, asked: str) -> str:
