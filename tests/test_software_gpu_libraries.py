@@ -245,7 +245,6 @@ for t in TYPES:
         return getattr(s, f"{form}_matrix")(
             m if s is scipy.sparse else s.csr_matrix(m))
 
-    zero = scipy.sparse.csr_matrix((20, 20), dtype=t)
     for name, function in {
         "csc": lambda s, l, m: at(s, a, "csc"),
         "from csc": lambda s, l, m: at(s, a, "csc").tocsr(),
@@ -275,10 +274,8 @@ for t in TYPES:
         "spsolve": lambda s, l, m: l.spsolve(at(s, square), m.asarray(right)),
         "triangular": lambda s, l, m: l.spsolve_triangular(
             s.triu(at(s, square)).tocsr(), m.asarray(right), lower=False).astype(t),
-        "cg": lambda s, l, m: l.cg(at(s, definite), m.asarray(right), rtol=1e-9)[0]
-            if s is scipy.sparse else l.cg(at(s, definite), m.asarray(right), tol=1e-9)[0],
-        "gmres": lambda s, l, m: l.gmres(at(s, square), m.asarray(right), rtol=1e-9)[0]
-            if s is scipy.sparse else l.gmres(at(s, square), m.asarray(right), tol=1e-9)[0],
+        "cg": lambda s, l, m: l.cg(at(s, definite), m.asarray(right), rtol=1e-9)[0],
+        "gmres": lambda s, l, m: l.gmres(at(s, square), m.asarray(right), rtol=1e-9)[0],
         "eigsh": lambda s, l, m: m.sort(l.eigsh(at(s, definite), 3, return_eigenvectors=False)),
         "svds": lambda s, l, m: m.sort(l.svds(at(s, a), 3, return_singular_vectors=False)),
         "norm": lambda s, l, m: m.asarray(l.norm(at(s, a))),
