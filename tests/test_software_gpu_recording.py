@@ -89,7 +89,8 @@ with umem.record() as recorder:
     model = L.Linear(64, 32).to_device("@cupy:0")
     optimizer = chainer.optimizers.SGD().setup(model)
     x = cp.ones((128, 64), "f4")
-    loss = F.sum(F.dropout(model(x)))
+    h = F.dropout(model(x))
+    loss = F.softmax_cross_entropy(h, cp.zeros(128, "i4"))
     model.cleargrads()
     loss.backward()
     optimizer.update()
@@ -99,12 +100,14 @@ print(sorted(e.nbytes for e in events if e.kind == "parameter"))
 print([e.kind for e in events if e.nbytes == 128 * 64 * 4])
 ops = {op.name: op for op in trace.ops}
 print(ops["Dropout"].workspace_bytes, ops["LinearFunction"].entry is not None)
+print(ops["_SoftmaxCrossEntropyGrad_NoDoubleBackprop"].workspace_bytes)
 print(ops["SGD"].phase, trace.backend, len(umem.choose(trace, "t4", vram="4MiB").options) > 0)
 """
     assert run(program, kernel_cache).splitlines() == [
         "[128, 8192]",
         "['input']",
         "16384 True",  # the random numbers that a mask is made of
+        "0",  # a fused kernel
         "update software True",
     ]
 
