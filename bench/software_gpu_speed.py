@@ -313,11 +313,10 @@ def answer(result: common.Result) -> str:
             f"{figure(worst['limit'])} allowed)"
         )
     missed = sum(not row["passed"] for row in rows)
-    seconds = result["compile_median_seconds"]
+    seconds, allowed = result["compile_median_seconds"], result["compile_limit_seconds"]
     return (
-        f"{'; '.join(said)}. {missed or 'None'} of {len(rows)} above the limit. A kernel's "
-        f"compilation takes {figure(seconds)} s of processor time (median of "
-        f"{len(result['compile_seconds'])})."
+        f"{'; '.join(said)}; {missed or 'none'} of {len(rows)} above the limit; and the compiler "
+        f"takes {figure(seconds)} s of processor time a kernel, where {figure(allowed)} are allowed."
     )
 
 

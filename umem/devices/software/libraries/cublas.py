@@ -109,13 +109,11 @@ class HostBlas(HostSystems):
         if compute is not None and compute != a.dtype:
             a, b = a.astype(compute), b.astype(compute)
         a, b, c = b.T, a.T, c.T  # in the order of rows, in which NumPy writes without a copy
-        if not beta and alpha == 1 and a.dtype == c.dtype:
-            np.matmul(a, b, out=c)
-            return
-        found = a @ b
-        if alpha != 1:
-            found = alpha * found
-        c[...] = found if not beta else found + beta * c
+        is_plain = not beta and alpha == 1 and a.dtype == c.dtype
+        found = np.matmul(a, b, out=c if is_plain else None)
+        if not is_plain:
+            found = found if alpha == 1 else alpha * found
+            c[...] = found if not beta else found + beta * c
 
     def _gemm(
         self, dtype: Any, handle: int, ta: int, tb: int, m: int, n: int, k: int,
