@@ -183,7 +183,7 @@ for t in "?bHlefdFD":
     small = (line % 97 if t in "bHl" else line != 0).astype(t)
     for name, function in {
         "cumsum": lambda m: m.cumsum(m.asarray(line), dtype="D" if t in "FD" else "d"),
-        "cumsum along": lambda m: m.cumsum(m.asarray(a), axis=1),
+        "cumsum along": lambda m: m.cumsum(m.asarray(few), axis=1),
         "cumprod": lambda m: m.cumprod(m.asarray(small[:3])),
         "sort": lambda m: m.sort(m.asarray(holes), axis=1),
         "sort columns": lambda m: m.sort(m.asarray(holes), axis=0),
