@@ -314,9 +314,10 @@ def answer(result: common.Result) -> str:
         )
     missed = sum(not row["passed"] for row in rows)
     seconds, allowed = result["compile_median_seconds"], result["compile_limit_seconds"]
+    compiling = f"compiling takes {figure(seconds)} s of processor time a kernel"
     return (
-        f"{'; '.join(said)}; {missed or 'none'} of {len(rows)} above the limit; compiling "
-        f"takes {figure(seconds)} s of processor time a kernel, where {figure(allowed)} are allowed."
+        f"{'; '.join(said)}; {missed or 'none'} of {len(rows)} above the limit; {compiling}, where "
+        f"{figure(allowed)} are allowed."
     )
 
 
