@@ -269,7 +269,3 @@ def main() -> None:
             for name in wanted:
                 file.write(json.dumps({"name": name, "status": "crash"}) + "\n")
                 file.write(json.dumps({"name": name, **call(name, folder)}) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -9,6 +9,7 @@ process counts as a crash, and a new process goes on behind it.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,11 @@ STATES = {
     "differs": "differs from NumPy or SciPy",
     "crash": "ends the process, or takes too long",
 }
-WORKER = common.HERE / "cupy_calls.py"
+WORKER = "import cupy_calls; cupy_calls.main()"
+
+
+def _paths() -> list[str]:
+    return [str(common.HERE), str(common.HERE.parent), os.environ.get("PYTHONPATH", "")]
 
 
 def _process(wanted: list[str], seconds: float) -> list[dict[str, Any]]:
@@ -40,7 +45,8 @@ def _process(wanted: list[str], seconds: float) -> list[dict[str, Any]]:
         results = Path(folder, "results")
         results.touch()
         started = subprocess.Popen(
-            [sys.executable, str(WORKER), str(MEMORY_BYTES), str(results)],
+            [sys.executable, "-c", WORKER, str(MEMORY_BYTES), str(results)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(_paths())},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
