@@ -19,6 +19,7 @@ _DYNAMIC = re.compile(
 _IN_STEP = (
     "\n    }\n\n    // Sort a[x:y].",
     "\n        // After merge step, the first k elements",
+    "\n        // Finally, we merge the first k elements",
     "\n        state[idx] = next_state;",
     "\n    }\n}\n",
 )
