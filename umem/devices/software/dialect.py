@@ -16,15 +16,15 @@ _MACROS = re.compile(r"\b(M_\w+)\s*=[^=]")
 _DYNAMIC = re.compile(
     r"\bextern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?([\w:<>, ]+?)\s+(\w+)\s*\[\s*\]\s*;"
 )
-_IN_STEP = (
-    "\n    }\n\n    // Sort a[x:y].",
-    "\n        // After merge step, the first k elements",
-    "\n        // Finally, we merge the first k elements",
-    "\n        state[idx] = next_state;",
-    "\n    }\n}\n",
-)
-"""Places in the kernels of CuPy's ``partition`` and of ``max_len_seq`` (the last two), where the
-threads of a warp are taken to be in step."""
+_IN_STEP = {
+    "partition_kernel(": (
+        "\n    }\n\n    // Sort a[x:y].",
+        "\n        // After merge step, the first k elements",
+        "\n        // Finally, we merge the first k elements",
+    ),
+    "max_len_seq(": ("\n        state[idx] = next_state;", "\n    }\n}\n"),
+}
+"""Places in kernels of CuPy's before which the threads of a warp are taken to be in step."""
 _VERSION = "__CUDACC_VER_MAJOR__"
 
 
@@ -33,8 +33,9 @@ def translated(source: str) -> str:
     source = _XSF.sub(r'\g<0>\n#include "umem_xsf.h"', source)
     source = _DYNAMIC.sub(r"\1* \2 = reinterpret_cast<\1*>(umem_shared_memory);", source)
     source = source.replace("static __shared__", "__shared__")  # which is static here
-    for before in _IN_STEP[: 4 if "max_len_seq(" in source else 2]:
-        source = source.replace(before, f"__syncwarp();{before}")
+    for kernel, places in _IN_STEP.items():
+        for before in places if kernel in source else ():
+            source = source.replace(before, f"__syncwarp();{before}")
     return _TRAILING.sub(">", source)
 
 
