@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 from software_programs import START, needs_compiler, needs_cupy, run
 
+from umem.devices.software.allocations import DEVICE, HostMemory
 from umem.devices.software.memory_sources import FREED_COUNT, GuardedSource, PlainSource
 from umem.devices.software.toolchain import ROOM_BYTES, Toolchain
+from umem.devices.specs import gpu_spec
 from umem.errors import DeviceError
 
 CHECKED = START.replace("force=True", "force=True, checked=True")
@@ -250,6 +252,40 @@ def test_memory_with_guards_ends_where_nothing_may_be_touched() -> None:
     assert source.find(address) is not found
 
 
+def memory_without_a_model() -> HostMemory:
+    return HostMemory(gpu_spec("t4"), is_modelled=False)
+
+
+def test_memory_is_given_back_by_one_thread_at_a_time() -> None:
+    memory = memory_without_a_model()
+    held = memory.allocate(64, DEVICE)
+    with memory.lock:
+        thread = threading.Thread(target=memory.release, args=(held,))
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive() and memory.allocation_of(held) is not None
+    thread.join()
+    assert memory.allocation_of(held) is None and memory.source.given_bytes == 0
+
+
+def test_what_the_collector_frees_during_a_search_is_freed_after_it() -> None:
+    memory = memory_without_a_model()
+    held = sorted(memory.allocate(64, DEVICE) for _ in range(8))
+
+    class Searched(int):
+        def __lt__(self, other: int) -> bool:
+            if other in freed and memory.allocation_of(other) is not None:
+                freed.remove(other)
+                memory.release(other)  # as the collector may, between any two steps
+            return int(self) < other
+
+    freed = set(held[:-1])
+    assert memory.allocation_of(Searched(held[-1])) is not None
+    assert len(freed) < 7
+    memory.release(held[-1])
+    assert {found for found in held if memory.allocation_of(found) is not None} == freed
+
+
 # -- the real CuPy -------------------------------------------------------------------------------
 
 
@@ -257,6 +293,7 @@ def test_memory_with_guards_ends_where_nothing_may_be_touched() -> None:
 class TestCupyErrors:
     def test_no_more_is_handed_out_than_there_is(self, kernel_cache: Path) -> None:
         program = """
+from umem.devices.software.allocations import DEVICE, HostMemory
 from umem.devices.software.memory_sources import PlainSource
 gpu._runtime.source = PlainSource(cap_bytes=256 << 20)
 for make in (lambda: cp.empty(1 << 60, "u1"), lambda: cp.cuda.alloc_pinned_memory(1 << 60)):

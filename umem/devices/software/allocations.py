@@ -83,6 +83,8 @@ class HostMemory:
         self._addresses: dict[int, int] = {}  # by number
         self._count = 0
         self._freed: list[int] = []
+        self._postponed: list[int] = []
+        self._is_searching = False
         self._is_telling = False
 
     def fail(self, status: int) -> NoReturn:
@@ -115,29 +117,49 @@ class HostMemory:
 
     def allocation_of(self, address: int) -> Allocation | None:
         """The allocation that an address is in."""
-        index = bisect.bisect_right(self._starts, address) - 1
-        if index < 0:
+        with self.lock:
+            was_searching, self._is_searching = self._is_searching, True
+            try:
+                index = bisect.bisect_right(self._starts, address) - 1
+                found = None if index < 0 else self._allocations[self._starts[index]]
+            finally:
+                self._is_searching = was_searching
+        if found is None or address >= found.address + max(1, found.nbytes):
             return None
-        found = self._allocations[self._starts[index]]
-        return found if address < found.address + max(1, found.nbytes) else None
+        return found
 
     def release(self, ptr: int) -> None:
         """Give memory back, of which null is none; a status where it is not ours."""
         if not ptr:
             return
-        found = self._allocations.pop(ptr, None)
-        if found is None:
-            self.fail(INVALID_VALUE)
-            return
-        del self._starts[bisect.bisect_left(self._starts, ptr)], self._addresses[found.number]
+        with self.lock:
+            if ptr not in self._allocations or ptr in self._postponed:
+                self.fail(INVALID_VALUE)
+            self._postponed.append(ptr)
+            if self._is_searching:  # the collector frees it in the middle of a search
+                return
+            self._is_searching = True
+            try:
+                taken = []
+                while self._postponed:
+                    found = self._allocations.pop(self._postponed.pop())
+                    index = bisect.bisect_left(self._starts, found.address)
+                    del self._starts[index], self._addresses[found.number]
+                    taken.append(found)
+            finally:
+                self._is_searching = False
+        for found in taken:
+            self._tell_end(found)
+
+    def _tell_end(self, found: Allocation) -> None:
         if self.listener is not None:
-            self.listener.ended(ptr, 0)
+            self.listener.ended(found.address, 0)
         if found.kind != HOST and self.is_modelled:
             self._freed.append(found.number)
             if not self._is_telling:
                 self.tell(None)
         with self.lock:
-            self.source.give(ptr, found.nbytes)
+            self.source.give(found.address, found.nbytes)
 
     def access(self, address: int, nbytes: int) -> list[Access]:
         """The access of the model to a range, none where the model does not know it."""
