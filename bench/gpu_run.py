@@ -171,11 +171,13 @@ class Run:
                 yield name, self._do(name, step)
 
     def _state(self, name: str) -> str | None:
+        """How a step ended in a run of this kind; a rehearsal does not stand for the real one."""
         try:
             found = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            same = (found["software"], found["quick"]) == (self.software, self.quick)
+            return str(found["state"]) if same else None
+        except (OSError, ValueError, TypeError, KeyError):
             return None
-        return str(found["state"])
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         """Write how a step ended, whole or not at all."""

@@ -52,6 +52,10 @@ def test_what_is_done_is_not_done_again(tmp_path):
     assert before == {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     (tmp_path / "02-two.json").unlink()
     assert go(tmp_path, *steps)["02-two"].startswith("failed in")
+    rehearsed = json.loads((tmp_path / "01-one.json").read_text())
+    for other in ({**rehearsed, "software": True}, {**rehearsed, "quick": True}, {}, 3):
+        (tmp_path / "01-one.json").write_text(json.dumps(other))  # no run of this kind
+        assert go(tmp_path, *steps)["01-one"].startswith("passed in")
 
 
 def test_a_step_that_passes_its_limit_is_stopped_with_what_it_started(tmp_path):

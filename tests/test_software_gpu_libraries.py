@@ -113,12 +113,25 @@ for t in TYPES:
     x = cp.asarray(a)
     w, v = cp.linalg.eig(x)
     check(f"{t} eig", lambda m: m.asarray(plain(x @ v if m is cp else v * w)))
+    import cupyx.scipy.linalg
+    import scipy.linalg
+    from itertools import product as each
+    for lower, trans, unit in each((False, True), (0, 1, 2), (False, True)):
+        how = {"lower": lower, "trans": trans, "unit_diagonal": unit}
+        found = cupyx.scipy.linalg.solve_triangular(cp.asarray(definite), cp.asarray(b), **how)
+        wanted = scipy.linalg.solve_triangular(definite, b, **how)
+        assert np.allclose(found.get(), wanted, rtol=1e-3, atol=1e-4), (t, how)
 with cupyx.errstate(linalg="raise"):
     singular, wrong = cp.zeros((3, 3)), np.linalg.LinAlgError
     fails(wrong, "devInfo = [1]", lambda: cp.linalg.solve(singular, cp.ones(3)))
     fails(wrong, "dpotrf in cuSOLVER. devInfo = [2]",
           lambda: cp.linalg.cholesky(cp.asarray([[1.0, 2], [2, 1]])))
     fails(wrong, "dgetrfBatched", lambda: cp.linalg.inv(cp.zeros((2, 3, 3))))
+from cupy import cublas
+hollow = cp.asarray(np.tri(3, dtype="f4") - np.diag([0, 1, 0]).astype("f4"))
+edge = cupyx.scipy.linalg.solve_triangular(hollow, cp.ones((3, 1), "f4"), lower=True)
+assert not np.isfinite(edge.get()).all()  # as on a GPU, where nothing is checked
+assert float(cublas.nrm2(cp.asarray([3e20, 4e20], "f4"))) == np.float32(5e20)
 print(float(cp.linalg.det(cp.ones((3, 3)))))
 """
     assert run(program, kernel_cache) == "0.0\n"

@@ -160,7 +160,7 @@ def sparse_matmul(adjacency: Adjacency, x: Any) -> Any:
     is the result. The matrix is copied where it and x have different precision.
 
     On one machine NumPy gives the same bits every time. With CuPy no kernel of umem or Chainer
-    adds atomically, and cuSPARSE is never asked for a transposed product (whose bits, its
+    adds atomically, and cuSPARSE is never asked to transpose the sparse matrix (then bits, its
     documentation says, can differ between runs); its default algorithm for the product itself is
     not documented to repeat its bits either.
 

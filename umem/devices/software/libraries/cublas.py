@@ -270,18 +270,14 @@ class HostBlas(HostSystems):
         self, dtype: Any, handle: int, side: int, fill: int, how: int, diagonal: int, m: int,
         n: int, alpha: int, a: int, lda: int, b: int, ldb: int,
     ) -> None:  # fmt: skip
-        solve_triangular = scipy_module("linalg").solve_triangular
         size = n if side == RIGHT else m
         left, found = self._matrix(dtype, a, size, size, lda), self._matrix(dtype, b, m, n, ldb)
         self._tell("trsm", (left,), (found,), m * n * size)
-        options = {"lower": fill != UPPER, "unit_diagonal": diagonal == UNIT}
-        wanted = self._scalar(dtype, alpha) * found
-        if side == RIGHT:  # X op(A) = B, so op(A)^T X^T = B^T
-            trans = {0: 1, 1: 0, 2: 0}[how]
-            given = left.conj() if how == 2 else left
-            found[...] = solve_triangular(given, wanted.T, trans=trans, **options).T
-        else:
-            found[...] = solve_triangular(left, wanted, trans=how, **options)
+        (trsm,) = scipy_module("linalg").get_blas_funcs(("trsm",), (left,))
+        found[...] = trsm(
+            self._scalar(dtype, alpha), left, found, side=int(side == RIGHT),
+            lower=int(fill != UPPER), trans_a=how, diag=int(diagonal == UNIT),
+        )  # fmt: skip
 
     def _trsm_batched(
         self, dtype: Any, handle: int, side: int, fill: int, how: int, diagonal: int, m: int,
@@ -336,7 +332,8 @@ def _compute_type(dtype: Any) -> Any:
 
 
 def _norm(x: Array) -> Any:
-    return np.sqrt((x.real**2).sum() + (x.imag**2).sum())
+    (norm,) = scipy_module("linalg").get_blas_funcs(("nrm2",), (x,))  # which does not overflow
+    return norm(x) if x.size else 0
 
 
 def _sum_of_sizes(x: Array) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from umem.devices.software.libraries.cusparse_rows import HostRows
+from umem.devices.software.libraries.cusparse_rows import HostRows, from_zero
 from umem.devices.software.libraries.handles import DATA_TYPES, Array, HostLibrary, scipy_module
 
 VERSION = 12500
@@ -72,6 +72,7 @@ class HostSparse(HostRows):
         self, rows: int, columns: int, count: int, starts: int, indexes: int, values: int,
         starts_type: int, indexes_type: int, base: int, value_type: int,
     ) -> int:  # fmt: skip
+        from_zero(base)
         parts = (
             self._vector(DATA_TYPES[value_type], values, count),
             self._vector(INDEX_TYPES[indexes_type], indexes, count),
@@ -94,6 +95,7 @@ class HostSparse(HostRows):
         self, rows: int, columns: int, count: int, row: int, column: int, values: int,
         index_type: int, base: int, value_type: int,
     ) -> int:  # fmt: skip
+        from_zero(base)
         parts = (
             self._vector(DATA_TYPES[value_type], values, count),
             self._vector(INDEX_TYPES[index_type], row, count),
@@ -105,6 +107,7 @@ class HostSparse(HostRows):
         self, size: int, count: int, indexes: int, values: int, index_type: int, base: int,
         value_type: int,
     ) -> int:  # fmt: skip
+        from_zero(base)
         at = self._vector(INDEX_TYPES[index_type], indexes, count)
         return self._keep((at, self._vector(DATA_TYPES[value_type], values, count)))
 

@@ -45,7 +45,11 @@ class HostRows(HostLibrary):
 
     createMatDescr = createCsrilu02Info = HostLibrary.create
     destroyMatDescr = HostLibrary.nothing
-    setMatType = setMatIndexBase = setMatFillMode = setMatDiagType = HostLibrary.nothing
+    setMatType = setMatFillMode = setMatDiagType = HostLibrary.nothing
+
+    def setMatIndexBase(self, descriptor: int, base: int) -> None:
+        from_zero(base)
+
     csr2cscEx2_bufferSize = xcscsort_bufferSizeExt = HostLibrary.no_buffer
     xcoosort_bufferSizeExt = xcsrsort_bufferSizeExt = HostLibrary.no_buffer
 
@@ -249,3 +253,11 @@ class HostRows(HostLibrary):
 
     def destroyCsrilu02Info(self, info: int) -> None:
         self._zero_pivots.pop(info, None)
+
+
+def from_zero(base: int) -> None:
+    """Refuse indexes that begin at one."""
+    if base:
+        raise NotImplementedError(
+            "the software GPU has no sparse indexes that begin at 1"
+        )
