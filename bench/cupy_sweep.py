@@ -126,9 +126,9 @@ def page(result: common.Result) -> str:
     """Write the page of the documentation."""
     parts = [
         "# What of CuPy works on the software GPU\n",
-        "Every public function was called once on the [software GPU](software-gpu.md), and what it "
-        "returned was compared with NumPy's or SciPy's function of the same name. Written by "
-        "`bench/cupy_sweep.py`.\n",
+        "Every public function of these modules was called on the [software GPU](software-gpu.md), "
+        "and what it returned was compared with NumPy's or SciPy's function of the same name. "
+        "Written by `bench/cupy_sweep.py`.\n",
         answer(result) + "\n",
         Table(COLUMNS, result["rows"]).markdown(),
         "\n".join(f"- *{state}*: {words}." for state, words in STATES.items()) + "\n",
