@@ -332,6 +332,48 @@ print(cp.arange(3).sum())
 """
         assert run(program, kernel_cache) == "101 1\n3\n"
 
+    def test_a_launch_that_no_gpu_takes_fails(self, kernel_cache: Path) -> None:
+        program = r"""
+source = '''
+extern "C" __global__ void f(int* o) { o[threadIdx.x] = blockDim.x; }
+extern "C" __global__ void g(int* o) { extern __shared__ int s[]; s[0] = 1; o[0] = s[0]; }
+'''
+f, g = (cp.RawModule(code=source).get_function(name) for name in "fg")
+o = cp.zeros(4096, "i4")
+def said(kernel, *sizes, shared=0):
+    try:
+        kernel(*sizes, (o,), shared_mem=shared)
+        cp.cuda.Device().synchronize()
+        return "done"
+    except cp.cuda.driver.CUDADriverError as error:
+        return error.status
+print(*(said(f, *s) for s in [
+    ((1,), (1025,)), ((1,), (32, 33)), ((1,), (1, 1, 65)), ((1, 65536), (1,)), ((1,), (1024,))]))
+try:
+    cp.cuda.driver.launchKernel(f.kernel.ptr, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0)  # CuPy makes it 1
+except cp.cuda.driver.CUDADriverError as error:
+    print(error.status)
+print(*(said(g, (1,), (1,), shared=n) for n in (49153, 49152)), int(o[0]))
+g.max_dynamic_shared_size_bytes = 65536
+print(*(said(g, (1,), (1,), shared=n) for n in (65537, 65536)), g.max_dynamic_shared_size_bytes)
+try:
+    g.max_dynamic_shared_size_bytes = 65537
+except cp.cuda.driver.CUDADriverError as error:
+    print(error.status, g.attributes["shared_size_bytes"])
+h = cp.RawKernel('extern "C" __global__ void h() { __shared__ int s[9]; s[0] = 1; }', "h")
+print(h.attributes["shared_size_bytes"])  # not counted
+"""
+        for more in ("", ", stream_seed=0"):
+            start = START.replace("force=True", f"force=True{more}")
+            assert run(program, kernel_cache, start=start).splitlines() == [
+                "1 1 1 1 done",
+                "1",
+                "1 done 1",
+                "1 done 65536",
+                "1 0",
+                "-1",
+            ]
+
     def test_an_intrinsic_that_is_not_there_is_named(self, kernel_cache: Path) -> None:
         program = r"""
 source = 'extern "C" __global__ void f(int* x) { x[0] = __vibmax_s32(1, 2, 0); }'

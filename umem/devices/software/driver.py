@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,16 @@ from umem.devices.software.runtime import HostRuntime
 from umem.trace.events import Access
 
 NOT_FOUND, FILE_NOT_FOUND, INVALID_IMAGE = 500, 301, 200
+INVALID_VALUE, INVALID_HANDLE = 1, 400
 """CUresult, of cuda.h."""
-
-_ATTRIBUTES = {0: 1024, 4: 32, 5: 75, 6: 75, 8: 49152, 9: -1}
-"""CUfunction_attribute, of cuda.h: threads of a block, registers (a guess), versions, shared."""
+MOST_THREADS = 1024
+BLOCK_LIMITS, GRID_LIMITS = (1024, 1024, 64), (2**31 - 1, 65535, 65535)
+SHARED_BYTES, MOST_SHARED_BYTES = 49152, 65536
+"""Of a block: what it may have, and what a kernel can ask for."""
+_STATIC_SHARED, _DYNAMIC_SHARED, _CARVEOUT = 1, 8, 9
+_ATTRIBUTES = {0: MOST_THREADS, 2: 0, 3: 0, 4: 32, 5: 75, 6: 75, 7: 0, _CARVEOUT: -1}
+"""CUfunction_attribute, of cuda.h: threads of a block, registers (a guess), versions."""
+_HAS_SHARED = re.compile(r"(?<!extern )\b__shared__\b")
 
 
 class HostDriver:
@@ -35,8 +43,10 @@ class HostDriver:
         self, runtime: HostRuntime, compiler: KernelCompiler, fail: Callable[[int], None]
     ) -> None:
         self._runtime, self._compiler, self._fail = runtime, compiler, fail
-        self._modules: dict[int, tuple[ctypes.CDLL, dict[str, str]]] = {}
+        self._modules: dict[int, tuple[ctypes.CDLL, dict[str, str], bool]] = {}
         self._kernels: dict[int, Kernel] = {}
+        self._with_shared: set[int] = set()
+        self._shared_limits: dict[int, int] = {}
         self.run: Callable[[Kernel, Sequence[int], Sequence[int], int, int], None] = Kernel.run
 
     def moduleLoad(self, path: str) -> int:
@@ -56,22 +66,25 @@ class HostDriver:
         assert found is not None
         path, kernels = self._compiler.compile(*found)
         handle = self._runtime.new_handle()
-        self._modules[handle] = ctypes.CDLL(str(path)), kernels
+        has_shared = _HAS_SHARED.search(found[0]) is not None
+        self._modules[handle] = ctypes.CDLL(str(path)), kernels, has_shared
         return handle
 
     def moduleUnload(self, module: int) -> None:
         self._modules.pop(module, None)
 
     def moduleGetFunction(self, module: int, name: str) -> int:
-        library, kernels = self._modules[module]
+        library, kernels, has_shared = self._modules[module]
         if name not in kernels:
             self._fail(NOT_FOUND)
         handle = self._runtime.new_handle()
         self._kernels[handle] = Kernel(library, name, kernels[name])
+        if has_shared:
+            self._with_shared.add(handle)
         return handle
 
     def moduleGetGlobal(self, module: int, name: str) -> int:
-        library, _ = self._modules[module]
+        library, *_ = self._modules[module]
         try:
             return ctypes.addressof(ctypes.c_char.in_dll(library, name))
         except ValueError:
@@ -92,9 +105,25 @@ class HostDriver:
         given: int,
         extra: int = 0,
     ) -> None:
+        sizes = (grid_x, grid_y, grid_z), (block_x, block_y, block_z)
+        kernel = self._kernel(function)
+        self._check(*sizes, shared_bytes, self._shared_limits.get(function, SHARED_BYTES))
         if not self._runtime.is_captured(stream):
-            sizes = (grid_x, grid_y, grid_z), (block_x, block_y, block_z)
-            self.launch(self._kernels[function], sizes, shared_bytes, stream, given)
+            self.launch(kernel, sizes, shared_bytes, stream, given)
+
+    def _kernel(self, function: int) -> Kernel:
+        if function not in self._kernels:
+            self._fail(INVALID_HANDLE)
+        return self._kernels[function]
+
+    def _check(
+        self, grid: Sequence[int], block: Sequence[int], shared_bytes: int, limit: int
+    ) -> None:
+        """Fail where no GPU takes a launch of these sizes."""
+        pairs = [*zip(grid, GRID_LIMITS, strict=True), *zip(block, BLOCK_LIMITS, strict=True)]
+        is_fit = all(0 < size <= most for size, most in pairs)
+        if not is_fit or math.prod(block) > MOST_THREADS or not 0 <= shared_bytes <= limit:
+            self._fail(INVALID_VALUE)
 
     def launch(
         self,
@@ -124,10 +153,23 @@ class HostDriver:
         self.launchKernel(*arguments)
 
     def funcGetAttribute(self, attribute: int, function: int) -> int:
-        return _ATTRIBUTES.get(attribute, 0)
+        self._kernel(function)
+        known = {
+            **_ATTRIBUTES,
+            # -1: not counted. CuPy calls this where no error of Python's can be passed on.
+            _STATIC_SHARED: -1 if function in self._with_shared else 0,
+            _DYNAMIC_SHARED: self._shared_limits.get(function, SHARED_BYTES),
+        }
+        if attribute not in known:
+            self._fail(INVALID_VALUE)
+        return known[attribute]
 
     def funcSetAttribute(self, function: int, attribute: int, value: int) -> None:
-        return None
+        self._kernel(function)
+        if attribute == _DYNAMIC_SHARED and 0 <= value <= MOST_SHARED_BYTES:
+            self._shared_limits[function] = value
+        elif attribute != _CARVEOUT:  # which changes nothing here
+            self._fail(INVALID_VALUE)
 
     def occupancyMaxActiveBlocksPerMultiprocessor(
         self, function: int, block_size: int, shared_bytes: int
