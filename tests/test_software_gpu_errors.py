@@ -520,6 +520,35 @@ said(shift, (1,), (10,), (y, np.uint64(address), 0))
             f"{x}, which has 40 bytes",
         ]
 
+    def test_an_error_that_comes_up_in_a_free_is_raised_at_the_next_wait(
+        self, kernel_cache: Path
+    ) -> None:
+        program = r"""
+said(shift, (1,), (10,), (y, x, 1))
+found = set()
+for seed in range(12):
+    gpu.reseed(seed)
+    y = cp.zeros(10, "f4")
+    event, stream = cp.cuda.Event(), cp.cuda.Stream(non_blocking=True)
+    try:
+        shift((1,), (10,), (y, x, 1))
+        del y  # freed while the kernel waits: it runs now
+        event.record(stream)
+        cp.cuda.Device().synchronize()
+        found.add("lost")
+    except umem.errors.DeviceError:
+        found.add("raised")
+    event.record(stream)
+    event.synchronize()
+    try:
+        cp.cuda.runtime.free(4711)
+    except cp.cuda.runtime.CUDARuntimeError as error:
+        found.add(error.status)
+print(found == {"raised", 1})
+"""
+        start = CHECKED.replace("checked=True", "checked=True, stream_seed=0") + KERNELS
+        assert run(program, kernel_cache, start=start).splitlines()[1:] == ["True"]
+
     def test_arrays_of_cupy_s_own_kernels_are_checked_in_every_mode(
         self, kernel_cache: Path
     ) -> None:

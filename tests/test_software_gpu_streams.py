@@ -109,18 +109,23 @@ def held(seed: int, count: int) -> int:
     return count - len(done)
 
 
-def test_work_that_fails_is_done_and_the_rest_goes_on() -> None:
-    order, done = StreamOrder(0), list[str]()
+def test_work_that_fails_is_done_and_the_rest_goes_on_and_the_first_error_is_raised_once() -> None:
+    def fail(text: str) -> None:
+        raise ValueError(text)
 
-    def fail() -> None:
-        raise ValueError("late")
-
-    with pytest.raises(ValueError, match="late"):
-        order.issue(ONE, fail)
-        order.issue(ONE, lambda: done.append("b"))
+    for seed in (None, *SEEDS):
+        order, done = StreamOrder(seed), list[str]()
+        order.issue(ONE, lambda: fail("first"))
+        order.issue(ONE, lambda: fail("second"))
+        work = order.issue(ONE, lambda done=done: done.append("b"))  # type: ignore[misc]
+        order.do(order.issue_after_all(lambda done=done: done.append("f")))  # type: ignore[misc]
+        assert work.is_done and done == ["b", "f"]
+        waits = (order.finish_all, order.raise_error, lambda: order.finish(work))
+        with pytest.raises(ValueError, match="first"):
+            waits[(seed or 0) % 3]()
+        order.raise_error()
         order.finish_all()
-    order.finish_all()
-    assert done in (["b"], [])  # where the first failed at once, the second was never given
+        assert order.query(None)
 
 
 def test_what_is_freed_comes_after_everything_given_before() -> None:

@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from umem.devices.software.allocations import HOST, MANAGED, NO_MEMORY
+from umem.devices.software.allocations import HOST, INVALID_VALUE, MANAGED, NO_MEMORY
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.kernels import Kernel
 from umem.devices.software.runtime import HostRuntime
@@ -61,10 +61,11 @@ class LateRuntime(HostRuntime):
             self._order.reseed(seed)
 
     def queue(self, stream: int, function: Callable[[], object]) -> None:
-        """Give a stream something to do, unless a capture takes it."""
+        """Give a stream something to do, unless a capture takes it; raises an earlier error."""
         with self.lock:
             if not self.is_captured(stream):
                 self._order.issue(stream, function)
+                self._order.raise_error()
 
     def queue_after_all(self, function: Callable[[], object]) -> None:
         """Do something when all that was queued before is done."""
@@ -88,16 +89,25 @@ class LateRuntime(HostRuntime):
             return super().allocate(nbytes, kind)
 
     def free(self, ptr: int) -> None:
+        """Free memory after all that was queued before; errors of that come up elsewhere."""
+        self._refuse_unknown(ptr)
         self.unpooled(ptr)
         with self.lock:  # the collector may free while something runs: then it is free after that
             work = self._order.issue_after_all(lambda: HostRuntime.release(self, ptr))
-            self._order.finish(work)
+            self._order.do(work)
 
     freeHost = free
 
     def freeAsync(self, ptr: int, stream: int) -> None:
+        self._refuse_unknown(ptr)
         self.unpooled(ptr)
-        self.queue(stream, lambda: HostRuntime.release(self, ptr))
+        with self.lock:
+            if not self.is_captured(stream):
+                self._order.issue(stream, lambda: HostRuntime.release(self, ptr))
+
+    def _refuse_unknown(self, ptr: int) -> None:
+        if ptr and self._kind_of(ptr) == 0:
+            self.fail(INVALID_VALUE)
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
         if self.is_captured(stream):

@@ -56,7 +56,8 @@ class Work:
 class StreamOrder:
     """Streams with work that waits. Not safe from several threads: who calls it holds a lock.
 
-    An error of late work comes up in the call that made it run, as CUDA's errors do.
+    An error of late work is kept, the first of several, until `raise_error` or a call that waits
+    raises it: whatever made the work run may be a call that nobody asks for errors, such as a free.
 
     Args:
         seed: which order; None does everything at once.
@@ -66,14 +67,25 @@ class StreamOrder:
         self._queues: dict[Hashable, deque[Work]] = {}
         self._non_blocking: set[Hashable] = {_AFTER_ALL}
         self.is_running = False
+        self._error: Exception | None = None
         self.reseed(seed)
 
     def reseed(self, seed: int | None) -> None:
         """Do what is left, and go on by another seed."""
-        self.finish_all()
+        self._do_all()
         self._random = random.Random(seed)
         self._eagerness = 1.0 if seed is None else self._random.choice(EAGERNESS)
         self._weights: dict[Hashable, float] = {}
+        self.raise_error()
+
+    def raise_error(self) -> None:
+        """Raise the error that is kept, if any; it is kept no longer. Nothing inside work."""
+        if not self.is_running and self._error is not None:
+            error, self._error = self._error, None
+            try:
+                raise error
+            finally:
+                del error  # its traceback leads here: what the program's frames hold would stay
 
     def add_non_blocking(self, stream: int) -> None:
         """From now on the stream neither waits for the legacy default stream nor holds it up."""
@@ -109,17 +121,25 @@ class StreamOrder:
         queue = self._queues.setdefault(key, deque())
         queue.append(work)
         if len(queue) > DEPTH:
-            self.finish(queue[0])
+            self.do(queue[0])
         self._wander()
         return work
 
     # -- waiting ---------------------------------------------------------------------------
 
-    def finish(self, work: Work) -> None:
-        """Do a piece of work with all that it comes after; nothing inside work that runs."""
+    def do(self, work: Work) -> None:
+        """Do a piece of work with all that it comes after; nothing inside work that runs.
+
+        Errors are kept.
+        """
         while not work.is_done and not self.is_running:
             self._advance(work.key)
             self._wander()
+
+    def finish(self, work: Work) -> None:
+        """Do a piece of work as `do` does, and raise the error that is kept."""
+        self.do(work)
+        self.raise_error()
 
     def finish_stream(self, stream: int) -> None:
         """Do all that a stream was given; the legacy default stream waits for others first."""
@@ -127,13 +147,18 @@ class StreamOrder:
 
     def finish_all(self) -> None:
         """Do everything, stream by stream in any order."""
+        self._do_all()
+        self.raise_error()
+
+    def _do_all(self) -> None:
         while self._queues and not self.is_running:
             self._advance(self._drawn())
 
     def query(self, work: Work | None) -> bool:
         """Tell whether work is done; who asks again and again sees it done one day."""
         if work is not None and not work.is_done and self._random.random() < 0.5:
-            self.finish(work)
+            self.do(work)
+        self.raise_error()
         return work is None or work.is_done
 
     def last_of(self, stream: int) -> Work | None:
@@ -163,6 +188,8 @@ class StreamOrder:
         self.is_running = True
         try:
             work.run()
+        except Exception as error:
+            self._error = self._error or error
         finally:
             self.is_running = False
             queue = self._queues[work.key]
