@@ -419,6 +419,44 @@ print(kernel(x))
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=300) == ("interrupted\n[4711 4712 4713]\n", "")
 
+    def test_errors_and_interrupts_in_what_c_calls_get_out_of_it(
+        self, kernel_cache: Path, ctrl_c: object
+    ) -> None:
+        program = """
+import ctypes, os, signal
+from umem.devices.software.libcuda import HostHints
+lib = ctypes.CDLL("libcuda.so.1")
+stream = cp.cuda.Stream(non_blocking=True)
+cp.cuda.runtime.streamBeginCapture(stream.ptr, 0)
+print(lib.cuStreamSynchronize(ctypes.c_void_p(stream.ptr)))
+try:
+    cp.cuda.runtime.streamEndCapture(stream.ptr)
+except cp.cuda.runtime.CUDARuntimeError as error:
+    print(error.status)
+x = cp.ones((8, 8), "c8")
+HostHints.prefetch = lambda *_: {}["not there"]
+prefetch = lambda: lib.cuMemPrefetchAsync(ctypes.c_uint64(x.data.ptr), 8, 0, None)
+print(prefetch())
+view = gpu._runtime.view
+
+def interrupted(*given):
+    os.kill(os.getpid(), signal.SIGINT)
+    return view(*given)
+
+cp.fft.fft2(x)  # from now on CuPy has the plan
+HostHints.prefetch = gpu._runtime.view = interrupted
+for call in (lambda: cp.fft.fft2(x), prefetch):
+    try:
+        call()
+        print("not seen")
+    except KeyboardInterrupt:
+        print("interrupted")
+gpu._runtime.view = view
+print(abs(cp.fft.fft2(x)[0, 0]))
+"""
+        expected = "900\n901\n999\ninterrupted\ninterrupted\n64.0\n"
+        assert run(program, kernel_cache) == expected
+
     def test_a_child_by_fork_gets_cuda_s_own_error_and_its_parent_goes_on(
         self, kernel_cache: Path
     ) -> None:

@@ -120,9 +120,8 @@ def test_work_that_fails_is_done_and_the_rest_goes_on_and_the_first_error_is_rai
         work = order.issue(ONE, lambda done=done: done.append("b"))  # type: ignore[misc]
         order.do(order.issue_after_all(lambda done=done: done.append("f")))  # type: ignore[misc]
         assert work.is_done and done == ["b", "f"]
-        waits = (order.finish_all, order.raise_error, lambda: order.finish(work))
         with pytest.raises(ValueError, match="first"):
-            waits[(seed or 0) % 3]()
+            (order.finish_all if seed else order.raise_error)()
         order.raise_error()
         order.finish_all()
         assert order.query(None)

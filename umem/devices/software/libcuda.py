@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from umem.devices.software.allocations import MANAGED
+from umem.devices.software.linking import returning_status
 from umem.devices.software.runtime import CPU, DRIVER_VERSION, HostRuntime
 from umem.devices.software.toolchain import Toolchain
 
 PAGE_BYTES = 4096
-INVALID, INVALID_DEVICE, NOT_SUPPORTED = 1, 101, 801
+INVALID, INVALID_DEVICE, NOT_SUPPORTED, UNKNOWN = 1, 101, 801, 999
 """CUresult, of cuda.h."""
 ON_DEVICE, ON_HOST, NOWHERE = 1, 2, -2
 """CUmemLocationType's device and host; CU_DEVICE_INVALID."""
@@ -59,7 +60,10 @@ class HostHints:
         ]
 
     def _give(self, name: str, function: Any, *types: Any) -> Any:
-        kept = ctypes.CFUNCTYPE(ctypes.c_int, *types)(function)
+        def status(error: BaseException) -> int:
+            return int(getattr(error, "status", UNKNOWN))
+
+        kept = ctypes.CFUNCTYPE(ctypes.c_int, *types)(returning_status(function, status))
         ctypes.c_void_p.in_dll(self.library, name).value = ctypes.cast(kept, ctypes.c_void_p).value
         return kept
 

@@ -14,11 +14,13 @@ Models: Cython 3's text of signatures; C++ structs by value are left as they are
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import ctypes
 import importlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -194,6 +196,44 @@ _C_TYPES: dict[str, tuple[str, Any]] = {
 """A letter for each type that a library's function takes, in C and for Python."""
 
 
+class _Interrupt(int):
+    """A status that interrupts the program when C has taken it and lets it go.
+
+    An interrupt from Python's code would come at once: in what C has called, where it is lost.
+    One that comes just as C calls Python is printed, and lost.
+    """
+
+    __del__ = _thread.interrupt_main
+
+
+def returning_status(
+    function: Callable[..., Any], failed: Callable[[BaseException], int]
+) -> Callable[..., int]:
+    """Make a function that C can call: it returns a status, and raises nothing.
+
+    Args:
+        function: returns a status, or None where all is well.
+        failed: gives the status of an error.
+    """
+
+    def call(*arguments: Any) -> int:
+        try:
+            return int(function(*arguments) or 0)
+        except KeyboardInterrupt as error:
+            # all is well for C, where the program is sure to be interrupted right after it
+            is_sure = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            return _Interrupt(0 if is_sure else failed(error))
+        except BaseException as error:
+            return failed(error)
+
+    return call
+
+
+def _printed(error: BaseException, status: int) -> int:
+    sys.excepthook(type(error), error, error.__traceback__)
+    return status
+
+
 class StandIns:
     """A library for each that compiled modules are linked to; they stay loaded.
 
@@ -230,7 +270,8 @@ class StandIns:
     def lead(self, library: str, functions: Any) -> None:
         """Lead what a library exports to an object's methods; each returns a status, or none.
 
-        An error of Python's cannot pass through C: it is printed, and CuPy raises its own.
+        An error of Python's cannot pass through C: it is printed, and CuPy raises its own. An
+        interrupt reaches the program when C has returned to it.
         """
         loaded, failed = self._loaded[library], FAILED[library]
         for name, codes in self._led.items():
@@ -238,14 +279,8 @@ class StandIns:
             if method is None or not hasattr(loaded, name):
                 continue
 
-            def call(*arguments: int, method: Any = method) -> int:
-                try:
-                    return int(method(*arguments) or 0)
-                except BaseException:
-                    sys.excepthook(*sys.exc_info())
-                    return failed
-
             types = [_C_TYPES[code][1] for code in codes]
+            call = returning_status(method, lambda error: _printed(error, failed))
             self._callbacks.append(ctypes.CFUNCTYPE(ctypes.c_int, *types)(call))
             slot = ctypes.c_void_p.in_dll(loaded, f"umem_{name}")
             slot.value = ctypes.cast(self._callbacks[-1], ctypes.c_void_p).value

@@ -258,6 +258,4 @@ class HostRows(HostLibrary):
 def from_zero(base: int) -> None:
     """Refuse indexes that begin at one."""
     if base:
-        raise NotImplementedError(
-            "the software GPU has no sparse indexes that begin at 1"
-        )
+        raise NotImplementedError("the software GPU has no sparse indexes that begin at 1")
