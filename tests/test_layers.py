@@ -41,7 +41,6 @@ WITH_ONE_USER = {
     "umem.devices.cuda.install": "CuPy's own allocator, put in place and back; the device is long",
     "umem.devices.cuda.modes": "which allocator a policy means, loaded where a GPU is there",
     "umem.devices.cuda.ranges": "cuda.core, loaded where hints are used",
-    "umem.devices.software.linking": "C that is made from CuPy's signatures; opening would be long",
     "umem.devices.selftest": "a test of any device, which knows no command",
     "umem.devices.virtual.arrays": "memory.xp: 350 lines of NumPy functions that are followed",
     "umem.devices.virtual.layout": "where memory is never full, for many replays at once",

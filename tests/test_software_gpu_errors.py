@@ -374,6 +374,27 @@ print(h.attributes["shared_size_bytes"])  # not counted
                 "-1",
             ]
 
+    def test_modules_of_one_source_have_variables_of_their_own(self, kernel_cache: Path) -> None:
+        program = r"""
+source = '''extern "C" {
+__device__ int state = 5;
+__global__ void f(int* o) { o[0] = state++; }
+}'''
+image, _ = cp.cuda.compiler.compile_using_nvrtc(source)
+first, other = cp.cuda.function.Module(), cp.cuda.function.Module()
+first.load(image)
+other.load(image)
+out = cp.zeros(1, "i4")
+for module in (first, first, other, first):
+    module.get_function("f")((1,), (1,), (out,))
+    print(out[0], end=" ")
+try:
+    cp.cuda.driver.moduleGetFunction(4711, "f")
+except cp.cuda.driver.CUDADriverError as error:
+    print(error.status)
+"""
+        assert run(program, kernel_cache) == "5 6 5 7 400\n"
+
     def test_an_intrinsic_that_is_not_there_is_named(self, kernel_cache: Path) -> None:
         program = r"""
 source = 'extern "C" __global__ void f(int* x) { x[0] = __vibmax_s32(1, 2, 0); }'

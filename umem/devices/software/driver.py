@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from umem.devices.software.kernels import Kernel, KernelCompiler
 from umem.devices.software.nvrtc import unpacked
@@ -27,6 +30,15 @@ _ATTRIBUTES = {0: MOST_THREADS, 2: 0, 3: 0, 4: 32, 5: 75, 6: 75, 7: 0, _CARVEOUT
 _HAS_SHARED = re.compile(r"(?<!extern )\b__shared__\b")
 
 
+class _Module(NamedTuple):
+    """What was loaded: its kernels and their parameters, and the handles that were given out."""
+
+    library: ctypes.CDLL
+    kernels: dict[str, str]
+    has_shared: bool
+    handles: list[int]
+
+
 class HostDriver:
     """Loads what was compiled, and launches it.
 
@@ -43,7 +55,8 @@ class HostDriver:
         self, runtime: HostRuntime, compiler: KernelCompiler, fail: Callable[[int], None]
     ) -> None:
         self._runtime, self._compiler, self._fail = runtime, compiler, fail
-        self._modules: dict[int, tuple[ctypes.CDLL, dict[str, str], bool]] = {}
+        self._modules: dict[int, _Module] = {}
+        self._loaded: set[Path] = set()
         self._kernels: dict[int, Kernel] = {}
         self._with_shared: set[int] = set()
         self._shared_limits: dict[int, int] = {}
@@ -67,26 +80,49 @@ class HostDriver:
         path, kernels = self._compiler.compile(*found)
         handle = self._runtime.new_handle()
         has_shared = _HAS_SHARED.search(found[0]) is not None
-        self._modules[handle] = ctypes.CDLL(str(path)), kernels, has_shared
+        self._modules[handle] = _Module(self._library(path), kernels, has_shared, [])
         return handle
 
+    def _library(self, path: Path) -> ctypes.CDLL:
+        """Load a shared object; again under another name, so that its variables are its own."""
+        if path not in self._loaded:
+            self._loaded.add(path)
+            return ctypes.CDLL(str(path))
+        number, name = tempfile.mkstemp(".so", dir=path.parent)
+        os.close(number)
+        try:
+            shutil.copyfile(path, name)
+            return ctypes.CDLL(name)
+        finally:
+            Path(name).unlink()
+
     def moduleUnload(self, module: int) -> None:
-        self._modules.pop(module, None)
+        """Forget a module and its kernels; their code stays, which queued work may still run."""
+        found = self._modules.pop(module, None)
+        for handle in () if found is None else found.handles:
+            del self._kernels[handle]
+            self._with_shared.discard(handle)
+            self._shared_limits.pop(handle, None)
+
+    def _module(self, module: int) -> _Module:
+        if module not in self._modules:
+            self._fail(INVALID_HANDLE)
+        return self._modules[module]
 
     def moduleGetFunction(self, module: int, name: str) -> int:
-        library, kernels, has_shared = self._modules[module]
-        if name not in kernels:
+        found = self._module(module)
+        if name not in found.kernels:
             self._fail(NOT_FOUND)
         handle = self._runtime.new_handle()
-        self._kernels[handle] = Kernel(library, name, kernels[name])
-        if has_shared:
+        self._kernels[handle] = Kernel(found.library, name, found.kernels[name])
+        found.handles.append(handle)
+        if found.has_shared:
             self._with_shared.add(handle)
         return handle
 
     def moduleGetGlobal(self, module: int, name: str) -> int:
-        library, *_ = self._modules[module]
         try:
-            return ctypes.addressof(ctypes.c_char.in_dll(library, name))
+            return ctypes.addressof(ctypes.c_char.in_dll(self._module(module).library, name))
         except ValueError:
             self._fail(NOT_FOUND)
             raise
