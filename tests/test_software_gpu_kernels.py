@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from software_programs import needs_compiler, needs_cupy, run
+from software_programs import START, needs_compiler, needs_cupy, run
 
+from umem.devices.software.dialect import uncommented
 from umem.devices.software.kernels import _parts, for_host
 from umem.errors import DeviceError
 
@@ -26,6 +27,174 @@ def test_a_barrier_of_the_grid_is_refused_where_blocks_run_one_after_another() -
     source = "#include <cooperative_groups.h>\n__global__ void f(int* x) { this_grid().sync(); }"
     with pytest.raises(DeviceError, match="whole grid"):
         for_host(source)
+
+
+def test_what_the_compiler_does_not_see_is_no_kernel() -> None:
+    source = """// __global__ void a() {}
+/* __global__ void b() {} */ const char* c = "/* // ";
+#if 0
+__global__ void d() {}
+#ifdef E
+#else
+__global__ void e() {}
+#endif
+#else
+__global__ void f(int* x /* of (n,) */) {}
+#endif
+__global__ void g() {}"""
+    assert list(for_host(source).kernels) == ["f", "g"]
+    assert len(uncommented(source)) == len(source)
+
+
+def test_threads_may_wait_in_a_header_of_others() -> None:
+    kernel = "__global__ void f(int* x) {}"
+    assert "(f, 1, f)" in for_host(f"#include <cmath>\n#include <cupy/complex.cuh>\n{kernel}").text
+    assert "(f, 2, f)" in for_host(f"#include <cub/cub.cuh>\n{kernel}").text
+    assert "(f, 2, f)" in for_host(f'#include "sums.cuh"\n{kernel}').text
+
+
+@needs_cupy
+@needs_compiler
+def test_threads_wait_for_one_another(kernel_cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "sum.h").write_text("""
+__device__ inline int sum(int x) {
+  __shared__ int all[32];
+  all[threadIdx.x] = x;
+  __syncthreads();
+  int found = 0;
+  for (int i = 0; i < 32; i++) found += all[i];
+  return found;
+}""")
+    hardened = tmp_path / "hardened"  # as some distributions have it
+    hardened.write_text('#!/bin/sh\nexec g++ -D_FORTIFY_SOURCE=2 "$@"\n')
+    hardened.chmod(0o755)
+    said = run(
+        r"""
+module = cp.RawModule(options=("-Isum.h's folder",), code='''
+#include "sum.h"
+extern __shared__ int all[];  // at file scope
+extern "C" {
+__global__ void in_a_header(int* out) { out[threadIdx.x] = sum(threadIdx.x); }
+__global__ void turned(int* out) {
+  all[threadIdx.x] = threadIdx.x;
+  __syncthreads();
+  out[threadIdx.x] = all[blockDim.x - 1 - threadIdx.x];
+}
+__global__ void counts(int* out) {
+  const int i = threadIdx.x;
+  int found = __syncthreads_count(1) == 64 && __syncthreads_count(i < 5) == 5;
+  found &= __syncthreads_or(i == 3);
+  found &= !__syncthreads_or(0);
+  found &= !__syncthreads_and(i != 3);
+  for (int k = 0; k < 20; k++) found &= __syncthreads_count(i < k) == k;
+  out[i] = __syncthreads_and(found);
+}
+__global__ void deep(int* out) {
+  volatile int mine[50000];
+  for (int i = 0; i < 50000; i++) mine[i] = threadIdx.x;
+  __syncthreads();
+  int found = 0;
+  for (int i = 0; i < 50000; i += 1000) found += mine[i];
+  out[threadIdx.x] = found;
+}
+__global__ void masks(int* out) {
+  const int lane = threadIdx.x;
+  if (lane & 1) out[lane] = __shfl_sync(0xaaaaaaaau, lane, 31);
+  else out[lane] = __shfl_sync(0x55555555u, lane, 30) + __all_sync(0x55555555u, lane != 1);
+}
+__global__ void kept(const int* x, int* count, int* out) {
+  const int lane = threadIdx.x;
+  for (int i = lane; i < 96; i += 32) {
+    if (x[i] <= 0) continue;
+    const unsigned int mask = __activemask();
+    int start;
+    if (lane == __ffs(mask) - 1) start = atomicAdd(count, __popc(mask));
+    start = __shfl_sync(mask, start, __ffs(mask) - 1);
+    out[start + __popc(mask & ((1u << lane) - 1))] = x[i];
+  }
+}
+}''')
+
+def called(name, n, shared_mem=0):
+    out = cp.full(n, -1, "i4")
+    module.get_function(name)((1,), (n,), (out,), shared_mem=shared_mem)
+    return out.tolist()
+
+assert called("in_a_header", 32) == [sum(range(32))] * 32
+for n in (32, 1024):
+    assert called("turned", n, shared_mem=4 * n) == list(range(n))[::-1]
+assert called("counts", 64) == [1] * 64
+assert called("deep", 64) == [50 * i for i in range(64)]
+assert called("masks", 32) == [31] * 32
+x, count = cp.arange(96, dtype="i4") % 5, cp.zeros(1, "i4")
+found = cp.zeros(96, "i4")
+module.get_function("kept")((1,), (32,), (x, count, found))
+wanted = sorted(i for i in x.tolist() if i)
+assert int(count[0]) == len(wanted) and sorted(found[: len(wanted)].tolist()) == wanted
+
+# Stacks are the process's: another module takes no more of them.
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+before = resident()
+out = cp.zeros(1024, "i4")
+for i in range(8):
+    code = 'extern "C" __global__ void f(int* x) { __syncthreads(); x[threadIdx.x] = %d; }' % i
+    cp.RawKernel(code, "f")((1,), (1024,), (out,))
+assert resident() - before < 16 << 20
+print("done")
+""".replace("sum.h's folder", str(tmp_path)),
+        kernel_cache,
+        start=f"import os\nos.environ['CXX'] = '{hardened}'\n{START}",
+    )
+    assert said.strip() == "done"
+
+
+@needs_cupy
+@needs_compiler
+def test_what_would_end_the_process_does_not(kernel_cache: Path) -> None:
+    said = run(
+        r"""
+code = '''#include <assert.h>
+extern "C" __global__ void f(int* x) {
+  x[1] = 3;
+  if (x[2]) __syncthreads();
+  assert(x[0] == 1);
+  x[1] = 5;
+}'''
+kernel, x = cp.RawKernel(code, "f"), cp.zeros(3, "i4")
+for waits in (0, 1):
+    x[2] = waits
+    try:
+        kernel((1,), (2,), (x,))
+    except umem.errors.DeviceError as error:
+        assert "kernel f" in str(error) and "x[0] == 1" in str(error), error
+    else:
+        raise SystemExit("nothing said")
+assert x[1] == 3
+x[0] = 1
+kernel((1,), (2,), (x,))
+assert x[1] == 5
+
+for kind in ("i1", "i2", "i4", "i8"):
+    least = np.iinfo(kind).min
+    x, y = cp.array([least, 7, -7], kind), cp.array([-1, 0, 2], kind)
+    for wanted, found in zip(([least, 0, -4], [0, 0, 1]), cp.divmod(x, y)):
+        assert found.tolist() == wanted, (kind, found)
+    assert (x // y).tolist() == [least, 0, -4] and cp.remainder(x, y).tolist() == [0, 0, 1]
+    assert cp.fmod(x, y).tolist()[::2] == [0, -1]
+    assert abs(int(cp.gcd(x, y)[0])) == 1 and cp.lcm(x, y).tolist()[1:] == [0, 14]
+for kind in ("uint8", "int32", "uint32", "int64", "uint64"):
+    of = f"{kind} x, {kind} y", f"{kind} q, {kind} r"
+    divided = cp.ElementwiseKernel(*of, "q = x / y; r = x % y", f"divided_{kind}")
+    q, r = divided(cp.array([9, 9], kind), cp.array([0, 2], kind))
+    every = -1 if kind[0] == "i" else np.iinfo(kind).max
+    assert q.tolist() == [every, 4] and r.tolist() == [9, 1], (kind, q, r)
+print("done")
+""",
+        kernel_cache,
+    )
+    assert said.strip() == "done"
 
 
 @needs_cupy

@@ -56,6 +56,7 @@ class KernelGuard:
         places = [ctypes.addressof(size) for size in sizes]
         if self._run(kernel.address, given, *places, shared, ctypes.byref(fault)):
             raise DeviceError(self._said(kernel, given, fault))
+        kernel.check()
         for parameter, address in kernel.pointers(given):
             region = self._source.find(address)
             if region is not None and self._source.mended(region):

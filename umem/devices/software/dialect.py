@@ -16,6 +16,11 @@ _MACROS = re.compile(r"\b(M_\w+)\s*=[^=]")
 _DYNAMIC = re.compile(
     r"\bextern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?([\w:<>, ]+?)\s+(\w+)\s*\[\s*\]\s*;"
 )
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'", re.DOTALL)
+"""A comment; or a string or character, which may hold what looks like one."""
+_CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b")
+_NEVER = re.compile(r"\s*#\s*if\s+(0|false)\s*$")
+_BRACE = re.compile(r'(extern\s*"C"\s*|\bnamespace[\w\s:]*)?\{|\}')
 _IN_STEP = {
     "partition_kernel(": (
         "\n    }\n\n    // Sort a[x:y].",
@@ -30,13 +35,49 @@ _VERSION = "__CUDACC_VER_MAJOR__"
 
 def translated(source: str) -> str:
     """Write CUDA C++ as a host's compiler takes it."""
+    code = uncommented(source)
+    source = _DYNAMIC.sub(lambda match: _dynamic(match, code), source)
     source = _XSF.sub(r'\g<0>\n#include "umem_xsf.h"', source)
-    source = _DYNAMIC.sub(r"\1* \2 = reinterpret_cast<\1*>(umem_shared_memory);", source)
     source = source.replace("static __shared__", "__shared__")  # which is static here
     for kernel, places in _IN_STEP.items():
         for before in places if kernel in source else ():
             source = source.replace(before, f"__syncwarp();{before}")
     return _TRAILING.sub(">", source)
+
+
+def uncommented(source: str) -> str:
+    """Put blanks in the place of comments and of what is under ``#if 0``; lengths stay."""
+    source = _COMMENT.sub(lambda m: _blank(m[0]) if m[0][0] == "/" else m[0], source)
+    lines, depth = source.splitlines(keepends=True), 0
+    for i, line in enumerate(lines):
+        found = _CONDITION.match(line)
+        word = found[1] if found else ""
+        if depth:
+            depth += word.startswith("if") - (word == "endif")
+            if depth == 1 and word.startswith("el"):
+                depth = 0
+            lines[i] = line if not depth else _blank(line)
+        elif word == "if" and _NEVER.match(line):
+            depth = 1
+    return "".join(lines)
+
+
+def _blank(text: str) -> str:
+    return re.sub(r"[^\n]", " ", text)
+
+
+def _dynamic(match: re.Match[str], code: str) -> str:
+    """Write a pointer for an array in shared memory; at file scope each launch sets it."""
+    kind, name = match.groups()
+    opened: list[bool] = []
+    for brace in _BRACE.finditer(code, 0, match.start()):
+        if brace[0] != "}":
+            opened.append(brace[1] is None)
+        elif opened:
+            opened.pop()
+    if any(opened):
+        return f"{kind}* {name} = reinterpret_cast<{kind}*>(umem_shared_memory);"
+    return f"static {kind}* {name}; static UmemDynamic umem_dynamic_{name}({name});"
 
 
 def preamble(source: str, expressions: Sequence[str]) -> str:

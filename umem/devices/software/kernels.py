@@ -20,7 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from umem.devices.software.dialect import pointer_to, preamble, translated
+from umem.devices.software.dialect import pointer_to, preamble, translated, uncommented
 from umem.devices.software.templates import as_loops
 from umem.devices.software.toolchain import Toolchain
 from umem.errors import DeviceError
@@ -44,6 +44,12 @@ _KERNEL = re.compile(
 _TEMPLATE = re.compile(r"\btemplate\s*<[^;{}]*>\s*(?:static\s+|inline\s+)*$")
 _WAITS = re.compile(r"\b__sync(threads|warp)|\b__shfl_|\b__(any|all|ballot)_sync|\b__activemask")
 _GROUPS = "cooperative_groups.h"
+_PLAIN = re.compile(
+    r"cupy/|cuda/std/|std\w+\.h|(math|float|limits|assert|string)\.h|cuda_(bf|fp)16\.h|\w+$"
+)
+_INCLUDE = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"]+)", re.MULTILINE)
+_PROCESS = ctypes.create_string_buffer(1024)
+"""What kernels share, as in umem_process.h: first why one ended early."""
 
 
 class Kernel:
@@ -61,11 +67,28 @@ class Kernel:
         self._sizes = getattr(library, f"umem_sizes_{name}")
         self._sizes.argtypes = [ctypes.c_void_p]
         self._ranges = (_Range * max(1, len(self.uses)))()
+        shared = ctypes.c_void_p.in_dll(library, "umem_process")
+        shared.value = ctypes.addressof(_PROCESS)
 
     def run(self, grid: Sequence[int], block: Sequence[int], shared_bytes: int, given: int) -> None:
-        """Run it over a grid; ``given`` is the address of the arguments' addresses."""
+        """Run it over a grid; ``given`` is the address of the arguments' addresses.
+
+        Raises:
+            DeviceError: as `check` does.
+        """
         sizes = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
         self._run(given, *map(ctypes.addressof, sizes), shared_bytes)
+        self.check()
+
+    def check(self) -> None:
+        """See how it ended.
+
+        Raises:
+            DeviceError: an assertion in it failed, or it could not start. What it wrote stays.
+        """
+        if said := _PROCESS.value:
+            _PROCESS[0] = b"\0"
+            raise DeviceError(f"the kernel {self.name}: {said.decode(errors='replace')}")
 
     def ranges(self, given: int) -> list[tuple[int, int, str]]:
         """Return where each pointer leads: low, high (0: unknown), and how it is used.
@@ -122,13 +145,14 @@ class HostSource(NamedTuple):
 
 def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
     """Rewrite CUDA C++ for a host compiler; ``expressions`` name kernels that templates give."""
-    found = {match[1]: match for match in _KERNEL.finditer(source)}
+    code = uncommented(source)
+    found = {match[1]: match for match in _KERNEL.finditer(code)}
     kernels = {
         name: _marked(source, match[2])
         for name, match in found.items()
-        if _TEMPLATE.search(source, 0, match.start()) is None
+        if _TEMPLATE.search(code, 0, match.start()) is None
     }
-    named = {name: pointer_to(name, found[name][2], source) for name in kernels}
+    named = {name: pointer_to(name, found[name][2], code) for name in kernels}
     for number, expression in enumerate(expressions):
         base = re.match(r"[\w:]+", expression)
         name = "" if base is None else base[0].rpartition("::")[2]
@@ -142,13 +166,19 @@ def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
     if text is not None:
         how = ONCE
     else:
-        text, how = source, TOGETHER if _WAITS.search(source) or _GROUPS in source else APART
+        text, how = source, TOGETHER if _may_wait(uncommented(source)) else APART
         if how == TOGETHER and "this_grid" in source:
             raise DeviceError("the software GPU has no barrier of a whole grid")
     parts = [first]
     parts += [text, '\n#include "umem_launch.h"\n']
     parts += [f"UMEM_KERNEL({label}, {how}, {name})\n" for label, name in named.items()]
     return HostSource("".join(parts), kernels)
+
+
+def _may_wait(code: str) -> bool:
+    """Whether threads wait for one another in a source, or perhaps in a header of others."""
+    headers = _INCLUDE.findall(code)
+    return _WAITS.search(code) is not None or not all(map(_PLAIN.match, headers))
 
 
 _ARRAY = re.compile(r"(?<!const )CArray<[^<>]*(?:<[^<>]*>)?[^<>]*>\s+_raw_(\w+)")

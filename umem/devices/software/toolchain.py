@@ -25,7 +25,10 @@ from pathlib import Path
 from umem.errors import DeviceError, MissingDependencyError
 
 COMPILERS = ("g++", "clang++")
-OPTIONS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-w", "-Wl,-Bsymbolic")
+OPTIONS = (
+    "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-w", "-Wl,-Bsymbolic",
+    "-U_FORTIFY_SOURCE",  # which takes a jump to another stack for an error
+)  # fmt: skip
 _TELLING = r"vendor_id|cpu family|model\b|flags|Features|CPU (implementer|architecture|part)"
 """Lines of /proc/cpuinfo that -march=native goes by."""
 PATIENCE_SECONDS = 2.0

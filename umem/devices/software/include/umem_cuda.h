@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 #include <ucontext.h>
+#include "umem_process.h"
 
 #define __global__
 #define __device__
@@ -44,22 +45,47 @@ static inline long long clock64() {  // nanoseconds
 
 // -- threads that wait for one another ---------------------------------------------------------
 
+struct UmemBarrier { unsigned int arrived = 0, generation = 0, mask = 0, votes = 0, voted = 0; };
 struct UmemFiber {
   ucontext_t start;
   jmp_buf place;
-  std::vector<char> stack;
   uint3 index;
   unsigned int number;  // in its block
   bool begun, done;
+  const UmemBarrier* barrier;  // which it waits at, while that is of this generation
+  unsigned int generation;
+  const char* site;     // of the __activemask that it waits in
+  unsigned int active;  // what that gives
 };
-struct UmemBarrier { unsigned int arrived = 0, generation = 0; };
-static jmp_buf umem_scheduler;
+static jmp_buf umem_scheduler, umem_exit;
 static UmemFiber* umem_fiber = nullptr;
 static unsigned int umem_alive = 0;  // threads of the block that have not ended
-static UmemBarrier umem_block_barrier, umem_warp_barriers[64];
-static unsigned int umem_warp_alive[64];
-static unsigned long long umem_slots[64][32];
+// A warp has a barrier for all its threads, and others for whoever waits with another mask.
+enum { UMEM_WARPS = UMEM_THREADS / 32, UMEM_MASKS = 33 };
+static UmemBarrier umem_block_barrier, umem_warp_barriers[UMEM_WARPS][UMEM_MASKS];
+static unsigned int umem_warp_alive[UMEM_WARPS];
+static unsigned long long umem_slots[UMEM_WARPS][32];
 static char* umem_shared_memory = nullptr;  // of a size that the launch gives
+
+// A pointer to that memory at file scope, which each launch sets.
+struct UmemDynamic {
+  void** place;
+  UmemDynamic* next;
+  static UmemDynamic*& all() {
+    static UmemDynamic* first = nullptr;
+    return first;
+  }
+  template <class T> explicit UmemDynamic(T*& pointer) : place((void**)&pointer), next(all()) { all() = this; }
+};
+
+// Ends a kernel whose assertion failed: <assert.h> calls it, each time that it is included.
+[[noreturn]] static void umem_assert_fail(const char* text, const char*, unsigned int, const char*) {
+  snprintf(umem_process->message, sizeof umem_process->message,
+           "block (%u, %u, %u), thread (%u, %u, %u): the assertion %s failed", blockIdx.x, blockIdx.y,
+           blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z, text);
+  _longjmp(umem_exit, 1);
+}
+#define __assert_fail umem_assert_fail
 
 static void umem_yield() {
   if (!_setjmp(umem_fiber->place)) _longjmp(umem_scheduler, 1);
@@ -67,36 +93,74 @@ static void umem_yield() {
 static void umem_release(UmemBarrier& barrier) {
   barrier.arrived = 0;
   barrier.generation++;
+  barrier.voted = barrier.votes;
+  barrier.votes = 0;
 }
 static void umem_wait(UmemBarrier& barrier, unsigned int wanted) {
   const unsigned int mine = barrier.generation;
   if (++barrier.arrived >= wanted) return umem_release(barrier);
+  umem_fiber->barrier = &barrier;
+  umem_fiber->generation = mine;
   while (barrier.generation == mine) umem_yield();
 }
 static inline void __syncthreads() {
   if (umem_fiber) umem_wait(umem_block_barrier, umem_alive);
 }
-static inline unsigned int umem_lane() { return umem_fiber ? umem_fiber->number % 32 : 0; }
-static inline unsigned int umem_warp() { return umem_fiber ? umem_fiber->number / 32 : 0; }
-static inline unsigned int __activemask() { return umem_fiber ? umem_warp_alive[umem_warp()] : 1; }
-static inline void __syncwarp(unsigned int mask = 0xffffffffu) {
-  if (!umem_fiber) return;
-  const unsigned int warp = umem_warp();
-  umem_wait(umem_warp_barriers[warp], __builtin_popcount(mask & umem_warp_alive[warp]));
-}
 static inline int __syncthreads_count(int predicate) {
-  static int counts[2];
-  static unsigned int turn = 0;
-  const unsigned int mine = turn & 1;
-  counts[mine] += predicate != 0;
+  if (!umem_fiber) return predicate != 0;
+  umem_block_barrier.votes += predicate != 0;
   __syncthreads();
-  const int found = counts[mine];
-  __syncthreads();
-  counts[mine] = 0;
-  return found;
+  return umem_block_barrier.voted;  // the next release waits for this thread
 }
 static inline int __syncthreads_or(int predicate) { return __syncthreads_count(predicate) != 0; }
 static inline int __syncthreads_and(int predicate) { return __syncthreads_count(!predicate) == 0; }
+
+static inline unsigned int umem_lane() { return umem_fiber ? umem_fiber->number % 32 : 0; }
+static inline unsigned int umem_warp() { return umem_fiber ? umem_fiber->number / 32 : 0; }
+static UmemBarrier& umem_warp_barrier(unsigned int warp, unsigned int mask) {
+  UmemBarrier *all = umem_warp_barriers[warp], *free = nullptr;
+  if (mask == 0xffffffffu) {
+    all->mask = mask;
+    return *all;
+  }
+  for (UmemBarrier* barrier = all + 1; barrier < all + UMEM_MASKS; barrier++) {
+    if (barrier->arrived && barrier->mask == mask) return *barrier;
+    if (!barrier->arrived && !free) free = barrier;
+  }
+  free->mask = mask;  // fewer than 32 other threads wait
+  return *free;
+}
+static inline void __syncwarp(unsigned int mask = 0xffffffffu) {
+  if (!umem_fiber) return;
+  const unsigned int warp = umem_warp();
+  umem_wait(umem_warp_barrier(warp, mask), __builtin_popcount(mask & umem_warp_alive[warp]));
+}
+// The threads of a warp that have come to this place once none of them can go on without it.
+static unsigned int umem_active_mask(const char* site) {
+  if (!umem_fiber) return 1;
+  UmemFiber *mine = umem_fiber, *warp = mine - umem_lane();
+  const auto waits = [](const UmemFiber& f) {
+    return f.site || (f.barrier && f.barrier->generation == f.generation);
+  };
+  mine->site = site;
+  for (mine->active = 0; !mine->active; mine->active ? void() : umem_yield()) {
+    const unsigned int alive = umem_warp_alive[umem_warp()];
+    unsigned int here = 0, waiting = 0;
+    for (unsigned int lane = 0; lane < 32; lane++) {
+      if (!(alive >> lane & 1u)) continue;
+      here |= (unsigned int)(warp[lane].site == site) << lane;
+      waiting |= (unsigned int)waits(warp[lane]) << lane;
+    }
+    if (waiting != alive) continue;
+    for (unsigned int lane = 0; lane < 32; lane++)
+      if (here >> lane & 1u) {
+        warp[lane].active = here;
+        warp[lane].site = nullptr;
+      }
+  }
+  return mine->active;
+}
+#define __activemask() umem_active_mask([] { static const char site = 0; return &site; }())
 
 // -- the threads of a warp ---------------------------------------------------------------------
 

@@ -62,33 +62,35 @@ static void umem_begin() {
   umem_warp_alive[warp] &= ~(1u << umem_lane());
   if (umem_block_barrier.arrived && umem_block_barrier.arrived >= umem_alive)
     umem_release(umem_block_barrier);
-  UmemBarrier& barrier = umem_warp_barriers[warp];
-  if (barrier.arrived && barrier.arrived >= (unsigned int)__builtin_popcount(umem_warp_alive[warp]))
-    umem_release(barrier);
+  for (UmemBarrier& barrier : umem_warp_barriers[warp])
+    if (barrier.arrived && barrier.arrived >= (unsigned int)__builtin_popcount(barrier.mask & umem_warp_alive[warp]))
+      umem_release(barrier);
   _longjmp(umem_scheduler, 1);
 }
 
 static void umem_run_block(void (*body)(void**), void** given, unsigned int count) {
-  static std::vector<UmemFiber> fibers;
-  if (fibers.size() < count) fibers.resize(count);
+  UmemFiber* const fibers = reinterpret_cast<UmemFiber*>(umem_process->memory);
   umem_body = body;
   umem_given = given;
   umem_alive = count;
   umem_block_barrier = UmemBarrier();
-  for (UmemBarrier& barrier : umem_warp_barriers) barrier = UmemBarrier();
+  for (unsigned int warp = 0; warp < (count + 31) / 32; warp++)
+    for (UmemBarrier& barrier : umem_warp_barriers[warp]) barrier = UmemBarrier();
   unsigned int t = 0;
   for (unsigned int z = 0; z < blockDim.z; z++)
     for (unsigned int y = 0; y < blockDim.y; y++)
       for (unsigned int x = 0; x < blockDim.x; x++, t++) {
         UmemFiber& fiber = fibers[t];
-        if (fiber.stack.empty()) fiber.stack.resize(1 << 16);
+        const UmemStack stack = umem_stack(t);
         fiber.index = {x, y, z};
         fiber.number = t;
         fiber.begun = fiber.done = false;
+        fiber.barrier = nullptr;
+        fiber.site = nullptr;
         umem_warp_alive[t / 32] = (t % 32 ? umem_warp_alive[t / 32] : 0u) | 1u << t % 32;
         getcontext(&fiber.start);
-        fiber.start.uc_stack.ss_sp = fiber.stack.data();
-        fiber.start.uc_stack.ss_size = fiber.stack.size();
+        fiber.start.uc_stack.ss_sp = stack.start;
+        fiber.start.uc_stack.ss_size = stack.size;
         fiber.start.uc_link = nullptr;
         makecontext(&fiber.start, umem_begin, 0);
       }
@@ -116,17 +118,27 @@ static void umem_launch(Kernel, void (*body)(void**), void** given, const unsign
   static std::vector<std::max_align_t> memory;
   memory.resize(shared / sizeof(std::max_align_t) + 1);
   umem_shared_memory = reinterpret_cast<char*>(memory.data());
+  for (UmemDynamic* pointer = UmemDynamic::all(); pointer; pointer = pointer->next)
+    *pointer->place = umem_shared_memory;
+  umem_fiber = nullptr;
   blockIdx = threadIdx = {0, 0, 0};
   gridDim = blockDim = {1, 1, 1};
+  const UmemRunning running;
+  if (_setjmp(umem_exit)) {
+    umem_fiber = nullptr;
+    return;
+  }
   if (how == UMEM_ONCE) return body(given);
   gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {block[0], block[1], block[2]};
+  const unsigned int count = block[0] * block[1] * block[2];
+  if (how == UMEM_TOGETHER && !umem_has_stacks(count, sizeof(UmemFiber))) return;
   for (unsigned int z = 0; z < grid[2]; z++)
     for (unsigned int y = 0; y < grid[1]; y++)
       for (unsigned int x = 0; x < grid[0]; x++) {
         blockIdx = {x, y, z};
         if (how == UMEM_TOGETHER) {
-          umem_run_block(body, given, block[0] * block[1] * block[2]);
+          umem_run_block(body, given, count);
           continue;
         }
         for (unsigned int k = 0; k < block[2]; k++)
