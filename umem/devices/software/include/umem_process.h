@@ -24,7 +24,7 @@ UmemProcess* umem_process = nullptr;  // which kernels.py sets
 
 // -- stacks, each above a page that nothing may touch ------------------------------------------
 
-enum { UMEM_THREADS = 1024, UMEM_STACK = 512 << 10 };
+enum { UMEM_THREADS = 1024, UMEM_STACK = 256 << 10 };
 struct UmemStack { char* start; size_t size; };
 
 static UmemStack umem_stack(unsigned int number) {
