@@ -328,9 +328,38 @@ try:
     cp.cuda.Device(1).use()
 except cp.cuda.runtime.CUDARuntimeError as error:
     print(error.status, cp.cuda.runtime.getDeviceCount())
+r = cp.cuda.runtime
+event, stream = r.eventCreate(), r.streamCreate()
+r.eventRecord(event, stream)
+r.eventDestroy(event)
+r.streamDestroy(stream)
+for call in (
+    lambda: r.getDeviceProperties(1), lambda: r.deviceGetAttribute(75, 1),
+    lambda: cp.cuda.Device(1).compute_capability,
+    lambda: r.deviceGetAttribute(99999, 0), lambda: r.deviceGetAttribute(13, 0),
+    lambda: r.eventRecord(event, 0), lambda: r.eventRecord(r.eventCreate(), stream),
+    lambda: r.eventSynchronize(4711), lambda: r.streamSynchronize(4711),
+    lambda: r.streamQuery(stream), lambda: r.streamWaitEvent(0, event),
+):
+    try:
+        print(call())
+    except r.CUDARuntimeError as error:
+        print(error.status, end=" ")
+attributes = cp.cuda.Device().attributes
+print(attributes["MultiProcessorCount"], "ClockRate" in attributes, attributes["WarpSize"])
+import ctypes
+value, lib = ctypes.c_int(-7), ctypes.CDLL("libcuda.so.1")
+for which, device in ((16, 0), (99999, 0), (16, 1)):
+    print(lib.cuDeviceGetAttribute(ctypes.byref(value), which, device), value.value, end=" ")
+print()
 print(cp.arange(3).sum())
 """
-        assert run(program, kernel_cache) == "101 1\n3\n"
+        assert run(program, kernel_cache).splitlines() == [
+            "101 1",
+            "101 101 101 1 1 400 400 400 400 400 400 40 False 32",
+            "0 40 1 40 101 40 ",
+            "3",
+        ]
 
     def test_a_launch_that_no_gpu_takes_fails(self, kernel_cache: Path) -> None:
         program = r"""

@@ -51,7 +51,7 @@ class LateRuntime(HostRuntime):
     def __init__(self, spec: GpuSpec, seed: int | None, is_modelled: bool = True) -> None:
         super().__init__(spec, is_modelled)
         self._order = StreamOrder(seed)
-        self._events: dict[int, Work] = {}
+        self._queued: dict[int, Work] = {}
         self._is_over = False
         atexit.register(setattr, self, "_is_over", True)  # CuPy still gives handles back then
 
@@ -180,33 +180,33 @@ class LateRuntime(HostRuntime):
         with self.lock:
             if not self.takes_record(event, stream):
                 self._recorded[event] = self.seconds
-                self._events[event] = self._order.issue(stream, None)
+                self._queued[event] = self._order.issue(stream, None)
 
     def streamWaitEvent(self, stream: int, event: int, flags: int = 0) -> None:
         with self.lock:
-            if not self.takes_wait(stream, event) and event in self._events:
-                self._order.issue(stream, None, [self._events[event]])
+            if not self.takes_wait(stream, event) and event in self._queued:
+                self._order.issue(stream, None, [self._queued[event]])
 
     def eventQuery(self, event: int) -> int:
         super().eventQuery(event)
         with self.lock:
-            is_done = self._order.query(self._events.get(event))
+            is_done = self._order.query(self._queued.get(event))
         return 0 if is_done else NOT_READY
 
     def eventSynchronize(self, event: int) -> None:
         super().eventSynchronize(event)
         with self.lock:
-            if event in self._events:
-                self._order.finish(self._events[event])
+            if event in self._queued:
+                self._order.finish(self._queued[event])
 
     def eventElapsedTime(self, start: int, end: int) -> float:
-        events = [self._events.get(event) for event in (start, end)]
+        events = [self._queued.get(event) for event in (start, end)]
         if any(event is not None and not event.is_done for event in events):
             self.fail(NOT_READY)
         return super().eventElapsedTime(start, end)
 
     def eventDestroy(self, event: int) -> None:
-        self._events.pop(event, None)
+        self._queued.pop(event, None)
         super().eventDestroy(event)
 
 

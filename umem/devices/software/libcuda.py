@@ -56,7 +56,7 @@ class HostHints:
             self._give("umem_range", self._range, ctypes.c_void_p, size, number, word, size),
             self._give("umem_pointer", self._pointer, ctypes.c_void_p, number, word),
             self._give("umem_wait", self._wait, ctypes.c_void_p),
-            self._give("umem_device", lambda a: runtime.deviceGetAttribute(a, 0), number),
+            self._give("umem_device", self._device, ctypes.c_void_p, number, number),
         ]
 
     def _give(self, name: str, function: Any, *types: Any) -> Any:
@@ -172,6 +172,11 @@ class HostHints:
         if attribute not in answers:
             return INVALID
         ctypes.c_int.from_address(out).value = answers[attribute]
+        return 0
+
+    def _device(self, out: int, attribute: int, device: int) -> int:
+        found = self._runtime.deviceGetAttribute(attribute, device)
+        ctypes.c_int.from_address(out).value = found
         return 0
 
     def _wait(self, stream: int | None) -> int:

@@ -41,14 +41,14 @@ class HostPools(HostMemory, HostStreams):
         self._in_pool.pop(address, None)
 
     def deviceGetDefaultMemPool(self, device: int) -> int:
-        self._only(device)
+        self.refuse_other(device)
         return _POOL
 
     def deviceGetMemPool(self, device: int) -> int:
         return self.deviceGetDefaultMemPool(device)
 
     def deviceSetMemPool(self, device: int, pool: int) -> None:
-        self._only(device)
+        self.refuse_other(device)
 
     def memPoolCreate(self, props: Any) -> int:
         return self.new_handle()
@@ -86,7 +86,7 @@ class HostPools(HostMemory, HostStreams):
         self._limits[limit] = value
 
     def deviceGetPCIBusId(self, device: int) -> str:
-        self._only(device)
+        self.refuse_other(device)
         return PCI_BUS
 
     def deviceGetByPCIBusId(self, bus: str) -> int:
@@ -95,13 +95,14 @@ class HostPools(HostMemory, HostStreams):
         return 0
 
     def deviceCanAccessPeer(self, device: int, peer: int) -> int:
-        self._only(device)
-        self._only(peer)
+        self.refuse_other(device)
+        self.refuse_other(peer)
         return 0
 
     def deviceDisablePeerAccess(self, peer: int) -> None:
         self.fail(NO_PEER)
 
-    def _only(self, device: int) -> None:
+    def refuse_other(self, device: int) -> None:
+        """Fail for a device that is not there."""
         if device != 0:
             self.fail(INVALID_DEVICE)

@@ -10,7 +10,7 @@ import ctypes
 from typing import Any
 
 from umem.devices.software.allocations import DEVICE, HOST, MANAGED, HostMemory
-from umem.devices.software.pools import INVALID_DEVICE, HostPools
+from umem.devices.software.pools import INVALID_VALUE, HostPools
 from umem.devices.software.streams import FIRST_HANDLE, HostStreams
 from umem.devices.specs import CHIPS, GpuSpec
 from umem.trace.events import Hint
@@ -22,10 +22,13 @@ CPU = -1
 """The host as a place, CU_DEVICE_CPU."""
 _DEVICE_ATTRIBUTES = {
     1: 1024, 2: 1024, 3: 1024, 4: 64, 5: 2**31 - 1, 6: 65535, 7: 65535, 8: 49152, 9: 65536, 10: 32,
-    12: 65536, 18: 0, 19: 1, 35: 0, 39: 2048, 40: 2, 41: 1, 81: 65536, 82: 65536, 83: 1, 88: 0,
-    89: 1, 97: 49152, 101: 0, 115: 1,
+    11: 2**31 - 1, 12: 65536, 14: 512, 15: 1, 17: 0, 18: 0, 19: 1, 20: 0, 30: 512, 31: 1, 33: 0,
+    34: 0, 35: 0, 39: 2048, 40: 2, 41: 1, 50: 0, 51: 32, 78: 0, 79: 1, 80: 1, 81: 65536, 82: 65536,
+    83: 1, 84: 0, 85: 0, 86: 0, 88: 0, 89: 1, 90: 1, 91: 0, 95: 0, 96: 0, 97: 65536, 98: 0, 99: 0,
+    100: 0, 101: 0, 111: 0, 112: 0, 113: 0, 114: 0, 115: 1, 116: 0, 117: 0, 118: 0, 119: 0,
 }  # fmt: skip
-"""cudaDeviceAttr, of driver_types.h: block and grid sizes, shared memory, managed memory."""
+"""cudaDeviceAttr, of driver_types.h: block and grid sizes, shared memory, managed memory, and what
+is not there, such as cooperative launches. Clocks, caches and textures are not known here."""
 _MAJOR, _MINOR, _SM_COUNT = 75, 76, 16
 _ADVICE = {
     1: ("read_mostly", False), 2: ("read_mostly", True), 3: ("preferred_location", False),
@@ -203,15 +206,18 @@ class HostRuntime(HostPools):
         return 0
 
     def setDevice(self, device: int) -> None:
-        if device != 0:
-            self.fail(INVALID_DEVICE)
+        self.refuse_other(device)
 
     def deviceGetAttribute(self, attrib: int, device: int) -> int:
+        self.refuse_other(device)
         major, minor, count = self._chip
-        known = {_MAJOR: major, _MINOR: minor, _SM_COUNT: count}
-        return known.get(attrib, _DEVICE_ATTRIBUTES.get(attrib, 0))
+        known = {**_DEVICE_ATTRIBUTES, _MAJOR: major, _MINOR: minor, _SM_COUNT: count}
+        if attrib not in known:
+            self.fail(INVALID_VALUE)
+        return known[attrib]
 
     def getDeviceProperties(self, device: int) -> dict[str, Any]:
+        self.refuse_other(device)
         major, minor, count = self._chip
         return {
             "name": (self.spec.title + SIMULATED).encode(),

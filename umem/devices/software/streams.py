@@ -42,6 +42,8 @@ class HostStreams:
         self.captures: dict[int, Capture] = {}
         self._captured_events: dict[int, Capture] = {}
         self._blocking: set[int] = set()
+        self._non_blocking: set[int] = set()
+        self._events: set[int] = set()
         self._handle = FIRST_HANDLE
         self._recorded: dict[int, float] = {}  # events, by simulated seconds
 
@@ -141,8 +143,7 @@ class HostStreams:
 
     def streamCreateWithFlags(self, flags: int) -> int:
         handle = self.new_handle()
-        if not flags & NON_BLOCKING:
-            self._blocking.add(handle)
+        (self._non_blocking if flags & NON_BLOCKING else self._blocking).add(handle)
         return handle
 
     def streamCreateWithPriority(self, flags: int, priority: int) -> int:
@@ -156,12 +157,21 @@ class HostStreams:
 
     def streamDestroy(self, stream: int) -> None:
         self._blocking.discard(stream)
+        self._non_blocking.discard(stream)
+
+    def _known(self, stream: int, event: int | None = None) -> None:
+        """Fail for a stream or an event that is not there."""
+        is_there = stream in DEFAULT or stream in self._blocking or stream in self._non_blocking
+        if not is_there or (event is not None and event not in self._events):
+            self.fail(INVALID_HANDLE)
 
     def streamSynchronize(self, stream: int) -> None:
+        self._known(stream)
         self._refuse_wait(stream)
         self.host_waits()
 
     def streamQuery(self, stream: int) -> int:
+        self._known(stream)
         self._refuse_wait(stream)
         return 0
 
@@ -180,12 +190,15 @@ class HostStreams:
     # -- events ----------------------------------------------------------------------------
 
     def eventCreate(self) -> int:
-        return self.new_handle()
+        return self.eventCreateWithFlags(0)
 
     def eventCreateWithFlags(self, flags: int) -> int:
-        return self.new_handle()
+        event = self.new_handle()
+        self._events.add(event)
+        return event
 
     def eventDestroy(self, event: int) -> None:
+        self._events.discard(event)
         self._recorded.pop(event, None)
         self._captured_events.pop(event, None)
 
@@ -195,6 +208,7 @@ class HostStreams:
 
     def takes_record(self, event: int, stream: int) -> bool:
         """Whether a capture takes the recording of an event."""
+        self._known(stream, event)
         self._captured_events.pop(event, None)
         if not self.is_captured(stream):
             return False
@@ -206,6 +220,7 @@ class HostStreams:
 
     def takes_wait(self, stream: int, event: int) -> bool:
         """Whether a capture takes a stream's waiting: the stream is captured too from then on."""
+        self._known(stream, event)
         capture = self._captured_events.get(event)
         if capture is None:
             if not self.is_captured(stream):
@@ -224,6 +239,7 @@ class HostStreams:
         self.host_waits()
 
     def _refuse_captured(self, event: int) -> None:
+        self._known(DEFAULT[0], event)
         if event in self._captured_events:
             self._captured_events[event].is_broken = True
             self.fail(CAPTURED_EVENT)

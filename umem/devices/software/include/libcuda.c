@@ -9,7 +9,7 @@ int (*umem_advise)(uint64_t, size_t, int, int, int);
 int (*umem_prefetch)(uint64_t, size_t, int, int, uint64_t);
 int (*umem_range)(void *, size_t, int, uint64_t, size_t);
 int (*umem_pointer)(void *, int, uint64_t);
-int (*umem_device)(int);
+int (*umem_device)(void *, int, int);
 int (*umem_wait)(void *);
 static Location place(int device) { Location l = {device == -1 ? 2 : 1, device == -1 ? 0 : device}; return l; }
 int umem_not_supported(void) { return 801; }
@@ -18,7 +18,7 @@ int cuDriverGetVersion(int *v) { *v = VERSION; return 0; }
 int cuDeviceGetCount(int *n) { *n = 1; return 0; }
 int cuDeviceGet(int *d, int ordinal) { if (ordinal) return 101; *d = 0; return 0; }
 int cuDeviceGetName(char *s, int n, int d) { strncpy(s, "simulated", n); return 0; }
-int cuDeviceGetAttribute(int *v, int a, int d) { *v = umem_device(a); return 0; }
+int cuDeviceGetAttribute(int *v, int a, int d) { return umem_device(v, a, d); }
 int cuDevicePrimaryCtxRetain(void **c, int d) { *c = (void *)16; return 0; }
 int cuDevicePrimaryCtxRelease_v2(int d) { return 0; }
 int cuCtxGetCurrent(void **c) { *c = (void *)16; return 0; }
