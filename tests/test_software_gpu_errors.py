@@ -17,6 +17,7 @@ from software_programs import START, needs_compiler, needs_cupy, run
 
 from umem.devices.software.allocations import DEVICE, HostMemory
 from umem.devices.software.memory_sources import FREED_COUNT, GuardedSource, PlainSource
+from umem.devices.software.opening import has_real_gpu
 from umem.devices.software.toolchain import ROOM_BYTES, Toolchain
 from umem.devices.specs import gpu_spec
 from umem.errors import DeviceError
@@ -252,6 +253,22 @@ def test_memory_with_guards_ends_where_nothing_may_be_touched() -> None:
     assert source.find(address) is not found
 
 
+@pytest.mark.parametrize(
+    ("files", "is_there"),
+    [
+        ([], False),
+        (["dev/nvidiactl", "dev/dxg"], False),
+        (["dev/nvidia0"], True),
+        (["dev/dxg", "usr/lib/wsl/lib/libcuda.so.1"], True),
+    ],
+)
+def test_a_real_gpu_is_noticed(tmp_path: Path, files: list[str], is_there: bool) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert has_real_gpu(tmp_path) is is_there
+
+
 def memory_without_a_model() -> HostMemory:
     return HostMemory(gpu_spec("t4"), is_modelled=False)
 
@@ -360,6 +377,26 @@ print(cp.arange(3).sum())
             "0 40 1 40 101 40 ",
             "3",
         ]
+
+    def test_a_library_that_cannot_be_compiled_leaves_python_as_it_was(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        does = 'case "$*" in *libcuda.so.1*) echo no more >&2; exit 1;; esac'
+        monkeypatch.setenv("CXX", compiler(tmp_path / "cxx", does))
+        monkeypatch.delenv("CUPY_ACCELERATORS", raising=False)
+        program = """
+import os, sys
+import cuda.pathfinder
+import umem
+before = cuda.pathfinder.load_nvidia_dynamic_lib
+try:
+    umem.software_gpu("t4", "64MiB", force=True)
+except umem.errors.DeviceError as error:
+    print("no more" in str(error))
+print(cuda.pathfinder.load_nvidia_dynamic_lib is before, "cupy" in sys.modules)
+print(os.environ.get("CUPY_ACCELERATORS"))
+"""
+        assert run(program, tmp_path, start="") == "True\nTrue False\nNone\n"
 
     def test_a_launch_that_no_gpu_takes_fails(self, kernel_cache: Path) -> None:
         program = r"""

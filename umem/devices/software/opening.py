@@ -145,7 +145,8 @@ def software_gpu(
         StateError: CuPy is imported already, or this was called before.
         MissingDependencyError: no CuPy, or no compiler.
         DeviceError: a CuPy whose inside is not known, or a real GPU and no ``force``.
-        UnknownGpuError, SizeError: see `umem.virtual_gpu`. Nothing has changed.
+        UnknownGpuError, SizeError: see `umem.virtual_gpu`. Nothing has changed after any of these.
+        DeviceError: the compiler fails. Then the process cannot go on to use CuPy.
     """
     spec = gpu_spec(gpu)
     if vram is not None:
@@ -156,7 +157,7 @@ def software_gpu(
             "run the script under umem run --software"
         )
     folder = _cupy_folder()
-    if not force and any(Path("/dev").glob("nvidia[0-9]*")):
+    if not force and has_real_gpu():
         raise DeviceError("this machine has a real GPU; software_gpu(..., force=True) ignores it")
     tools = Toolchain()
     names = [f"cupy_backends/cuda/libs/{name}" for name in _LIBRARIES]
@@ -168,8 +169,8 @@ def software_gpu(
     if checked:
         runtime.source = GuardedSource()
     libraries = StandIns(found, tools, {**cufft.C_FUNCTIONS, **cusolver.C_FUNCTIONS})
-    libraries.stand_in()
     hints = HostHints(runtime, tools)
+    libraries.stand_in()  # nothing of Python's has changed before
     libraries.add("libcuda", hints.library)
     _kept.extend((libraries, hints))
     os.environ["CUPY_ACCELERATORS"] = ""  # CUB's kernels are compiled for a GPU
@@ -177,6 +178,13 @@ def software_gpu(
     gpu_here = SoftwareGPU(runtime)
     set_cuda_model(gpu_here)
     return gpu_here
+
+
+def has_real_gpu(root: Path = Path("/")) -> bool:
+    """Whether there is a GPU of NVIDIA's: its driver's devices, or those of Windows below Linux."""
+    if any(root.glob("dev/nvidia[0-9]*")):
+        return True
+    return (root / "dev/dxg").exists() and (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
 
 
 def _cupy_folder() -> Path:
