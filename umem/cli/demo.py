@@ -291,7 +291,7 @@ def _report(console: Console, result: _Result, out: Path) -> None:
     _say_what_it_costs(console, result)
     written = _write(console, result, title, out)
     console.print(f"Wrote {' and '.join(map(shown, written))}.", soft_wrap=True)
-    _say_what_next(console, result.kind)
+    _say_what_next(console, result.kind, result.device)
 
 
 def _write(console: Console, result: _Result, title: str, out: Path) -> list[Path]:
@@ -336,14 +336,15 @@ def _say_what_it_costs(console: Console, result: _Result) -> None:
     )
 
 
-def _say_what_next(console: Console, kind: str) -> None:
-    device = "" if kind == "virtual" else " --device software:t4"
+def _say_what_next(console: Console, kind: str, gpu: str) -> None:
+    device = "" if kind == "virtual" else f" --device {kind}:{gpu}"
     console.print("Next:")
     if kind != "cuda":
         from umem.devices.open import device_kind
 
         console.print(f"{f'  umem demo{device} --vram 48MiB':<37} less VRAM, more movement")
-        console.print(f"{f'  umem demo --device {kind}:v100-16gb':<37} another GPU")
+        other = "v100-16gb" if gpu == "t4" else "t4"
+        console.print(f"{f'  umem demo --device {kind}:{other}':<37} another GPU")
         if kind == "virtual" and device_kind("cuda").why_not() is None:
             console.print("  umem demo --device cuda             on the GPU that is here")
     console.print("  umem doctor                         what this machine has")
