@@ -14,6 +14,8 @@ class Network:
         batch: how many samples a step has; of a graph network, how many nodes.
         target: the most of the reducible part that "min" may leave; None: not set.
         points: budgets of its own: a share of the raw peak, the most that the step may take.
+        most: the share of the raw peak that "min" may leave; None: not set.
+        again: how often "min" may run forward once more; None: its limit is that of the others.
         forget_is_wrong: why F.forget does not train it right.
         repeats: timed steps of each kind.
         torch: its name in torch_networks.py.
@@ -25,6 +27,8 @@ class Network:
     batch: int = 8
     target: float | None = None
     points: tuple[tuple[float, float], ...] = ()
+    most: float | None = None
+    again: float | None = None
     forget_is_wrong: str | None = None
     repeats: int = 5
     torch: str | None = None
@@ -44,8 +48,10 @@ NETWORKS = (
             no_torch="see VGG16"),
     Network("U-Net", ("U-Net", "5 levels"), target=0.5, no_torch="not a sequence"),
     Network("DenseNet", ("DenseNet", "24 layers"), target=0.35, torch="DenseNet"),
-    Network("transformer", ("transformer", "12 layers"), target=0.35, torch="transformer"),
-    Network("LSTM", ("unrolled LSTM", "200 words"), 128, target=0.35, torch="LSTM"),
+    Network("transformer", ("transformer", "12 layers"), target=0.35, most=0.19, again=1.05,
+            torch="transformer"),
+    Network("LSTM", ("unrolled LSTM", "200 words"), 128, target=0.35, most=0.05, again=1.05,
+            torch="LSTM"),
     Network("GCN", ("GCN", "8 layers"), 20_000, target=0.35, torch="GCN"),
 )  # fmt: skip
 QUICK = (

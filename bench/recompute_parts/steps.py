@@ -156,14 +156,15 @@ class Trainee:
 
     # -- time --------------------------------------------------------------------------------
 
-    def seconds(self, mode: AbstractContextManager[Any], region: Region) -> float:
-        """Processor seconds of one step."""
+    def seconds(self, mode: AbstractContextManager[Any], region: Region) -> tuple[float, float]:
+        """Processor seconds of one step, and of its forward pass."""
         self.reset()
         gc.collect()
+        turned: list[float] = []
         with mode:
             start = time.process_time()
-            self.step(region)
-            return time.process_time() - start
+            self.step(region, between=lambda: turned.append(time.process_time()))
+            return time.process_time() - start, turned[0] - start
 
 
 Results = dict[str, Any]
