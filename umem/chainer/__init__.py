@@ -12,6 +12,7 @@ from umem.chainer.framework import CHAINER  # noqa: E402
 from umem.chainer.lookahead.prefetch import LookaheadPrefetch  # noqa: E402
 from umem.chainer.memory_report import MemoryReport  # noqa: E402
 from umem.chainer.recompute.recompute import Recompute  # noqa: E402
+from umem.chainer.update_chunks import chunked_updates  # noqa: E402
 from umem.trace.frameworks import register  # noqa: E402
 
 register(CHAINER)
@@ -23,5 +24,6 @@ __all__ = [
     "checkpoint",
     "checkpoint_sequential",
     "checkpointed",
+    "chunked_updates",
     "device",
 ]

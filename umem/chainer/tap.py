@@ -62,6 +62,10 @@ class Subscriber:
         """An optimizer updates a parameter."""
         proceed(rule, parameter)
 
+    def update_core(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
+        """An update rule computes, between its hooks, perhaps on a copy in full precision."""
+        proceed(rule, parameter)
+
     def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
         """An optimizer updates all of its parameters."""
         proceed(method, *args, **kwargs)
@@ -103,8 +107,9 @@ POINTS = (
     # Where the loops over the graph begin; function_node has imported the other by its name.
     Point(_backprop, "_backprop_to_all", "backward"),
     Point(function_node, "_backprop", "grad"),
-    # Once a parameter; then once a step, in every optimizer that goes by gradients.
+    # Twice a parameter; then once a step, in every optimizer that goes by gradients.
     Point(optimizer.UpdateRule, "update", "update"),
+    Point(optimizer.UpdateRule, "update_core", "update_core"),
     Point(optimizer.GradientMethod, "update", "step"),
     # Every way to cut a graph ends in one of the three; the graph itself keeps no note of it.
     Point(function_node.FunctionNode, "unchain", "unchain"),

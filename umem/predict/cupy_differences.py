@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from umem.planner.updates import CHUNKED_RULES
 from umem.trace.events import Access, Alloc, Event, Free, Hint, Op
 from umem.trace.trace import Trace
 from umem.units import MIB
@@ -70,12 +71,8 @@ def _nbytes(access: Access) -> int:
     return access.stop - access.start
 
 
-UPDATES = (
-    "SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "AdaGrad", "AdaDelta", "Adam",
-    "MSVAG", "RMSprop", "RMSpropGraves", "SMORMS3",
-)  # fmt: skip
 CORRECTIONS = (
-    Correction(UPDATES, _nothing, "one fused kernel, in place",
+    Correction(CHUNKED_RULES, _nothing, "one fused kernel, in place",
                "optimizers/*.py, update_core_gpu"),
     Correction(("ReLUGrad2", "SigmoidGrad", "TanhGrad", "Sigmoid", "LeakyReLU", "_LeakyReLUGrad",
                 "ELU", "ELUGrad", "Softplus", "SoftplusGrad", "ClippedReLUGrad2"), _nothing,

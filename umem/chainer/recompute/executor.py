@@ -19,6 +19,7 @@ from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.training import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_CUT, Training
 from umem.chainer.recompute.whole_graph import bring, bring_one, check, functions, watch_over
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.chainer.update_chunks import update_in_chunks
 from umem.errors import UnsupportedError
 
 TWICE = "it is differentiated twice"
@@ -180,6 +181,10 @@ class Executor(Subscriber):
         proceed(rule, parameter)
         if threading.get_ident() == self._thread:
             self._training.graphs.after_update(parameter)
+
+    def update_core(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
+        """Compute in chunks, which take no more than one of them at a time."""
+        update_in_chunks(proceed, rule, parameter)
 
     def serialize(self, proceed: Proceed, owner: Any, serializer: Any) -> None:
         """Copy what a graph has read before it is loaded anew."""
