@@ -64,16 +64,20 @@ def origins_of(
     """
     sources: list[InputSource] = []
     origins: list[tuple[Any, ...]] = []
+    elsewhere = False
     for node, array in zip(func.inputs, arrays, strict=True):
         source = source_of(node, array)
         sources.append(source)
-        if source.call is None:
+        call = source.call
+        if call is None:
             leaf = leaves.setdefault(id(node), (len(leaves), node))[0]
-            kind = LEAF if node.creator_node is None else GOES_ON
-            origins.append((kind, leaf, array.shape, array.dtype))
+            goes_on = node.creator_node is not None
+            elsewhere = elsewhere or goes_on
+            origins.append((GOES_ON if goes_on else LEAF, leaf, array.shape, array.dtype))
         else:
-            origins.append((source.call.index, source.output, number - source.call.number))
-    elsewhere = any(o[0] == GOES_ON or (o[0] >= 0 and o[-1]) for o in origins)
+            ago = number - call.number
+            elsewhere = elsewhere or ago != 0
+            origins.append((call.index, source.output, ago))
     return sources, tuple(origins), elsewhere
 
 

@@ -116,8 +116,11 @@ class Training:
         Running statistics are such; a graph in test mode reads them as inputs, and has to find them
         as they were if it runs again.
         """
+        arrays = [value for value in vars(owner).values() if hasattr(value, "dtype")]
+        if not arrays:
+            return
         reads = list(self._reads)
-        for array in vars(owner).values():
+        for array in arrays:
             if any(read.has(array) for read in reads):
                 copy = array.copy()
                 for call in (*self._calls_now(), *self._calls_alive()):
