@@ -20,6 +20,7 @@ if find_spec("chainer") is None:
 
 import umem.chainer
 from umem.planner.problem import Problem
+from umem.planner.updates import CHUNK_BYTES
 from umem.predict.techniques.budget_graph import problems_of
 from umem.predict.techniques.steady import steady
 
@@ -94,7 +95,12 @@ def measured_alike(problem: Problem, other: Problem) -> Problem:
         replace(call, **{name: getattr(theirs, name) for name in names})
         for call, theirs in zip(problem.calls, other.calls, strict=True)
     ]
-    return replace(problem, calls=tuple(calls))
+    return replace(
+        problem,
+        calls=tuple(calls),
+        update_bytes=other.update_bytes,
+        whole_update_bytes=other.whole_update_bytes,
+    )
 
 
 CASES: list[Any] = [
@@ -111,10 +117,14 @@ def test_the_graph_of_choose_is_that_of_recompute(
     model: tuple[str, str], shape: tuple[int, ...]
 ) -> None:
     recorded, learned = both(*model, shape)
-    assert recorded.plain_bytes == pytest.approx(learned.plain_bytes, rel=1e-3, abs=OBJECTS)
-    assert recorded.least().peak_bytes == pytest.approx(
-        learned.least().peak_bytes, rel=1e-3, abs=OBJECTS
+    # One has measured a whole update, the other one in chunks, which has more temporaries.
+    assert recorded.plain_bytes <= learned.plain_bytes * 1.001 + OBJECTS
+    assert recorded.left_alone_bytes == pytest.approx(
+        learned.left_alone_bytes, rel=1e-3, abs=OBJECTS
     )
+    least = learned.least().peak_bytes
+    near = CHUNK_BYTES // 2 if least == learned.update_peak_bytes else OBJECTS
+    assert recorded.least().peak_bytes == pytest.approx(least, rel=1e-3, abs=near)
     alike = measured_alike(recorded, learned)
     assert alike.edges == learned.edges and alike.names == learned.names
     for own, theirs in zip(alike.calls, learned.calls, strict=True):

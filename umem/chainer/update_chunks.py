@@ -76,7 +76,7 @@ def update_in_chunks(proceed: Proceed, rule: Any, parameter: Any) -> None:
     """
     data, grad, state = parameter.array, parameter.grad, rule.state or {}
     arrays = [data, grad, *state.values()]
-    if not _is_known(rule) or not _are_alike(arrays):
+    if not is_chunked(rule) or not _are_alike(arrays):
         proceed(rule, parameter)
     elif sum(array.nbytes for array in arrays) <= CHUNK_BYTES or _overlap(arrays):
         proceed(rule, parameter)
@@ -84,8 +84,8 @@ def update_in_chunks(proceed: Proceed, rule: Any, parameter: Any) -> None:
         _update(rule, arrays, state)
 
 
-def _is_known(rule: Any) -> bool:
-    """Whether a rule is one of Chainer's own, and computes as that does."""
+def is_chunked(rule: Any) -> bool:
+    """Whether a rule goes in chunks: it is one of Chainer's own, and computes as that does."""
     kind = type(rule)
     if kind not in _RULES or kind.update_core_cpu is not _RULES[kind]:
         return False

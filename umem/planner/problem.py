@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from umem.errors import BudgetError
+from umem.planner.call_facts import CallFacts
 from umem.planner.dispatch import plan as make_plan
 from umem.planner.graph import Graph
 from umem.planner.node import Node
@@ -24,60 +25,27 @@ from umem.planner.referee import Simulation, referee, simulate
 from umem.planner.schedule import Action, actions
 from umem.units import format_apart, format_bytes
 
-
-@dataclass(frozen=True)
-class CallFacts:
-    """One call of a forward pass, and its backward.
-
-    Attributes:
-        label: the function's name.
-        nbytes: bytes of the memory that its outputs lie in, as far as it has made it.
-        cost: what running it once more costs.
-        grad_bytes: bytes of the gradient of its outputs.
-        alias: the call whose output its output is a view of.
-        stash_bytes: what it keeps on itself for its backward, and could make again.
-        drawn_bytes: what it has drawn at random and keeps on itself: it is never drawn again.
-        mask_bytes, packed_bytes: those of them that are a dropout's mask, and what it takes as
-            one bit an element.
-        again: whether it may run twice; if not, nothing that it makes is ever dropped.
-        workspace_bytes, backward_workspace_bytes: what it needs only while it runs.
-        stays_bytes: gradients of parameters that its backward is the first to make.
-        needs: the calls whose outputs its backward reads.
-        dead: whether backward does not come to it.
-    """
-
-    label: str
-    nbytes: int
-    cost: float
-    grad_bytes: int
-    alias: int | None = None
-    stash_bytes: int = 0
-    drawn_bytes: int = 0
-    mask_bytes: int = 0
-    packed_bytes: int = 0
-    again: bool = True
-    workspace_bytes: int = 0
-    backward_workspace_bytes: int = 0
-    stays_bytes: int = 0
-    needs: tuple[int, ...] = ()
-    dead: bool = False
+UPDATE = "the optimizer's update"
+"""What forces the floor where no call does."""
 
 
 class Solution(NamedTuple):
     """A plan, the graph that it is for, and what is there beside it all the time.
 
-    ``packs``: whether masks are kept as bits.
+    ``packs``: whether masks are kept as bits. ``update_peak_bytes``: the most bytes during the
+    optimizer's update, in all.
     """
 
     plan: Plan
     graph: Graph
     constant_bytes: int
     packs: bool
+    update_peak_bytes: int
 
     @property
     def peak_bytes(self) -> int:
         """The most bytes at once, in all."""
-        return self.constant_bytes + self.plan.peak_bytes
+        return max(self.constant_bytes + self.plan.peak_bytes, self.update_peak_bytes)
 
 
 @dataclass(frozen=True)
@@ -93,6 +61,8 @@ class Problem:
             are missing.
         keeps_order: whether backward has to take its calls in that order.
         outlives: whether the pass's graph is still there during the next one.
+        update_bytes: what the optimizer's update needs only while it runs.
+        whole_update_bytes: the same in a plain step, where rules compute with whole arrays.
     """
 
     calls: tuple[CallFacts, ...]
@@ -102,6 +72,8 @@ class Problem:
     backward_order: Mapping[int, int] = field(default_factory=dict)
     keeps_order: bool = False
     outlives: bool = False
+    update_bytes: int = 0
+    whole_update_bytes: int = 0
 
     # -- the graph -------------------------------------------------------------------------
 
@@ -228,7 +200,20 @@ class Problem:
     @property
     def plain_bytes(self) -> int:
         """The peak of a plain step, in all; shares of a budget are of it."""
-        return self.constant_bytes(packs=False, plain=True) + self.plain_step.peak_bytes
+        whole = self.update_peak_bytes - self.update_bytes + self.whole_update_bytes
+        return max(self.left_alone_bytes, whole)
+
+    @property
+    def left_alone_bytes(self) -> int:
+        """The peak of a plain step whose updates go in chunks, in all."""
+        plain = self.constant_bytes(packs=False, plain=True) + self.plain_step.peak_bytes
+        return max(plain, self.update_peak_bytes)
+
+    @property
+    def update_peak_bytes(self) -> int:
+        """The most bytes during the optimizer's update, in all: the graph is gone by then."""
+        stays = sum(call.stays_bytes for call in self.calls if not call.dead)
+        return self.outside_bytes + stays + self.update_bytes
 
     def _plain_order(self, graph: Graph) -> Iterator[str]:
         """Backward's order: users first, then as it was seen; what it missed as soon as can be.
@@ -254,7 +239,7 @@ class Problem:
     def keep_all(self) -> Solution:
         """The plan that runs nothing again; what was saved goes as backward goes along."""
         found = make_plan(self._whole, None, "store_all", model="saved")
-        return Solution(found, self._whole, self.constant_bytes(packs=False), False)
+        return self._solution(found, packs=False)
 
     def least(self, method: Method = "auto") -> Solution:
         """The plan of the least bytes that a method has; found once."""
@@ -268,7 +253,16 @@ class Problem:
 
     def _find_least(self, method: Method) -> Solution:
         found = make_plan(self._packing, None, self._method(method), model="saved")
-        return Solution(found, self._packing, self.constant_bytes(packs=True), True)
+        least = self._solution(found, packs=True)
+        if least.peak_bytes > least.constant_bytes + found.peak_bytes:
+            return self.within(least.peak_bytes, method)  # the update needs that much anyway
+        return least
+
+    def _solution(self, plan: Plan, *, packs: bool) -> Solution:
+        graph = self._packing if packs else self._whole
+        return Solution(
+            plan, graph, self.constant_bytes(packs=packs), packs, self.update_peak_bytes
+        )
 
     def within(self, budget_bytes: int | None, method: Method = "auto") -> Solution:
         """The plan for a budget in all; None: the least.
@@ -281,7 +275,7 @@ class Problem:
         if budget_bytes >= self.keep_all.peak_bytes:
             return self.keep_all
         constant = self.constant_bytes(packs=True)
-        if budget_bytes <= constant:
+        if budget_bytes <= constant or budget_bytes < self.update_peak_bytes:
             raise self._too_small(budget_bytes, method)
         try:
             found = make_plan(
@@ -289,7 +283,7 @@ class Problem:
             )
         except BudgetError:
             raise self._too_small(budget_bytes, method) from None
-        return Solution(found, self._packing, constant, True)
+        return self._solution(found, packs=True)
 
     def _method(self, method: Method) -> Method:
         if self.keeps_order and method in ("auto", "lower_sets_exact"):
@@ -307,6 +301,11 @@ class Problem:
     def why_not_less(self, method: Method = "auto") -> str:
         """Say what forces the least budget, and the floor, as the end of a sentence."""
         least, (size, node) = self.least(method), self.floor
+        if least.peak_bytes == self.update_peak_bytes:
+            return (
+                "which the optimizer's update forces: beside parameters, gradients and state it "
+                f"needs {format_bytes(self.update_bytes)} while it runs, and no plan changes that"
+            )
         moments = simulate(least.graph, least.plan).timeline
         forced = max(moments, key=lambda moment: moment.during_bytes).action
         return (
@@ -341,4 +340,5 @@ class Problem:
                 backward += grad[node.name] + sum(grad[n] for n in read)
                 backward += node.backward_workspace_bytes + stayed
             floor = max(floor, (max(forward, backward), node.name))
-        return self.constant_bytes(packs=True) + floor[0], floor[1]
+        whole = self.constant_bytes(packs=True) + floor[0]
+        return max((whole, floor[1]), (self.update_peak_bytes, UPDATE))

@@ -15,12 +15,18 @@ CHUNKED_RULES = (
 """Chainer's update rules that go element by element, and may go in chunks."""
 
 
-def chunked_workspace(array_bytes: int) -> int:
-    """Bound the temporaries of an update in chunks.
+def chunked_workspace(workspace_bytes: int, array_bytes: int) -> int:
+    """What an update in chunks needs only while it runs, from what the whole one needs.
 
-    Adam has the most of them in half precision: five arrays of float32 beside four of float16.
+    It may be half more: NumPy uses large temporaries again for the next result, and small ones not.
 
     Args:
+        workspace_bytes: of the whole update.
         array_bytes: of the parameter, its gradient and its state.
     """
-    return 3 * min(array_bytes, CHUNK_BYTES)
+    return min(workspace_bytes, -(-workspace_bytes * CHUNK_BYTES // max(1, array_bytes)))
+
+
+def whole_workspace(workspace_bytes: int, array_bytes: int) -> int:
+    """The reverse of `chunked_workspace`: an estimate, up to half too much for RMSprop."""
+    return max(workspace_bytes, workspace_bytes * array_bytes // CHUNK_BYTES)

@@ -33,10 +33,9 @@ def carried(seen: SeenGraph, target: Target) -> tuple[Carried, str | None]:
         BudgetError: nothing fits; names the least that does, the floor and what forces it.
     """
     problem, said = seen.problem, None
-    plain = problem.plain_bytes
-    room = _room(seen, target.budget, plain)
-    if room is not None and room >= plain:
-        return _carried(seen, problem.keep_all, plain, room), None
+    room = _room(seen, target.budget)
+    if room is not None and room >= problem.left_alone_bytes:
+        return _carried(seen, problem.keep_all, room), None
     try:
         solution = problem.within(room, target.method)
     except BudgetError as error:
@@ -45,18 +44,18 @@ def carried(seen: SeenGraph, target: Target) -> tuple[Carried, str | None]:
             raise BudgetError(told) from None
         said = f"{told}. The budget is a share, so this graph is run at its least"
         solution = problem.least(target.method)
-    return _carried(seen, solution, plain, room), said
+    return _carried(seen, solution, room), said
 
 
-def _room(seen: SeenGraph, budget: Budget, plain_bytes: int) -> int | None:
+def _room(seen: SeenGraph, budget: Budget) -> int | None:
     if budget is None:
         return None
     if isinstance(budget, float):
-        return round(budget * plain_bytes)
+        return round(budget * seen.problem.plain_bytes)
     return budget - seen.history.slack_bytes
 
 
-def _carried(seen: SeenGraph, solution: Solution, plain_bytes: int, room: int | None) -> Carried:
+def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:
     """Sort a plan's actions by when they are due."""
     names = seen.problem.names
     number = {name: index for index, name in enumerate(names)}
@@ -74,11 +73,13 @@ def _carried(seen: SeenGraph, solution: Solution, plain_bytes: int, room: int | 
         else:
             after.setdefault(last, []).append(Due(action.kind, number[action.node]))
     backward = [Due(a.kind, number[a.node]) for a in stream[start:] if a.kind != "free"]
-    twice = 2 * plain_bytes - seen.history.outside_bytes
+    alone = seen.problem.left_alone_bytes
+    twice = 2 * alone - seen.history.outside_bytes
     return Carried(
         solution,
-        plain_bytes,
-        fits=room is not None and room >= plain_bytes,
+        seen.problem.plain_bytes,
+        alone,
+        fits=room is not None and room >= alone,
         fits_twice=room is not None and room >= twice,
         after_forward=after,
         backward=backward,

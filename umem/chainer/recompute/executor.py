@@ -175,12 +175,13 @@ class Executor(Subscriber):
             self._training.finish_plain(plain, whole)
 
     def update(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
-        """Copy what a graph has read before it changes; learn of optimizer state."""
+        """Copy what a graph has read before it changes; learn of what optimizers take."""
         if rule.enabled:
             self._before_change(parameter.array)
-        proceed(rule, parameter)
         if threading.get_ident() == self._thread:
-            self._training.graphs.after_update(parameter)
+            self._training.update(lambda: proceed(rule, parameter), parameter)
+        else:
+            proceed(rule, parameter)
 
     def update_core(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
         """Compute in chunks, which take no more than one of them at a time."""

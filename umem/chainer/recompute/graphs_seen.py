@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,8 @@ import chainer
 
 from umem.chainer.function_facts import owner_of, rules_of
 from umem.chainer.recompute.carrying import Target, carried
-from umem.chainer.recompute.observing import look_beside, state_bytes
+from umem.chainer.recompute.observing import look_beside
+from umem.chainer.recompute.optimizer_facts import OptimizerFacts
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import History, SeenGraph, tape_of
 from umem.chainer.recompute.tape import Signature
@@ -36,6 +36,7 @@ class Graphs:
         target: what to plan for.
 
     Attributes:
+        optimizers: what they take.
         said: what the user was told.
         planned_count: passes that followed a plan from their beginning to their end.
     """
@@ -46,8 +47,8 @@ class Graphs:
         self._count = 0
         self._once_seen = 0
         self._waiting: list[int] = []
-        self._updated: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._has_new = self._wished = False
+        self._wished = False
+        self.optimizers = OptimizerFacts()
         self.said: list[str] = []
         self.planned_count = 0
 
@@ -164,7 +165,7 @@ class Graphs:
             held_gradients={**old.held_gradients, **beside.held_gradients},
             old_gradients={**old.old_gradients, **now.old_gradients},
         )
-        self._put(replace(seen, history=history.counting(self._updated_parameters())))
+        self._put(replace(seen, history=history.counting(self.optimizers)))
 
     def _add(self, now: Pass) -> SeenGraph:
         """Remember one more; of those without a plan the oldest may be forgotten."""
@@ -284,7 +285,7 @@ class Graphs:
         self.note(number, followed=True)
         if peak_bytes is not None:
             found = seen.history.outside_bytes + peak_bytes
-            self.note(number, measured_bytes=found)
+            self.note(number, measured_bytes=max(found, seen.problem.update_peak_bytes))
             self._keep_the_promise(self._seen[number], found)
 
     def _keep_the_promise(self, seen: SeenGraph, found: int) -> None:
@@ -311,29 +312,13 @@ class Graphs:
 
     # -- what optimizers keep --------------------------------------------------------------
 
-    def _updated_parameters(self) -> list[Any]:
-        found = [reference() for reference, _ in self._updated.values()]
-        return [parameter for parameter in found if parameter is not None]
-
-    def after_update(self, parameter: Any) -> None:
-        """An optimizer has changed a parameter, and may have made its state."""
-        if parameter.array is None:
-            return
-        nbytes = state_bytes(parameter.update_rule)
-        reference, before = self._updated.get(id(parameter), (None, 0))
-        if reference is None or reference() is not parameter or before != nbytes:
-            self._updated[id(parameter)] = (weakref.ref(parameter), nbytes)
-            self._has_new = True
-
     def _count_updated(self) -> None:
         """Plans that were made before an optimizer had its state are to be made anew."""
-        if not self._has_new:
+        if not self.optimizers.take_new():
             return
-        self._has_new = False
-        updated = self._updated_parameters()
         for seen in self:
-            old, new = seen.history, seen.history.counting(updated)
+            old, new = seen.history, seen.history.counting(self.optimizers)
             self._put(replace(seen, history=new))
-            grew = new.others_bytes + new.state_bytes > old.others_bytes + old.state_bytes
+            grew = new.optimizer_bytes > old.optimizer_bytes
             if grew and seen.plan is not None:
                 self._forget_plan(seen.number)

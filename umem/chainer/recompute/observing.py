@@ -197,13 +197,6 @@ def gradient_bytes(parameter: Any) -> int:
     return 0 if grad is None else int(grad.nbytes)
 
 
-def state_bytes(rule: Any) -> int:
-    """Bytes of what an optimizer keeps for a parameter."""
-    state = (getattr(rule, "state", None) or {}).values()
-    full = getattr(getattr(rule, "_fp32_param", None), "array", None)  # a master copy, of mixed16
-    return sum(getattr(value, "nbytes", 0) for value in (*state, full))
-
-
 # -- memory on the host -------------------------------------------------------------------------
 
 

@@ -184,6 +184,8 @@ def describe(seen: SeenGraph) -> str:
         f"{_or_not(history.measured_bytes)}; {format_bytes(seen.plan.plain_bytes)} predicted "
         f"for a plain step; the floor is {format_bytes(floor)} ({node})",
         f"  parameters, state and inputs: {format_bytes(constant)} of it",
+        f"  the optimizer's update: {format_bytes(problem.update_peak_bytes)}, of them "
+        f"{format_bytes(problem.update_bytes)} only while it runs",
         f"  overhead: {_share(plan.overhead, tape.seconds)} of the forward pass predicted, "
         + ("not measured yet" if rerun is None else f"{_share(rerun, tape.seconds)} measured"),
         f"  kept: {_names(list(plan.kept))}",

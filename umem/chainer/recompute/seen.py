@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 from umem.chainer.recompute.gradients import Contended
 from umem.chainer.recompute.inputs import LEAF
-from umem.chainer.recompute.observing import Observed, state_bytes
+from umem.chainer.recompute.observing import Observed
+from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
 from umem.chainer.recompute.tape import Call, Signature
-from umem.planner.problem import CallFacts, Problem, Solution
+from umem.planner.call_facts import CallFacts
+from umem.planner.problem import Problem, Solution
 from umem.planner.schedule import Kind
 
 Roots = tuple[tuple[int, int], ...]
@@ -90,6 +92,8 @@ class History:
         parameters: weak references to those that it reads, and to others that are updated.
         others_bytes: those others, with a gradient.
         state_bytes: what optimizers keep.
+        update_bytes: what the update of one parameter needs only while it runs; the most of all.
+        whole_update_bytes: the same where updates do not go in chunks.
         stays: by call, the gradients of parameters that its backward is the first to make.
         old_gradients: by parameter, the bytes of its gradient during forward.
         held_gradients: those of them that are there between forward and backward, too.
@@ -116,6 +120,8 @@ class History:
     parameters: Mapping[int, Any] = field(default_factory=dict)
     others_bytes: int = 0
     state_bytes: int = 0
+    update_bytes: int = 0
+    whole_update_bytes: int = 0
     stays: Mapping[int, int] = field(default_factory=dict)
     old_gradients: Mapping[int, int] = field(default_factory=dict)
     held_gradients: Mapping[int, int] = field(default_factory=dict)
@@ -161,21 +167,30 @@ class History:
         old, new = self.ranks, ranks
         return all((old[a] > old[b]) == (new[a] > new[b]) for a, b in pairwise(order))
 
-    def counting(self, updated: Iterable[Any]) -> History:
-        """With what optimizers keep as it is now.
+    @property
+    def optimizer_bytes(self) -> int:
+        """What optimizers take that it does not read itself."""
+        return self.others_bytes + self.state_bytes + self.update_bytes
 
-        Args:
-            updated: parameters that optimizers have updated; those that no call reads, such as
-                what `F.forget` captures, count with a gradient.
+    def counting(self, optimizers: OptimizerFacts) -> History:
+        """With what optimizers take as it is now.
+
+        Parameters that no call reads, such as what `F.forget` captures, count with a gradient.
         """
         parameters, others = dict(self.parameters), self.others_bytes
-        for parameter in updated:
+        for parameter in optimizers.parameters:
             if id(parameter) not in parameters:
                 parameters[id(parameter)] = weakref.ref(parameter)
                 others += 2 * parameter.array.nbytes
         found = [reference() for reference in parameters.values()]
-        state = sum(state_bytes(p.update_rule) for p in found if p is not None)
-        return replace(self, parameters=parameters, others_bytes=others, state_bytes=state)
+        return replace(
+            self,
+            parameters=parameters,
+            others_bytes=others,
+            state_bytes=sum(state_bytes(p.update_rule) for p in found if p is not None),
+            update_bytes=optimizers.workspace_bytes,
+            whole_update_bytes=optimizers.whole_workspace_bytes,
+        )
 
 
 class Due(NamedTuple):
@@ -192,6 +207,7 @@ class Carried:
     Attributes:
         solution: the plan.
         plain_bytes: the predicted peak of a plain step.
+        left_alone_bytes: the same with updates in chunks.
         fits: whether a plain step is within the budget.
         fits_twice: whether one is while the graph of another is still there.
         after_forward: by call, what to let go when forward has run it.
@@ -203,6 +219,7 @@ class Carried:
 
     solution: Solution
     plain_bytes: int
+    left_alone_bytes: int
     fits: bool
     fits_twice: bool
     after_forward: Mapping[int, Sequence[Due]]
@@ -214,7 +231,7 @@ class Carried:
     @property
     def peak_bytes(self) -> int:
         """The peak that the plan promises, in all."""
-        return self.plain_bytes if self.fits else self.solution.peak_bytes
+        return self.left_alone_bytes if self.fits else self.solution.peak_bytes
 
 
 @dataclass(frozen=True)
@@ -268,4 +285,6 @@ class SeenGraph:
             history.order,
             history.keeps_order,
             history.outlives,
+            history.update_bytes,
+            history.whole_update_bytes,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import chainer
@@ -146,6 +146,13 @@ class Training:
                 one.go_stale()
         for reads in list(self._reads):
             reads.before_update(array)
+
+    def update(self, run: Callable[[], None], parameter: Any) -> None:
+        """Have an optimizer update a parameter, and learn what that takes."""
+        if self.peaks.what is None:
+            self.graphs.optimizers.update(run, parameter)
+        else:  # in the middle of a pass, whose peak it would reset
+            run()
 
     def elsewhere(self, numbers: set[int]) -> None:
         """A graph goes backward outside of its pass: in another thread, or inside a backward."""
