@@ -319,7 +319,7 @@ def test_state_that_an_optimizer_makes_late_is_counted() -> None:
     layers = [L.Linear(200, 200) for _ in range(4)]
     model = chainer.ChainList(*layers)
     optimizer = chainer.optimizers.Adam().setup(model)
-    x = np.ones((50, 200), np.float32)
+    x = np.ones((500, 200), np.float32)
     predicted = []
     with umem.chainer.Recompute("min") as memory:
         for number in range(9):
