@@ -35,6 +35,7 @@ WITH_ONE_USER = {
     "umem.chainer.lookahead.side_stream": "the only touch of streams, which has never run on a GPU",
     "umem.chainer.recompute.executor": "what Chainer tells; the public class is for people",
     "umem.chainer.recompute.graphs_seen": "what is remembered; the pass that goes on is apart",
+    "umem.cli.run_recompute": "--recompute, with Chainer; the command would pass 350 lines",
     "umem.cli.run_script": "a script as __main__ and its errors; the command would pass 350 lines",
     "umem.cli.run_watch": "--watch, with its view; the command would pass 350 lines",
     "umem.compat.cuda_devices": "a stand-in that mends import when they need it",

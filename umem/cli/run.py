@@ -14,6 +14,7 @@ import click
 
 import umem
 from umem.cli.in_and_out import say
+from umem.cli.run_recompute import Slimming
 from umem.cli.run_script import run_script
 from umem.cli.run_watch import Watching
 from umem.compat.finder import arm
@@ -46,6 +47,16 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.option("--no-model", is_flag=True, help="With --software: no VRAM, pages and time.")
 @click.option("--checked", is_flag=True, help="With --software: kernels that leave their arrays.")
 @click.option("--vram", metavar="SIZE", help="VRAM of that GPU instead of the table's.")
+@click.option(
+    "--recompute",
+    metavar="BUDGET",
+    help="Train under umem.chainer.Recompute: 12GiB, 60% of a plain step, or min.",
+)
+@click.option(
+    "--workspace",
+    metavar="SIZE",
+    help="Cap what Chainer's convolutions and poolings need inside, such as 16MiB.",
+)
 @click.option("--report", is_flag=True, help="Say at the end what was used, on standard error.")
 @click.option(
     "--record",
@@ -72,6 +83,8 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
 
     --record keeps steps 2 and 3, where a step ends with an optimizer's update, and then records
     no more; --stop ends the script there.
+
+    --recompute keeps each training step within a budget, and says at the end what it took.
     """
     asked = _RunOptions(**options)
     source = _read(script)
@@ -82,6 +95,11 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
     for name, given in (("--checked", asked.checked), ("--no-model", asked.no_model)):
         if given and not asked.software:
             raise click.UsageError(f"{name} needs --software GPU")
+    if asked.recompute and asked.record:
+        raise click.UsageError(
+            "--record would keep the steps in which --recompute learns. Record without it: "
+            "umem choose says what a plan would make of the step"
+        )
     recording = _recording(asked, script)
     watching = Watching() if asked.watch else None
     with ExitStack() as stack:
@@ -95,6 +113,7 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
             if watching is not None:
                 _import_chainer()
                 watching.follow(stack)
+            Slimming(asked.recompute, asked.workspace).begin(stack)
         except UmemError as error:
             raise click.ClickException(str(error)) from error
         gpu = asked.virtual, asked.vram
@@ -117,6 +136,8 @@ class _RunOptions(NamedTuple):
     no_model: bool
     checked: bool
     vram: str | None
+    recompute: str | None
+    workspace: str | None
     report: bool
     record: Path | None
     steps: str | None

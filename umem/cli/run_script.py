@@ -11,7 +11,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from umem.errors import OutOfMemoryError, UmemError
+from umem.errors import OutOfMemoryError, StateError, UmemError
 from umem.printable import command_line
 from umem.trace.stacks import end_at_user
 
@@ -76,6 +76,8 @@ def _wait_for_threads() -> None:
 
 _NO_GPU = "CUDA environment is not correctly set up"
 """How Chainer begins to say that it has no GPU."""
+_HAS_BUDGET = "a Recompute is on already"
+"""How umem begins to say that a Recompute is inside of another."""
 _NO_NUMBER = re.compile(
     r"only 0-dimensional arrays can be converted to Python scalars"
     r"|%\w format: a real number is required, not numpy\.ndarray"
@@ -95,6 +97,8 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
     if any(isinstance(cause, OutOfMemoryError) for cause in causes):
         asked = ["--gpu", gpu or "t4", *(["--vram", vram] if vram else [])]
         return _what_it_needs(command_line(*words), command_line(*asked))
+    if any(isinstance(c, StateError) and str(c).startswith(_HAS_BUDGET) for c in causes):
+        return "umem: the script has a Recompute of its own: run it without --recompute"
     if any(_is_cupys(cause) for cause in causes):
         return (
             "umem: managed memory may be more than the GPU has: umem run --mode managed, with the "

@@ -125,6 +125,34 @@ class Recompute:
         """The passes so far that followed a plan from their beginning to their end."""
         return self._training.graphs.planned_count
 
+    @property
+    def pass_count(self) -> int:
+        """The passes so far: forwards that went backward."""
+        return self._training.pass_count
+
+    def summary(self) -> str:
+        """Say in a line what came of it: the peak, the time, and how many passes were planned.
+
+        The time is that of forward and backward of the passes that followed a plan, against the
+        same without the functions that ran again: what keeping the plan costs besides is in both.
+        """
+        count, plain = self.pass_count, self._training.plain_count
+        if not count:
+            return "no pass was seen: nothing went backward in the block's thread"
+        parts = [f"{self.planned_count} of {count} passes followed a plan"]
+        if plain:
+            parts.append(f"{plain} fit as they are, and were left alone")
+        largest = self._largest()
+        if largest is None:
+            parts.append(_why_not_planned(self.graphs))
+        else:
+            parts.append(_peaks(largest))
+        graphs = self._training.graphs
+        if graphs.followed_seconds > graphs.rerun_seconds:
+            ratio = graphs.followed_seconds / (graphs.followed_seconds - graphs.rerun_seconds)
+            parts.append(f"forward and backward took {ratio:.2f} times as long as without reruns")
+        return "; ".join(parts)
+
     def _largest(self) -> SeenGraph | None:
         """The graph with a plan whose plain step takes the most."""
         found = [(s.plan.plain_bytes, s) for s in self.graphs if s.plan is not None]
@@ -195,6 +223,23 @@ def describe(seen: SeenGraph) -> str:
     if stay:
         lines.append(f"  cannot run again, and are kept: {_names(stay)}")
     return "\n".join(lines)
+
+
+def _peaks(seen: SeenGraph) -> str:
+    assert seen.plan is not None
+    return (
+        f"peak {format_bytes(seen.plan.plain_bytes)} predicted for a plain step, "
+        f"{format_bytes(seen.plan.peak_bytes)} for the plan, "
+        f"{_or_not(seen.history.measured_bytes)}"
+    )
+
+
+def _why_not_planned(graphs: tuple[SeenGraph, ...]) -> str:
+    for seen in graphs:
+        why = seen.history.refused or seen.history.never
+        if why is not None:
+            return f"not planned: {why}"
+    return "nothing was planned: a plan is made for a graph that comes back, after two passes"
 
 
 def _or_not(count: int | None) -> str:

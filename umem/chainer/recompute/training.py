@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -42,6 +43,8 @@ class Training:
         now: the pass that is going on, where something is done to it.
         plain: the one that is left alone.
         peaks: measures it, where it is to be measured.
+        pass_count: passes that have gone backward.
+        plain_count: those of them that were left alone.
     """
 
     def __init__(self, target: Target, *, debug: bool) -> None:
@@ -50,7 +53,9 @@ class Training:
         self.now: Pass | None = None
         self.plain: PlainPass | None = None
         self.peaks = HostPeaks()
+        self.pass_count = self.plain_count = 0
         self._number = 0
+        self._began = 0.0
         self._reads: weakref.WeakSet[ReadArrays] = weakref.WeakSet()
         self._alive: list[weakref.ref[Call]] = []
         self._earlier = 0  # so many of them are of passes before the newest
@@ -92,6 +97,7 @@ class Training:
         self.peaks.stop()
         alike = self.graphs.plan(func, inputs)
         self._number += 1
+        self._began = time.perf_counter()
         planned = [seen for seen in reversed(alike) if seen.plan is not None]
         if planned and not self._debug and all(one.is_left_alone for one in planned):
             self.plain = PlainPass(planned)
@@ -242,6 +248,7 @@ class Training:
         """Backward is over; ``whole``: without an exception."""
         if not now.finish(whole):
             return
+        self.pass_count += 1
         self.graphs.end_tries()
         follows = now.follows
         if whole and follows is None:
@@ -252,7 +259,7 @@ class Training:
             self._look_at_peak(follows.number)
             measured = self.peaks.what == "peak"
             seconds = None if measured else sum(call.rerun_seconds for call in now.calls)
-            self.graphs.finish_following(follows.number, seconds)
+            self.graphs.finish_following(follows.number, time.perf_counter() - self._began, seconds)
         self.peaks.stop()
         self._remember_calls(now)
         now.let_go()
@@ -278,6 +285,8 @@ class Training:
     def finish_plain(self, plain: PlainPass, whole: bool) -> None:
         """The backward of a plain pass is over; ``whole``: without an exception."""
         if plain.finish():
+            self.pass_count += 1
+            self.plain_count += plain.differs is None
             self.graphs.end_tries()
             if whole and plain.differs is None:
                 self._look_at_peak(plain.follows.number)

@@ -1,0 +1,64 @@
+"""``umem run --recompute BUDGET --workspace SIZE``: the script under both, and what came of it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import click
+
+from umem.cli.in_and_out import say
+from umem.compat.installation import find_package
+from umem.errors import UmemError
+from umem.extras import command
+
+
+class Slimming:
+    """A budget and a cap of workspace, made before the script runs and entered around it.
+
+    Args:
+        budget: as `umem.chainer.Recompute` takes it, or None.
+        workspace: as `umem.chainer.workspace` takes it, or None.
+
+    Raises:
+        click.ClickException: Chainer is missing, or one of the two is no size.
+    """
+
+    def __init__(self, budget: str | None, workspace: str | None) -> None:
+        self._budget = budget
+        self._blocks: list[AbstractContextManager[Any]] = []
+        self._memory: Any = None
+        if budget is None and workspace is None:
+            return
+        if find_package() is None:
+            raise click.ClickException(
+                f"--recompute and --workspace are for Chainer, which is missing: "
+                f"{command('chainer')}"
+            )
+        import umem.chainer
+
+        layer: Any = umem.chainer
+        if workspace is not None:
+            self._blocks.append(_made("--workspace", layer.workspace, workspace))
+        if budget is not None:
+            self._memory = _made("--recompute", layer.Recompute, budget)
+            self._blocks.append(self._memory)
+
+    def begin(self, stack: ExitStack) -> None:
+        """Enter both until the stack is left; what came of it is said then."""
+        if self._memory is not None:
+            stack.callback(self._tell, os.getpid())
+        for block in self._blocks:
+            stack.enter_context(block)
+
+    def _tell(self, process: int) -> None:
+        if os.getpid() == process:  # no child by fork that came to the end of the script
+            say(f"umem: --recompute {self._budget}: {self._memory.summary()}", err=True)
+
+
+def _made(option: str, make: Any, size: str) -> Any:
+    try:
+        return make(size)
+    except UmemError as error:
+        raise click.BadParameter(str(error), param_hint=option) from error
