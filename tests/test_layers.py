@@ -54,7 +54,11 @@ WITH_ONE_USER = {
     "umem.reports.step_json": "the list of outputs names it too",
 }
 """Modules that one other imports, each with its reason; 25 at most."""
-LISTS = {"umem.planner.dispatch", "umem.predict.techniques.registry"}
+LISTS = {
+    "umem.chainer.chunking.functions",
+    "umem.planner.dispatch",
+    "umem.predict.techniques.registry",
+}
 """They import what they list, and may be all that does."""
 SAME_FACE = (
     "umem.devices.cuda.features",

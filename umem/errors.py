@@ -26,8 +26,8 @@
     +-- MissingDependencyError  also ImportError: names what to install
 
 Whatever is raised, the state is as before the call: nothing half-installed, nothing leaked.
-Three warnings belong here too, each a UserWarning: LeftOnWarning, LookaheadWarning,
-RecomputeWarning.
+Four warnings belong here too, each a UserWarning: LeftOnWarning, LookaheadWarning,
+RecomputeWarning, WorkspaceWarning.
 """
 
 from __future__ import annotations
@@ -142,3 +142,7 @@ class LookaheadWarning(UserWarning):
 
 class RecomputeWarning(UserWarning):
     """A pass is not, or cannot be, run by a plan; it is exact all the same. Said once each."""
+
+
+class WorkspaceWarning(UserWarning):
+    """A cap on workspace is below the least that a call can do with; that is used. Said once."""

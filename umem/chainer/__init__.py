@@ -7,6 +7,7 @@ install()
 import chainer  # noqa: E402, F401  (the layer must be in place first)
 
 from umem.chainer.checkpointing.regions import checkpoint, checkpoint_sequential, checkpointed  # noqa: E402
+from umem.chainer.chunking.capped import workspace  # noqa: E402
 from umem.chainer.current_device import device  # noqa: E402
 from umem.chainer.framework import CHAINER  # noqa: E402
 from umem.chainer.lookahead.prefetch import LookaheadPrefetch  # noqa: E402
@@ -26,4 +27,5 @@ __all__ = [
     "checkpointed",
     "chunked_updates",
     "device",
+    "workspace",
 ]

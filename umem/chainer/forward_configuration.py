@@ -8,17 +8,22 @@ from typing import Any
 import chainer
 from chainer import configuration
 
+from umem.chainer.chunking.capped import cap_here, under
+
 NOT_CARRIED = frozenset((
     "enable_backprop", "in_recomputing", "_will_recompute", "debug", "warn_nondeterministic",
     "keep_graph_on_report", "schedule_func", "use_static_graph",
 ))  # fmt: skip
 """What a second run takes from where it happens, or sets itself."""
+_CAP = "umem.chainer.workspace"
+"""An entry beside Chainer's own: the cap on workspace, on which bits depend."""
 
 
 def configuration_now() -> dict[str, Any]:
-    """Every entry of the calling thread's configuration."""
+    """Every entry of the calling thread's configuration, and the cap on its workspace."""
     # Chainer offers no list of entries: a thread's own are in config._local, over global_config.
-    return {**vars(chainer.global_config), **vars(configuration.config._local)}
+    of_thread = vars(configuration.config._local)
+    return {**vars(chainer.global_config), **of_thread, _CAP: cap_here()}
 
 
 def as_in_forward(then: dict[str, Any]) -> list[AbstractContextManager[Any]]:
@@ -27,8 +32,12 @@ def as_in_forward(then: dict[str, Any]) -> list[AbstractContextManager[Any]]:
     return [
         configuration.using_config("in_recomputing", True),
         *(
-            configuration.using_config(key, then.get(key))
+            _restored(key, then.get(key))
             for key in {*then, *now} - NOT_CARRIED
             if key not in now or now[key] is not then.get(key)
         ),
     ]
+
+
+def _restored(key: str, value: Any) -> AbstractContextManager[Any]:
+    return under(value) if key == _CAP else configuration.using_config(key, value)

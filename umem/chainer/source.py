@@ -8,7 +8,6 @@ arithmetic outside Chainer's functions, ChainerX arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import chainer
@@ -222,7 +221,9 @@ def _add_held(
             if kind == "state":
                 writes.append(access)
             continue
-        access = recorder.access(array, "stash", f"{name}.{key}")
+        # A pooling under a cap has indexes that are as small as on a GPU: told apart by their name.
+        small = ", int32" if key == "indexes" and array.dtype == "int32" else ""
+        access = recorder.access(array, "stash", f"{name}.{key}{small}")
         if access[0] not in seen:
             writes.append(access)
 
@@ -263,7 +264,8 @@ def _emit_own(
         # FunctionNode.output_data raises where nothing was retained, and has None for the others.
         used += list(func._retained_output_data or ())
         used += [array for _, array in arrays_on(func)]
-        reads = [recorder.known(a) or _first_read(recorder, None, a, name) for a in _present(used)]
+        used = [a for a in used if a is not None]
+        reads = [recorder.known(a) or _first_read(recorder, None, a, name) for a in used]
         writes = recorder.follow(made, "gradient", name)
         flops = 2 * sum(a.size for a in made)
         recorder.emit_op(
@@ -344,7 +346,3 @@ def _array(x: Any) -> Any:
     Variable.array raises where the layout is not the standard one, and asks for it each time.
     """
     return x._data[0] if isinstance(x, Variable) else x
-
-
-def _present(arrays: Iterable[Any]) -> Iterator[Any]:
-    return (array for array in arrays if array is not None)

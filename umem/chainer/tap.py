@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import chainer
 from chainer import _backprop, _backprop_utils, function_node, link, optimizer, variable
 
+from umem.chainer.chunking.functions import RULES
 from umem.errors import LeftOnWarning, StateError
 from umem.locks import safe_lock
 
@@ -90,6 +91,10 @@ class Subscriber:
         """A variable's array is written from another's."""
         proceed(target, source)
 
+    def compute(self, proceed: Proceed, func: Any, *arrays: Any) -> Any:
+        """A convolution or a pooling computes, forward or backward, from columns."""
+        return proceed(func, *arrays)
+
 
 class Point(NamedTuple):
     """A function of Chainer that is replaced, and the method that is told."""
@@ -120,6 +125,8 @@ POINTS = (
     # Loading and copying write into arrays that are there, which no setter sees.
     Point(link.Link, "serialize", "serialize"),
     Point(variable.Variable, "copydata", "copydata"),
+    # What computes where no library of NVIDIA's or Intel's does.
+    *(Point(kind, name, "compute") for kind, rule in RULES.items() for name in rule.methods),
 )
 
 

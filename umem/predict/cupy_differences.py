@@ -112,7 +112,9 @@ WITH_CUDNN = (
     ),
 )
 HALVED = {"MaxPoolingND.indexes": "functions/pooling/max_pooling_nd.py, forward_gpu"}
-"""Tensors that are int32 on CuPy and int64 on NumPy, by their labels."""
+"""Tensors that are int32 on CuPy and int64 on NumPy, by their labels.
+
+Under `umem.chainer.workspace` they are int32 on both, and have another label."""
 
 
 def on_gpu(trace: Trace, correct: Correct = "auto") -> Trace:

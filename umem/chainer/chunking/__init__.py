@@ -1,0 +1,1 @@
+"""Convolutions and poolings under a cap on their workspace."""

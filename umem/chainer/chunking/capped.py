@@ -1,0 +1,221 @@
+"""A cap on the workspace of convolutions and poolings: `workspace`, for a block or the process.
+
+Chainer makes the columns of a whole batch at once, nine times an image for a kernel of 3 by 3, and
+`numpy.tensordot` copies them. Under a cap the same functions work through the batch in parts.
+
+Differs from Cho and Brand, "MEC: Memory-efficient Convolution for Deep Neural Network" (ICML 2017),
+which makes the columns smaller: here they are made and used a part at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from chainer.backend import get_array_module
+
+from umem.chainer.chunking.functions import RULES, Rule
+from umem.chainer.chunking.pieces import Cap
+from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.errors import StateError
+from umem.memory.blocks import Decorator
+from umem.scopes import Scope, Scoped, derived
+from umem.units import format_bytes, parse_bytes
+
+__all__ = ["workspace"]
+
+
+class workspace(Decorator, Scoped[None]):
+    """Have convolutions and poolings keep their temporary arrays under a cap.
+
+    ``with umem.chainer.workspace("16MiB"): ...`` is for a block, in the thread and the asyncio task
+    that enter it; it nests, and wraps functions. ``umem.chainer.workspace("16MiB").enable()`` is
+    for the process, until `disable`; a block goes before it.
+
+    Args:
+        cap: bytes that one call may take beside its inputs and its result, as an int or text:
+            columns and what is copied beside them. None: no cap, inside of another.
+        exact: compare the first call of each kind and shape with Chainer's own computation, which
+            takes its whole workspace then, and leave to Chainer what differs by a bit.
+
+    Concerned are Chainer's convolutions, deconvolutions, their gradients (groups, dilation and any
+    number of dimensions included), poolings and unpoolings, on NumPy, and on CuPy where cuDNN does
+    not compute them. Several samples are taken at a time, one, or a band of one's output rows.
+    The least is one row: where that takes more than the cap, a `WorkspaceWarning` says so once.
+
+    Results are those of Chainer up to rounding, and C-contiguous, which Chainer's are not always;
+    they depend on shapes, layouts and the cap alone, so that `Recompute` and `checkpoint` under the
+    same cap change no bit. Second derivatives go the same way. Types and errors are Chainer's.
+
+    Cost: mostly none; columns that stay in the processor's cache make most calls faster than
+    Chainer's (bench/workspace.py). Where the cap is far below 1 MiB calls are slower.
+
+    Raises:
+        SizeError: on making it: not a size, or not above zero.
+
+    Thread-safety: any number of threads, with caps of their own. While no cap is on anywhere,
+    Chainer's own functions are in place.
+    """
+
+    def __init__(self, cap: int | str | None, *, exact: bool = False) -> None:
+        nbytes = None if cap is None else parse_bytes(cap, "workspace")
+        self._cap = None if nbytes is None else Cap(nbytes, exact)
+        shown = "None" if nbytes is None else f'"{format_bytes(nbytes).replace(" ", "")}"'
+        self.title = f"umem.chainer.workspace({shown})"
+
+    def _recreate_cm(self) -> workspace:
+        return under(self._cap)
+
+    def _open(self, scope: Scope) -> None:
+        scope.at_close(lambda: _let_go(scope))
+        _hold(scope)
+        scope.open(_Setting(self._cap))
+
+    def enable(self) -> workspace:
+        """Set the cap for the process: every thread, outside of blocks with their own.
+
+        Raises:
+            StateError: another one is set for the process; it stays.
+        """
+        global _process
+        if _process not in (None, self):
+            raise StateError(f"{_process.title} is enabled for the process: disable that first")
+        _hold(self)
+        _process = self
+        return self
+
+    def disable(self) -> None:
+        """Take the cap off the process.
+
+        Raises:
+            StateError: it is not set for the process; nothing has changed.
+        """
+        global _process
+        if _process is not self:
+            raise StateError(f"{self.title} is not enabled for the process")
+        _process = None
+        _let_go(self)
+
+
+class _Setting(NamedTuple):
+    """What a block stands for."""
+
+    cap: Cap | None
+
+
+_process: Any = None
+_holders: set[Any] = set()
+"""The blocks and the setting for the process that are on."""
+
+
+def cap_here() -> Cap | None:
+    """The cap of the calling code: its innermost block's, otherwise the process's."""
+    setting = derived(_innermost)
+    if setting is not None:
+        return setting.cap
+    enabled = _process
+    return None if enabled is None else enabled._cap
+
+
+def _innermost(payload: tuple[Any, ...]) -> _Setting | None:
+    return next((part for part in reversed(payload) if isinstance(part, _Setting)), None)
+
+
+def under(cap: Cap | None) -> workspace:
+    """A block under a cap that is there: what ran under it runs again to the bit."""
+    block = workspace(None)
+    block._cap = cap
+    return block
+
+
+# -- what Chainer's functions do under a cap -----------------------------------------------------
+
+
+class _InParts(Subscriber):
+    """Computes in the place of Chainer's functions. There is one for all caps."""
+
+    place = 2
+
+    def compute(self, proceed: Proceed, func: Any, *arrays: Any) -> Any:
+        """Compute in parts where the calling code has a cap."""
+        cap = cap_here()
+        if cap is None:
+            return proceed(func, *arrays)
+        rule = _rule_of(func)
+        if cap.exact:
+            return _exactly(cap, rule, proceed, func, arrays)
+        y = rule.compute(cap, func, *arrays)
+        return proceed(func, *arrays) if y is None else (y,)
+
+
+_in_parts = _InParts()
+
+
+def _hold(holder: Any) -> None:
+    _holders.add(holder)
+    subscribe(_in_parts)
+
+
+def _let_go(holder: Any) -> None:
+    _holders.discard(holder)
+    if not _holders:
+        unsubscribe(_in_parts)
+    if _holders:  # another thread came in between
+        subscribe(_in_parts)
+
+
+def _rule_of(func: Any) -> Rule:
+    return next(RULES[kind] for kind in type(func).__mro__ if kind in RULES)
+
+
+# -- exact=True ----------------------------------------------------------------------------------
+
+_SETTINGS = (
+    "sy", "sx", "ph", "pw", "dy", "dx", "kh", "kw", "stride", "pad", "dilate", "ksize", "groups",
+    "cover_all", "outs", "outh", "outw", "pad_value",
+)  # fmt: skip
+"""What of a function's attributes decides about its computation."""
+
+
+def _exactly(cap: Cap, rule: Rule, proceed: Proceed, func: Any, arrays: tuple[Any, ...]) -> Any:
+    """Compute in parts what came out to the bit when it was first compared."""
+    kind = _kind_of(func, arrays)
+    if kind not in cap.layouts:
+        mine = rule.compute(cap, func, *arrays)
+        (whole,) = proceed(func, *arrays)  # last: what it leaves on the function stays
+        cap.layouts[kind] = whole.strides if mine is not None and _same(mine, whole) else None
+        return (whole,)
+    strides = cap.layouts[kind]
+    if strides is None:
+        return proceed(func, *arrays)
+    return (_laid_out(rule.compute(cap, func, *arrays), strides),)
+
+
+def _kind_of(func: Any, arrays: tuple[Any, ...]) -> Any:
+    """What two calls have in common that are computed alike."""
+    given = arrays[0] if isinstance(arrays[0], tuple) else arrays
+    owner = getattr(func, "func", func)
+    return (
+        type(func),
+        *((a.shape, a.strides, a.dtype) for a in given if hasattr(a, "strides")),
+        *(getattr(owner, name, None) for name in _SETTINGS),
+    )
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two arrays have the same bits."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    bits = np.dtype(f"u{a.itemsize}")
+    return bool((a.copy(order="C").view(bits) == b.copy(order="C").view(bits)).all())
+
+
+def _laid_out(y: Any, strides: tuple[int, ...]) -> Any:
+    """An array in a layout of Chainer's, on which the bits of sums over it depend."""
+    if y is None or y.strides == strides:
+        return y
+    xp = get_array_module(y)
+    size = 1 + sum((n - 1) * step // y.itemsize for n, step in zip(y.shape, strides, strict=True))
+    room = xp.lib.stride_tricks.as_strided(xp.empty(size, y.dtype), y.shape, strides)
+    room[...] = y
+    return room

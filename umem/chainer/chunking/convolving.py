@@ -1,0 +1,267 @@
+"""Convolutions, their adjoints and their kernels' gradients in parts, whose columns fit a cap.
+
+All three are products of the same columns, (groups, channels x kernel, positions), in which the
+output positions of several samples lie side by side: a part is one product for each group.
+
+    outputs                   kernel @ columns
+    columns of the adjoint    kernel.T @ outputs
+    gradient of the kernel    sum over the parts of outputs @ columns.T
+
+Results are C-contiguous, unlike Chainer's own. On NumPy halves are multiplied and summed as
+float32, which NumPy can do fast. Bits depend on shapes, types, layouts and the cap, and on the
+BLAS as ever; where the work is cut depends on nothing else.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from umem.chainer.chunking.pieces import (
+    CACHED_BYTES,
+    Cap,
+    Part,
+    Sides,
+    blocks,
+    channels_at_a_time,
+    least,
+    parts,
+)
+from umem.chainer.chunking.windows import Windows, fill, overlaps, spread
+
+Array = Any
+FAST_COLUMNS = 512
+"""A matrix product of fewer columns is slower for each."""
+
+
+class ConvolutionCall(NamedTuple):
+    """One call of a function.
+
+    Attributes:
+        xp: NumPy or CuPy.
+        windows: of outputs in images.
+        groups: into how many the channels are divided.
+        cap: for its columns, and for what is copied beside them.
+        label: what it is called in a message.
+    """
+
+    xp: Any
+    windows: Windows
+    groups: int
+    cap: Cap
+    label: str
+
+    def positions_at_a_time(
+        self, sides: Sides, channel_count: int, total: int, is_cached: bool = False
+    ) -> int:
+        """As many as fit under the cap; or the least, which is said where it is too much.
+
+        With ``is_cached`` not many more than the processor's cache holds.
+        """
+        size, row = prod(self.windows.outs), least(self.windows.outs)
+        if self.windows.are_the_image and size >= FAST_COLUMNS:
+            return size  # of one sample, whose columns are in the image
+        fitting = sides.positions(channel_count, total, self.cap.nbytes)
+        if fitting < row <= total:
+            self.cap.exceeded(sides.nbytes(channel_count, row), self.label)
+        if is_cached and self.xp is np:
+            cached = CACHED_BYTES // sides.nbytes(channel_count, 1)
+            fitting = min(fitting, max(cached, FAST_COLUMNS))
+        return max(fitting, row)
+
+
+def convolve(call: ConvolutionCall, x: Array, kernel: Array, bias: Array | None) -> Array:
+    """Convolve images (n, channels, image...) with a kernel (outputs, channels, kernel...).
+
+    Returns (n, outputs, outs...) of the type of ``x``.
+    """
+    xp, outs = call.xp, call.windows.outs
+    y = xp.empty((len(x), len(kernel), *outs), x.dtype)
+    columns = Columns(call, x, _computed(xp, x, kernel))
+    matrix = _matrix(kernel, call.groups, columns.dtype)
+    sides = columns.sides(len(kernel))
+    total = len(x) * prod(outs)
+    count = call.positions_at_a_time(sides, columns.channel_count, total, is_cached=True)
+    flat = _by_position(y, call.groups)
+    for part in parts(len(x), outs, count):
+        target = flat[part.samples, :, :, part.positions]
+        if part.sample_count == 1:
+            _multiply(xp, matrix, columns.of(part), target[0])
+        else:
+            target[...] = _by_sample(_multiply(xp, matrix, columns.of(part)), part)
+        if bias is not None:
+            target += bias.reshape(1, call.groups, -1, 1)
+    return y
+
+
+def convolve_back(call: ConvolutionCall, y: Array, kernel: Array, bias: Array | None) -> Array:
+    """Apply the adjoint of `convolve` to (n, outputs, outs...): a deconvolution.
+
+    Returns (n, channels, image...) of the type of ``y``: the gradient of the images.
+    """
+    xp, groups, windows = call.xp, call.groups, call.windows
+    x = xp.zeros((len(y), kernel.shape[1] * groups, *windows.image), y.dtype)
+    columns = Columns(call, x, _computed(xp, y, kernel))
+    matrix = _matrix(kernel, groups, columns.dtype)
+    total, sides = len(y) * prod(windows.outs), columns.sides(len(kernel))
+    channel_count = channels_at_a_time(sides, columns.channel_count, total, call.cap.nbytes)
+    count = call.positions_at_a_time(sides, channel_count, total, is_cached=True)
+    for part in parts(len(y), windows.outs, count):
+        given = _side_by_side(xp, y, part, groups, columns.dtype)
+        for channels in blocks(columns.channel_count, channel_count):
+            rows = columns.rows(channels)
+            columns.add(part, channels, matrix[:, :, rows].transpose(0, 2, 1), given)
+        del given  # before the next part's
+    if bias is not None:
+        x += bias.reshape(1, -1, *(1,) * len(windows.image))
+    return x
+
+
+def kernel_gradient(call: ConvolutionCall, x: Array, y: Array, dtype: Any) -> Array:
+    """Sum up the gradient of a kernel, of images and of the gradients of their outputs.
+
+    Returns (outputs, channels, kernel...) of type ``dtype``.
+    """
+    xp, groups, windows = call.xp, call.groups, call.windows
+    output_count, total = y.shape[1], len(x) * prod(windows.outs)
+    columns = Columns(call, x, _computed(xp, x, y))
+    gradient = xp.zeros(
+        (groups, output_count // groups, columns.channel_count * columns.kernel_size),
+        np.promote_types(columns.dtype, dtype),
+    )
+    sides = columns.sides(output_count, sums=columns.kernel_size * output_count)
+    channel_count = channels_at_a_time(sides, columns.channel_count, total, call.cap.nbytes)
+    count = call.positions_at_a_time(sides, channel_count, total)
+    is_first = True
+    for part in parts(len(x), windows.outs, count):
+        given = _side_by_side(xp, y, part, groups, columns.dtype)
+        for channels in blocks(columns.channel_count, channel_count):
+            target = gradient[:, :, columns.rows(channels)]
+            seen = columns.of(part, channels).transpose(0, 2, 1)
+            if is_first:
+                _multiply(xp, given, seen, target)
+            else:
+                target += _multiply(xp, given, seen)
+        is_first = False
+        del given, seen  # before the next part's
+    shape = (output_count, columns.channel_count, *windows.kernel)
+    return gradient.reshape(shape).astype(dtype, copy=False)
+
+
+# -- columns -------------------------------------------------------------------------------------
+
+
+class Columns:
+    """The columns of a call's images, a part at a time, in memory that the parts share.
+
+    Attributes:
+        dtype: of the columns.
+        channel_count: in each group.
+        kernel_size: how many places a kernel has.
+    """
+
+    def __init__(self, call: ConvolutionCall, x: Array, dtype: Any) -> None:
+        self.dtype = np.dtype(dtype)
+        self._call = call
+        self.channel_count = x.shape[1] // call.groups
+        self.kernel_size = prod(call.windows.kernel)
+        self._images = x.reshape(len(x), call.groups, self.channel_count, *x.shape[2:])
+        self._memory: Array = call.xp.empty(0, self.dtype)
+
+    def sides(self, output_count: int, sums: int = 0) -> Sides:
+        """What products with them take."""
+        kernel = self.kernel_size * self._call.groups
+        return Sides(kernel, output_count, sums, self.dtype.itemsize)
+
+    def rows(self, channels: slice) -> slice:
+        """Which rows of all columns are those of some channels."""
+        return slice(channels.start * self.kernel_size, channels.stop * self.kernel_size)
+
+    def of(self, part: Part, channels: slice | None = None) -> Array:
+        """Columns of some channels (all, by default): (groups, channels x kernel, positions)."""
+        channels = channels or slice(0, self.channel_count)
+        images = self._images[part.samples, :, channels]
+        if self._call.windows.are_the_image and part.sample_count == 1:
+            seen = _product_ready(self._call.xp, _flat(images[0], 2), self.dtype)
+            return seen[:, :, part.positions]
+        found, by_sample = self._room(part, channels)
+        fill(by_sample, images, overlaps(self._call.windows, part.band))
+        return found
+
+    def add(self, part: Part, channels: slice, matrix: Array, given: Array) -> None:
+        """Add columns, the product of two matrices, to the places of the images they are of."""
+        images = self._images[part.samples, :, channels]
+        if self._call.windows.are_the_image and part.sample_count == 1:
+            _multiply(self._call.xp, matrix, given, _flat(images[0], 2)[:, :, part.positions])
+            return
+        found, by_sample = self._room(part, channels)
+        _multiply(self._call.xp, matrix, given, found)
+        spread(images, by_sample, overlaps(self._call.windows, part.band))
+
+    def _room(self, part: Part, channels: slice) -> tuple[Array, Array]:
+        """Memory for columns, as a matrix for each group and as one for each sample."""
+        groups, kernel = self._call.groups, self._call.windows.kernel
+        count = channels.stop - channels.start
+        shape = (groups, count, *kernel, part.sample_count, *part.lengths)
+        if prod(shape) > self._memory.size:  # only the first time: no part is larger
+            self._memory = self._call.xp.empty(prod(shape), self.dtype)
+        room = self._memory[: prod(shape)].reshape(shape)
+        sample = 2 + len(kernel)
+        axes = (sample, *range(sample), *range(sample + 1, room.ndim))
+        return room.reshape(groups, count * self.kernel_size, -1), room.transpose(axes)
+
+
+# -- matrices ------------------------------------------------------------------------------------
+
+
+def _computed(xp: Any, *arrays: Array) -> Any:
+    """The type in which arrays are multiplied."""
+    dtype = np.result_type(*(a.dtype for a in arrays))
+    return np.dtype(np.float32) if xp is np and dtype == np.float16 else dtype
+
+
+def _matrix(kernel: Array, groups: int, dtype: Any) -> Array:
+    """A kernel as (groups, outputs, channels x kernel)."""
+    return kernel.reshape(groups, len(kernel) // groups, -1).astype(dtype, copy=False)
+
+
+def _flat(array: Array, leading: int) -> Array:
+    """An array with the axes behind the first ``leading`` ones as one."""
+    return array.reshape(*array.shape[:leading], prod(array.shape[leading:]))
+
+
+def _by_position(y: Array, groups: int) -> Array:
+    """A C-contiguous result as (samples, groups, outputs, positions)."""
+    return y.reshape(len(y), groups, y.shape[1] // groups, prod(y.shape[2:]))
+
+
+def _by_sample(product: Array, part: Part) -> Array:
+    """A product (groups, outputs, positions) as (samples, groups, outputs, positions)."""
+    shape = (*product.shape[:2], part.sample_count, product.shape[2] // part.sample_count)
+    return product.reshape(shape).transpose(2, 0, 1, 3)
+
+
+def _side_by_side(xp: Any, y: Array, part: Part, groups: int, dtype: Any) -> Array:
+    """A part of (samples, outputs, outs...) as (groups, outputs, positions), a view if it may."""
+    found = y[(part.samples, slice(None), *part.ranges)]
+    found = found.reshape(len(found), groups, -1, *part.lengths)
+    found = found.transpose(1, 2, 0, *range(3, found.ndim))
+    return _product_ready(xp, _flat(found, 2), dtype)
+
+
+def _product_ready(xp: Any, matrices: Array, dtype: Any) -> Array:
+    """Matrices of a type whose rows or columns lie one behind the other, as a BLAS wants them."""
+    matrices = matrices.astype(dtype, copy=False)
+    if xp is np and matrices.itemsize not in matrices.strides[1:]:
+        return np.ascontiguousarray(matrices)
+    return matrices
+
+
+def _multiply(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
+    """Multiply matrices group by group."""
+    if len(a) == 1:
+        product = xp.matmul(a[0], b[0], out=None if out is None else out[0])
+        return product[None]
+    return xp.matmul(a, b, out=out)

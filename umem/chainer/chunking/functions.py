@@ -1,0 +1,266 @@
+"""Chainer's functions that work on columns, and how each is computed in parts.
+
+Convolutions and deconvolutions are told by the methods that Chainer calls where cuDNN and iDeep do
+not serve; poolings by those for NumPy, and where Chainer makes columns on a GPU, by those too.
+Where a rule returns None, Chainer's own method does the work, or raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any, NamedTuple
+
+from chainer import backend
+from chainer.functions.connection import (
+    convolution_2d,
+    convolution_nd,
+    deconvolution_2d,
+    deconvolution_nd,
+)
+from chainer.functions.pooling import (
+    average_pooling_2d,
+    average_pooling_nd,
+    max_pooling_nd,
+    unpooling_2d,
+    unpooling_nd,
+    upsampling_2d,
+)
+from chainer.utils.conv import get_conv_outsize, get_deconv_outsize
+
+from umem.chainer.chunking.convolving import (
+    ConvolutionCall,
+    convolve,
+    convolve_back,
+    kernel_gradient,
+)
+from umem.chainer.chunking.pieces import Cap
+from umem.chainer.chunking.pooling import (
+    Planes,
+    largest,
+    select,
+    select_back,
+    sum_back,
+    sum_windows,
+)
+from umem.chainer.chunking.windows import Sizes, Windows
+
+Array = Any
+Compute = Callable[..., Array | None]
+"""From a cap, the function's node and the arguments of its method, to the one result."""
+
+
+class Rule(NamedTuple):
+    """The methods of a class of functions that compute, and what computes in their place."""
+
+    methods: tuple[str, ...]
+    compute: Compute
+
+
+# -- convolutions --------------------------------------------------------------------------------
+
+
+def _convolution(cap: Cap, func: Any, x: Array, kernel: Array, bias: Any, *_: Any) -> Array | None:
+    windows = _seen_by(func, x.shape[2:], kernel.shape[2:])
+    divides = not (x.shape[1] % func.groups or len(kernel) % func.groups)
+    if min(windows.outs) < 1 or not divides or getattr(func, "_use_ideep", False):
+        return None
+    return convolve(_call(cap, func, x, windows), x, kernel, bias)
+
+
+def _deconvolution(
+    cap: Cap, func: Any, y: Array, kernel: Array, bias: Any, *_: Any
+) -> Array | None:
+    image = func.outs if hasattr(func, "outs") else (func.outh, func.outw)
+    windows = _seen_by(func, tuple(image), kernel.shape[2:])._replace(outs=y.shape[2:])
+    if len(kernel) % func.groups or getattr(func, "_use_ideep", False):
+        return None
+    return convolve_back(_call(cap, func, y, windows), y, kernel, bias)
+
+
+def _kernel_gradient(cap: Cap, func: Any, x: Array, y: Array, *_: Any) -> Array | None:
+    if getattr(func, "_use_ideep", False):
+        return None
+    kernel = func.ksize if hasattr(func, "ksize") else (func.kh, func.kw)
+    windows = _seen_by(func, x.shape[2:], kernel)._replace(outs=y.shape[2:])
+    return kernel_gradient(_call(cap, func, x, windows), x, y, func.W_dtype)
+
+
+def _call(cap: Cap, func: Any, array: Array, windows: Windows) -> ConvolutionCall:
+    return ConvolutionCall(backend.get_array_module(array), windows, func.groups, cap, func.label)
+
+
+def _seen_by(func: Any, image: Sizes, kernel: Sizes, cover_all: bool | None = None) -> Windows:
+    """The windows of a function of two dimensions, or of any number."""
+    if hasattr(func, "stride"):
+        stride, pad = func.stride, func.pad
+        dilate = getattr(func, "dilate", (1,) * len(image))
+    else:
+        stride, pad = (func.sy, func.sx), (func.ph, func.pw)
+        dilate = (getattr(func, "dy", 1), getattr(func, "dx", 1))
+    if cover_all is None:
+        cover_all = bool(func.cover_all)
+    outs = tuple(
+        get_conv_outsize(size, k, s, p, cover_all=cover_all, d=d)
+        for size, k, s, p, d in zip(image, kernel, stride, pad, dilate, strict=True)
+    )
+    return Windows(tuple(image), outs, tuple(kernel), tuple(stride), tuple(pad), tuple(dilate))
+
+
+# -- poolings ------------------------------------------------------------------------------------
+
+
+def _planes(cap: Cap, array: Array, windows: Windows) -> Planes:
+    return Planes(backend.get_array_module(array), windows, cap)
+
+
+def _pooled(func: Any, image: Sizes, cover_all: bool | None = None) -> Windows:
+    kernel = func.ksize if hasattr(func, "ksize") else (func.kh, func.kw)
+    return _seen_by(func, image, kernel, cover_all)
+
+
+def _max(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:
+    (x,) = inputs
+    windows = _pooled(func, x.shape[2:])
+    if min(windows.outs) < 1:
+        return None
+    func._in_shape, func._in_dtype = x.shape, x.dtype  # as Chainer's forward leaves them
+    y, func.indexes = largest(_planes(cap, x, windows), x)
+    return y
+
+
+def _max_gradient(cap: Cap, node: Any, inputs: tuple[Array]) -> Array:
+    (y,), func = inputs, node.func
+    windows = _pooled(func, func._in_shape[2:])._replace(outs=y.shape[2:])
+    places = backend.from_chx(func.indexes)
+    return select_back(_planes(cap, y, windows), y, places, func._in_dtype)
+
+
+def _max_again(cap: Cap, node: Any, inputs: tuple[Array]) -> Array:
+    (x,), func = inputs, node.func
+    windows = _pooled(func, x.shape[2:])
+    places = backend.from_chx(func.indexes)
+    return select(_planes(cap, x, windows), x, places, -float("inf"))
+
+
+def _average(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:
+    (x,) = inputs
+    is_nd = hasattr(func, "ksize")
+    windows = _pooled(func, x.shape[2:], cover_all=bool(func.cover_all) if is_nd else False)
+    if min(windows.outs) < 1:
+        return None
+    planes = _planes(cap, x, windows)
+    divisor: Any = prod(windows.kernel)
+    if is_nd:
+        func.width = None
+        if func.pad_value is None:
+            divisor = func.width = func._get_pooling_width(planes.xp, x.shape[2:], x.dtype)
+    func._in_shape, func._in_dtype = x.shape, x.dtype
+    return sum_windows(planes, x, divisor)
+
+
+def _average_gradient(cap: Cap, node: Any, inputs: tuple[Array]) -> Array:
+    (y,), func = inputs, getattr(node, "func", node)
+    windows = _pooled(func, func._in_shape[2:], cover_all=False)._replace(outs=y.shape[2:])
+    divisor = getattr(func, "width", None)
+    if divisor is None:
+        divisor = prod(windows.kernel)
+    return sum_back(_planes(cap, y, windows), y, y.dtype, divisor)
+
+
+def _unpooling(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:
+    (y,) = inputs
+    image = _image_of(func, y.shape[2:])
+    if min(image) < 1:
+        return None
+    windows = _pooled(func, image)._replace(outs=y.shape[2:])
+    if not hasattr(func, "outs"):
+        func.outh, func.outw = image
+        if _is_repeating(func, y.shape[2:]):
+            return None
+    else:
+        func.retain_inputs(())
+        func.outs = image
+    return sum_back(_planes(cap, y, windows), y, y.dtype)
+
+
+def _unpooling_gradient(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:
+    (x,) = inputs
+    windows = _pooled(func, x.shape[2:])
+    if min(windows.outs) < 1 or getattr(func, "_use_int_scale_forward", False):
+        return None
+    return sum_windows(_planes(cap, x, windows), x)
+
+
+def _upsampling(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:
+    (y,) = inputs
+    image = _image_of(func, y.shape[2:])
+    if min(image) < 1:
+        return None
+    func._in_dtype, (func.outh, func.outw) = y.dtype, image
+    windows = _pooled(func, image)._replace(outs=y.shape[2:])
+    planes = _planes(cap, y, windows)
+    return select_back(planes, y, planes.xp.asarray(func.indexes), y.dtype)
+
+
+def _upsampling_gradient(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:
+    (x,) = inputs
+    windows = _pooled(func, x.shape[2:])
+    planes = _planes(cap, x, windows)
+    if func.indexes.shape != (*x.shape[:2], *windows.outs):
+        return None
+    return select(planes, x, planes.xp.asarray(func.indexes), 0.0)
+
+
+def _image_of(func: Any, outs: Sizes) -> Sizes:
+    """The sizes of the image that an unpooling makes: given, or the smallest."""
+    given = func.outs if hasattr(func, "outs") else (func.outh, func.outw)
+    windows = _pooled(func, outs)
+    if given is None:
+        given = (None,) * len(outs)
+    return tuple(
+        get_deconv_outsize(out, k, s, p, cover_all=func.cover_all) if size is None else size
+        for size, out, k, s, p in zip(
+            given, outs, windows.kernel, windows.stride, windows.pad, strict=True
+        )
+    )
+
+
+def _is_repeating(func: Any, outs: Sizes) -> bool:
+    """Whether Chainer repeats each value, which takes no columns: its own condition."""
+    height, width = outs[0] - func.ph, outs[1] - func.pw
+    return bool(
+        func.outh % height == 0
+        and func.outw % width == 0
+        and func.outh // height == func.kh == func.sy
+        and func.outw // width == func.kw == func.sx
+        and func.ph % 2 == func.pw % 2 == 0
+    )
+
+
+# -- which methods -------------------------------------------------------------------------------
+
+_CORES = ("_forward_cpu_core", "_forward_gpu_core", "_forward_grouped_convolution")
+_ND, _CPU, _BOTH = ("_forward_xp",), ("forward_cpu",), ("forward_cpu", "forward_gpu")
+RULES: dict[type, Rule] = {
+    convolution_2d.Convolution2DFunction: Rule(_CORES, _convolution),
+    convolution_2d.Convolution2DGradW: Rule(_CORES, _kernel_gradient),
+    deconvolution_2d.Deconvolution2DFunction: Rule(_CORES, _deconvolution),
+    convolution_nd.ConvolutionND: Rule(_ND, _convolution),
+    convolution_nd.ConvolutionNDGradW: Rule(_ND, _kernel_gradient),
+    deconvolution_nd.DeconvolutionND: Rule(_ND, _deconvolution),
+    max_pooling_nd.MaxPoolingND: Rule(_CPU, _max),
+    max_pooling_nd.MaxPoolingNDGrad: Rule(_CPU, _max_gradient),
+    max_pooling_nd.MaxPoolingNDWithIndexes: Rule(_CPU, _max_again),
+    average_pooling_2d.AveragePooling2D: Rule(_CPU, _average),
+    average_pooling_2d.AveragePooling2DGrad: Rule(_CPU, _average_gradient),
+    average_pooling_nd.AveragePoolingND: Rule(_CPU, _average),
+    average_pooling_nd.AveragePoolingNDGrad: Rule(_CPU, _average_gradient),
+    unpooling_2d.Unpooling2D: Rule(("forward",), _unpooling),
+    unpooling_2d.Unpooling2DGrad: Rule(("forward",), _unpooling_gradient),
+    unpooling_nd.UnpoolingND: Rule(("forward",), _unpooling),
+    unpooling_nd.UnpoolingNDGrad: Rule(("forward",), _unpooling_gradient),
+    upsampling_2d.Upsampling2D: Rule(_BOTH, _upsampling),
+    upsampling_2d.Upsampling2DGrad: Rule(_BOTH, _upsampling_gradient),
+}
+"""By the class of the function."""

@@ -1,0 +1,154 @@
+"""How the work of a call is cut so that what it needs at a time stays under a cap.
+
+Outputs are cut by samples; where one sample takes more, by bands of its output rows; where the
+channels can be cut as well, they are, so that a product stays wide enough to be fast.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+from umem.chainer.chunking.windows import Range, Sizes
+from umem.errors import WorkspaceWarning
+from umem.units import format_bytes
+
+WIDE = 2048
+"""A matrix product with as many columns is about as fast for each as a wider one."""
+CACHED_BYTES = 1 << 20
+"""What a core's own cache holds at least; more at a time is no faster."""
+
+
+class Cap:
+    """A cap, and what was seen under it.
+
+    Attributes:
+        nbytes: what the temporary arrays of one call may take.
+        exact: whether what differs from Chainer's own result by a bit is left to Chainer.
+        layouts: with ``exact``, by call: the strides of Chainer's result, or None where its bits
+            were others.
+    """
+
+    def __init__(self, nbytes: int, exact: bool) -> None:
+        self.nbytes, self.exact = nbytes, exact
+        self.layouts: dict[Any, Sizes | None] = {}
+        self._has_said = False
+
+    def exceeded(self, nbytes: int, label: str) -> None:
+        """Say once that the least that can be done takes more."""
+        if not self._has_said:
+            self._has_said = True
+            warnings.warn(
+                f"a workspace of {format_bytes(self.nbytes)} is below what one output row of "
+                f"{label} takes: {format_bytes(nbytes)} is used there, the least",
+                WorkspaceWarning,
+                stacklevel=2,
+            )
+
+
+class Part(NamedTuple):
+    """Some samples and, where it is one sample, a band of its output positions.
+
+    Attributes:
+        samples: which.
+        band: from and to which output position, along each axis.
+        positions: the same, in one number for all axes: a band is one run of them.
+    """
+
+    samples: slice
+    band: tuple[Range, ...]
+    positions: slice
+
+    @property
+    def sample_count(self) -> int:
+        return int(self.samples.stop - self.samples.start)
+
+    @property
+    def lengths(self) -> Sizes:
+        """Output positions along each axis."""
+        return tuple(end - begin for begin, end in self.band)
+
+    @property
+    def ranges(self) -> tuple[slice, ...]:
+        """Index of its output positions, an axis each."""
+        return tuple(slice(begin, end) for begin, end in self.band)
+
+
+def parts(sample_count: int, outs: Sizes, most: int) -> Iterator[Part]:
+    """Cut a batch into parts of at most ``most`` output positions, and at least one row."""
+    size = prod(outs)
+    if most >= size:
+        whole = tuple((0, out) for out in outs)
+        for samples in blocks(sample_count, most // size):
+            yield Part(samples, whole, slice(0, size))
+        return
+    found = list(_bands(outs, most))
+    for sample in range(sample_count):
+        end = 0
+        for band in found:
+            start, end = end, end + prod(high - low for low, high in band)
+            yield Part(slice(sample, sample + 1), band, slice(start, end))
+
+
+def blocks(count: int, most: int) -> Iterator[slice]:
+    """Cut a range into slices of at most ``most``, as equal as can be, none above the first."""
+    number = -(-count // most)
+    for index in range(number):
+        yield slice(-(-index * count // number), -(-(index + 1) * count // number))
+
+
+def least(outs: Sizes) -> int:
+    """The fewest output positions that a part has: a row's, where there is more than one axis."""
+    return outs[-1] if len(outs) > 1 else 1
+
+
+def _bands(outs: Sizes, most: int) -> Iterator[tuple[Range, ...]]:
+    """Cut output positions into runs; along the last of several axes they stay whole."""
+    row = prod(outs[1:])
+    if row <= most or len(outs) < 3:
+        inner = tuple((0, out) for out in outs[1:])
+        for part in blocks(outs[0], max(1, most // row)):
+            yield (part.start, part.stop), *inner
+        return
+    for index in range(outs[0]):
+        for band in _bands(outs[1:], most):
+            yield (index, index + 1), *band
+
+
+class Sides(NamedTuple):
+    """What a matrix product of columns takes, in elements.
+
+    Attributes:
+        kernel: of a column, for each channel.
+        others: beside the column, for each position: an output or its gradient.
+        sums: for each channel of a column, where products of several parts are added up.
+        itemsize: bytes of an element.
+    """
+
+    kernel: int
+    others: int
+    sums: int
+    itemsize: int
+
+    def positions(self, channel_count: int, total: int, nbytes: int) -> int:
+        """As many columns as fit; all of them where they do without sums."""
+        each = self.kernel * channel_count + self.others
+        room = nbytes // self.itemsize
+        return total if each * total <= room else (room - self.sums * channel_count) // each
+
+    def nbytes(self, channel_count: int, count: int) -> int:
+        """The bytes of so many columns."""
+        each = self.kernel * channel_count + self.others
+        return (each * count + self.sums * channel_count) * self.itemsize
+
+
+def channels_at_a_time(sides: Sides, channel_count: int, total: int, nbytes: int) -> int:
+    """As many channels as leave room for a wide product, while fewer make a difference."""
+    while channel_count > 1 and sides.positions(channel_count, total, nbytes) < min(total, WIDE):
+        sums_bytes = sides.sums * channel_count * sides.itemsize
+        if sides.kernel * channel_count <= sides.others and 2 * sums_bytes <= nbytes:
+            break
+        channel_count = -(-channel_count // 2)
+    return channel_count

@@ -1,0 +1,125 @@
+"""Where the windows of a convolution or a pooling lie in its images, and their columns.
+
+A window at an output position covers the kernel's places in the image; what of it lies in the
+padding is no part of any overlap. So an image is never padded, which takes a copy of it.
+Works on arrays of NumPy and of CuPy alike, with any number of axes before the spatial ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import product
+from typing import Any, NamedTuple
+
+Sizes = tuple[int, ...]
+Index = tuple[Any, ...]
+Range = tuple[int, int]
+REMEMBERED = 2048
+"""Overlaps that are kept, for as many pairs of windows and band: a step asks for the same ones."""
+
+
+class Windows(NamedTuple):
+    """The windows of one call; each field has one size for each spatial axis.
+
+    Attributes:
+        image: of the image.
+        outs: of the output: how many windows there are.
+        kernel: of a window.
+        stride: from window to window.
+        pad: before the image.
+        dilate: from place to place inside a window.
+    """
+
+    image: Sizes
+    outs: Sizes
+    kernel: Sizes
+    stride: Sizes
+    pad: Sizes
+    dilate: Sizes
+
+    @property
+    def are_the_image(self) -> bool:
+        """Whether each window is one place, and they are the image's in order."""
+        is_one = {*self.kernel, *self.stride} == {1}
+        return is_one and not any(self.pad) and self.outs == self.image
+
+
+class Overlap(NamedTuple):
+    """One place of the kernel, in all windows of a band.
+
+    Attributes:
+        place: its number, in the order of memory.
+        columns: index of the columns whose place lies in the image.
+        borders: indexes of the other columns of this place.
+        outs: as ``columns``, of an array with one value for each window.
+        image: where those lie in the image.
+    """
+
+    place: int
+    columns: Index
+    borders: tuple[Index, ...]
+    outs: Index
+    image: Index
+
+
+@lru_cache(REMEMBERED)
+def overlaps(windows: Windows, band: tuple[Range, ...]) -> tuple[Overlap, ...]:
+    """List the overlaps with the image, a place of the kernel each, in the order of memory.
+
+    Args:
+        windows: those of the call.
+        band: which of them, along each axis; indexes of outputs and columns are relative to it.
+    """
+    found = []
+    for number, place in enumerate(product(*map(range, windows.kernel))):
+        inside = [_inside(windows, axis, at, *band[axis]) for axis, at in enumerate(place)]
+        outs = tuple(slice(low, high) for low, high, _ in inside)
+        image = tuple(
+            slice(start, start + (high - low - 1) * step + 1 if high > low else start, step)
+            for (low, high, start), step in zip(inside, windows.stride, strict=True)
+        )
+        borders = tuple((..., *place, *border) for border in _borders(outs, band))
+        found.append(Overlap(number, (..., *place, *outs), borders, (..., *outs), (..., *image)))
+    return tuple(found)
+
+
+def _inside(windows: Windows, axis: int, place: int, begin: int, end: int) -> tuple[int, int, int]:
+    """From and to which window of a band a place lies in the image, and where the first does."""
+    step, before = windows.stride[axis], windows.pad[axis] - place * windows.dilate[axis]
+    low = max(begin, -(-before // step))
+    high = min(end, (windows.image[axis] - 1 + before) // step + 1)
+    high = max(low, high)
+    return low - begin, high - begin, max(0, low * step - before)
+
+
+def _borders(outs: Sequence[slice], band: Sequence[Range]) -> list[Index]:
+    found: list[Index] = []
+    for axis, (part, (begin, end)) in enumerate(zip(outs, band, strict=True)):
+        after = (slice(None),) * (len(outs) - axis - 1)
+        if min(part.start, end - begin) > 0:
+            found.append((*outs[:axis], slice(0, part.start), *after))
+        if part.stop < end - begin:
+            found.append((*outs[:axis], slice(part.stop, None), *after))
+    return found
+
+
+def fill(columns: Any, image: Any, found: Sequence[Overlap]) -> None:
+    """Copy what each window sees into its column; zero in the padding.
+
+    Args:
+        columns: (..., kernel..., band...), which is written.
+        image: (..., image...), with the same first axes.
+        found: the overlaps.
+    """
+    for overlap in found:
+        for border in overlap.borders:
+            columns[border] = 0
+        columns[overlap.columns] = image[overlap.image]
+
+
+def spread(image: Any, columns: Any, found: Sequence[Overlap]) -> None:
+    """Add each column to the places of the image that its window sees: the adjoint of `fill`."""
+    for overlap in found:
+        part = image[overlap.image]
+        part += columns[overlap.columns]
