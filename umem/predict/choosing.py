@@ -35,6 +35,7 @@ class Choice:
         options: what fits, the shortest step first.
         dropped: what does not, and what has nothing to offer, each with its reason.
         caveat: what the trace does not know, so that the real step needs more; or None.
+        cap_advice: what `umem.chainer.workspace` would leave of the peak; None where little goes.
     """
 
     gpu: str
@@ -44,6 +45,7 @@ class Choice:
     options: tuple[Option, ...]
     dropped: tuple[Option, ...]
     caveat: str | None = None
+    cap_advice: str | None = None
     simulated: Literal[True] = True
 
     @property
@@ -65,7 +67,7 @@ class Choice:
 
 
 _JSON_FIELDS = (
-    "simulated", "gpu", "title", "vram_bytes", "size", "caveat", "options", "dropped",
+    "simulated", "gpu", "title", "vram_bytes", "size", "caveat", "cap_advice", "options", "dropped",
 )  # fmt: skip
 
 
@@ -132,6 +134,7 @@ class Search:
             options=tuple(fit),
             dropped=tuple(option for option in tried if option.reason is not None),
             caveat=self._subject.caveat,
+            cap_advice=self._subject.cap_advice,
         )
 
     def choices(self) -> tuple[Choice, ...]:

@@ -81,8 +81,9 @@ def _bold(title: str, width: int) -> Iterator[Text]:
 
 
 def _caveat(choice: Choice, width: int) -> Iterator[Text]:
-    if choice.caveat is not None:
-        yield from map(Text, wrapped(choice.caveat, width))
+    for said in (choice.caveat, choice.cap_advice):
+        if said is not None:
+            yield from map(Text, wrapped(said, width))
 
 
 MUCH = 3

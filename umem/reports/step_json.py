@@ -36,6 +36,7 @@ def summary(analysis: Analysis, name: str, vram: Vram | None = None) -> dict[str
         "host_seconds_per_step": analysis.seconds_per_step,
         "vram": None if vram is None else _vram(vram, analysis.peak.total_bytes / vram.nbytes),
         "caveat": analysis.caveat,
+        "cap_advice": analysis.cap_advice,
         "unmeasured_op_count": trace.unmeasured_count,
         "peak": _peak(analysis),
         "operations": analysis.ops_by_seconds(),

@@ -1,15 +1,20 @@
-"""Plans a graph that was seen, and sorts the plan's actions by when they are due."""
+"""Plans a graph that was seen, sorts the plan's actions by when they are due, and advises a cap."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 from umem.chainer.recompute.gradients import contended
 from umem.chainer.recompute.seen import Carried, Due, SeenGraph
 from umem.errors import BudgetError
+from umem.planner import Graph, simulate
+from umem.planner.call_facts import CallFacts
+from umem.planner.node import Node
 from umem.planner.plans import Method
-from umem.planner.problem import Solution
+from umem.planner.problem import Problem, Solution
 from umem.planner.schedule import actions
+from umem.trace.analysis.capping import CAPPED, CAPS, advice
 
 Budget = int | float | None
 """Bytes in total, a share of a plain step's, or None for the least."""
@@ -87,3 +92,38 @@ def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:
         order=order,
         contended=contended(seen.tape.readers, seen.history.order, order),
     )
+
+
+# -- what a cap on workspace would do --------------------------------------------------------------
+
+_INSIDE = ("workspace_bytes", "backward_workspace_bytes")
+_Capped = TypeVar("_Capped", CallFacts, Node)
+
+
+def cap_advice(seen: SeenGraph, plan: Carried) -> str | None:
+    """What a cap on workspace would leave of the predicted peak, by the same plan."""
+    problem = seen.problem
+    step = problem.plain_step if plan.fits else simulate(plan.solution.graph, plan.solution.plan)
+    action = max(step.timeline, key=lambda moment: moment.during_bytes).action
+    call = problem.calls[problem.names.index(action.node)]
+    inside = call.backward_workspace_bytes if action.kind == "backward" else call.workspace_bytes
+    if call.label not in CAPPED or not inside or plan.peak_bytes == problem.update_peak_bytes:
+        return None
+    peaks = [_peak_under(problem, plan, cap) for cap in CAPS]
+    return advice(call.label, inside, plan.peak_bytes, peaks)
+
+
+def _peak_under(problem: Problem, plan: Carried, cap_bytes: int) -> int:
+    if plan.fits:
+        calls = [_capped(call, call.label, cap_bytes) for call in problem.calls]
+        return replace(problem, calls=tuple(calls)).left_alone_bytes
+    graph, found = plan.solution.graph, plan.solution.plan
+    nodes = [_capped(n, n.name.rpartition("#")[0], cap_bytes) for n in graph.nodes]
+    step = simulate(Graph(nodes, graph.edges, graph.forward_bytes), found)
+    return max(plan.solution.constant_bytes + step.peak_bytes, problem.update_peak_bytes)
+
+
+def _capped(one: _Capped, label: str, cap_bytes: int) -> _Capped:
+    if label not in CAPPED:
+        return one
+    return replace(one, **{name: min(getattr(one, name), cap_bytes) for name in _INSIDE})

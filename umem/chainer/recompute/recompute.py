@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import TracebackType
 
-from umem.chainer.recompute.carrying import Budget, Target
+from umem.chainer.recompute.carrying import Budget, Target, cap_advice
 from umem.chainer.recompute.executor import Executor
 from umem.chainer.recompute.seen import SeenGraph
 from umem.chainer.recompute.training import Training
@@ -219,6 +219,9 @@ def describe(seen: SeenGraph) -> str:
         f"  kept: {_names(list(plan.kept))}",
         f"  run again: {_names(again)}",
     ]
+    advised = cap_advice(seen, seen.plan)
+    if advised is not None:
+        lines.append(f"  {advised}")
     stay = [n for n, o in zip(problem.names, tape.observed, strict=True) if not o.again]
     if stay:
         lines.append(f"  cannot run again, and are kept: {_names(stay)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from umem.errors import StateError
+from umem.predict.techniques import capped_workspace as caps
 from umem.predict.techniques import memory_modes as modes
 from umem.predict.techniques import prefetching as lookahead
 from umem.predict.techniques import recomputation as budgets
@@ -16,11 +17,13 @@ TECHNIQUES = [
     Technique("managed", True, modes.prepare_managed),
     Technique("managed, prefetch", True, modes.prepare_prefetched),
     Technique("managed, lookahead", True, lookahead.prepare),
+    Technique("workspace 16MiB", False, caps.prepare),
     Technique("recompute to fit", True, budgets.prepare_largest),
     Technique("recompute 75%", True, partial(budgets.prepare, budget="75%")),
     Technique("recompute 50%", True, partial(budgets.prepare, budget="50%")),
     Technique("recompute 25%", True, partial(budgets.prepare, budget="25%")),
     Technique("recompute min", True, partial(budgets.prepare, budget="min")),
+    Technique("recompute min, workspace", False, caps.prepare_least),
     Technique("recompute 50%, managed", True, partial(budgets.prepare_managed, budget="50%")),
     Technique("recompute min, managed", True, partial(budgets.prepare_managed, budget="min")),
     Technique("recompute 50%, lookahead", True, partial(budgets.prepare_lookahead, budget="50%")),

@@ -15,6 +15,7 @@ from umem.predict.stepping import Replays
 from umem.predict.techniques.budget_graph import problems_of
 from umem.predict.techniques.rewrite import rewrite
 from umem.predict.techniques.steady import steady
+from umem.trace.analysis.capping import cap_advice, under_cap
 from umem.trace.analysis.explain import missing_when_repeated
 from umem.trace.events import check_figures
 from umem.trace.trace import Trace
@@ -36,6 +37,7 @@ class Subject:
         recorded: one step or more.
         gpus: the GPUs to choose for; replays are shared among them.
         size: what the step is taken to, such as a batch; None: as it was recorded.
+        cap_bytes: that of what convolutions and poolings need only while they run, if any.
 
     Raises:
         TraceError: the trace has no operation, or bytes that no machine has.
@@ -43,13 +45,19 @@ class Subject:
     """
 
     def __init__(
-        self, recorded: Trace, gpus: Iterable[GpuSpec] = (), size: int | None = None
+        self,
+        recorded: Trace,
+        gpus: Iterable[GpuSpec] = (),
+        size: int | None = None,
+        cap_bytes: int | None = None,
     ) -> None:
         self.recorded, self.gpus, self.size = recorded, tuple(gpus), size
         self._at: dict[int, Subject] = {}
+        self._under_caps: dict[int, Subject] = {}
         trace = recorded if size is None else recorded.at(size)
         self.caveat = missing_when_repeated(trace)
-        corrected = on_gpu(trace)
+        self.cap_advice = None if cap_bytes is not None else cap_advice(trace, on_gpu)
+        corrected = on_gpu(trace if cap_bytes is None else under_cap(trace, cap_bytes))
         check_figures(corrected.events)
         self.trace = steady(corrected, STEPS)
         self.replays = Replays(self.gpus)
@@ -66,6 +74,12 @@ class Subject:
         if size not in self._at:
             self._at[size] = Subject(self.recorded, self.gpus, size)
         return self._at[size]
+
+    def capped(self, nbytes: int) -> Subject:
+        """Return the same step with convolutions and poolings under a cap; made once."""
+        if nbytes not in self._under_caps:
+            self._under_caps[nbytes] = Subject(self.recorded, self.gpus, self.size, nbytes)
+        return self._under_caps[nbytes]
 
     def fits(self, gpu: GpuSpec, trace: Trace | None = None) -> bool:
         """Tell whether the step, or what was made of it, fits a GPU's plain memory."""
@@ -122,7 +136,8 @@ class Subject:
     def forget(self) -> None:
         """Let go of the traces that were made for one size of VRAM."""
         self._made = {key: trace for key, trace in self._made.items() if key in self._shared}
-        self.replays.forget([self.trace, *self._made.values()])
+        capped = [one.trace for one in self._under_caps.values()]
+        self.replays.forget([self.trace, *self._made.values(), *capped])
 
 
 def _or_error(make: Callable[[], _T]) -> _T | UmemError:

@@ -117,6 +117,8 @@ def _peak(analysis: Analysis, width: int, vram: Vram | None) -> Iterator[Text]:
             sentences.append(f"Corrected for CuPy, as replay and choose do, it is {needed}.")
     if analysis.caveat is not None:
         sentences.append(analysis.caveat)
+    if analysis.cap_advice is not None:
+        sentences.append(analysis.cap_advice)
     if peak.idle_bytes:
         sentences.append(f"No later operation uses {format_bytes(peak.idle_bytes)} of it.")
     yield Text()

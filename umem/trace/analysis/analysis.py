@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from umem.trace.analysis.capping import cap_advice
 from umem.trace.analysis.explain import missing
 from umem.trace.analysis.leaks import Leak, can_tell, find_leaks
 from umem.trace.analysis.tensors import KINDS, LASTING, WORKSPACE, Reading, Tensor, read_tensors
@@ -113,6 +114,11 @@ class Analysis:
     def caveat(self) -> str | None:
         """Sentences on what the peak leaves out; None where it is all there."""
         return missing(self.trace)
+
+    @cached_property
+    def cap_advice(self) -> str | None:
+        """What `umem.chainer.workspace` would leave of the peak; None where little goes."""
+        return cap_advice(self.trace)
 
     @property
     def seconds_per_step(self) -> float | None:

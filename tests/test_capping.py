@@ -1,0 +1,90 @@
+"""What a cap on the workspace of convolutions and poolings would leave of a step's peak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import umem
+from umem.reports.choice_report import choice_text
+from umem.reports.step_json import step_json
+from umem.reports.text.step import step_text
+from umem.trace.analysis.analysis import analyse
+from umem.trace.analysis.capping import CAPS, advice, cap_advice, under_cap
+from umem.trace.events import Access, Alloc, Free, Mark, Op
+from umem.trace.trace import Trace
+from umem.units import MIB
+
+
+def step(workspace: int = 60 * MIB, name: str = "Convolution2DFunction") -> Trace:
+    """A convolution of 20 MiB in and 20 MiB out, and a sum that needs 10 MiB inside."""
+    x, y = Access(0, 0, 20 * MIB), Access(1, 0, 20 * MIB)
+    events: list[Any] = [
+        Alloc(0, 20 * MIB, "input", "x", True),
+        Alloc(1, 20 * MIB, "activation", name),
+        Op(name, "forward", (x,), (y,), flops=10**9, workspace_bytes=workspace),
+        Op("Sum", "forward", (y,), (y,), flops=10**6, workspace_bytes=10 * MIB),
+        Free(1),
+        Mark("step"),
+    ]
+    return Trace(events)
+
+
+def test_the_sentence_names_the_cap_and_what_it_leaves() -> None:
+    assert cap_advice(step()) == (
+        "60% of the peak is workspace of convolutions: umem.chainer.workspace('4MiB') would leave "
+        "50%."
+    )
+
+
+def test_what_is_left_is_the_peak_of_the_trace_under_that_cap() -> None:
+    left = [under_cap(step(), cap).peak_bytes for cap in CAPS]
+    assert left == [100 * MIB, 56 * MIB, 50 * MIB, 50 * MIB]
+    assert under_cap(step(), 100 * MIB).events == step().events
+    assert step().peak_bytes == 100 * MIB
+
+
+def test_the_largest_cap_that_is_as_good_is_proposed() -> None:
+    assert "workspace('64MiB') would leave 5%" in str(advice("MaxPoolingND", 10, 100, [5, 5, 5, 5]))
+    assert "of poolings" in str(advice("MaxPoolingND", 10, 100, [5, 5, 5, 5]))
+    assert "workspace('1MiB') would leave 5%" in str(advice("MaxPoolingND", 10, 100, [90, 9, 7, 5]))
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        step(name="LinearFunction"),
+        step(workspace=0),
+        step(workspace=MIB),  # the sum is the peak
+        Trace([]),
+    ],
+)
+def test_where_a_cap_changes_little_nothing_is_said(trace: Trace) -> None:
+    assert cap_advice(trace) is None
+
+
+def test_reports_and_choices_say_it() -> None:
+    said = cap_advice(step())
+    assert said is not None
+    analysis = analyse(step())
+    text = [line.plain for line in step_text(analysis, "t", 200)]
+    assert text.count(said) == 1
+    assert step_json(analysis, "t")["cap_advice"] == said
+    choice = umem.choose(step(), "t4")
+    assert choice.cap_advice == choice.to_json()["cap_advice"]
+    assert "workspace of convolutions" in str(choice.cap_advice)  # of 120 MiB, with CuPy's own
+    assert str(choice.cap_advice) in [line.plain for line in choice_text(choice, 200)]
+    assert umem.choose(step(name="LinearFunction"), "t4").cap_advice is None
+
+
+def test_a_cap_makes_a_step_fit_and_is_not_said_to_keep_the_bits() -> None:
+    choice = umem.choose(step(), "t4", vram="92MiB")
+    names = [option.name for option in choice.options]
+    assert "workspace 16MiB" in names and "nothing" not in names
+    (capped,) = [option for option in choice.options if option.name == "workspace 16MiB"]
+    assert capped.line == 'with umem.chainer.workspace("16MiB"):' and not capped.exact
+    assert capped.peak_bytes == 76 * MIB  # CuPy makes another output, and drops it
+    small = umem.choose(step(workspace=8 * MIB), "t4")
+    (dropped,) = [option for option in small.dropped if option.name == "workspace 16MiB"]
+    assert "no convolution or pooling is known to need more than 16 MiB" in str(dropped.reason)

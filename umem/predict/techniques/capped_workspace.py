@@ -1,0 +1,47 @@
+"""Convolutions and poolings under a cap, alone and with recomputation.
+
+Models: memory; times stay as they are. On a GPU with cuDNN, which needs no columns, there is
+nothing to cap.
+"""
+
+from __future__ import annotations
+
+from umem.devices.specs import GpuSpec
+from umem.errors import StateError
+from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.technique import Prepared
+from umem.trace.analysis.capping import CAPPED
+from umem.units import MIB
+
+CAP_BYTES = 16 * MIB
+LINE = 'umem.chainer.workspace("16MiB")'
+
+
+def prepare(subject: Subject, gpu: GpuSpec) -> Prepared:
+    """The step with a cap.
+
+    Raises:
+        StateError: it leaves the peak as it is.
+    """
+    return Prepared(_capped(subject).trace, f"with {LINE}:")
+
+
+def prepare_least(subject: Subject, gpu: GpuSpec) -> Prepared:
+    """The step under a cap and the least budget.
+
+    Raises:
+        StateError: as above. GraphError: there is nothing to plan.
+    """
+    capped = _capped(subject)
+    trace = subject.made_once(("capped", CAP_BYTES), lambda: capped.under(None))
+    return Prepared(trace, f'with {LINE}, umem.chainer.Recompute("min"):')
+
+
+def _capped(subject: Subject) -> Subject:
+    if any((op.workspace_bytes or 0) > CAP_BYTES and op.name in CAPPED for op in subject.trace.ops):
+        capped = subject.capped(CAP_BYTES)
+        if capped.trace.peak_bytes < subject.trace.peak_bytes:
+            return capped
+    raise StateError(
+        "at the peak no convolution or pooling is known to need more than 16 MiB inside"
+    )

@@ -1,0 +1,84 @@
+"""What would be left of a step's peak if convolutions and poolings worked under a cap.
+
+On NumPy, and on CuPy without cuDNN, Chainer's convolutions make the columns of a whole batch at
+once; `umem.chainer.workspace` has them go part by part. No operation runs here: what one needs only
+while it runs is taken to be the cap where it was more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from umem.trace.events import Event, Op
+from umem.trace.trace import Trace
+from umem.trace.walk import used_bytes
+from umem.units import MIB, format_bytes
+
+CONVOLUTIONS = frozenset((
+    "Convolution2DFunction", "Convolution2DGradW", "ConvolutionND", "ConvolutionNDGradW",
+    "Deconvolution2DFunction", "DeconvolutionND",
+))  # fmt: skip
+POOLINGS = frozenset((
+    "AveragePooling2D", "AveragePooling2DGrad", "AveragePoolingND", "AveragePoolingNDGrad",
+    "MaxPoolingND", "MaxPoolingNDGrad", "MaxPoolingNDWithIndexes", "Unpooling2D",
+    "Unpooling2DGrad", "UnpoolingND", "UnpoolingNDGrad", "Upsampling2D", "Upsampling2DGrad",
+))  # fmt: skip
+CAPPED = CONVOLUTIONS | POOLINGS
+"""The functions of Chainer that a cap concerns."""
+CAPS = (64 * MIB, 16 * MIB, 4 * MIB, MIB)
+"""Caps that are proposed, the fastest first."""
+NEARLY = 1.05
+"""A cap is as good as a smaller one where it leaves at most so many times as much."""
+WORTHWHILE = 0.95
+"""The largest share of a peak that a cap has to leave to be worth a word."""
+
+
+def under_cap(trace: Trace, cap_bytes: int) -> Trace:
+    """The trace of the same step under a cap; operations without a known workspace stay."""
+    return trace.with_events([_capped(event, cap_bytes) for event in trace.events])
+
+
+def _capped(event: Event, cap_bytes: int) -> Event:
+    if isinstance(event, Op) and event.name in CAPPED and (event.workspace_bytes or 0) > cap_bytes:
+        return event._replace(workspace_bytes=cap_bytes)
+    return event
+
+
+def cap_advice(trace: Trace, elsewhere: Callable[[Trace], Trace] | None = None) -> str | None:
+    """A sentence such as ``60% of the peak is workspace of convolutions: ...``.
+
+    None where a cap would not change the peak by much. Cost: some passes over the events.
+
+    Args:
+        trace: as it was recorded.
+        elsewhere: what makes of it the trace of the same step in another place, such as a GPU.
+    """
+    there = elsewhere or (lambda trace: trace)
+    events = there(trace).events
+    used = list(used_bytes(events))
+    peak = max(used, default=0)
+    op = events[used.index(peak)] if used else None
+    if not isinstance(op, Op) or op.name not in CAPPED or not op.workspace_bytes:
+        return None
+    peaks = [there(under_cap(trace, cap)).peak_bytes for cap in CAPS]
+    return advice(op.name, op.workspace_bytes, peak, peaks)
+
+
+def advice(name: str, workspace_bytes: int, peak_bytes: int, peaks: Sequence[int]) -> str | None:
+    """Propose a cap.
+
+    Args:
+        name: of the function whose workspace is a part of the peak.
+        peaks: what each of `CAPS` leaves.
+    """
+    left, cap = next(
+        (left, cap) for left, cap in zip(peaks, CAPS, strict=True) if left <= NEARLY * peaks[-1]
+    )
+    if left > WORTHWHILE * peak_bytes:
+        return None
+    whose = "convolutions" if name in CONVOLUTIONS else "poolings"
+    size = format_bytes(cap).replace(".0 ", "")
+    return (
+        f"{workspace_bytes / peak_bytes:.0%} of the peak is workspace of {whose}: "
+        f"umem.chainer.workspace('{size}') would leave {left / peak_bytes:.0%}."
+    )
