@@ -95,6 +95,22 @@ for step in range(6):
     optimizer.update()
 """
 
+CONVOLUTIONS = """
+import tracemalloc
+import numpy as np
+import chainer, chainer.functions as F, chainer.links as L
+
+link = chainer.Sequential(*[L.Convolution2D(8, 8, 3, pad=1) for _ in range(3)])
+optimizer = chainer.optimizers.SGD(1e-3).setup(link)
+x = np.ones((32, 8, 32, 32), "f")
+for step in range(4):
+    tracemalloc.start()
+    optimizer.update(lambda: F.mean(link(x) ** 2))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+print(peak)
+"""
+
 Run = Callable[..., Any]
 
 
@@ -177,6 +193,17 @@ def test_a_child_by_fork_says_nothing(run: Run) -> None:
     assert run(code, "--recompute", "min").stderr.count("umem: --recompute") == 1
 
 
+def test_a_cap_on_workspace_holds_for_the_script_with_and_without_a_budget(run: Run) -> None:
+    plain, capped, both = (
+        run(CONVOLUTIONS, *options)
+        for options in ((), ("--workspace", "1MiB"), ("--workspace", "1MiB", "--recompute", "min"))
+    )
+    assert both.returncode == 0, both.stderr
+    assert int(both.stdout) <= int(capped.stdout) < 0.6 * int(plain.stdout)
+    assert "umem: --recompute" not in capped.stderr
+    assert "passes followed a plan" in told(both)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -186,6 +213,9 @@ def test_a_child_by_fork_says_nothing(run: Run) -> None:
         (("--recompute", "120%"), "a share of a plain step is above"),
         (("--recompute", "0"), "Invalid value for --recompute"),
         (("--recompute", "60%", "--record", "x.umem.gz"), "Record without it"),
+        (("--workspace", "little"), "Invalid value for --workspace"),
+        (("--workspace", "0"), "Invalid value for --workspace"),
+        (("--workspace", "60%"), "Invalid value for --workspace"),
     ],
 )
 def test_bad_options_are_refused_before_the_script_runs(

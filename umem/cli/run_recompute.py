@@ -38,11 +38,10 @@ class Slimming:
             )
         import umem.chainer
 
-        layer: Any = umem.chainer
         if workspace is not None:
-            self._blocks.append(_made("--workspace", layer.workspace, workspace))
+            self._blocks.append(_made("--workspace", umem.chainer.workspace, workspace))
         if budget is not None:
-            self._memory = _made("--recompute", layer.Recompute, budget)
+            self._memory = _made("--recompute", umem.chainer.Recompute, budget)
             self._blocks.append(self._memory)
 
     def begin(self, stack: ExitStack) -> None:
