@@ -9,6 +9,7 @@ which makes the columns smaller: here they are made and used a part at a time.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from chainer.backend import get_array_module
 from umem.chainer.chunking.functions import RULES, Rule
 from umem.chainer.chunking.pieces import Cap
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.chainer.update_chunks import update_in_chunks
 from umem.errors import StateError
 from umem.memory.blocks import Decorator
 from umem.scopes import Scope, Scoped, derived
@@ -42,6 +44,7 @@ class workspace(Decorator, Scoped[None]):
     number of dimensions included), poolings and unpoolings, on NumPy, and on CuPy where cuDNN does
     not compute them. Several samples are taken at a time, one, or a band of one's output rows.
     The least is one row: where that takes more than the cap, a `WorkspaceWarning` says so once.
+    Optimizers update NumPy arrays as under `chunked_updates`, with at most 1.5 MiB.
 
     Results are those of Chainer up to rounding, and C-contiguous, which Chainer's are not always;
     they depend on shapes, layouts and the cap alone, so that `Recompute` and `checkpoint` under the
@@ -132,7 +135,7 @@ def under(cap: Cap | None) -> workspace:
 
 
 class _InParts(Subscriber):
-    """Computes in the place of Chainer's functions. There is one for all caps."""
+    """Computes in the place of Chainer's functions and update rules. There is one for all caps."""
 
     place = 2
 
@@ -146,6 +149,10 @@ class _InParts(Subscriber):
             return _exactly(cap, rule, proceed, func, arrays)
         y = rule.compute(cap, func, *arrays)
         return proceed(func, *arrays) if y is None else (y,)
+
+    def update_core(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
+        """Update a parameter in chunks where the calling code has a cap."""
+        (proceed if cap_here() is None else partial(update_in_chunks, proceed))(rule, parameter)
 
 
 _in_parts = _InParts()
