@@ -19,7 +19,7 @@ import common
 import numpy as np
 from report_tables import Row, figure, quantity, span, text
 
-from umem.planner.updates import CHUNKED_RULES
+from umem.trace.analysis.updating import CHUNKED_RULES
 from umem.units import MIB
 
 VARIANTS = ("AdamW", "AMSGrad", "AdaBound", "AMSBound")

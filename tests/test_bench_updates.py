@@ -8,7 +8,7 @@ import pytest
 from bench_scripts import written
 
 from umem.compat.installation import find_package
-from umem.planner.updates import CHUNKED_RULES
+from umem.trace.analysis.updating import CHUNKED_RULES
 
 pytestmark = pytest.mark.thorough
 

@@ -64,6 +64,26 @@ def test_where_a_cap_changes_little_nothing_is_said(trace: Trace) -> None:
     assert cap_advice(trace) is None
 
 
+def test_updates_go_in_chunks_under_a_cap() -> None:
+    w, gradient, new = (Access(n, 0, 20 * MIB) for n in range(3))
+    events: list[Any] = [
+        Alloc(0, 20 * MIB, "parameter", "W", True),
+        Alloc(1, 20 * MIB, "gradient", "W"),
+        Op("SGD", "update", (w, gradient), (w,), workspace_bytes=20 * MIB),
+        Mark("step"),
+    ]
+    assert cap_advice(Trace(events)) == (
+        "33% of the peak is workspace of the optimizer's update: umem.chainer.workspace('64MiB') "
+        "would leave 67%."
+    )
+    assert under_cap(Trace(events), MIB).peak_bytes == 40 * MIB + 256 * 1024
+    own = [e._replace(name="Mine") if isinstance(e, Op) else e for e in events]
+    assert cap_advice(Trace(own)) is None  # a rule of one's own is left whole
+    mixed = [Alloc(2, 20 * MIB, "state", "SGD.fp32"), *events]
+    mixed[3] = mixed[3]._replace(reads=(w, gradient, new))
+    assert under_cap(Trace(mixed), MIB).peak_bytes == 80 * MIB
+
+
 def test_reports_and_choices_say_it() -> None:
     said = cap_advice(step())
     assert said is not None

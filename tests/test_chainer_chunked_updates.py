@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umem.chainer.recompute.optimizer_facts import update_workspace
-from umem.planner.updates import CHUNKED_RULES, chunked_workspace
+from umem.trace.analysis.updating import CHUNKED_RULES, chunked_workspace
 
 LARGE = 200_000
 OBJECTS = 40_000

@@ -22,7 +22,7 @@ import chainer.links as L
 from chainer import optimizers
 
 from umem.errors import BudgetError
-from umem.planner.updates import CHUNK_BYTES
+from umem.trace.analysis.updating import CHUNK_BYTES
 from umem.units import MIB
 
 pytestmark = [

@@ -20,9 +20,9 @@ if find_spec("chainer") is None:
 
 import umem.chainer
 from umem.planner.problem import Problem
-from umem.planner.updates import CHUNK_BYTES
 from umem.predict.techniques.budget_graph import problems_of
 from umem.predict.techniques.steady import steady
+from umem.trace.analysis.updating import CHUNK_BYTES
 
 models = module("models")
 QUICK = {

@@ -15,7 +15,7 @@ import numpy as np
 from chainer import optimizers
 
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-from umem.planner.updates import CHUNK_BYTES, CHUNKED_RULES
+from umem.trace.analysis.updating import CHUNK_BYTES, CHUNKED_RULES
 
 _RULES: dict[type, Any] = {
     rule: rule.update_core_cpu

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from umem.planner.updates import CHUNKED_RULES
+from umem.trace.analysis.updating import CHUNKED_RULES
 from umem.trace.events import Access, Alloc, Event, Free, Hint, Op
 from umem.trace.trace import Trace
 from umem.units import MIB

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from umem.chainer.update_chunks import is_chunked
-from umem.planner.updates import whole_workspace
+from umem.trace.analysis.updating import whole_workspace
 
 
 def state_bytes(rule: Any) -> int:

@@ -17,8 +17,8 @@ from umem.planner import Graph
 from umem.planner.call_facts import CallFacts
 from umem.planner.from_trace import DRAWS, MADE, is_call
 from umem.planner.problem import Problem
-from umem.planner.updates import CHUNKED_RULES, chunked_workspace
 from umem.predict.techniques.drawn import PACKED, packed_bytes
+from umem.trace.analysis.updating import chunked_update
 from umem.trace.events import LEAF, Alloc, Event, Free, Mark, Op
 from umem.trace.trace import Trace, tail
 from umem.trace.walk import allocations
@@ -87,6 +87,8 @@ def _problem(trace: Trace) -> Problem:
         )
     constant = _constant_bytes(trace, first)
     forward = sum(updates.values())
+    allocs = allocations(trace.events)
+    updating = [op for op in trace.ops if op.phase == "update"]
     return Problem(
         tuple(calls),
         edges,
@@ -94,8 +96,8 @@ def _problem(trace: Trace) -> Problem:
         forward,
         tape.order,
         tape.in_order,
-        update_bytes=_update_bytes(trace, in_chunks=True),
-        whole_update_bytes=_update_bytes(trace, in_chunks=False),
+        update_bytes=max((chunked_update(op, allocs) for op in updating), default=0),
+        whole_update_bytes=max((op.workspace_bytes or 0 for op in updating), default=0),
     )
 
 
@@ -114,24 +116,6 @@ def _updates(trace: Trace) -> dict[int, int]:
                 if kinds[access.tensor].kind == "parameter":
                     found.setdefault(access.tensor, sum(kinds[t].nbytes for t in gradients))
     return found
-
-
-def _update_bytes(trace: Trace, *, in_chunks: bool) -> int:
-    """What the update of one parameter needs only while it runs; the most of all.
-
-    Mixed precision converts whole arrays beside its chunks.
-    """
-    kinds = allocations(trace.events)
-    most = 0
-    for op in trace.ops:
-        if op.phase == "update":
-            needed = op.workspace_bytes or 0
-            read = [kinds[tensor] for tensor in {access.tensor for access in op.reads}]
-            converts = any(alloc.label.endswith(".fp32") for alloc in read)
-            if in_chunks and op.name in CHUNKED_RULES and not converts:
-                needed = chunked_workspace(needed, sum(alloc.nbytes for alloc in read))
-            most = max(most, needed)
-    return most
 
 
 @dataclass

@@ -1,17 +1,18 @@
 """What would be left of a step's peak if convolutions and poolings worked under a cap.
 
 On NumPy, and on CuPy without cuDNN, Chainer's convolutions make the columns of a whole batch at
-once; `umem.chainer.workspace` has them go part by part. No operation runs here: what one needs only
-while it runs is taken to be the cap where it was more.
+once; `umem.chainer.workspace` has them go part by part, and updates on NumPy in chunks. No
+operation runs here: what one needs only while it runs is taken to be the cap where it was more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from umem.trace.events import Event, Op
+from umem.trace.analysis.updating import chunked_update
+from umem.trace.events import Alloc, Event, Op
 from umem.trace.trace import Trace
-from umem.trace.walk import used_bytes
+from umem.trace.walk import allocations, used_bytes
 from umem.units import MIB, format_bytes
 
 CONVOLUTIONS = frozenset((
@@ -35,11 +36,16 @@ WORTHWHILE = 0.95
 
 def under_cap(trace: Trace, cap_bytes: int) -> Trace:
     """The trace of the same step under a cap; operations without a known workspace stay."""
-    return trace.with_events([_capped(event, cap_bytes) for event in trace.events])
+    allocs = allocations(trace.events)
+    return trace.with_events([_capped(event, cap_bytes, allocs) for event in trace.events])
 
 
-def _capped(event: Event, cap_bytes: int) -> Event:
-    if isinstance(event, Op) and event.name in CAPPED and (event.workspace_bytes or 0) > cap_bytes:
+def _capped(event: Event, cap_bytes: int, allocs: Mapping[int, Alloc]) -> Event:
+    if not isinstance(event, Op) or not event.workspace_bytes:
+        return event
+    if event.phase == "update":
+        return event._replace(workspace_bytes=chunked_update(event, allocs))
+    if event.name in CAPPED and event.workspace_bytes > cap_bytes:
         return event._replace(workspace_bytes=cap_bytes)
     return event
 
@@ -58,7 +64,9 @@ def cap_advice(trace: Trace, elsewhere: Callable[[Trace], Trace] | None = None) 
     used = list(used_bytes(events))
     peak = max(used, default=0)
     op = events[used.index(peak)] if used else None
-    if not isinstance(op, Op) or op.name not in CAPPED or not op.workspace_bytes:
+    if not isinstance(op, Op) or not op.workspace_bytes:
+        return None
+    if op.name not in CAPPED and op.phase != "update":
         return None
     peaks = [there(under_cap(trace, cap)).peak_bytes for cap in CAPS]
     return advice(op.name, op.workspace_bytes, peak, peaks)
@@ -68,7 +76,7 @@ def advice(name: str, workspace_bytes: int, peak_bytes: int, peaks: Sequence[int
     """Propose a cap.
 
     Args:
-        name: of the function whose workspace is a part of the peak.
+        name: of the function, or the update, whose workspace is a part of the peak.
         peaks: what each of `CAPS` leaves.
     """
     left, cap = next(
@@ -77,6 +85,8 @@ def advice(name: str, workspace_bytes: int, peak_bytes: int, peaks: Sequence[int
     if left > WORTHWHILE * peak_bytes:
         return None
     whose = "convolutions" if name in CONVOLUTIONS else "poolings"
+    if name not in CAPPED:
+        whose = "the optimizer's update"
     size = format_bytes(cap).replace(".0 ", "")
     return (
         f"{workspace_bytes / peak_bytes:.0%} of the peak is workspace of {whose}: "

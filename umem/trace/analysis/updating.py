@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from umem.trace.events import Alloc, Op
+
 CHUNK_BYTES = 512 << 10
 """A parameter's elements, gradient and state that are updated at once, in bytes together.
 
@@ -30,3 +34,19 @@ def chunked_workspace(workspace_bytes: int, array_bytes: int) -> int:
 def whole_workspace(workspace_bytes: int, array_bytes: int) -> int:
     """The reverse of `chunked_workspace`: an estimate, up to half too much for RMSprop."""
     return max(workspace_bytes, workspace_bytes * array_bytes // CHUNK_BYTES)
+
+
+def chunked_update(op: Op, allocs: Mapping[int, Alloc]) -> int:
+    """What a recorded update needs only while it runs, where its rule goes in chunks.
+
+    Mixed precision converts whole arrays beside its chunks, and counts as it was measured.
+
+    Args:
+        op: the update.
+        allocs: the allocation of each tensor.
+    """
+    needed = op.workspace_bytes or 0
+    read = [allocs[tensor] for tensor in {access.tensor for access in op.reads}]
+    if op.name not in CHUNKED_RULES or any(one.label.endswith(".fp32") for one in read):
+        return needed
+    return chunked_workspace(needed, sum(one.nbytes for one in read))
