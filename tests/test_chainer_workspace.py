@@ -245,6 +245,29 @@ def test_errors_are_chainers() -> None:
         assert str(found.value) == str(plain.value)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(2, 6), st.integers(1, 20), st.lists(st.integers(1, 12), max_size=3), st.booleans()
+)
+def test_batch_normalisation_is_chainers_to_the_bit(
+    sample_count: int, channel_count: int, image: list[int], is_double: bool
+) -> None:
+    shape, dtype = (sample_count, channel_count, *image), "d" if is_double else "f"
+    x, gamma, beta = (normal(*s, dtype=dtype) for s in (shape, (channel_count,), (channel_count,)))
+
+    def everything() -> list[np.ndarray]:
+        running = np.zeros_like(gamma), np.ones_like(gamma)
+
+        def function(*inputs: Any) -> Any:
+            return F.batch_normalization(*inputs, running_mean=running[0], running_var=running[1])
+
+        return [*results(function, x, gamma, beta), *running]
+
+    whole = everything()
+    with workspace(2_000):
+        assert_same(everything(), whole)
+
+
 # -- the cap -------------------------------------------------------------------------------------
 
 
@@ -296,6 +319,20 @@ def test_a_pooling_keeps_to_the_cap() -> None:
         average = most_beside_results(lambda: F.average_pooling_2d(x, 3, 1, 1).array)
     assert maximum - x.size * 4 <= (256 << 10) + OBJECTS  # int32 places are kept for backward
     assert average <= (256 << 10) + OBJECTS
+
+
+def test_batch_normalisation_keeps_to_the_cap() -> None:
+    x, ones = normal(8, 32, 40, 40), np.ones(32, "f")
+    y = F.batch_normalization(chainer.Variable(x), ones, ones)
+    gradients = [chainer.Variable(normal(*x.shape))]
+    calls = {
+        "forward": lambda: F.batch_normalization(x, ones, ones).array,
+        "backward": lambda: y.creator.backward((0,), gradients)[0].array,
+    }
+    with workspace("1MiB"):
+        found = {name: most_beside_results(call) for name, call in calls.items()}
+    assert all(nbytes <= (1 << 20) + OBJECTS for nbytes in found.values()), found
+    assert min(most_beside_results(call) for call in calls.values()) > 2 << 20
 
 
 def test_a_cap_below_a_row_uses_a_row_and_says_so_once() -> None:

@@ -25,6 +25,7 @@ import chainer
 from chainer import _backprop, _backprop_utils, function_node, link, optimizer, variable
 
 from umem.chainer.chunking.functions import RULES
+from umem.chainer.chunking.normalizing import NORMALIZATION
 from umem.errors import LeftOnWarning, StateError
 from umem.locks import safe_lock
 
@@ -95,6 +96,14 @@ class Subscriber:
         """A convolution or a pooling computes, forward or backward, from columns."""
         return proceed(func, *arrays)
 
+    def normalize(self, proceed: Proceed, norm: Any, *args: Any, **kwargs: Any) -> Any:
+        """Batch normalisation computes, forward, where no library does."""
+        return proceed(norm, *args, **kwargs)
+
+    def normalize_back(self, proceed: Proceed, norm: Any, *args: Any, **kwargs: Any) -> Any:
+        """Batch normalisation computes, backward."""
+        return proceed(norm, *args, **kwargs)
+
 
 class Point(NamedTuple):
     """A function of Chainer that is replaced, and the method that is told."""
@@ -127,6 +136,8 @@ POINTS = (
     Point(variable.Variable, "copydata", "copydata"),
     # What computes where no library of NVIDIA's or Intel's does.
     *(Point(kind, name, "compute") for kind, rule in RULES.items() for name in rule.methods),
+    Point(NORMALIZATION, "forward", "normalize"),
+    Point(NORMALIZATION, "backward", "normalize_back"),
 )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from chainer.backend import get_array_module
 
 from umem.chainer.chunking.functions import RULES, Rule
+from umem.chainer.chunking.normalizing import normalize, normalize_back
 from umem.chainer.chunking.pieces import Cap
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.chainer.update_chunks import update_in_chunks
@@ -44,7 +45,8 @@ class workspace(Decorator, Scoped[None]):
     number of dimensions included), poolings and unpoolings, on NumPy, and on CuPy where cuDNN does
     not compute them. Several samples are taken at a time, one, or a band of one's output rows.
     The least is one row: where that takes more than the cap, a `WorkspaceWarning` says so once.
-    Optimizers update NumPy arrays as under `chunked_updates`, with at most 1.5 MiB.
+    On NumPy batch normalisation goes by channels, two at least, and optimizers update as under
+    `chunked_updates`, with at most 1.5 MiB: both to the bit.
 
     Results are those of Chainer up to rounding, and C-contiguous, which Chainer's are not always;
     they depend on shapes, layouts and the cap alone, so that `Recompute` and `checkpoint` under the
@@ -149,6 +151,18 @@ class _InParts(Subscriber):
             return _exactly(cap, rule, proceed, func, arrays)
         y = rule.compute(cap, func, *arrays)
         return proceed(func, *arrays) if y is None else (y,)
+
+    def normalize(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
+        """Normalise by channels where the calling code has a cap."""
+        cap = cap_here()
+        computes = proceed if cap is None else partial(normalize, cap, proceed)
+        return computes(*args, **kwargs)
+
+    def normalize_back(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
+        """As `normalize`."""
+        cap = cap_here()
+        computes = proceed if cap is None else partial(normalize_back, cap, proceed)
+        return computes(*args, **kwargs)
 
     def update_core(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
         """Update a parameter in chunks where the calling code has a cap."""

@@ -61,9 +61,9 @@ class ConvolutionCall(NamedTuple):
         With ``is_cached`` not many more than the processor's cache holds.
         """
         size, row = prod(self.windows.outs), least(self.windows.outs)
-        if self.windows.are_the_image and size >= FAST_COLUMNS:
-            return size  # of one sample, whose columns are in the image
         fitting = sides.positions(channel_count, total, self.cap.nbytes)
+        if self.windows.are_the_image and (size >= FAST_COLUMNS or fitting < 2 * size):
+            return size  # of one sample, whose columns are in the image
         if fitting < row <= total:
             self.cap.exceeded(sides.nbytes(channel_count, row), self.label)
         if is_cached and self.xp is np:
