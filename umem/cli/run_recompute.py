@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any
 
 import click
@@ -27,7 +27,7 @@ class Slimming:
 
     def __init__(self, budget: str | None, workspace: str | None) -> None:
         self._budget = budget
-        self._blocks: list[AbstractContextManager[Any]] = []
+        self._cap: Any = None
         self._memory: Any = None
         if budget is None and workspace is None:
             return
@@ -39,17 +39,22 @@ class Slimming:
         import umem.chainer
 
         if workspace is not None:
-            self._blocks.append(_made("--workspace", umem.chainer.workspace, workspace))
+            self._cap = _made("--workspace", umem.chainer.workspace, workspace)
         if budget is not None:
             self._memory = _made("--recompute", umem.chainer.Recompute, budget)
-            self._blocks.append(self._memory)
 
     def begin(self, stack: ExitStack) -> None:
-        """Enter both until the stack is left; what came of it is said then."""
+        """Have both on until the stack is left; what came of it is said then.
+
+        The cap is the process's: it holds in the script's threads as well.
+        """
         if self._memory is not None:
             stack.callback(self._tell, os.getpid())
-        for block in self._blocks:
-            stack.enter_context(block)
+        if self._cap is not None:
+            self._cap.enable()
+            stack.callback(self._cap.disable)
+        if self._memory is not None:
+            stack.enter_context(self._memory)
 
     def _tell(self, process: int) -> None:
         if os.getpid() == process:  # no child by fork that came to the end of the script
