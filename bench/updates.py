@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import statistics
 import time
+import tracemalloc
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -39,9 +41,18 @@ def updated_parameter(rule: str, elements: int) -> Any:
     return parameter
 
 
+def temporaries(update: Callable[[], None]) -> int:
+    """The most bytes that an update of what has its state already needs only while it runs."""
+    tracemalloc.start(1)
+    try:
+        update()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
 def measure(rule: str, elements: int, repeats: int) -> Row:
     import umem.chainer
-    from umem.chainer.recompute.optimizer_facts import update_workspace
 
     parameter = updated_parameter(rule, elements)
     seconds: dict[str, list[float]] = {"whole": [], "chunked": []}
@@ -59,7 +70,7 @@ def measure(rule: str, elements: int, repeats: int) -> Row:
                 seconds[how].append(time.process_time() - start)
     for how, block in on.items():
         with block():
-            workspace[how] = update_workspace(update, parameter)
+            workspace[how] = temporaries(update)
     pairs = zip(seconds["chunked"], seconds["whole"], strict=True)
     return {
         "rule": rule,

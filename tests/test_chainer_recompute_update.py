@@ -88,6 +88,11 @@ def taken(step: Step, passes: int = 4) -> int:
     return most
 
 
+def taken_without_tracing(step: Step) -> None:
+    for _ in range(4):
+        step.optimizer.update(lambda: F.sum(step.link(step.x) ** 2) / 1e3)
+
+
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("make", [Greedy, optimizers.Adam, optimizers.MSVAG, optimizers.SMORMS3])
 def test_what_the_update_takes_is_in_the_prediction(make: Any) -> None:
@@ -112,6 +117,34 @@ def test_a_plain_step_is_predicted_with_whole_updates(make: Any) -> None:
     (seen,) = memory.graphs
     assert seen.problem.plain_bytes == pytest.approx(peak, rel=0.1)
     assert seen.problem.left_alone_bytes < seen.problem.plain_bytes
+
+
+def test_what_a_hook_takes_is_not_taken_for_the_rules() -> None:
+    """Weight decay makes an array as large as the parameter, in chunks or not."""
+    optimizer = optimizers.SGD()
+    step = Step(optimizer)
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-3))
+    with umem.chainer.Recompute("1GiB") as memory:
+        taken_without_tracing(step)
+    (seen,) = memory.graphs
+    largest = 4 * 8 * WIDTH**2
+    assert seen.problem.update_bytes == pytest.approx(largest, rel=0.02)
+    assert seen.problem.whole_update_bytes == pytest.approx(largest, rel=0.02)
+
+
+def test_mixed_precision_counts_its_copies() -> None:
+    with chainer.using_config("dtype", np.float16):
+        optimizer = optimizers.SGD()
+        optimizer.use_fp32_update()
+        step = Step(optimizer)
+    step.x = step.x.astype("float16")
+    with umem.chainer.Recompute("1GiB") as memory:
+        taken_without_tracing(step)
+    (seen,) = memory.graphs
+    count = 8 * WIDTH**2
+    assert 4 * count < seen.problem.update_bytes < 7 * count
+    assert 8 * count < seen.problem.whole_update_bytes < 9 * count
+    assert seen.history.state_bytes == pytest.approx(4 * 9 * WIDTH**2, rel=0.01)
 
 
 def test_a_budget_that_the_update_alone_breaks_says_so() -> None:

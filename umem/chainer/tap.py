@@ -72,6 +72,10 @@ class Subscriber:
         """An optimizer updates all of its parameters."""
         proceed(method, *args, **kwargs)
 
+    def call_hook(self, proceed: Proceed, method: Any, hook: Any) -> None:
+        """An optimizer calls one of its hooks, for all parameters."""
+        proceed(method, hook)
+
     def unchain(self, proceed: Proceed, func: Any) -> None:
         """A function is taken from its graph."""
         proceed(func)
@@ -125,6 +129,7 @@ POINTS = (
     Point(optimizer.UpdateRule, "update", "update"),
     Point(optimizer.UpdateRule, "update_core", "update_core"),
     Point(optimizer.GradientMethod, "update", "step"),
+    Point(optimizer.GradientMethod, "call_hook", "call_hook"),
     # Every way to cut a graph ends in one of the three; the graph itself keeps no note of it.
     Point(function_node.FunctionNode, "unchain", "unchain"),
     Point(variable.Variable, "unchain", "unchain_variable"),

@@ -185,7 +185,18 @@ class Executor(Subscriber):
 
     def update_core(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
         """Compute in chunks, which take no more than one of them at a time."""
-        update_in_chunks(proceed, rule, parameter)
+        if threading.get_ident() == self._thread:
+            optimizers = self._training.graphs.optimizers
+            optimizers.compute(lambda: update_in_chunks(proceed, rule, parameter), parameter)
+        else:
+            update_in_chunks(proceed, rule, parameter)
+
+    def call_hook(self, proceed: Proceed, method: Any, hook: Any) -> None:
+        """Learn what an optimizer's hook takes."""
+        if threading.get_ident() == self._thread:
+            self._training.call_hook(lambda: proceed(method, hook), hook)
+        else:
+            proceed(method, hook)
 
     def serialize(self, proceed: Proceed, owner: Any, serializer: Any) -> None:
         """Copy what a graph has read before it is loaded anew."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,31 +15,66 @@ from umem.trace.analysis.updating import whole_workspace
 
 def state_bytes(rule: Any) -> int:
     """Bytes of what an optimizer keeps for a parameter."""
-    state = (getattr(rule, "state", None) or {}).values()
     full = getattr(getattr(rule, "_fp32_param", None), "array", None)  # a master copy, of mixed16
-    return sum(getattr(value, "nbytes", 0) for value in (*state, full))
+    return arrays_bytes(getattr(rule, "state", None)) + getattr(full, "nbytes", 0)
 
 
-def update_workspace(update: Callable[[], None], parameter: Any) -> int:
-    """Update a parameter; return the bytes that this needed beside what an optimizer keeps.
+def arrays_bytes(state: Mapping[str, Any] | None) -> int:
+    """Bytes of the arrays in a rule's state."""
+    return sum(getattr(value, "nbytes", 0) for value in (state or {}).values())
 
-    Slow, and it sees what NumPy allocates only. Where `tracemalloc` is on already, its peak is
-    reset.
+
+class _Measurement:
+    """What one update, or hook, needs beside what the optimizer keeps, by `tracemalloc`.
+
+    It sees what NumPy allocates only. Where `tracemalloc` is on already, its peak is reset.
     """
-    is_ours = not tracemalloc.is_tracing()
-    if is_ours:
-        tracemalloc.start(1)
-    else:
+
+    def __init__(self, rule: Any) -> None:
+        self._rule, self._kept = rule, state_bytes(rule)
+        self._is_ours = not tracemalloc.is_tracing()
+        if self._is_ours:
+            tracemalloc.start(1)
+        else:
+            tracemalloc.reset_peak()
+        self._before = tracemalloc.get_traced_memory()[0]
+        self._most = self._most_whole = 0
+
+    def core(self, compute: Callable[[], None], parameter: Any) -> None:
+        """Measure what the rule computes between its hooks, perhaps in chunks."""
+        self._look()
+        level = tracemalloc.get_traced_memory()[0]
+        compute()
+        inside = tracemalloc.get_traced_memory()[1] - level
+        if is_chunked(self._rule):
+            arrays = 2 * parameter.array.nbytes + arrays_bytes(self._rule.state)
+            inside = whole_workspace(inside, arrays)
+        self._most_whole = max(self._most_whole, level - self._before + inside)
+        self._look()
+
+    def _look(self) -> None:
+        self._most = max(self._most, tracemalloc.get_traced_memory()[1] - self._before)
         tracemalloc.reset_peak()
-    rule = parameter.update_rule
-    kept, before = state_bytes(rule), tracemalloc.get_traced_memory()[0]
-    try:
-        update()
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        if is_ours:
+
+    def end(self) -> tuple[int, int]:
+        """The bytes in all, and where the rule computes with whole arrays."""
+        self._look()
+        self.stop()
+        grown = state_bytes(self._rule) - self._kept
+        most = max(0, self._most - grown)
+        return most, max(most, self._most_whole - grown)
+
+    def end_of_hook(self) -> int:
+        """The bytes in all, beside gradients that it has made."""
+        left, peak = tracemalloc.get_traced_memory()
+        self.stop()
+        return max(0, peak - max(left, self._before))
+
+    def stop(self) -> None:
+        """Measure no more."""
+        if self._is_ours:
             tracemalloc.stop()
-    return max(0, peak - before - (state_bytes(rule) - kept))
+        self._is_ours = False
 
 
 class _Updated(NamedTuple):
@@ -55,6 +90,8 @@ class OptimizerFacts:
     def __init__(self) -> None:
         self._updated: dict[int, _Updated] = {}
         self._has_new = False
+        self._measurement: _Measurement | None = None
+        self._hooks: dict[int, tuple[Any, int]] = {}
 
     @property
     def parameters(self) -> list[Any]:
@@ -64,13 +101,17 @@ class OptimizerFacts:
 
     @property
     def workspace_bytes(self) -> int:
-        """What an update of one parameter needs only while it runs; the most of all."""
-        return max((one.workspace_bytes for one in self._alive()), default=0)
+        """What an update of one parameter, or a hook, needs only while it runs; the most."""
+        return max([self._of_hooks, *(one.workspace_bytes for one in self._alive())])
 
     @property
     def whole_workspace_bytes(self) -> int:
         """The same where updates do not go in chunks."""
-        return max((one.whole_workspace_bytes for one in self._alive()), default=0)
+        return max([self._of_hooks, *(one.whole_workspace_bytes for one in self._alive())])
+
+    @property
+    def _of_hooks(self) -> int:
+        return max((nbytes for _, nbytes in self._hooks.values()), default=0)
 
     def _alive(self) -> list[_Updated]:
         return [one for one in self._updated.values() if one.parameter() is not None]
@@ -86,25 +127,44 @@ class OptimizerFacts:
 
     def update(self, update: Callable[[], None], parameter: Any) -> None:
         """Update a parameter, and note what that takes; the first update of each is measured."""
-        known, measured = self._known(parameter), 0
+        known = self._known(parameter)
+        workspace = whole = 0
         if known is None and type(parameter.array) is np.ndarray:
-            measured = update_workspace(update, parameter)
+            self._measurement = _Measurement(parameter.update_rule)
+            try:
+                update()
+                workspace, whole = self._measurement.end()
+            finally:
+                self._measurement.stop()
+                self._measurement = None
         else:
             update()
         if parameter.array is None:
             return
         nbytes = state_bytes(parameter.update_rule)
         if known is None:
-            whole = _as_whole(measured, parameter)
-            known = _Updated(weakref.ref(parameter), -1, measured, whole)
+            known = _Updated(weakref.ref(parameter), -1, workspace, whole)
         if known.state_bytes != nbytes:
             self._updated[id(parameter)] = known._replace(state_bytes=nbytes)
             self._has_new = True
 
+    def compute(self, compute: Callable[[], None], parameter: Any) -> None:
+        """Have a rule compute, which is a part of its update."""
+        if self._measurement is None:
+            compute()
+        else:
+            self._measurement.core(compute, parameter)
 
-def _as_whole(workspace: int, parameter: Any) -> int:
-    """What the update would have needed without chunks."""
-    rule = parameter.update_rule
-    if not is_chunked(rule):
-        return workspace
-    return whole_workspace(workspace, 2 * parameter.array.nbytes + state_bytes(rule))
+    def call_hook(self, call: Callable[[], None], hook: Any) -> None:
+        """Have a hook of an optimizer called, and note what that takes; the first call of each."""
+        if id(hook) in self._hooks:
+            call()
+            return
+        measurement = _Measurement(None)
+        try:
+            call()
+            nbytes = measurement.end_of_hook()
+        finally:
+            measurement.stop()
+        self._hooks[id(hook)] = hook, nbytes
+        self._has_new = True

@@ -160,6 +160,13 @@ class Training:
         else:  # in the middle of a pass, whose peak it would reset
             run()
 
+    def call_hook(self, run: Callable[[], None], hook: Any) -> None:
+        """Have an optimizer call a hook, and learn what that takes."""
+        if self.peaks.what is None:
+            self.graphs.optimizers.call_hook(run, hook)
+        else:
+            run()
+
     def elsewhere(self, numbers: set[int]) -> None:
         """A graph goes backward outside of its pass: in another thread, or inside a backward."""
         now = self.now
