@@ -20,7 +20,7 @@ import chainer.functions as F
 import chainer.links as L
 
 from umem.chainer.chunking.functions import RULES
-from umem.trace.analysis.capping import CAPPED, cap_advice, under_cap
+from umem.trace.analysis.capping import CAPPED, NORMALIZATIONS, cap_advice, under_cap
 from umem.trace.trace import Trace
 from umem.units import parse_bytes
 
@@ -34,17 +34,17 @@ class Step:
 
     def __init__(self) -> None:
         np.random.seed(0)
-        self.link = chainer.ChainList(
-            *(L.Convolution2D(None, 16, 3, pad=1) for _ in range(6)), L.Linear(None, 10)
-        )
+        convolutions = (L.Convolution2D(None, 16, 3, pad=1) for _ in range(6))
+        self.link = chainer.ChainList(*convolutions, L.BatchNormalization(16), L.Linear(None, 10))
         self.optimizer = chainer.optimizers.MomentumSGD(lr=1e-3).setup(self.link)
         self.x = np.random.rand(16, 8, 32, 32).astype("float32")
 
     def __call__(self) -> None:
         h = self.x
-        *convolutions, last = self.link
+        *convolutions, norm, last = self.link
         for convolution in convolutions:
             h = F.relu(convolution(h))
+        h = norm(h)
         h = last(F.max_pooling_2d(h, 2))
         self.optimizer.update(lambda: F.mean(h**2))
 
@@ -63,8 +63,18 @@ def recorded(cap: str | None) -> Trace:
     return recorder.trace.with_workspace(calibration.trace)
 
 
+def test_normalisation_under_a_cap_needs_no_more_than_is_said() -> None:
+    def inside(trace: Trace) -> int:
+        found = [op.workspace_bytes or 0 for op in trace.ops if op.name in NORMALIZATIONS]
+        assert len(found) == 2
+        return max(found)
+
+    plain, capped = recorded(None), recorded(CAP)
+    assert inside(capped) <= inside(under_cap(plain, parse_bytes(CAP))) < inside(plain)
+
+
 def test_the_functions_that_are_counted_are_those_that_a_cap_concerns() -> None:
-    assert {kind.__name__ for kind in RULES} == CAPPED
+    assert {kind.__name__ for kind in RULES} == CAPPED - NORMALIZATIONS
 
 
 def test_a_trace_under_a_cap_is_that_of_a_step_under_it() -> None:

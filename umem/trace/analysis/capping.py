@@ -1,8 +1,9 @@
 """What would be left of a step's peak if convolutions and poolings worked under a cap.
 
 On NumPy, and on CuPy without cuDNN, Chainer's convolutions make the columns of a whole batch at
-once; `umem.chainer.workspace` has them go part by part, and updates on NumPy in chunks. No
-operation runs here: what one needs only while it runs is taken to be the cap where it was more.
+once; `umem.chainer.workspace` has them go part by part, and on NumPy batch normalisation and
+updates as well. No operation runs here: what one needs only while it runs is taken to be the cap
+where it was more.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ POOLINGS = frozenset((
     "MaxPoolingND", "MaxPoolingNDGrad", "MaxPoolingNDWithIndexes", "Unpooling2D",
     "Unpooling2DGrad", "UnpoolingND", "UnpoolingNDGrad", "Upsampling2D", "Upsampling2DGrad",
 ))  # fmt: skip
-CAPPED = CONVOLUTIONS | POOLINGS
-"""The functions of Chainer that a cap concerns."""
+NORMALIZATIONS = frozenset(("BatchNormalization", "BatchNormalizationGrad"))
+CAPPED = CONVOLUTIONS | POOLINGS | NORMALIZATIONS
+"""The functions of Chainer that a cap concerns; normalisations on NumPy only."""
+WHOSE = ((CONVOLUTIONS, "convolutions"), (POOLINGS, "poolings"), (NORMALIZATIONS, "normalisations"))
 CAPS = (64 * MIB, 16 * MIB, 4 * MIB, MIB)
 """Caps that are proposed, the fastest first."""
 NEARLY = 1.05
@@ -84,9 +87,7 @@ def advice(name: str, workspace_bytes: int, peak_bytes: int, peaks: Sequence[int
     )
     if left > WORTHWHILE * peak_bytes:
         return None
-    whose = "convolutions" if name in CONVOLUTIONS else "poolings"
-    if name not in CAPPED:
-        whose = "the optimizer's update"
+    whose = next((said for names, said in WHOSE if name in names), "the optimizer's update")
     size = format_bytes(cap).replace(".0 ", "")
     return (
         f"{workspace_bytes / peak_bytes:.0%} of the peak is workspace of {whose}: "
