@@ -192,8 +192,6 @@ class Pass:
             signatures = self._seen.tape.signatures
             if call.index >= len(signatures) or signatures[call.index] != call.signature:
                 self._leave(self._seen)
-            else:
-                call.signature = signatures[call.index]  # one object less for each call
 
     def _leave(self, old: SeenGraph) -> None:
         """The graph is not the planned one: follow another plan that fits so far, or none."""
