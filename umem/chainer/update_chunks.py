@@ -38,7 +38,8 @@ def chunked_updates() -> ChunkedUpdates:
     that were given another ``update_core_cpu``, hooks, and arrays that are not NumPy's are left as
     they are. State arrays are changed in place, also by SMORMS3, which makes new ones in Chainer.
 
-    Cost: about 3 us more for each small parameter. Thread-safety: for the process; any thread may close it.
+    Cost: about 3 us more for each small parameter. Thread-safety: for the process; any thread may
+    close it.
     """
     return ChunkedUpdates()
 
