@@ -5,8 +5,8 @@ Chainer. Peaks are of the arrays that a step allocates (gradients, saved arrays,
 update's temporaries; not parameters, the optimizer's state, inputs), by tracemalloc, in a pass of
 their own. Times are processor time on one thread, the kinds of step in turn; a ratio is of
 medians. Bits are compared, losses, gradients and running statistics over two steps, with those of
-a plain step under the same cap; how far a capped step is from plain Chainer is the largest
-difference of a gradient, relative to that parameter's largest, after one step.
+a plain step under the same cap; how far a capped step is from plain Chainer is the norm of the
+difference of their gradients after one step, relative to the norm of plain Chainer's.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def measure(network: Network, caps: tuple[str, ...], repeats: int) -> list[Row]:
             "ratio_low": min(ratios),
             "ratio_high": max(ratios),
             "identical": "no" if different(results[same], results[kind]) else "yes",
-            "furthest": furthest(exact, gradients(trainee, context)) if mode == "alone" else None,
+            "apart": apart(exact, gradients(trainee, context)) if mode == "alone" else None,
             "seconds": seconds[kind],
         }
         row["verdict"] = verdict(row)
@@ -125,11 +125,12 @@ def gradients(trainee: Trainee, context: AbstractContextManager[Any]) -> dict[st
     return {name: p.grad.copy() for name, p in trainee.model.namedparams()}
 
 
-def furthest(exact: dict[str, Any], found: dict[str, Any]) -> float:
-    """The largest difference of two steps' gradients, relative to each parameter's largest."""
-    return max(
-        float(np.abs(g - found[name]).max() / (np.abs(g).max() or 1)) for name, g in exact.items()
+def apart(exact: dict[str, Any], found: dict[str, Any]) -> float:
+    """The norm of the difference of two steps' gradients, relative to that of the first."""
+    differences = sum(
+        float(np.square(g - found[name], dtype="d").sum()) for name, g in exact.items()
     )
+    return (differences / sum(float(np.square(g, dtype="d").sum()) for g in exact.values())) ** 0.5
 
 
 def verdict(row: Row) -> str | None:
@@ -173,7 +174,7 @@ BENCH = common.Bench(
         quantity("time of plain's", "time_ratio"),
         text("least to most", lambda row: span((row["ratio_low"], row["ratio_high"]))),
         text("same bits under the cap", "identical"),
-        text("gradients from plain's", lambda row: row["furthest"] and f"{row['furthest']:.0e}"),
+        text("gradients from plain's", lambda row: row["apart"] and f"{row['apart']:.0e}"),
         text("target", "verdict"),
     ),
 )

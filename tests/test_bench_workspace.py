@@ -22,5 +22,5 @@ def test_a_capped_step_takes_less_and_has_the_same_bits_with_a_plan(tmp_path: Pa
     assert all(row["identical"] == "yes" for row in rows.values())
     assert rows["alone", "64KiB"]["of_raw"] < 0.8
     assert rows["min", "64KiB"]["of_raw"] < rows["min", ""]["of_raw"]
-    assert 0 < rows["alone", "64KiB"]["furthest"] < 1e-3
+    assert 0 < rows["alone", "64KiB"]["apart"] < 1e-3
     assert "small residual" in printed
