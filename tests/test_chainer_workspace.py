@@ -236,6 +236,7 @@ def test_errors_are_chainers() -> None:
     for function in (
         lambda: F.convolution_2d(normal(1, 2, 2, 2), normal(1, 2, 3, 3)),
         lambda: F.convolution_nd(normal(1, 3, 5), normal(2, 1, 3), groups=2),
+        lambda: F.convolution_nd(normal(1, 3, 5), normal(2, 2, 3)),
         lambda: F.max_pooling_2d(normal(1, 1, 1, 1), 3, cover_all=False),
     ):
         with pytest.raises(Exception) as plain:

@@ -62,8 +62,8 @@ class Rule(NamedTuple):
 
 def _convolution(cap: Cap, func: Any, x: Array, kernel: Array, bias: Any, *_: Any) -> Array | None:
     windows = _seen_by(func, x.shape[2:], kernel.shape[2:])
-    divides = not (x.shape[1] % func.groups or len(kernel) % func.groups)
-    if min(windows.outs) < 1 or not divides or getattr(func, "_use_ideep", False):
+    fits = x.shape[1] == kernel.shape[1] * func.groups and not len(kernel) % func.groups
+    if min(windows.outs) < 1 or not fits or getattr(func, "_use_ideep", False):
         return None
     return convolve(_call(cap, func, x, windows), x, kernel, bias)
 
