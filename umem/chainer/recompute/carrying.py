@@ -26,6 +26,7 @@ class Target(NamedTuple):
     budget: Budget
     method: Method
     strict: bool
+    thrash: str = "warn"
 
 
 def carried(seen: SeenGraph, target: Target) -> tuple[Carried, str | None]:

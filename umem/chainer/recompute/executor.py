@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from chainer import configuration
@@ -12,7 +12,9 @@ from chainer.serializer import Deserializer
 
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.inputs import wait_for
-from umem.chainer.recompute.observing import Before, look
+from umem.chainer.recompute.observing import Before, check_tape, look
+from umem.chainer.recompute.online import OnlinePass
+from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.plain_pass import PlainPass
 from umem.chainer.recompute.seen import Roots
 from umem.chainer.recompute.tape import Call
@@ -20,7 +22,6 @@ from umem.chainer.recompute.training import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_C
 from umem.chainer.recompute.whole_graph import bring, bring_one, check, functions, watch_over
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.chainer.update_chunks import update_in_chunks
-from umem.errors import UnsupportedError
 
 TWICE = "it is differentiated twice"
 
@@ -55,6 +56,9 @@ class Executor(Subscriber):
         training = self._training
         if self._inside or self._in_plain or threading.get_ident() != self._thread:
             return proceed(func, inputs)
+        online = training.now
+        if online is not None and online.is_online and online.goes_on:
+            return self._apply_online(proceed, online, func, inputs)
         plain = training.plain
         if plain is not None and not plain.is_over:  # one more call of it, or outside the graph
             return self._apply_plain(proceed, plain, func, inputs)
@@ -63,9 +67,11 @@ class Executor(Subscriber):
         now = training.current(func, inputs)
         if now is None or isinstance(now, PlainPass):
             return self._apply_plain(proceed, now, func, inputs)
+        if now.is_online:
+            return self._apply_online(proceed, now, func, inputs)
         now.catch_up()
         if now.looks:  # the first call of each pass does
-            _check(func, inputs)
+            check_tape(func, inputs)
             before = look(func)
         else:
             before = Before(dict(vars(owner_of(func))), [], None)
@@ -85,9 +91,17 @@ class Executor(Subscriber):
         if func.inputs is not None:
             follows = now.follows
             now.add(func, inputs, outputs, before, seconds, training.peaks.workspace())
+            training.stop_in_vain(now)
             if follows is not None and now.differs:
                 training.left_plan(now)
         return outputs
+
+    def _apply_online(self, proceed: Proceed, online: Any, func: Any, inputs: Any) -> Any:
+        self._inside = True
+        try:
+            return online.run(proceed, func, inputs)
+        finally:
+            self._inside = False
 
     def _apply_plain(
         self, proceed: Proceed, plain: PlainPass | None, func: Any, inputs: Any
@@ -117,6 +131,10 @@ class Executor(Subscriber):
                 check(functions(nodes))
             self._plain_backward(plain, lambda: proceed(*args, **kwargs))
             return
+        if isinstance(now, OnlinePass) and not now.went_back and not _roots(nodes):
+            if now.fits():
+                self._online_backward(now, nodes, lambda: proceed(*args, **kwargs))
+                return
         self._earlier = True
         if now is None:
             check(functions(nodes))
@@ -134,6 +152,21 @@ class Executor(Subscriber):
             whole = True
         finally:
             self._depth = 0
+            self._training.finish(now, whole)
+
+    def _online_backward(self, now: Pass, nodes: Sequence[Any], run: Callable[[], None]) -> None:
+        """Go backward through a pass of which nothing has gone."""
+        self._earlier = self._training.has_earlier()
+        if self._earlier:
+            check(functions(nodes))
+        double = configuration.config.enable_backprop
+        self._training.end_forward(now, TWICE if double else None)
+        self._in_plain, whole = True, False
+        try:
+            run()
+            whole = True
+        finally:
+            self._in_plain = False
             self._training.finish(now, whole)
 
     def _is_elsewhere(self) -> bool:
@@ -236,6 +269,9 @@ class Executor(Subscriber):
         """The graph is about to be cut behind a function; ``gone``: the function goes from it."""
         call = getattr(func, "_umem_call", None)
         if call is None:
+            online = self._training.now
+            if isinstance(online, OnlinePass) and online.has_run(func):
+                online.refuse(why)
             return
         if threading.get_ident() != self._thread:
             self._training.elsewhere(self._training.make_whole(call.number))
@@ -264,6 +300,9 @@ class Executor(Subscriber):
     def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
         """Have there what the step reads, then let go what nothing reads any more."""
         if self._inside or threading.get_ident() != self._thread:
+            proceed(func, *args)
+            return
+        if self._in_plain and not self._earlier:
             proceed(func, *args)
             return
         now = self._training.now
@@ -300,18 +339,3 @@ def _roots(nodes: Iterable[Any]) -> Roots:
         if call is not None:
             found += [(call.index, i) for i, y in enumerate(creator.outputs) if y() is node]
     return tuple(sorted(found))
-
-
-def _check(func: Any, inputs: Any) -> None:
-    """Refuse what does not go through Chainer's own tape."""
-    if configuration.config.schedule_func is not None:
-        raise UnsupportedError(
-            "static_graph runs a schedule of its own, around Chainer's tape: take the decorator "
-            "away, or do not use Recompute"
-        )
-    for x in inputs:
-        if getattr(x, "_has_chainerx_array", False) or type(x).__module__ == "chainerx":
-            raise UnsupportedError(
-                f"{func.label!r} was given a ChainerX array; ChainerX keeps a graph of its own, "
-                "which Recompute cannot reach: use NumPy or CuPy arrays"
-            )

@@ -11,8 +11,8 @@ import chainer
 
 from umem.chainer.function_facts import owner_of, rules_of
 from umem.chainer.recompute.carrying import Target, carried
-from umem.chainer.recompute.observing import look_beside
-from umem.chainer.recompute.optimizer_facts import OptimizerFacts
+from umem.chainer.recompute.observing import gradient_bytes, look_beside
+from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import History, SeenGraph, tape_of
 from umem.chainer.recompute.tape import Signature
@@ -317,6 +317,12 @@ class Graphs:
             )
 
     # -- what optimizers keep --------------------------------------------------------------
+
+    def beside(self) -> tuple[list[Any], int]:
+        """The arrays of parameters that optimizers have updated; their state and gradients."""
+        found = [p for p in self.optimizers.parameters if p.array is not None]
+        nbytes = sum(state_bytes(p.update_rule) + gradient_bytes(p) for p in found)
+        return [p.array for p in found], nbytes
 
     def _count_updated(self) -> None:
         """Plans that were made before an optimizer had its state are to be made anew."""

@@ -50,6 +50,19 @@ def source_of(node: Any, array: Any) -> InputSource:
     return InputSource(None, 0, array)
 
 
+def bring_inputs(func: Any, sources: Sequence[InputSource]) -> list[Call]:
+    """Have the inputs that a function retains on their nodes. Returns what has run again."""
+    made: list[Call] = []
+    for index in func._input_indexes_to_retain or ():
+        source, node = sources[index], func.inputs[index]
+        if source.call is not None and node._data is None:
+            source.call.retained[source.output] = True
+            if not source.call.find(source.output):
+                made += source.call.materialise()
+            node._data = source.call.value(source.output)
+    return made
+
+
 def origins_of(
     number: int, func: Any, arrays: Sequence[Any], leaves: dict[int, tuple[int, Any]]
 ) -> tuple[list[InputSource], tuple[Any, ...], bool]:

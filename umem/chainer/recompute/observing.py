@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
+from chainer import configuration
 
 from umem.chainer.function_facts import (
     NODE_ATTRIBUTES,
@@ -23,6 +24,7 @@ from umem.chainer.function_facts import (
 )
 from umem.chainer.recompute.stash import packing
 from umem.chainer.recompute.tape import Call
+from umem.errors import UnsupportedError
 from umem.planner.from_trace import DRAWS
 from umem.trace.recording.storage import root_of
 
@@ -68,13 +70,7 @@ def observe(
 ) -> Observed:
     """Look at a call that has just run: what it made, kept on itself and changed."""
     owner = owner_of(func)
-    new = {
-        k: v
-        for k, v in vars(owner).items()
-        if before.state.get(k) is not v and k not in NODE_ATTRIBUTES
-    }
-    lists = {key: _arrays([(key, value)]) for key, value in new.items()}
-    found = {key: arrays for key, arrays in lists.items() if arrays}
+    found = _made_on(owner, before)
     arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
     ins = [root_of(x) for x in arrays]
     assert call.values is not None
@@ -89,10 +85,7 @@ def observe(
     for root in own:
         held.pop(id(root), None)
     mask, packed = packing(func, found)
-    name = type(owner).__name__
-    same = name in _AGAIN or all(_sum(array) == known for array, known in before.checksums)
-    drawn = name in DRAWS
-    again = same and (drawn or before.random == _random()) and running_rules(func)[0]
+    drawn = type(owner).__name__ in DRAWS
     return Observed(
         nbytes=sum(root.nbytes for root in own),
         grad_bytes=output_gradient_bytes(arrays, call.values),
@@ -102,11 +95,33 @@ def observe(
         drawn_bytes=sum(held.values()) if drawn else 0,
         mask_bytes=mask,
         packed_bytes=packed,
-        again=again,
+        again=_may_run_again(func, before),
         looked=before.random is not None,
         seconds=seconds,
         workspace_bytes=workspace,
     )
+
+
+def again_and_stash(func: Any, before: Before) -> tuple[bool, tuple[str, ...]]:
+    """Whether a function that has just run may run again, and what it has set on itself."""
+    return _may_run_again(func, before), tuple(_made_on(owner_of(func), before))
+
+
+def _made_on(owner: Any, before: Before) -> dict[str, list[Any]]:
+    """By name, the arrays that forward has set on a function."""
+    new = {
+        k: v
+        for k, v in vars(owner).items()
+        if before.state.get(k) is not v and k not in NODE_ATTRIBUTES
+    }
+    lists = {key: _arrays([(key, value)]) for key, value in new.items()}
+    return {key: arrays for key, arrays in lists.items() if arrays}
+
+
+def _may_run_again(func: Any, before: Before) -> bool:
+    name = type(owner_of(func)).__name__
+    same = name in _AGAIN or all(_sum(array) == known for array, known in before.checksums)
+    return same and (name in DRAWS or before.random == _random()) and running_rules(func)[0]
 
 
 def _arrays(items: Iterable[tuple[str, Any]]) -> list[Any]:
@@ -265,3 +280,22 @@ class HostPeaks:
         if not self._ours:  # what was cleared was followed, and is missing since
             backward += cleared
         return max(self._forward + cleared, backward)
+
+
+def check_tape(func: Any, inputs: Any) -> None:
+    """Refuse what does not go through Chainer's own tape.
+
+    Raises:
+        UnsupportedError: it does not.
+    """
+    if configuration.config.schedule_func is not None:
+        raise UnsupportedError(
+            "static_graph runs a schedule of its own, around Chainer's tape: take the decorator "
+            "away, or do not use Recompute"
+        )
+    for x in inputs:
+        if getattr(x, "_has_chainerx_array", False) or type(x).__module__ == "chainerx":
+            raise UnsupportedError(
+                f"{func.label!r} was given a ChainerX array; ChainerX keeps a graph of its own, "
+                "which Recompute cannot reach: use NumPy or CuPy arrays"
+            )

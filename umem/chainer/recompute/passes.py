@@ -18,9 +18,7 @@ from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, o
 from umem.chainer.recompute.plain_pass import Fallback
 from umem.chainer.recompute.seen import Carried, Roots, SeenGraph
 from umem.chainer.recompute.tape import Call
-from umem.planner.schedule import Kind
 
-_LETS_GO = ("drop", "drop_stash")
 HIGH = 1 << 40
 """Ranks of calls that follow a plan lie above all others."""
 
@@ -40,7 +38,11 @@ class Pass:
         differs: whether it has left its plan.
         went_back: whether a backward of it is over.
         popped: by call, its place in this backward.
+        is_online: whether it decides as it goes what to let go.
+        trail: a number that two passes of one graph have in common, where it learns.
     """
+
+    is_online = False
 
     def __init__(
         self,
@@ -62,6 +64,7 @@ class Pass:
         self.went_back = self.is_stale = self.forward_is_over = self.is_whole = False
         self._forks: list[tuple[int, int]] = []
         self.popped: dict[int, int] = {}
+        self.trail = 0
         self.roots: Roots = ()
         self.signatures = signatures = list[Any]()
         self.reads = ReadArrays(lambda: on_second(signatures))  # which must not hold the pass
@@ -97,6 +100,13 @@ class Pass:
     def is_over(self) -> bool:
         """True where nothing of it can still be used."""
         return bool(self.calls) and not any(call.has_graph for call in self.calls)
+
+    @property
+    def goes_on(self) -> bool:
+        """True where the next call is one of it."""
+        if self.went_back or self.is_stale:
+            return False
+        return not self.calls or self.calls[-1].has_graph or not self.is_over
 
     @property
     def is_unusual(self) -> bool:
@@ -169,6 +179,7 @@ class Pass:
         if self._seen is not None:
             self._obey(call, self._seen)
             return
+        self.trail = hash((self.trail, func.__class__, sum(y.nbytes for y in call.values or ())))
         observed = observe(call, func, inputs, before, seconds, workspace)
         self.observed.append(observed)
         call.learn(observed.again, observed.stash)
@@ -238,8 +249,8 @@ class Pass:
             return
         if plan.solution.packs and seen.tape.observed[call.index].mask_bytes:
             call.pack()
-        for kind, index in plan.after_forward.get(call.index, ()):
-            _carry_out(kind, self.calls[index])
+        for due in plan.after_forward.get(call.index, ()):
+            due.carry_out(self.calls)
 
     # -- backward --------------------------------------------------------------------------
 
@@ -281,8 +292,8 @@ class Pass:
         plan = self._plan
         place = -1 if plan is None else plan.places.get(call.index, -1)
         if plan is not None and self.never is None and place >= self._next:
-            for kind, index in plan.backward[self._next : place]:
-                _carry_out(kind, self.calls[index])
+            for due in plan.backward[self._next : place]:
+                due.carry_out(self.calls)
             self._next = place + 1
         call.ensure()
 
@@ -308,8 +319,8 @@ class Pass:
         plan = self._plan
         if plan is not None and self.never is None and not self.went_back:
             actions, at = plan.backward, self._next
-            while at < len(actions) and actions[at].kind in _LETS_GO:
-                _carry_out(actions[at].kind, self.calls[actions[at].call])
+            while at < len(actions) and actions[at].lets_go:
+                actions[at].carry_out(self.calls)
                 at += 1
             self._next = at
         if self.never is None and not self.differs:
@@ -326,20 +337,11 @@ class Pass:
         self._gradients = None
         plan = self._plan
         if not self.went_back and plan is not None and self.never is None:
-            for kind, index in plan.backward[self._next :]:
-                if kind in _LETS_GO and index in self.popped:
-                    _carry_out(kind, self.calls[index])
+            for due in plan.backward[self._next :]:
+                if due.lets_go and due.call in self.popped:
+                    due.carry_out(self.calls)
             self._next = len(plan.backward)
         first, self.went_back = not self.went_back, True
         self._sums = None
         self.use_plain_ranks()
         return first
-
-
-def _carry_out(kind: Kind, call: Call) -> None:
-    if kind == "drop":
-        call.drop()
-    elif kind == "drop_stash":
-        call.drop_stash()
-    elif kind == "recompute" and call.has_graph:
-        call.make_again()

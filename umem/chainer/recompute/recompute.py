@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 from umem.chainer.recompute.carrying import Budget, Target, cap_advice
 from umem.chainer.recompute.executor import Executor
@@ -43,6 +44,8 @@ class Recompute:
         method: a method of `umem.planner.plan`.
         strict: whether a share that cannot be had is an error, as a size is. Otherwise the step
             takes the least that can be done, and a `RecomputeWarning` says so once.
+        thrash: "warn", or "error": what happens where a pass without a plan spends more time on
+            running functions again than on the rest.
         debug: keep checksums, to find arrays that are edited between forward and backward, and
             functions that give another result when they run again. Slow.
 
@@ -68,10 +71,11 @@ class Recompute:
         method: Method = "auto",
         *,
         strict: bool = False,
+        thrash: Literal["warn", "error"] = "warn",
         debug: bool = False,
     ) -> None:
         self._budget = _parsed(budget)
-        self._training = Training(Target(self._budget, method, strict), debug=debug)
+        self._training = Training(Target(self._budget, method, strict, thrash), debug=debug)
         self._executor = Executor(self._training)
 
     def __enter__(self) -> Recompute:
@@ -151,7 +155,14 @@ class Recompute:
         if graphs.followed_seconds > graphs.rerun_seconds:
             ratio = graphs.followed_seconds / (graphs.followed_seconds - graphs.rerun_seconds)
             parts.append(f"forward and backward took {ratio:.2f} times as long as without reruns")
+        if self.online_count:
+            parts.append(f"{self.online_count} came without one and were decided on as they went")
         return "; ".join(parts)
+
+    @property
+    def online_count(self) -> int:
+        """The passes so far whose graph had not come back, and which went without a plan."""
+        return self._training.online.experience.count
 
     def _largest(self) -> SeenGraph | None:
         """The graph with a plan whose plain step takes the most."""
@@ -169,7 +180,8 @@ class Recompute:
         """
         if picture is not None:
             self.draw(picture)
-        lines = [*map(describe, self.graphs), *self._training.graphs.said]
+        online = self._training.online.describe()
+        lines = [*map(describe, self.graphs), *online, *self._training.graphs.said]
         return "\n".join(lines) or "no graph was seen yet"
 
     def draw(self, path: str | Path) -> None:

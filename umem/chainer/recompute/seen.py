@@ -55,6 +55,10 @@ class Tape:
         """Of the forward pass."""
         return sum(o.seconds for o in self.observed)
 
+    def has(self, index: int, signature: Signature) -> bool:
+        """Tell whether this is its call at a place."""
+        return index < len(self.signatures) and self.signatures[index] == signature
+
     def begins_with(self, signatures: Sequence[Signature]) -> bool:
         """Tell whether these are its first calls."""
         return list(self.signatures[: len(signatures)]) == list(signatures)
@@ -198,6 +202,21 @@ class Due(NamedTuple):
 
     kind: Kind
     call: int
+
+    @property
+    def lets_go(self) -> bool:
+        """True where it frees memory."""
+        return self.kind in ("drop", "drop_stash")
+
+    def carry_out(self, calls: Sequence[Call]) -> None:
+        """Do it, with the calls of a pass."""
+        call = calls[self.call]
+        if self.kind == "drop":
+            call.drop()
+        elif self.kind == "drop_stash":
+            call.drop_stash()
+        elif self.kind == "recompute" and call.has_graph:
+            call.make_again()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -21,7 +21,13 @@ import chainer
 
 from umem.chainer.forward_configuration import as_in_forward, configuration_now
 from umem.chainer.function_facts import owner_of
-from umem.chainer.recompute.inputs import InputSource, ReadArrays, checksum, origins_of
+from umem.chainer.recompute.inputs import (
+    InputSource,
+    ReadArrays,
+    bring_inputs,
+    checksum,
+    origins_of,
+)
 from umem.chainer.recompute.stash import Stash
 from umem.chainer.source import rerun
 from umem.errors import RecomputeError, StateError
@@ -119,11 +125,10 @@ class Call:
     def nodes(self) -> Iterator[tuple[int, Any]]:
         """The variable nodes of its outputs that are alive."""
         func = self._func()
-        if func is not None and not self.is_cut:
-            for index, reference in enumerate(func.outputs):
-                node = reference()
-                if node is not None:
-                    yield index, node
+        outputs = () if func is None or self.is_cut else func.outputs
+        for index, reference in enumerate(outputs):
+            if (node := reference()) is not None:
+                yield index, node
 
     def leaves(self) -> Iterator[tuple[Any, Any]]:
         """The nodes of its inputs from outside that are alive, each with its array."""
@@ -236,31 +241,41 @@ class Call:
         return None
 
     def _run(self) -> None:
+        start, inputs = time.perf_counter(), self.inputs()
+        with ExitStack() as stack:
+            device = chainer.backend.get_device_from_array(*inputs)
+            for context in (chainer.using_device(device), *as_in_forward(self.config)):
+                stack.enter_context(context)
+            self.run_here(inputs)
+        self.rerun_seconds += time.perf_counter() - start
+
+    def inputs(self) -> tuple[Any, ...]:
+        """The arrays that it reads when it runs again; all of them are there.
+
+        Raises:
+            RecomputeError: it must not run twice, or what it reads was changed.
+        """
         if not self.again:
             raise RecomputeError(f"{self.label!r} must not run twice, and its outputs are gone")
-        start = time.perf_counter()
+        return tuple([self._input(source) for source in self.sources])
+
+    def run_here(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Run again, where the configuration is that of forward, and put back what is made."""
         func = self.func
-        inputs = tuple([self._input(source) for source in self.sources])
         self.verify(inputs)
         statistics = {name: getattr(func, name) for name in STATISTICS if hasattr(func, name)}
         for name in statistics:
             setattr(func, name, None)
         packed = self.stash.unpack(func)
-        with ExitStack() as stack:
-            stack.enter_context(
-                chainer.using_device(chainer.backend.get_device_from_array(*inputs))
-            )
-            for context in as_in_forward(self.config):
-                stack.enter_context(context)
-            try:
-                outputs = rerun(func, inputs)
-            finally:
-                for name, value in statistics.items():
-                    setattr(func, name, value)
+        try:
+            outputs: tuple[Any, ...] = rerun(func, inputs)
+        finally:
+            for name, value in statistics.items():
+                setattr(func, name, value)
         if packed:
             self.pack()
         self._put_back(func, outputs)
-        self.rerun_seconds += time.perf_counter() - start
+        return outputs
 
     def _input(self, source: InputSource) -> Any:
         if source.call is None:
@@ -314,8 +329,8 @@ class Call:
     def lacks_own(self) -> bool:
         """Tell whether outputs that it retains, or what it keeps on itself, were dropped."""
         func = self.func
-        gone = func._output_indexes_to_retain is not None and func._retained_output_data is None
-        return gone or self.stash.is_dropped
+        kept = func._output_indexes_to_retain is None or func._retained_output_data is not None
+        return not kept or self.stash.is_dropped
 
     def replace_input(self, array: Any, copy: Any) -> None:
         """Run again with a copy, where an array from outside is about to change."""
@@ -333,16 +348,3 @@ class Call:
         if func._output_indexes_to_retain:
             found.append(self)
         return [call for call in found if call is not None]
-
-
-def bring_inputs(func: Any, sources: Sequence[InputSource]) -> list[Call]:
-    """Have the inputs that a function retains on their nodes. Returns what has run again."""
-    made: list[Call] = []
-    for index in func._input_indexes_to_retain or ():
-        source, node = sources[index], func.inputs[index]
-        if source.call is not None and node._data is None:
-            source.call.retained[source.output] = True
-            if not source.call.find(source.output):
-                made += source.call.materialise()
-            node._data = source.call.value(source.output)
-    return made

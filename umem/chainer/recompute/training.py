@@ -10,15 +10,17 @@ from typing import Any
 import chainer
 import numpy as np
 
+from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.carrying import Target
 from umem.chainer.recompute.graphs_seen import AGAIN, KEEPS, Graphs
 from umem.chainer.recompute.inputs import ReadArrays
-from umem.chainer.recompute.observing import HostPeaks
+from umem.chainer.recompute.observing import HostPeaks, check_tape
+from umem.chainer.recompute.online import OnlinePasses
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.plain_pass import ENDED_EARLY, PlainPass, other_call
 from umem.chainer.recompute.seen import Roots, SeenGraph
 from umem.chainer.recompute.tape import Call
-from umem.chainer.recompute.whole_graph import bring_one, functions
+from umem.chainer.recompute.whole_graph import make_whole, reaches_more
 
 INTO_EARLIER = "its backward goes on into an earlier graph"
 ELSEWHERE = "it goes backward, or is cut, in another thread or inside a backward"
@@ -40,6 +42,7 @@ class Training:
 
     Attributes:
         graphs: what is remembered.
+        online: passes that are not expected back.
         now: the pass that is going on, where something is done to it.
         plain: the one that is left alone.
         peaks: measures it, where it is to be measured.
@@ -49,7 +52,9 @@ class Training:
 
     def __init__(self, target: Target, *, debug: bool) -> None:
         self._debug = debug
+        self._may_be: list[SeenGraph] = []
         self.graphs = Graphs(target)
+        self.online = OnlinePasses(target, self.graphs, self._prepare, debug=debug)
         self.now: Pass | None = None
         self.plain: PlainPass | None = None
         self.peaks = HostPeaks()
@@ -82,9 +87,8 @@ class Training:
         the outputs after backward.
         """
         now = self.now
-        if now is not None and not now.went_back and not now.is_stale:
-            if not now.calls or now.calls[-1].has_graph or not now.is_over:
-                return now
+        if now is not None and now.goes_on:
+            return now
         if any(isinstance(x, chainer.Variable) and x.creator_node is not None for x in inputs):
             return None
         if self.plain is not None:  # the caller asks only where it is over
@@ -103,6 +107,10 @@ class Training:
             self.plain = PlainPass(planned)
             self._measure_if_needed(alike, inputs, plain=True)
             return self.plain
+        if not planned and (online := self.online.begin(self._number)) is not None:
+            self.now = online
+            self._reads.add(online.reads)
+            return online
         self.now = Pass(self._number, list(self.graphs), self._debug, self.graphs.goes_again)
         self._reads.add(self.now.reads)
         if any(one.history.keeps for one in alike):
@@ -115,6 +123,20 @@ class Training:
         what = self.graphs.to_measure(alike, plain=plain)
         if what is not None:
             self.peaks.start(what, blind=not _on_host(inputs))
+            self._may_be = [one for one in alike if not one.history.is_measured]
+
+    def stop_in_vain(self, now: Pass) -> None:
+        """Measure no more where the pass is none of the graphs for whose sake it is measured."""
+        if self.peaks.what == "workspace" and now.learns:
+            place, signature = len(now.calls) - 1, now.calls[-1].signature
+            self._may_be = [one for one in self._may_be if one.tape.has(place, signature)]
+            if not self._may_be:
+                self.peaks.stop()
+
+    def _prepare(self, func: Any, inputs: Any) -> None:
+        """A function is about to run, in a pass that looks at it."""
+        check_tape(func, inputs)
+        self.before_call(owner_of(func))
 
     def before_call(self, owner: Any) -> None:
         """A function is about to run, and may change arrays that it holds.
@@ -169,8 +191,7 @@ class Training:
 
     def elsewhere(self, numbers: set[int]) -> None:
         """A graph goes backward outside of its pass: in another thread, or inside a backward."""
-        now = self.now
-        if now is not None and now.number in numbers and not now.went_back:
+        if (now := self.now) is not None and now.number in numbers and not now.went_back:
             now.go_stale()
             now.refuse(ELSEWHERE)
 
@@ -179,12 +200,11 @@ class Training:
 
         ``gone``: the function goes from the graph, too.
         """
-        now = self.now
-        if now is not None and call.number == now.number and not now.went_back:
+        if (now := self.now) is not None and call.number == now.number and not now.went_back:
             if now.never is None:
                 self.end_forward(now, why)
             if now.become_whole():
-                _make_whole(now.calls)
+                make_whole(now.calls)
         elif gone:
             call.keep(func)
         else:
@@ -198,7 +218,7 @@ class Training:
         calls = [call for call in calls if call.number == number]
         for call in calls:
             call.set_rank(call.plain_rank)
-        _make_whole(calls)
+        make_whole(calls)
         return {number}
 
     def _calls_now(self) -> list[Call]:
@@ -232,6 +252,8 @@ class Training:
         if follows is not None and now.differs and refuse is None:
             self.graphs.say(ENDED_EARLY)
         self.peaks.turn()
+        if now.is_online or now.learns:
+            self.online.experience.saw(now.trail, learned=not now.is_online)
         if now.follows is None and len(now.observed) == len(now.calls) > 0:
             self.graphs.learn(now)
 
@@ -246,7 +268,9 @@ class Training:
             return OTHER_ROOTS
         if now.never is None:
             ranks = [call.plain_rank for call in now.calls]
-            if not follows.history.goes_back_alike(ranks) or _reaches_more(now, follows, nodes):
+            if not follows.history.goes_back_alike(ranks) or reaches_more(
+                now.calls, follows.history.order, nodes
+            ):
                 self.graphs.say(OTHER_ORDER)
                 return OTHER_ORDER
         return None
@@ -258,7 +282,7 @@ class Training:
         self.pass_count += 1
         self.graphs.end_tries()
         follows = now.follows
-        if whole and follows is None:
+        if whole and follows is None and not now.is_online:
             self.graphs.finish_learning(now, measured=self.peaks.what == "workspace")
         elif whole and follows is not None and now.never == OTHER_ORDER:
             self.graphs.learn_order_anew(now, follows.number)
@@ -316,27 +340,6 @@ class Training:
         alive = [reference for reference in self._alive if reference() is not None]
         self._earlier = len(alive)
         self._alive = alive + [weakref.ref(call) for call in now.calls]
-
-
-def _make_whole(calls: Iterable[Call]) -> None:
-    for call in calls:
-        if call.has_graph and call.func.inputs is not None:
-            bring_one(call.func)
-
-
-def _reaches_more(now: Pass, seen: SeenGraph, nodes: Iterable[Any]) -> bool:
-    """Tell whether a backward from these nodes comes to calls that it did not come to when learned.
-
-    Then their place is not known. A variable may have been cut, or its gradient not asked for.
-    """
-    more = [
-        call
-        for call in now.calls
-        if call.index not in seen.history.order
-        and call.has_graph
-        and any(x.requires_grad for x in call.func.inputs or ())
-    ]
-    return bool(more) and not {call.func for call in more}.isdisjoint(functions(nodes))
 
 
 def _on_host(arrays: Iterable[Any]) -> bool:

@@ -7,13 +7,13 @@ cannot be made again is an error while nothing has changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from chainer import function_hook
 
-from umem.chainer.recompute.inputs import InputSource, source_of
-from umem.chainer.recompute.tape import Call, bring_inputs
+from umem.chainer.recompute.inputs import InputSource, bring_inputs, source_of
+from umem.chainer.recompute.tape import Call
 from umem.errors import RecomputeError
 
 
@@ -70,6 +70,28 @@ def bring_one(func: Any) -> None:
     call = getattr(func, "_umem_call", None)
     for one in bring_inputs(func, _sources(func)) if call is None else call.ensure():
         one.let_go()
+
+
+def make_whole(calls: Iterable[Call]) -> None:
+    """Have there what the backward of some calls reads."""
+    for call in calls:
+        if call.has_graph and call.func.inputs is not None:
+            bring_one(call.func)
+
+
+def reaches_more(calls: Iterable[Call], order: Mapping[int, int], nodes: Iterable[Any]) -> bool:
+    """Tell whether a backward from these nodes comes to calls that it did not come to when learned.
+
+    Then their place is not known. A variable may have been cut, or its gradient not asked for.
+    """
+    more = [
+        call
+        for call in calls
+        if call.index not in order
+        and call.has_graph
+        and any(x.requires_grad for x in call.func.inputs or ())
+    ]
+    return bool(more) and not {call.func for call in more}.isdisjoint(functions(nodes))
 
 
 def _sources(func: Any) -> list[InputSource]:

@@ -1,0 +1,1 @@
+"""What bench/dynamic.py trains: programs whose graph is another one at each step."""

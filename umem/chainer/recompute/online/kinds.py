@@ -1,0 +1,231 @@
+"""What passes have learned of each class of functions: may it run twice, how far memory rises.
+
+A graph that never comes back has no history of its own; its functions have one. The first calls
+of a class are looked at closely, as `umem.chainer.recompute.observing` does. The rise of memory
+while a call runs is measured for the first calls of a class, and again for larger ones, by
+`tracemalloc` around that call alone; other calls take their share of the bytes that they work on.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from umem.chainer.recompute.observing import Before, again_and_stash, look
+from umem.chainer.recompute.tape import STATISTICS
+from umem.planner.from_trace import DRAWS
+
+if TYPE_CHECKING:
+    from umem.chainer.recompute.online.pressure import Pressure
+
+LOOKS = 3
+"""So many calls of a class are looked at closely, and so many rises are measured of each shape."""
+OBJECTS = 4096
+"""Bytes of Python's own objects, which `tracemalloc` sees as well."""
+LAST = 16
+"""The last passes, of which it is known which were alike."""
+OFTEN = 5
+"""A graph comes back where so many of the last passes were of it."""
+STRANGERS = 3
+"""After so many graphs that have not come back, the next are not expected back."""
+TRIES = 8
+"""So many passes are learned in vain before a graph that came back is given up."""
+SHAPES = 32
+"""So many shapes of parameters are told apart for each class."""
+
+
+class Rise:
+    """How far memory rises while calls of a class run, in relation to what they work on.
+
+    The largest calls count; small ones have much beside their arrays.
+    """
+
+    __slots__ = ("_base", "_count", "_share")
+
+    def __init__(self) -> None:
+        self._share, self._base, self._count = 1.0, 0, 0
+
+    def wants(self, base: int) -> bool:
+        """Tell whether a call that works on so many bytes should be measured."""
+        return self._count < LOOKS or base > 1.5 * self._base
+
+    def learn(self, base: int, nbytes: int) -> None:
+        """A call that worked on ``base`` bytes has had memory rise by ``nbytes``."""
+        self._count += 1
+        share = max(0, nbytes - OBJECTS) / max(base, 1)
+        if base > 2 * self._base:
+            self._share, self._base = share, base
+        elif 2 * base >= self._base:
+            self._share, self._base = max(self._share, share), max(self._base, base)
+
+    def nbytes(self, base: int) -> int:
+        """The rise to expect of a call that works on so many bytes; before one was seen, those."""
+        return int(self._share * base)
+
+
+class FunctionKind:
+    """A class of functions.
+
+    Attributes:
+        again: whether its calls may run twice.
+        changes: whether they have statistics, which they change.
+        is_plain: whether they are known, may run twice and change nothing.
+        draws: whether what they keep on themselves was drawn.
+        stash: the attributes that forward sets to arrays.
+    """
+
+    __slots__ = (
+        "_backward",
+        "_count",
+        "_forward",
+        "again",
+        "changes",
+        "draws",
+        "is_plain",
+        "stash",
+    )
+
+    def __init__(self, kind: type) -> None:
+        self.again = True
+        self.draws = kind.__name__ in DRAWS
+        self.stash: tuple[str, ...] = ()
+        self.changes = self.is_plain = False
+        self._count = 0
+        self._forward: dict[Any, Rise] = {}
+        self._backward: dict[Any, Rise] = {}
+
+    @property
+    def is_known(self) -> bool:
+        """True once enough calls were looked at."""
+        return self._count >= LOOKS
+
+    def look(self, func: Any) -> Before | None:
+        """Remember what a forward may change, where the class is not known yet."""
+        return None if self.is_known else look(func)
+
+    def learn(self, func: Any, before: Before) -> None:
+        """A call has run."""
+        again, stash = again_and_stash(func, before)
+        self._count += 1
+        self.again = self.again and again
+        self.changes = self.changes or any(hasattr(func, name) for name in STATISTICS)
+        kept = [name for name in stash if name not in STATISTICS]
+        self.stash = tuple(dict.fromkeys((*self.stash, *kept)))
+        self.is_plain = self.is_known and self.again and not self.changes
+
+    def forward(self, shape: Any) -> Rise:
+        """The rise of calls with a parameter of this shape."""
+        return _of_shape(self._forward, shape)
+
+    def backward(self, shape: Any) -> Rise:
+        """The same in backward."""
+        return _of_shape(self._backward, shape)
+
+
+def _of_shape(rises: dict[Any, Rise], shape: Any) -> Rise:
+    if shape not in rises and len(rises) >= SHAPES:
+        shape = next(iter(rises))
+    found = rises.get(shape)
+    if found is None:
+        found = rises[shape] = Rise()
+    return found
+
+
+class Experience:
+    """What the passes so far have shown.
+
+    Attributes:
+        kinds: the classes of functions that were seen.
+        rise_bytes: the most that memory has risen in a call of forward.
+        backward_share: what backward has held beside arrays of forward and the gradients of
+            parameters, at most, as a share of the former; None before it was followed.
+        plain_bytes: the most that a pass would have taken with nothing done to it.
+        peak_bytes: the most that one has taken, by account.
+        count: passes that have gone backward.
+        seconds, rerun_seconds: of functions in passes that were pressed, and of what ran again.
+    """
+
+    def __init__(self) -> None:
+        self.kinds = Kinds()
+        self._trails: deque[int] = deque(maxlen=LAST)
+        self._wanted: dict[int, int] = {}
+        self.rise_bytes = 0
+        self.backward_share: float | None = None
+        self.plain_bytes = self.peak_bytes = self.count = 0
+        self.seconds = self.rerun_seconds = 0.0
+
+    def saw(self, trail: int, *, learned: bool) -> None:
+        """A pass without a plan has gone forward, with this trail; ``learned``: in full."""
+        self._trails.append(trail)
+        if learned:
+            self._wanted = {
+                one: tries - (one != trail) for one, tries in self._wanted.items() if tries > 1
+            }
+        elif trail not in self._wanted and self._trails.count(trail) >= OFTEN:
+            self._wanted[trail] = TRIES
+
+    @property
+    def is_strange(self) -> bool:
+        """True where graphs have come that do not come back, and none that does is awaited."""
+        once = sum(count == 1 for count in Counter(self._trails).values())
+        return once >= STRANGERS and not self._wanted
+
+    def rose(self, nbytes: int) -> None:
+        """Memory has risen by so much in a call."""
+        self.rise_bytes = max(self.rise_bytes, nbytes)
+
+    def went_backward(self, share: float) -> None:
+        """A backward was followed."""
+        self.backward_share = max(self.backward_share or 0.0, share)
+
+    def ended(self, plain_bytes: int, pressure: Pressure) -> None:
+        """A pass is over, which would have taken so much with nothing done to it."""
+        self.count += 1
+        self.plain_bytes = max(self.plain_bytes, plain_bytes)
+        self.peak_bytes = max(self.peak_bytes, pressure.peak_bytes)
+        self.seconds += pressure.seconds
+        self.rerun_seconds += pressure.rerun_seconds
+
+
+class Kinds(dict[type, FunctionKind]):
+    """The classes that were seen."""
+
+    def of(self, kind: type) -> FunctionKind:
+        """A class, new ones included."""
+        found = self.get(kind)
+        if found is None:
+            found = self[kind] = FunctionKind(kind)
+        return found
+
+
+def rise_of(run: Callable[[], Any], arrays: Iterable[Any]) -> tuple[Any, int | None]:
+    """Run, and measure how far memory rises meanwhile; None where the arrays are not NumPy's.
+
+    A peak that the user follows with `tracemalloc` stays what it was: memory that nobody touches
+    is taken up to it.
+    """
+    if not all(isinstance(array, np.ndarray) for array in arrays):
+        return run(), None
+    ours = not tracemalloc.is_tracing()
+    if ours:
+        tracemalloc.start(1)
+    before, peak = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    try:
+        made = run()
+        return made, tracemalloc.get_traced_memory()[1] - before
+    finally:
+        if ours:
+            tracemalloc.stop()
+        else:
+            _raise_peak(peak)
+
+
+def _raise_peak(peak: int) -> None:
+    missing = peak - tracemalloc.get_traced_memory()[0]
+    if missing > 0:
+        np.empty(missing, np.uint8)

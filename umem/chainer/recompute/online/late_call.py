@@ -1,0 +1,137 @@
+"""A call of a pass that was left alone so far: what is known of it is looked up late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from chainer import configuration
+
+from umem.chainer.forward_configuration import configuration_now
+from umem.chainer.function_facts import owner_of
+from umem.chainer.recompute.inputs import ReadArrays, checksum, source_of
+from umem.chainer.recompute.online.graph_arrays import outputs_of, working_bytes
+from umem.chainer.recompute.online.kinds import FunctionKind
+from umem.chainer.recompute.stash import Stash
+from umem.chainer.recompute.tape import STATISTICS, Call
+
+
+class Ran(NamedTuple):
+    """A function that was applied: as much as nobody can find out later.
+
+    Attributes:
+        func: a weak reference to it.
+        leaves: its input arrays that no function has made; None for the others.
+        config: Chainer's configuration.
+        stash: attributes that forward may have set to arrays, and nobody before.
+        seconds: that it took.
+        outputs: what it made, where it may not run twice; None otherwise.
+    """
+
+    func: Any
+    leaves: tuple[Any, ...]
+    config: dict[str, Any]
+    stash: tuple[str, ...]
+    seconds: float
+    outputs: tuple[Any, ...] | None = None
+
+
+class LateCall(Call):
+    """One application of a function; what may run again holds no outputs beside the graph.
+
+    Where it is not known what it has read, or that is gone for good, it may not run again.
+
+    Args:
+        number, index: of its pass, and its place there.
+        reads: the parameters as they were in forward.
+        arrays: its inputs and its outputs, to keep checksums of; None otherwise.
+    """
+
+    __slots__ = ("is_lost", "kind", "nbytes", "shape")
+
+    def __init__(
+        self,
+        number: int,
+        index: int,
+        ran: Ran,
+        kind: FunctionKind,
+        reads: ReadArrays,
+        arrays: tuple[Sequence[Any], Sequence[Any]] | None = None,
+    ) -> None:
+        func = ran.func()
+        self.number, self.index = number, index
+        self.reads, self.kind, self.shape = reads, kind, shape_of(ran.leaves)
+        self._func = ran.func
+        self.nbytes = working_bytes(func, [reference() for reference in func.outputs])
+        self.is_cut = False
+        self.plain_rank = func.rank
+        self.sources = [source_of(*pair) for pair in zip(func.inputs, ran.leaves, strict=True)]
+        leaves = [source.array for source in self.sources if source.call is None]
+        reads.add(leaves)
+        owner = type(owner_of(func))
+        self.signature = (owner, (), ())
+        self.retained = [False] * len(func.outputs)
+        self.stash = Stash(owner)
+        self.stash.learn(ran.stash)
+        self.config = ran.config
+        self.checksums = None
+        if arrays is not None:
+            self.checksums = [checksum(a) for a in arrays[0]], [checksum(a) for a in arrays[1]]
+        self.rerun_seconds = 0.0
+        self.from_elsewhere = any(
+            source.array is None if source.call is None else source.call.reads is not reads
+            for source in self.sources
+        )
+        self.again = kind.again and not any(
+            source.array is None if source.call is None else getattr(source.call, "is_lost", False)
+            for source in self.sources
+        )
+        self.values = None if self.again else ran.outputs or _all_outputs(func)
+        self.is_lost = not self.again and self.values is None
+
+    def ensure_own(self) -> None:
+        """Have there what it keeps packed; the rest is there."""
+        if self.kind.draws:
+            self.stash.unpack(self.func)
+        if self.checksums is not None:
+            self.ensure()
+
+
+def _all_outputs(func: Any) -> tuple[Any, ...] | None:
+    """Its outputs, where all of them are there."""
+    found = outputs_of(func)
+    return None if any(array is None for array in found) else tuple(found)
+
+
+def shape_of(leaves: tuple[Any, ...]) -> Any:
+    """The shape of a call's second input where that is from outside, as weights are."""
+    return None if len(leaves) < 2 or leaves[1] is None else leaves[1].shape
+
+
+def new_stash(kind: FunctionKind, func: Any) -> tuple[str, ...]:
+    """The attributes that a forward which is about to run may set to arrays."""
+    if not kind.stash:
+        return ()
+    owner = owner_of(func)
+    return tuple(
+        name for name in kind.stash if name not in STATISTICS and getattr(owner, name, None) is None
+    )
+
+
+class Configurations:
+    """Chainer's configuration as it is, one object for all calls between two changes of it."""
+
+    def __init__(self) -> None:
+        self._own: dict[str, Any] | None = None
+        self._all: dict[str, Any] = {}
+
+    def now(self) -> dict[str, Any]:
+        """Every entry; a change of the global configuration is seen once the thread's own changes.
+
+        Cost: a comparison of two small dictionaries.
+        """
+        own = vars(configuration.config._local)  # as configuration_now reads it
+        if own != self._own:
+            self._own = dict(own)
+            self._all = configuration_now()
+        return self._all

@@ -1,0 +1,244 @@
+"""A pass that is followed call by call, because it would not fit as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from time import perf_counter
+from typing import Any
+
+import chainer
+
+from umem.chainer.forward_configuration import as_in_forward
+from umem.chainer.recompute.observing import gradient_bytes
+from umem.chainer.recompute.online.account import Account, Arrays
+from umem.chainer.recompute.online.gradients_held import GradientsHeld
+from umem.chainer.recompute.online.graph_arrays import leaf_nodes
+from umem.chainer.recompute.online.kinds import Experience, rise_of
+from umem.chainer.recompute.online.late_call import LateCall
+from umem.chainer.recompute.online.room import Room
+from umem.errors import BudgetError
+from umem.units import format_bytes
+
+AHEAD = 64
+"""Where room is made, this part of what there is goes beside what is needed."""
+THRASH = 1.0
+"""What runs again takes too long from here on, relative to the rest of the pass."""
+
+
+class Pressure:
+    """Makes room for the calls of one pass, forward and backward, and makes again what they read.
+
+    Args:
+        room: the budget.
+        experience: what passes so far have shown.
+        told: tells the user of what cannot be kept, and (True) that what runs again takes long.
+
+    Attributes:
+        seconds, rerun_seconds: of its functions, and of what has run again.
+        peak_bytes: the most that it has taken, by account.
+    """
+
+    def __init__(
+        self, room: Room, experience: Experience, told: Callable[[str, bool], None]
+    ) -> None:
+        self._room, self._experience, self._told = room, experience, told
+        self._account = Account()
+        self._gradients = GradientsHeld()
+        self._top_rank = self._most_beside = 0
+        self._is_backward = False
+        self.peak_bytes = 0
+        self.seconds = self.rerun_seconds = 0.0
+
+    # -- forward ---------------------------------------------------------------------------
+
+    def add(
+        self, call: LateCall, arrays: Arrays, seconds: float, roots: dict[int, Any] | None
+    ) -> None:
+        """A call has run; see `Account.add`."""
+        self._top_rank = max(self._top_rank, call.plain_rank)
+        self.seconds += seconds
+        self._account.add(call, arrays, seconds, roots)
+        self.peak_bytes = max(self.peak_bytes, self.level)
+
+    def make_room_for(self, nbytes: int, func: Any) -> None:
+        """Have room for a call of forward, by which memory rises so far.
+
+        Raises:
+            BudgetError: what cannot go is more than the budget. Nothing has run.
+        """
+        self._make_room(nbytes, self._top_rank + 1, func)
+
+    @property
+    def level(self) -> int:
+        """The bytes that are there, by account."""
+        return self._room.fixed_bytes + self._gradients.nbytes + self._account.held_bytes
+
+    def _make_room(self, nbytes: int, rank: int, func: Any) -> None:
+        """Have room for so many bytes above what is there, as far as that can be had."""
+        budget = self._room.budget
+        if budget is None:
+            return
+        over = self.level + nbytes - budget
+        if over > 0:
+            self._account.sweep()
+            over = self.level + nbytes - budget
+        if over > 0:
+            self._account.free(over + self._room.rest_bytes // AHEAD, rank)
+            self._check(nbytes, func.label)
+        self.peak_bytes = max(self.peak_bytes, self.level + nbytes)
+
+    def _check(self, nbytes: int, label: str) -> None:
+        """Raise where even what must be there is more than the budget, and forward goes on."""
+        budget = self._room.budget
+        assert budget is not None
+        if self.level <= 1.02 * budget:
+            return
+        text = (
+            f"{label!r} needs {format_bytes(nbytes)} beside {format_bytes(self.level)} that cannot "
+            f"go: parameters, gradients, what variables of the program hold, and functions that "
+            f"must not run twice; the budget is {format_bytes(budget)}. Give it "
+            f"{format_bytes(self.level + nbytes)}"
+        )
+        if not self._is_backward:
+            raise BudgetError(text)
+        self._told(text, False)
+
+    # -- backward --------------------------------------------------------------------------
+
+    def begin_backward(self, funcs: Iterable[Any]) -> None:
+        """Forward is over."""
+        self._is_backward = True
+        self._account.offer_again()
+        for node in leaf_nodes(funcs):
+            variable = node.get_variable_or_none()
+            if variable is not None and gradient_bytes(variable):
+                self._gradients.add(variable.grad)
+
+    def before(self, call: Any) -> None:
+        """Have there what this step reads, and room for what it makes."""
+        func = call.func
+        retained = func._input_indexes_to_retain or ()
+        missing = [
+            source.call
+            for i in retained
+            if func.inputs[i]._data is None and (source := call.sources[i]).call is not None
+        ]
+        if call.lacks_own():
+            missing.append(call)
+        rise = call.kind.backward(call.shape).nbytes(call.nbytes)
+        budget = self._room.budget
+        if missing or (budget is not None and self.level + rise > budget):
+            near = (call, *(c for i in retained if (c := call.sources[i].call) is not None))
+            locked = self._account.lock(near)
+            if missing:
+                locked += self._rebuild(missing, call.plain_rank)
+            call.ensure()
+            for made in missing:
+                self._account.let_values_go(made)
+            self._make_room(rise, call.plain_rank, func)
+            self._account.unlock(locked)
+        else:
+            call.ensure_own()
+
+    def _rebuild(self, wanted: Sequence[Any], rank: int) -> list[int]:
+        """Run again what is missing for some calls, oldest first; those are locked then."""
+        needed, sources = _missing(wanted)
+        uses = dict.fromkeys(needed, 0)
+        for call in needed:
+            for source in call.sources:
+                if source.call in uses:
+                    uses[source.call] += 1
+        for call in dict.fromkeys(wanted):
+            uses[call] += 1
+        locked = self._account.lock(sources)
+        made: dict[Any, list[int]] = {}
+        start = perf_counter()
+        with ExitStack() as stack:
+            config = None
+            for call in sorted(needed, key=lambda one: one.index):
+                inputs = call.inputs()
+                if config is not call.config:
+                    config = call.config
+                    stack.pop_all().close()
+                    for context in as_in_forward(config):
+                        stack.enter_context(context)
+                made[call] = self._run_again(call, inputs, rank)
+                for source in call.sources:
+                    if source.call in uses:
+                        uses[source.call] -= 1
+                        if not uses[source.call]:
+                            self._account.let_values_go(source.call)
+                            self._account.unlock(made[source.call])
+        self._account.unlock(locked)
+        self.rerun_seconds += perf_counter() - start
+        if self.rerun_seconds > THRASH * self.seconds:
+            self._told(self._overhead(), True)
+        return [number for call in dict.fromkeys(wanted) for number in made[call]]
+
+    def _run_again(self, call: Any, inputs: tuple[Any, ...], rank: int) -> list[int]:
+        base = sum([x.nbytes for x in inputs])
+        self._make_room(call.kind.forward(call.shape).nbytes(base), rank, call)
+        with chainer.using_device(chainer.backend.get_device_from_array(*inputs)):
+            outputs = call.run_here(inputs)
+        self._account.came_back(call, (inputs, outputs))
+        return self._account.lock((call,))
+
+    def _overhead(self) -> str:
+        return (
+            f"a pass without a plan has run functions again for {self.rerun_seconds:.3g} s so far, "
+            f"and the rest of it took {self.seconds:.3g} s: the budget leaves too little room"
+        )
+
+    def step(self, proceed: Any, call: Any, func: Any, args: tuple[Any, ...]) -> None:
+        """Take the step itself."""
+        _, grads, sums, *_ = args
+        rise = call.kind.backward(call.shape)
+        beside = self._gradients.nbytes
+        self._gradients.begin_step(sums)
+        start = perf_counter()
+        if rise.wants(call.nbytes):
+            arrays = [g.raw_array for g in grads if g is not None]
+            _, risen = rise_of(lambda: proceed(func, *args), arrays)
+            if risen is not None:
+                rise.learn(call.nbytes, risen)
+        else:
+            proceed(func, *args)
+        self.seconds += perf_counter() - start
+        self._gradients.end_step(sums, grads)
+        self._most_beside = max(self._most_beside, beside + rise.nbytes(call.nbytes))
+        self.peak_bytes = max(self.peak_bytes, self.level)
+
+    def after(self, call: LateCall) -> None:
+        """Let go what nothing reads after this step."""
+        self._account.done(call)
+
+    def learn(self) -> None:
+        """Add what this backward has held to what passes have shown."""
+        beside = max(0, self._most_beside - self._gradients.nbytes)
+        self._experience.went_backward(beside / max(self._account.kept_bytes, 1))
+
+    @property
+    def kept_bytes(self) -> int:
+        """What backward reads, gone or not."""
+        return self._account.kept_bytes
+
+
+def _missing(wanted: Sequence[Any]) -> tuple[list[Any], set[Any]]:
+    """What has to run for some calls, and what of others that reads."""
+    needed: dict[Any, None] = {}
+    there = set()
+    pending = list(wanted)
+    while pending:
+        call = pending.pop()
+        if call in needed:
+            continue
+        needed[call] = None
+        for source in call.sources:
+            if source.call is None:
+                continue
+            if source.call.find(source.output):
+                there.add(source.call)
+            else:
+                pending.append(source.call)
+    return list(needed), there
