@@ -312,9 +312,9 @@ def test_a_budget_with_which_most_runs_again_is_said_once_or_an_error(thrash: An
 
 
 def test_a_graph_that_comes_back_is_planned_and_others_are_not() -> None:
-    lengths = [8 if number % 2 else 20 + number for number in range(40)]
+    lengths = [24 if number % 2 else 25 + number for number in range(40)]
     memory = umem.chainer.Recompute(constant_bytes() + 20 * VALUE)
-    same(run(with_length(8), lengths, memory), run(with_length(8), lengths))
+    same(run(with_length(24), lengths, memory), run(with_length(24), lengths))
     assert memory.planned_count > 3 and memory.online_count > 8
 
 
