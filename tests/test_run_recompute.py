@@ -143,7 +143,7 @@ def test_a_trainer_of_old_runs_within_a_budget_and_the_results_stay(run: Run) ->
     line = told(under)
     found = re.search(
         r"(\d+) of 12 passes followed a plan; peak (.+) predicted for a plain step, (.+) for the "
-        r"plan, (.+) measured; forward and backward took (.+) times as long as without reruns",
+        r"plan, (.+) measured; forward and backward took (.+) times as long as without",
         line,
     )
     assert found, under.stderr

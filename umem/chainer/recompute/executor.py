@@ -37,6 +37,7 @@ class Executor(Subscriber):
         self._depth = 0
         self._earlier = True
         self._thread = 0
+        self._own_seconds = 0.0  # of the pass that goes on: all but Chainer's own work
 
     def start(self) -> None:
         """Follow the calling thread."""
@@ -69,6 +70,9 @@ class Executor(Subscriber):
             return self._apply_plain(proceed, now, func, inputs)
         if now.is_online:
             return self._apply_online(proceed, now, func, inputs)
+        if not now.calls:
+            self._own_seconds = 0.0
+        begun = time.perf_counter()
         now.catch_up()
         if now.looks:  # the first call of each pass does
             check_tape(func, inputs)
@@ -94,6 +98,7 @@ class Executor(Subscriber):
             training.stop_in_vain(now)
             if follows is not None and now.differs:
                 training.left_plan(now)
+        self._own_seconds += time.perf_counter() - begun - seconds
         return outputs
 
     def _apply_online(self, proceed: Proceed, online: Any, func: Any, inputs: Any) -> Any:
@@ -152,7 +157,7 @@ class Executor(Subscriber):
             whole = True
         finally:
             self._depth = 0
-            self._training.finish(now, whole)
+            self._training.finish(now, whole, self._own_seconds)
 
     def _online_backward(self, now: Pass, nodes: Sequence[Any], run: Callable[[], None]) -> None:
         """Go backward through a pass of which nothing has gone."""
@@ -321,10 +326,14 @@ class Executor(Subscriber):
                 bring_one(func)
                 proceed(func, *args)
                 return
+            begun = time.perf_counter()
             now.before(call)
             self._training.peaks.call_begins()
+            start = time.perf_counter()
             now.step(proceed, call, func, args)
+            end = time.perf_counter()
             now.after(call, self._training.peaks.workspace())
+            self._own_seconds += time.perf_counter() - end + start - begun
         finally:
             self._inside = False
             self._stepping = None

@@ -40,7 +40,7 @@ class Graphs:
         said: what the user was told.
         planned_count: passes that followed a plan from their beginning to their end.
         followed_seconds: of those of them that were not measured.
-        rerun_seconds: how much of that was for running again.
+        own_seconds: how much of that was for running again, and for following the plan.
     """
 
     def __init__(self, target: Target) -> None:
@@ -53,7 +53,7 @@ class Graphs:
         self.optimizers = OptimizerFacts()
         self.said: list[str] = []
         self.planned_count = 0
-        self.followed_seconds = self.rerun_seconds = 0.0
+        self.followed_seconds = self.own_seconds = 0.0
 
     def __iter__(self) -> Iterator[SeenGraph]:
         return iter(list(self._seen.values()))
@@ -261,13 +261,21 @@ class Graphs:
 
     # -- what plans come to ----------------------------------------------------------------
 
-    def finish_following(self, number: int, seconds: float, rerun_seconds: float | None) -> None:
-        """A pass has followed a plan to its end; ``rerun_seconds``: None where it was measured."""
+    def finish_following(
+        self, number: int, rerun_seconds: float | None, seconds: float, own_seconds: float
+    ) -> None:
+        """A pass has followed a plan to its end.
+
+        Args:
+            rerun_seconds: None where it was measured.
+            seconds: of all of it.
+            own_seconds: what of that was not Chainer's own work.
+        """
         self._once_seen = 0
         self.planned_count += 1
         if rerun_seconds is not None:
             self.followed_seconds += seconds
-            self.rerun_seconds += rerun_seconds
+            self.own_seconds += own_seconds
         seen = self._seen.get(number)
         if seen is not None and rerun_seconds is not None and seen.history.rerun_seconds is None:
             self.note(number, rerun_seconds=rerun_seconds)

@@ -137,8 +137,8 @@ class Recompute:
     def summary(self) -> str:
         """Say in a line what came of it: the peak, the time, and how many passes were planned.
 
-        The time is that of forward and backward of the passes that followed a plan, against the
-        same without the functions that ran again: what keeping the plan costs besides is in both.
+        The time is that of forward and backward of the passes that followed a plan, against what of
+        it Chainer itself takes: without what runs again, and without what following a plan costs.
         """
         count, plain = self.pass_count, self._training.plain_count
         if not count:
@@ -152,9 +152,9 @@ class Recompute:
         else:
             parts.append(_peaks(largest))
         graphs = self._training.graphs
-        if graphs.followed_seconds > graphs.rerun_seconds:
-            ratio = graphs.followed_seconds / (graphs.followed_seconds - graphs.rerun_seconds)
-            parts.append(f"forward and backward took {ratio:.2f} times as long as without reruns")
+        if graphs.followed_seconds > graphs.own_seconds:
+            ratio = graphs.followed_seconds / (graphs.followed_seconds - graphs.own_seconds)
+            parts.append(f"forward and backward took {ratio:.2f} times as long as without")
         if self.online_count:
             parts.append(f"{self.online_count} came without one and were decided on as they went")
         return "; ".join(parts)
@@ -245,7 +245,7 @@ def _peaks(seen: SeenGraph) -> str:
     return (
         f"peak {format_bytes(seen.plan.plain_bytes)} predicted for a plain step, "
         f"{format_bytes(seen.plan.peak_bytes)} for the plan, "
-        f"{_or_not(seen.history.measured_bytes)}"
+        f"{_or_not(seen.history.measured_bytes).removesuffix(' yet')}"
     )
 
 

@@ -275,8 +275,8 @@ class Training:
                 return OTHER_ORDER
         return None
 
-    def finish(self, now: Pass, whole: bool) -> None:
-        """Backward is over; ``whole``: without an exception."""
+    def finish(self, now: Pass, whole: bool, own_seconds: float = 0.0) -> None:
+        """Backward is over; ``whole``: without an exception; ``own_seconds``: not Chainer's."""
         if not now.finish(whole):
             return
         self.pass_count += 1
@@ -290,7 +290,8 @@ class Training:
             self._look_at_peak(follows.number)
             measured = self.peaks.what == "peak"
             seconds = None if measured else sum(call.rerun_seconds for call in now.calls)
-            self.graphs.finish_following(follows.number, time.perf_counter() - self._began, seconds)
+            taken = time.perf_counter() - self._began
+            self.graphs.finish_following(follows.number, seconds, taken, own_seconds)
         self.peaks.stop()
         self._remember_calls(now)
         now.let_go()
