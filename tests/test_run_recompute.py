@@ -160,6 +160,16 @@ def test_a_step_that_fits_is_left_alone(run: Run) -> None:
     assert "times as long" not in told(result)
 
 
+def test_graphs_that_never_repeat_are_told_of(run: Run) -> None:
+    code = LOOP.replace("for layer in link:", "for layer in [*link] * (step + 1):")
+    code += "print([p.array.tobytes() for p in link.params()])"
+    plain, under = run(code), run(code, "--recompute", "60%")
+    assert plain.returncode == under.returncode == 0, under.stderr
+    assert plain.stdout == under.stdout
+    found = re.search(r"0 of 6 passes followed a plan.*; (\d) came without one", told(under))
+    assert found and int(found[1]) >= 2, under.stderr
+
+
 def test_a_script_that_never_trains_is_told_so(run: Run) -> None:
     result = run("import sys; print('hello'); sys.exit(3)", "--recompute", "60%")
     assert result.returncode == 3 and result.stdout == "hello\n"
