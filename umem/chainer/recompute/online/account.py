@@ -57,6 +57,8 @@ class CallBytes:
     @property
     def may_go(self) -> bool:
         """True where it can be made again, and what is on its memory."""
+        if not self.views:
+            return self.call.again
         return self.call.again and all(view.again for view in self.views)
 
     @property
@@ -117,7 +119,7 @@ class Account:
             roots: where calls are looked up late, whose memory is already counted; new is added.
         """
         func, rank = call.func, call.plain_rank
-        retained = set(func._input_indexes_to_retain or ())
+        retained = func._input_indexes_to_retain or ()
         near: dict[int, None] = {}
         cost = seconds
         for place, source in enumerate(call.sources):
@@ -141,7 +143,8 @@ class Account:
             self._keep(self._entries[entry.group], rank)
         if call.again and entry.is_there and not entry.is_kept and entry.group == call.index:
             self._floating.append(entry)
-        self._offer(entry)
+        if entry.is_kept or entry.stash_bytes:
+            self._offer(entry)
 
     def _group(self, index: int) -> CallBytes:
         return self._entries[self._entries[index].group]
@@ -198,15 +201,10 @@ class Account:
     def _offer(self, entry: CallBytes) -> None:
         """Let it go where there is too little room, if that frees anything."""
         call = entry.call
-        nbytes = (entry.output_bytes if entry.is_there and entry.is_kept else 0) + (
-            entry.stash_bytes if entry.has_stash else 0
-        )
-        if (
-            nbytes
-            and call.again
-            and call.index not in self._locks
-            and all(view.again for view in entry.views)
-        ):
+        nbytes = entry.output_bytes if entry.is_there and entry.is_kept else 0
+        if entry.has_stash:
+            nbytes += entry.stash_bytes
+        if nbytes and call.index not in self._locks and entry.may_go:
             self._candidates.hold(call.index, nbytes)
         else:
             self._candidates.lock(call.index)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from umem.chainer.recompute.observing import Before, again_and_stash, look
+from umem.chainer.recompute.stash import Stash
 from umem.chainer.recompute.tape import STATISTICS
 from umem.planner.from_trace import DRAWS
 
@@ -73,26 +74,22 @@ class FunctionKind:
     Attributes:
         again: whether its calls may run twice.
         changes: whether they have statistics, which they change.
+        no_stash: the stash of all of its calls that keep nothing on themselves.
         is_plain: whether they are known, may run twice and change nothing.
         draws: whether what they keep on themselves was drawn.
         stash: the attributes that forward sets to arrays.
     """
 
     __slots__ = (
-        "_backward",
-        "_count",
-        "_forward",
-        "again",
-        "changes",
-        "draws",
-        "is_plain",
+        "_backward", "_count", "_forward", "again", "changes", "draws", "is_plain", "no_stash",
         "stash",
-    )
+    )  # fmt: skip
 
     def __init__(self, kind: type) -> None:
         self.again = True
         self.draws = kind.__name__ in DRAWS
         self.stash: tuple[str, ...] = ()
+        self.no_stash = Stash(kind)
         self.changes = self.is_plain = False
         self._count = 0
         self._forward: dict[Any, Rise] = {}
@@ -127,11 +124,11 @@ class FunctionKind:
 
 
 def _of_shape(rises: dict[Any, Rise], shape: Any) -> Rise:
-    if shape not in rises and len(rises) >= SHAPES:
-        shape = next(iter(rises))
     found = rises.get(shape)
     if found is None:
-        found = rises[shape] = Rise()
+        if len(rises) >= SHAPES:
+            shape = next(iter(rises))
+        found = rises.setdefault(shape, Rise())
     return found
 
 

@@ -47,7 +47,7 @@ class LateCall(Call):
         arrays: its inputs and its outputs, to keep checksums of; None otherwise.
     """
 
-    __slots__ = ("is_lost", "kind", "nbytes", "shape")
+    __slots__ = ("is_lost", "kind", "shape")
 
     def __init__(
         self,
@@ -62,32 +62,42 @@ class LateCall(Call):
         self.number, self.index = number, index
         self.reads, self.kind, self.shape = reads, kind, shape_of(ran.leaves)
         self._func = ran.func
-        self.nbytes = working_bytes(func, [reference() for reference in func.outputs])
         self.is_cut = False
         self.plain_rank = func.rank
-        self.sources = [source_of(*pair) for pair in zip(func.inputs, ran.leaves, strict=True)]
-        leaves = [source.array for source in self.sources if source.call is None]
+        self.sources, leaves = [], []
+        knows_all, self.from_elsewhere = True, False
+        for node, leaf in zip(func.inputs, ran.leaves, strict=True):
+            source = source_of(node, leaf)
+            self.sources.append(source)
+            if source.call is None:
+                leaves.append(leaf)
+                knows_all = knows_all and leaf is not None
+                self.from_elsewhere = self.from_elsewhere or leaf is None
+            else:
+                knows_all = knows_all and not getattr(source.call, "is_lost", False)
+                self.from_elsewhere = self.from_elsewhere or source.call.reads is not reads
         reads.add(leaves)
         owner = type(owner_of(func))
         self.signature = (owner, (), ())
         self.retained = [False] * len(func.outputs)
-        self.stash = Stash(owner)
-        self.stash.learn(ran.stash)
+        self.stash = kind.no_stash
+        if ran.stash:
+            self.stash = Stash(owner)
+            self.stash.learn(ran.stash)
         self.config = ran.config
         self.checksums = None
         if arrays is not None:
             self.checksums = [checksum(a) for a in arrays[0]], [checksum(a) for a in arrays[1]]
         self.rerun_seconds = 0.0
-        self.from_elsewhere = any(
-            source.array is None if source.call is None else source.call.reads is not reads
-            for source in self.sources
-        )
-        self.again = kind.again and not any(
-            source.array is None if source.call is None else getattr(source.call, "is_lost", False)
-            for source in self.sources
-        )
+        self.again = kind.again and knows_all
         self.values = None if self.again else ran.outputs or _all_outputs(func)
         self.is_lost = not self.again and self.values is None
+
+    @property
+    def nbytes(self) -> int:
+        """What it works on: its inputs and its outputs."""
+        func = self.func
+        return working_bytes(func, [reference() for reference in func.outputs])
 
     def ensure_own(self) -> None:
         """Have there what it keeps packed; the rest is there."""

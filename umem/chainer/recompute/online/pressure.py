@@ -45,7 +45,7 @@ class Pressure:
         self._room, self._experience, self._told = room, experience, told
         self._account = Account()
         self._gradients = GradientsHeld()
-        self._top_rank = self._most_beside = 0
+        self._top_rank = self._most_beside = self._base = 0
         self._is_backward = False
         self.peak_bytes = 0
         self.seconds = self.rerun_seconds = 0.0
@@ -126,7 +126,8 @@ class Pressure:
         ]
         if call.lacks_own():
             missing.append(call)
-        rise = call.kind.backward(call.shape).nbytes(call.nbytes)
+        self._base = call.nbytes
+        rise = call.kind.backward(call.shape).nbytes(self._base)
         budget = self._room.budget
         if missing or (budget is not None and self.level + rise > budget):
             near = (call, *(c for i in retained if (c := call.sources[i].call) is not None))
@@ -140,6 +141,7 @@ class Pressure:
             self._account.unlock(locked)
         else:
             call.ensure_own()
+            self.peak_bytes = max(self.peak_bytes, self.level + rise)
 
     def _rebuild(self, wanted: Sequence[Any], rank: int) -> list[int]:
         """Run again what is missing for some calls, oldest first; those are locked then."""
@@ -193,21 +195,20 @@ class Pressure:
     def step(self, proceed: Any, call: Any, func: Any, args: tuple[Any, ...]) -> None:
         """Take the step itself."""
         _, grads, sums, *_ = args
-        rise = call.kind.backward(call.shape)
+        rise, base = call.kind.backward(call.shape), self._base
         beside = self._gradients.nbytes
         self._gradients.begin_step(sums)
         start = perf_counter()
-        if rise.wants(call.nbytes):
+        if rise.wants(base):
             arrays = [g.raw_array for g in grads if g is not None]
             _, risen = rise_of(lambda: proceed(func, *args), arrays)
             if risen is not None:
-                rise.learn(call.nbytes, risen)
+                rise.learn(base, risen)
         else:
             proceed(func, *args)
         self.seconds += perf_counter() - start
         self._gradients.end_step(sums, grads)
-        self._most_beside = max(self._most_beside, beside + rise.nbytes(call.nbytes))
-        self.peak_bytes = max(self.peak_bytes, self.level)
+        self._most_beside = max(self._most_beside, beside + rise.nbytes(base))
 
     def after(self, call: LateCall) -> None:
         """Let go what nothing reads after this step."""
