@@ -83,6 +83,7 @@ import sys
 import numpy as np
 import chainer, chainer.functions as F, chainer.links as L
 
+np.random.seed(0)
 link = chainer.Sequential(*[L.Linear(20, 20) for _ in range(4)])
 optimizer = chainer.optimizers.SGD().setup(link)
 for step in range(6):
