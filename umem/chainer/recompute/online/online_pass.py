@@ -204,7 +204,9 @@ class OnlinePass(Pass):
         self._looked = len(self._ran)
         self._made = sum(self._roots.values())
         self._next_look = rest = self._room.rest_bytes - self._experience.rise_bytes
-        if self._made > rest * (1 - 1 / AHEAD) and self.never is None:
+        if self._room.budget is None or self.never is not None:
+            self._next_look = float("inf")
+        elif self._made > rest * (1 - 1 / AHEAD):
             self._press()
 
     def _press(self) -> None:
@@ -235,8 +237,11 @@ class OnlinePass(Pass):
 
     def fits(self) -> bool:
         """Whether backward, which is about to begin, may go as it goes."""
-        if self.is_pressed or self.never is not None or self._room.budget is None:
+        if self.is_pressed or self.never is not None:
             return not self.is_pressed
+        if self._room.budget is None:
+            self._look()
+            return True
         share = self._experience.backward_share
         if share is not None:
             if not self._has_room_for(share):
