@@ -4,7 +4,10 @@ Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerial
 2020: stage by stage, which values are held (S), which are computed (R), and which are freed after
 which computation (F). What differs: the stages of backward compute gradients once, in the order
 of the plan that is compared with, so that the bytes of gradients are constants and the plan is
-one of the programme's solutions. The rules are those of the referee's tape.
+one of the programme's solutions; stashes are held (T) and freed (G) beside values; a view is
+held with its base; and in forward every call runs once, because the program itself holds what it
+still reads (``again_in_forward`` lifts that, as in the paper). The rules are those of the referee's
+tape.
 """
 
 from __future__ import annotations
@@ -21,12 +24,14 @@ from umem.planner.graph import Numbered
 
 Key = tuple[object, ...]
 Term = tuple[Key, float]
+BUDGET: Key = ("B",)
+"""The variable that stands for the budget where the least is asked for."""
 
 
 class Optimum(NamedTuple):
-    """The least overhead, if it was found in time; a bound that nothing can be below."""
+    """The least that was found in time, overhead or bytes; a bound that nothing can be below."""
 
-    overhead: float | None
+    least: float | None
     bound: float
     status: str
 
@@ -62,7 +67,7 @@ class _Programme:
         whole = np.zeros(len(self.columns))
         for key, column in self.columns.items():
             weights[column] = cost.get(key, 0)
-            whole[column] = key[0] in "RS"
+            whole[column] = key[0] in "RST"
         return milp(
             weights,
             integrality=whole,
@@ -72,86 +77,162 @@ class _Programme:
         )
 
 
-def optimum(graph: Graph, plan: Plan, budget_bytes: int, seconds: float) -> Optimum:
+def optimum(
+    graph: Graph, plan: Plan, budget_bytes: int, seconds: float, *, again_in_forward: bool = False
+) -> Optimum:
     """The least overhead within a budget, in the order of a plan for a tape."""
     g = graph.numbered
-    number = {name: v for v, name in enumerate(g.names)}
-    forward = [number[name] for block in plan.blocks for name in block]
-    backward = [number[name] for block in reversed(plan.blocks) for name in reversed(block)]
-    stages = list(_stages(g, forward, backward, budget_bytes))
-    p = _Programme()
-    for s, stage in enumerate(stages):
-        for v in stage.nodes:
-            p.variable("R", s, v, low=1 if stage.runs == v else 0)
-            if s and v in stages[s - 1].nodes:
-                p.variable("S", s, v)
-    for s, stage in enumerate(stages):
-        _constrain(p, g, s, stage, max(1, budget_bytes) / 1000)
+    stages = _stages_of(g, plan)
+    p = _programme(g, stages, budget_bytes, again_in_forward=again_in_forward)
     cost = {("R", s, v): g.cost[v] for s, stage in enumerate(stages) for v in stage.nodes}
+    return _solved(p, cost, seconds, sum(g.cost))
+
+
+def least_budget(
+    graph: Graph, plan: Plan, seconds: float, *, again_in_forward: bool = False
+) -> Optimum:
+    """The least bytes that anything can be done in, in the order of a plan for a tape."""
+    g = graph.numbered
+    unit = max(1, plan.peak_bytes) / 1000
+    stages = _stages_of(g, plan)
+    p = _programme(g, stages, None, unit, again_in_forward=again_in_forward)
+    found = _solved(p, {BUDGET: 1}, seconds, 0)
+    least = None if found.least is None else found.least * unit
+    return Optimum(least, found.bound * unit, found.status)
+
+
+def _solved(p: _Programme, cost: dict[Key, float], seconds: float, beside: float) -> Optimum:
     found = p.solve(cost, seconds)
-    once = sum(g.cost)
-    bound = max(0.0, (found.mip_dual_bound or 0) - once) if found.status in (0, 1) else 0.0
-    overhead = None if found.x is None else found.fun - once
+    bound = max(0.0, (found.mip_dual_bound or 0) - beside) if found.status in (0, 1) else 0.0
+    least = None if found.x is None else found.fun - beside
     word = {0: "optimal", 1: "time-out", 2: "infeasible"}.get(found.status, "failed")
-    return Optimum(overhead, bound, word)
+    return Optimum(least, bound, word)
+
+
+# -- stages ------------------------------------------------------------------------------------
 
 
 class _Stage(NamedTuple):
     """A call of forward or a step of backward, and what may run again just before it.
 
-    ``nodes`` are the values that may be there, in order; ``room`` is for them while things run
-    again, ``last_room`` during the step of backward itself.
+    ``nodes`` are the values that may be there, in order; ``beside`` are the bytes that are there
+    beside them while things run again, ``last`` those during the step of backward itself.
     """
 
     nodes: list[int]
     runs: int | None
+    steps: int | None
     needs: set[int]
-    room: int
-    last_room: int | None
+    beside: int
+    last: int
 
 
-def _stages(g: Numbered, forward: list[int], backward: list[int], budget: int) -> Iterator[_Stage]:
+def _stages_of(g: Numbered, plan: Plan) -> list[_Stage]:
+    number = {name: v for v, name in enumerate(g.names)}
+    order = [number[name] for block in plan.blocks for name in block]
+    return list(_stages(g, order))
+
+
+def _stages(g: Numbered, forward: list[int]) -> Iterator[_Stage]:
     for s, v in enumerate(forward):
-        yield _Stage(forward[: s + 1], v, set(), budget - g.forward_bytes, None)
+        yield _Stage(forward[: s + 1], v, None, set(), g.forward_bytes, 0)
     grads: set[int] = set()
     stayed = 0
-    for s, v in enumerate(backward):
-        done = set(backward[:s])
+    for s, v in enumerate(reversed(forward)):
         before = sum(g.grad[x] for x in grads) + stayed
         grads |= {v, *g.preds[v]}
         stayed += g.stays[v]
-        during = sum(g.grad[x] for x in grads) + stayed
+        during = sum(g.grad[x] for x in grads) + stayed + g.backward_workspace[v]
         grads.remove(v)
-        left = [x for x in forward if x not in done]  # nothing reads the others any more
-        yield _Stage(left, None, set(g.needs[v]), budget - before, budget - during)
+        left = forward[: len(forward) - s]  # nothing reads the others any more
+        yield _Stage(left, None, v, set(g.needs[v]), before, during)
 
 
-def _constrain(p: _Programme, g: Numbered, s: int, stage: _Stage, unit: float) -> None:
-    """The rows of one stage; bytes are divided by a unit, so that rows are well scaled."""
-    used: list[Term] = [(("S", s, v), g.size[v] / unit) for v in stage.nodes]
+# -- rows --------------------------------------------------------------------------------------
+
+
+def _programme(
+    g: Numbered,
+    stages: list[_Stage],
+    budget: int | None,
+    unit: float | None = None,
+    *,
+    again_in_forward: bool,
+) -> _Programme:
+    """All rows; bytes are divided by a unit, so that they are well scaled."""
+    p = _Programme()
+    if budget is None:
+        p.variable(*BUDGET, high=np.inf)
+    unit = unit or max(1, budget or 0) / 1000
+    for s, stage in enumerate(stages):
+        for v in stage.nodes:
+            may = g.recomputable[v] and (again_in_forward or stage.runs is None)
+            if may or stage.runs == v:
+                p.variable("R", s, v, low=1 if stage.runs == v else 0)
+            if s and v in stages[s - 1].nodes:
+                p.variable("S", s, v)
+                if g.stash[v]:
+                    p.variable("T", s, v)
+    for s, stage in enumerate(stages):
+        _hold(p, g, s, stage)
+        _count(p, g, s, stage, budget, unit)
+    return p
+
+
+def _hold(p: _Programme, g: Numbered, s: int, stage: _Stage) -> None:
+    """What is held was made or held before; what runs or goes backward finds what it reads."""
     for v in stage.nodes:
-        p.at_most([(("S", s, v), 1), (("R", s - 1, v), -1), (("S", s - 1, v), -1)], 0)
+        for kind in "ST":
+            p.at_most([((kind, s, v), 1), (("R", s - 1, v), -1), ((kind, s - 1, v), -1)], 0)
+        if g.root[v] != v:
+            p.at_most([(("S", s, v), 1), (("S", s, g.root[v]), -1)], 0)
         for x in g.preds[v]:
             p.at_most([(("R", s, v), 1), (("R", s, x), -1), (("S", s, x), -1)], 0)
         if v in stage.needs:
             p.at_most([(("R", s, v), -1), (("S", s, v), -1)], -1)
+        if v == stage.steps and g.stash[v]:
+            p.at_most([(("R", s, v), -1), (("T", s, v), -1)], -1)
+
+
+def _count(
+    p: _Programme, g: Numbered, s: int, stage: _Stage, budget: int | None, unit: float
+) -> None:
+    """The bytes during each computation of a stage, and during its step of backward."""
+    used: list[Term] = [(("S", s, v), g.size[v] / unit) for v in stage.nodes]
+    used += [(("T", s, v), g.stash[v] / unit) for v in stage.nodes]
+    if budget is None:
+        used.append((BUDGET, -1))
+    readers, needed = _readers(g), {g.root[x] for x in stage.needs}
     for at, v in enumerate(stage.nodes):
-        used.append((("R", s, v), g.size[v] / unit))
-        p.at_most(used, stage.room / unit)
-        for x in (*g.preds[v], v):
-            if x not in stage.needs:
-                _free(p, g, s, x, v, stage.nodes[at + 1 :])
+        if ("R", s, v) not in p.columns:
+            continue
+        used.append((("R", s, v), (g.size[v] + g.stash[v]) / unit))
+        workspace = (("R", s, v), g.workspace[v] / unit)
+        p.at_most([*used, workspace], ((budget or 0) - stage.beside) / unit)
+        for x in {g.root[x] for x in (*g.preds[v], v)} - needed:
+            if g.size[x]:
+                later = [w for w in stage.nodes[at + 1 :] if w in readers[x]]
+                _free(p, ("F", s, x, v), s, ("S", s + 1, x), later)
                 used.append((("F", s, x, v), -g.size[x] / unit))
-    if stage.last_room is not None:
-        p.at_most(used, stage.last_room / unit)
+        if g.stash[v] and v != stage.steps:
+            _free(p, ("G", s, v, v), s, ("T", s + 1, v), [])
+            used.append((("G", s, v, v), -g.stash[v] / unit))
+    if stage.steps is not None:
+        p.at_most(used, ((budget or 0) - stage.last) / unit)
 
 
-def _free(p: _Programme, g: Numbered, s: int, x: int, v: int, later: list[int]) -> None:
+def _readers(g: Numbered) -> list[set[int]]:
+    """Who reads each node's bytes, through its views too."""
+    found: list[set[int]] = [set() for _ in g.names]
+    for v, root in enumerate(g.root):
+        found[root].update(g.succs[v])
+    return found
+
+
+def _free(p: _Programme, key: Key, s: int, held: Key, later: list[int]) -> None:
     """x may go after v has run, if it is not held any longer and nothing reads it later."""
-    key = ("F", s, x, v)
     p.variable(*key)
-    p.at_most([(key, 1), (("R", s, v), -1)], 0)
-    p.at_most([(key, 1), (("S", s + 1, x), 1)], 1)
+    p.at_most([(key, 1), (("R", s, key[-1]), -1)], 0)
+    p.at_most([(key, 1), (held, 1)], 1)
     for w in later:
-        if w in g.succs[x]:
-            p.at_most([(key, 1), (("R", s, w), 1)], 1)
+        p.at_most([(key, 1), (("R", s, w), 1)], 1)

@@ -96,7 +96,8 @@ def test_what_must_not_run_twice_does_not_and_views_are_free(graph, data):
         sum(node.stays_bytes for node in graph.nodes) if found.model == "saved" else 0
     )
     again = [name for names in found.recomputed for name in names]
-    assert len(again) == len(set(again)) and not set(again) & set(found.kept)
+    if not found.frees_early:
+        assert len(again) == len(set(again)) and not set(again) & set(found.kept)
 
 
 @settings(max_examples=100, deadline=None)

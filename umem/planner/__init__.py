@@ -5,7 +5,8 @@ what to run again in backward so that a step fits a budget, `simulate` carries a
 machine and checks it. An executor follows `umem.planner.schedule.actions`.
 """
 
-from umem.planner.dispatch import Family, min_budget, pareto, plan, register_method
+from umem.planner.chains import Family
+from umem.planner.dispatch import min_budget, pareto, plan, register_method
 from umem.planner.graph import Graph, Node
 from umem.planner.plans import Plan
 from umem.planner.referee import simulate

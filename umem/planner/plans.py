@@ -19,7 +19,7 @@ class Plan:
 
     Attributes:
         blocks: the nodes of each block, in the order in which forward runs them.
-        kept: the nodes whose outputs are kept from forward until their block's backward.
+        kept: the nodes whose outputs are kept from forward into backward.
         recomputed: for each block, what runs again before its backward, in order.
         stashed: the nodes whose stashes are kept from forward on.
         overhead: the cost of all that runs again.
@@ -28,6 +28,8 @@ class Plan:
         objective: what it optimises within its budget.
         model: how bytes were counted.
         budget_bytes: the budget that it was made for.
+        frees_early: whether what is kept goes as soon as nobody misses it; otherwise it stays until
+            its own block's turn.
     """
 
     blocks: tuple[tuple[str, ...], ...]
@@ -40,3 +42,4 @@ class Plan:
     objective: Objective
     model: Model
     budget_bytes: int
+    frees_early: bool = False

@@ -1,7 +1,8 @@
 """The stream of actions that a plan turns into, for a referee or for an executor.
 
 With liveness, a value goes after its last use before it is made again, a gradient after its last
-use. A value that a ``saved`` plan keeps stays at least until its own block's backward begins.
+use. A value that a ``saved`` plan keeps stays at least until its own block's backward begins,
+unless the plan frees early.
 Without liveness, everything goes at the end of its block only, as the formula of Kusumoto et al.
 (NeurIPS 2019) assumes.
 """
@@ -107,6 +108,7 @@ class _NumberedPlan:
         self.rerun = [self._numbers(names) for names in plan.recomputed]
         self.kept = set(self._numbers(plan.kept))
         self.stashed = set(self._numbers(plan.stashed))
+        self.frees_early = plan.frees_early
         if len(self.rerun) != len(self.blocks):
             raise GraphError("a plan has a list of what runs again for each of its blocks")
         if sorted(v for block in self.blocks for v in block) != list(range(len(self.g.names))):
@@ -125,7 +127,7 @@ class _NumberedPlan:
         for i, block in enumerate(self.blocks):
             yield from (self._run("forward", v, i, model) for v in block)
         for i in range(len(self.blocks) - 1, -1, -1):
-            if model == "saved":
+            if model == "saved" and not self.frees_early:
                 held = [Cell("value", v) for v in self.blocks[i] if v in self.kept]
                 yield _Computation(None, -1, (), held, i)
             yield from (self._run("recompute", v, i, model) for v in self.rerun[i])

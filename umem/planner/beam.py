@@ -1,0 +1,352 @@
+"""Beam search over what is let go and run again, call by call.
+
+Values may run again any number of times, just before the step of backward that needs them. The
+search walks through a step: forward, and backward in the reverse order. Nothing is let go before
+memory is short; then every choice of what goes is a state of its own. Of the states at one moment,
+those are followed that promise least: by what has run again so far, with a bound of what still
+will, from below (each missing call once) to above (nothing that runs again is held for a later
+step), and by the bytes in use. Runs once more with one value more than needed run again at each
+step, while what it is made from is there. What is known to fit is never lost on the way.
+
+The problem is that of Jain et al., "Checkmate", MLSys 2020, in the order of a tape: in forward,
+nothing runs twice, and what is still to be read stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from umem.planner.beam_facts import NEVER, ONE, Facts, Floats, Masks, has, word
+from umem.planner.beam_rows import Rows, joined, one_row
+from umem.planner.graph import Graph
+from umem.planner.masks import mask_of, numbers
+from umem.planner.reruns import Reruns
+
+WIDTH = 800
+"""So many states are followed at a moment."""
+FULL_WIDTH = 24
+"""Graphs of more nodes than that get a narrower beam, so that the work grows slowly."""
+PROTECTED = 4
+"""So many states that can still become the known plan are always followed."""
+PARTIAL = 1e-9
+"""Costs, as shares of a forward pass, that are further apart differ."""
+
+
+class Weights(NamedTuple):
+    """How states are ranked: the share of the upper bound, and what the bytes in use count."""
+
+    above: float
+    used: float
+
+
+class Pass(NamedTuple):
+    """One search: several rankings, and how many values more than needed a step may make."""
+
+    rankings: tuple[Weights, ...]
+    ahead: int
+
+
+PASSES = (
+    Pass((Weights(0, 0), Weights(0, 0.1), Weights(0, 0.3), Weights(0, 1)), 0),
+    Pass(tuple(Weights(above, 0) for above in (0.03, 0.1, 0.3, 0.6, 1)), 0),
+    Pass((Weights(0, 0), Weights(0, 0.3), Weights(0.3, 0)), 2),
+)
+
+
+def search(graph: Graph, budget_bytes: int, known: Sequence[Reruns]) -> Reruns:
+    """The best plan that is found within a budget, or that is known to fit it.
+
+    Cost: some tenths of a second for 24 nodes, some seconds for 63.
+    """
+    facts = Facts(graph.numbered)
+    best = min((Known(facts, reruns) for reruns in known), key=lambda plan: plan.cost)
+    for one in PASSES:
+        if best.cost <= PARTIAL:
+            break
+        found = _Beam(facts, budget_bytes, one, best).run()
+        if found is not None:
+            best = Known(facts, found)
+    return best.reruns
+
+
+def fits(facts: Facts, budget_bytes: int, most_overhead: float | None) -> Reruns | None:
+    """Some plan within a budget that costs no more than so much; None: none was found.
+
+    Cost: some hundredths of a second for 24 nodes.
+    """
+    most = NEVER / 2 if most_overhead is None else most_overhead / facts.total + PARTIAL
+    for one in PROBES:
+        found = _Beam(facts, budget_bytes, one, None, most).run()
+        if found is not None:
+            return found
+    return None
+
+
+PROBES = (
+    Pass((Weights(0, 0), Weights(0, 0.3), Weights(0, 3), Weights(0.3, 0)), 0),
+    Pass((Weights(0, 0), Weights(0, 0.3), Weights(0, 3)), 2),
+)
+
+
+class Known:
+    """A plan that fits: what it holds before each step, what runs again, what it has cost by then.
+
+    ``values[step + 1]`` is what has to be there before the step and stays for it and later ones.
+    """
+
+    def __init__(self, facts: Facts, reruns: Reruns) -> None:
+        self.reruns = reruns
+        self.runs = [mask_of(rerun) for rerun in reruns]
+        values = stashes = 0
+        self.values, self.stashes = [0], [0]
+        for step, rerun in enumerate(reruns):
+            values |= facts.needs[step]
+            stashes |= facts.stashed & 1 << step
+            for v in reversed(rerun):
+                values = values & ~(1 << v) | facts.preds[v]
+                stashes &= ~(1 << v)
+            self.values.append(values)
+            self.stashes.append(stashes)
+        costs = [sum(facts.cost[v] for v in rerun) for rerun in reruns]
+        self.cost = sum(costs)
+        self.so_far = [sum(costs[step:]) for step in range(len(costs) + 1)]
+
+
+class _Beam:
+    """One walk through a step, with all states side by side."""
+
+    def __init__(
+        self, facts: Facts, budget: int, one: Pass, known: Known | None, most: float = NEVER / 2
+    ) -> None:
+        self.f, self.g, self.budget = facts, facts.g, budget
+        self._rankings, self._ahead, self._known = one.rankings, one.ahead, known
+        self._width = int(WIDTH * min(1, (FULL_WIDTH / facts.count) ** 2))
+        self._most = most if known is None else known.cost - PARTIAL
+        self._step = facts.count - 1
+        self._to_come = 0  # calls of forward that are still to run
+        self._log: list[Rows] = []
+
+    def run(self) -> Reruns | None:
+        """What runs again before each step; None where nothing fits, or beats what is known."""
+        rows = one_row()
+        for v in range(self.f.count):
+            rows = self._forward(rows, v)
+        self._to_come = 0
+        for self._step in reversed(range(self.f.count)):
+            rows = self._backward(rows)
+        if not len(rows.cost):
+            return None
+        place = int(rows.cost.argmin())
+        found: list[tuple[int, ...]] = []
+        for rows in reversed(self._log):  # of step 0, 1, ...
+            found.append(tuple(numbers(int(rows.ran[place]))))
+            place = int(rows.origin[place])
+        return tuple(found)
+
+    # -- the walk --------------------------------------------------------------------------
+
+    def _forward(self, rows: Rows, v: int) -> Rows:
+        f, g = self.f, self.g
+        self._to_come = f.all & ~f.below[v]
+        rows = rows._replace(
+            values=rows.values | word(1 << v),
+            stashes=rows.stashes | word(f.stashed & 1 << v),
+            used=rows.used + g.size[v] + g.stash[v],
+        )
+        read = mask_of(x for x in range(v + 1) if f.last_user[x] >= v)
+        room = self.budget - g.forward_bytes - g.workspace[v]
+        rows = self._fit(rows, room, read | 1 << v, 1 << v)
+        return self._let_go(rows, f.below[v] & ~read & ~f.useful[-1], 0)
+
+    def _backward(self, rows: Rows) -> Rows:
+        f, g, step = self.f, self.g, self._step
+        rows = rows._replace(origin=np.arange(len(rows.cost)))
+        rows = self._let_go(rows, f.all & ~f.useful[step], f.all & ~f.below[step])
+        rows = self._ask(rows)
+        for v in range(step + 1):
+            runs = has(rows.pending, v)
+            if runs.any():
+                rows = joined([self._rerun(rows.some(runs), v), rows.some(~runs)])
+        needs, own = f.needs[step], f.stashed & 1 << step
+        rows = self._fit(rows, self.budget - f.during[step], needs, own)
+        rows = self._let_go(rows, 0, own)
+        if step:
+            rows = self._let_go(rows, f.all & ~f.useful[step - 1], 0)
+        rows = rows.undominated()
+        self._log.append(rows)
+        return rows
+
+    def _ask(self, rows: Rows) -> Rows:
+        """What has to run again before this step's backward, and what may besides."""
+        f, step = self.f, self._step
+        values, missing = rows.values, np.zeros_like(rows.values)
+        if f.stashed >> step & 1:  # its value goes where it has to run for its stash
+            missing = word(1 << step) * ~has(rows.stashes, step)
+            values = values & ~((missing != 0) * word(f.group[step]))
+        gone = f.bytes_of(rows.values & ~values, np.zeros_like(values))
+        wanted = word(f.needs[step]) | (missing != 0) * word(f.preds[step])
+        pending = missing | f.closure(wanted, values, step)
+        nothing = np.zeros_like(pending)
+        rows = rows._replace(values=values, pending=pending, ran=nothing, used=rows.used - gone)
+        rows = joined([rows, *self._as_known(rows)])
+        for _ in range(self._ahead):
+            rows = self._one_more(rows)
+        return rows
+
+    def _as_known(self, rows: Rows) -> list[Rows]:
+        """The states that hold what the known plan does, with what that runs again."""
+        known, step = self._known, self._step
+        if known is None or not known.runs[step]:
+            return []
+        holds = (word(known.values[step + 1]) & ~rows.values) == 0
+        holds &= rows.cost <= known.so_far[step + 1] + PARTIAL
+        same = rows.some(holds)
+        return [same._replace(pending=same.pending | word(known.runs[step]) & ~same.values)]
+
+    def _one_more(self, rows: Rows) -> Rows:
+        """Each state, and beside it one more for each value that will be missed and made now."""
+        f, step, parts = self.f, self._step, [rows]
+        there = rows.values | rows.pending
+        missed = f.closure(np.full_like(there, word(f.wanted[step])), there, step)
+        for v in range(step):
+            some = rows.some(has(missed, v))
+            if len(some.cost):
+                wanted = np.full_like(some.values, word(1 << v))
+                more = f.closure(wanted, some.values | some.pending, v)
+                parts.append(some._replace(pending=some.pending | more))
+        return self._pruned(joined(parts))
+
+    def _rerun(self, rows: Rows, v: int) -> Rows:
+        f, g, bit = self.f, self.g, word(1 << v)
+        apart = (rows.values & word(f.group[v])) == 0
+        stash = g.stash[v] * ~has(rows.stashes, v)
+        rows = rows._replace(
+            values=rows.values | bit,
+            stashes=rows.stashes | word(f.stashed & 1 << v),
+            pending=rows.pending & ~bit,
+            ran=rows.ran | bit,
+            cost=rows.cost + f.cost[v],
+            used=rows.used + apart * g.size[v] + stash,
+        )
+        room = self.budget - f.before[self._step] - g.workspace[v]
+        own = f.stashed & 1 << self._step | 1 << v
+        return self._fit(rows, room, f.preds[v] | 1 << v, own, at=v)
+
+    # -- letting go ------------------------------------------------------------------------
+
+    def _let_go(self, rows: Rows, values: int, stashes: int) -> Rows:
+        """Let go what nobody needs any more; what lies in the same bytes goes together."""
+        gone = mask_of(v for root in self.f.roots for v in numbers(self._whole(root, values)))
+        if not gone and not stashes:
+            return rows
+        lost = self.f.bytes_of(rows.values & word(gone), rows.stashes & word(stashes))
+        return rows._replace(
+            values=rows.values & ~word(gone),
+            stashes=rows.stashes & ~word(stashes),
+            used=rows.used - lost,
+        )
+
+    def _whole(self, root: int, values: int) -> int:
+        group = self.f.group[root]
+        return group if group & ~values == 0 else 0
+
+    def _fit(self, rows: Rows, room: int, values: int, stashes: int, at: int | None = None) -> Rows:
+        """Let go until each state fits, in every way; these values and stashes are read now.
+
+        Where something runs again, ``at`` is its number: what the step reads later may go too, and
+        run again, if its number is higher.
+        """
+        done: list[Rows] = []
+        while True:
+            fits = rows.used <= room
+            done.append(rows.some(fits))
+            rows = rows.some(~fits)
+            parts = self._without_one(rows, values, stashes, at) if len(rows.cost) else []
+            if not parts:
+                return self._pruned(joined(done))
+            rows = self._pruned(joined(parts))
+
+    def _without_one(self, rows: Rows, values: int, stashes: int, at: int | None) -> list[Rows]:
+        """Every state without one of its values or stashes."""
+        f, parts = self.f, []
+        later = np.zeros_like(rows.values) if at is None else self._read_later(rows, at)
+        passed = 0 if at is None else f.below[at]
+        for v in f.roots:
+            group = word(f.group[v])
+            can = (rows.values & group) != 0
+            can &= (rows.values & later & group & word(passed)) == 0
+            if not f.group[v] & values and can.any():
+                some = rows.some(can)
+                again = some.values & later[can] & group
+                some = some._replace(values=some.values & ~group, used=some.used - self.g.size[v])
+                parts.append(
+                    some if at is None or not again.any() else self._asked(some, again, at)
+                )
+        for v in numbers(f.stashed & ~stashes):
+            can = has(rows.stashes, v)
+            if can.any():
+                some = rows.some(can)
+                kept = some.stashes & ~word(1 << v)
+                parts.append(some._replace(stashes=kept, used=some.used - self.g.stash[v]))
+        return parts
+
+    def _read_later(self, rows: Rows, at: int) -> Masks:
+        """What is read in the step, after a call has run."""
+        f, found = self.f, np.full_like(rows.values, word(self.f.needs[self._step]))
+        for w in range(at + 1, self._step + 1):
+            found |= (rows.pending >> np.uint64(w) & ONE) * word(f.preds[w])
+        return found
+
+    def _asked(self, rows: Rows, again: Masks, at: int) -> Rows:
+        """Run again what has gone, and what it is made from; only what comes after a call can."""
+        f, pending = self.f, rows.pending | again
+        good = np.ones(len(pending), bool)
+        for w in range(self._step, at, -1):
+            lacks = (pending >> np.uint64(w) & ONE) * word(f.preds[w]) & ~rows.values & ~pending
+            good &= (lacks & word(f.below[at])) == 0
+            pending |= lacks
+        return rows._replace(pending=pending).some(good)
+
+    # -- which states are followed ---------------------------------------------------------
+
+    def _pruned(self, rows: Rows) -> Rows:
+        f, to_come = self.f, word(self._to_come)
+        rows = rows.distinct()
+        values, stashes = rows.values | to_come, rows.stashes | to_come
+        least = rows.cost + f.least_left(values, stashes, self._step)
+        hopeful = least < self._most
+        if not hopeful.all():
+            rows, least = rows.some(hopeful), least[hopeful]
+            values, stashes = values[hopeful], stashes[hopeful]
+        if len(least) <= self._width:
+            return rows
+        most: Floats | float = 0.0
+        if any(ranking.above for ranking in self._rankings):
+            most = rows.cost + f.most_left(values, stashes, self._step)
+        chosen = np.zeros(len(least), bool)
+        share = self._width // len(self._rankings)
+        for ranking in self._rankings:
+            rank = (1 - ranking.above) * least + ranking.above * most
+            rank = rank + ranking.used * f.byte_share * rows.used
+            chosen[np.argpartition(rank, share)[:share]] = True
+        chosen[self._protected(rows, to_come)] = True
+        return rows.some(chosen)
+
+    def _protected(
+        self, rows: Rows, to_come: np.uint64
+    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Some states that can still become the known plan, or better it."""
+        known = self._known
+        if known is None:
+            return np.zeros(0, np.int64)
+        next_ = self._step + 1 if self._to_come else self._step
+        there = rows.pending | to_come
+        holds = (word(known.values[next_]) & ~(rows.values | there)) == 0
+        holds &= (word(known.stashes[next_]) & ~(rows.stashes | there)) == 0
+        cost = rows.cost + self.f.cost_of(rows.pending)
+        so_far = known.so_far[next_]
+        places = np.flatnonzero(holds & (cost <= so_far + PARTIAL))
+        return places[np.lexsort((rows.used[places], cost[places]))[:PROTECTED]]

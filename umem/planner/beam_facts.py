@@ -1,0 +1,180 @@
+"""What a beam search asks about a graph, by masks of up to `MOST` nodes: all that never changes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from umem.planner.graph import Numbered
+from umem.planner.masks import mask_of, numbers
+
+Masks = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float64]
+
+MOST = 63
+"""A mask is one machine word."""
+NEVER = 1e9
+"""The cost of what must not run twice; all other costs are shares of a forward pass."""
+_CHUNK = 16
+ONE = np.uint64(1)
+
+
+def word(mask: int) -> np.uint64:
+    """A mask as a machine word."""
+    return np.uint64(mask)
+
+
+class Facts:
+    """A graph on a tape: by node, masks of what it reads, needs and lies in; costs; gradients.
+
+    Attributes:
+        below: by node, itself and all before it.
+        group: by node, all that lie in the same bytes.
+        wanted: by step of backward, what it and all later ones need.
+        useful: by step, what it and all later ones need, or may have to run again from.
+        before, during: by step, the bytes of gradients before it, and of all but values and
+            stashes while it is taken.
+        last_user: by node, the last call of forward that reads its bytes; -1 where none does.
+    """
+
+    def __init__(self, g: Numbered) -> None:
+        self.g = g
+        self.count = count = len(g.names)
+        self.total = total = sum(g.cost) or 1
+        self.cost = [
+            cost / total if again else NEVER
+            for cost, again in zip(g.cost, g.recomputable, strict=True)
+        ]
+        self.byte_share = 1 / (sum(g.size) + sum(g.stash) or 1)
+        self.all = (1 << count) - 1
+        self.below = [(2 << v) - 1 for v in range(count)]
+        self.preds = [mask_of(preds) for preds in g.preds]
+        self.needs = [mask_of(needs) for needs in g.needs]
+        self.stashed = mask_of(v for v in range(count) if g.stash[v])
+        of_root = [0] * count
+        for v, root in enumerate(g.root):
+            of_root[root] |= 1 << v
+        self.group = [of_root[root] for root in g.root]
+        self.roots = [v for v in range(count) if g.root[v] == v and g.size[v]]
+        self.last_user = [max(g.succs[v], default=-1) for v in range(count)]
+
+    @cached_property
+    def wanted(self) -> list[int]:
+        found, wanted = [], 0
+        for needs in self.needs:
+            wanted |= needs
+            found.append(wanted)
+        return found
+
+    @cached_property
+    def useful(self) -> list[int]:
+        found = []
+        for step, wanted in enumerate(self.wanted):
+            useful = wanted
+            for v in range(step, -1, -1):
+                if (useful | self.stashed) >> v & 1:
+                    useful |= self.preds[v]
+            for v in numbers(useful):
+                useful |= self.group[v]
+            found.append(useful & self.below[step])
+        return found
+
+    @cached_property
+    def _gradients(self) -> list[tuple[int, int]]:
+        g, found = self.g, [(0, 0)] * self.count
+        alive, stayed = set[int](), 0
+        for v in reversed(range(self.count)):
+            before = sum(g.grad[x] for x in alive) + stayed
+            alive |= {v, *g.preds[v]}
+            stayed += g.stays[v]
+            found[v] = before, sum(g.grad[x] for x in alive) + stayed + g.backward_workspace[v]
+            alive.remove(v)
+        return found
+
+    @cached_property
+    def before(self) -> list[int]:
+        return [before for before, _ in self._gradients]
+
+    @cached_property
+    def during(self) -> list[int]:
+        return [during for _, during in self._gradients]
+
+    # -- rows of masks ---------------------------------------------------------------------
+
+    @cached_property
+    def _costs(self) -> list[Floats]:
+        """Sums of costs, by each pattern of some nodes after one another."""
+        tables = []
+        for start in range(0, self.count, _CHUNK):
+            table = np.zeros(1)
+            for cost in self.cost[start : start + _CHUNK]:
+                table = np.concatenate([table, table + cost])
+            tables.append(table)
+        return tables
+
+    def cost_of(self, masks: Masks) -> Floats:
+        """The sum of costs of the nodes in each mask."""
+        total = np.zeros(masks.shape)
+        for place, table in enumerate(self._costs):
+            part = masks >> np.uint64(_CHUNK * place) & np.uint64(len(table) - 1)
+            total += table[part.astype(np.int64)]
+        return total
+
+    def bytes_of(self, values: Masks, stashes: Masks) -> npt.NDArray[np.int64]:
+        """The bytes of some values and stashes, for each pair of masks."""
+        found = np.zeros(values.shape, np.int64)
+        for v in self.roots:
+            found += ((values & word(self.group[v])) != 0) * self.g.size[v]
+        for v in numbers(self.stashed):
+            found += has(stashes, v) * self.g.stash[v]
+        return found
+
+    def closure(self, wanted: Masks, values: Masks, step: int) -> Masks:
+        """Of what is wanted, with what it has to run again from, all that is not there."""
+        missing = np.zeros_like(values)
+        for v in range(step, -1, -1):
+            lacks = (wanted & ~values) >> np.uint64(v) & ONE
+            if lacks.any():
+                missing |= lacks << np.uint64(v)
+                wanted = wanted | lacks * word(self.preds[v])
+        return missing
+
+    def least_left(self, values: Masks, stashes: Masks, step: int) -> Floats:
+        """What has to run again from a step on, each call once: nothing can cost less."""
+        wanted, total = np.full(values.shape, word(self.wanted[step])), np.zeros(values.shape)
+        for v in range(step, -1, -1):
+            lacks: Any = wanted & ~values
+            if self.stashed >> v & 1:
+                lacks = lacks | ~stashes
+            lacks = lacks >> np.uint64(v) & ONE
+            if lacks.any():
+                total += lacks * self.cost[v]
+                wanted |= lacks * word(self.preds[v])
+        return total
+
+    def most_left(self, values: Masks, stashes: Masks, step: int) -> Floats:
+        """What runs again from a step on if nothing that runs again is held for a later step."""
+        chains: list[Masks] = []  # what has to run for each node, itself included
+        for v in range(step + 1):
+            chain = np.full(values.shape, word(1 << v))
+            for x in self.g.preds[v]:
+                chain |= chains[x] * (~values >> np.uint64(x) & ONE)
+            chains.append(chain)
+        total = np.zeros(values.shape)
+        for v in range(step + 1):
+            runs = np.zeros_like(values)
+            for x in self.g.needs[v]:
+                runs |= chains[x] * (~values >> np.uint64(x) & ONE)
+            if self.stashed >> v & 1:
+                runs |= chains[v] * (~stashes >> np.uint64(v) & ONE)
+            total += self.cost_of(runs)
+        return total
+
+
+def has(masks: Masks, v: int) -> npt.NDArray[np.bool_]:
+    """Tell which masks hold a node."""
+    found: npt.NDArray[np.bool_] = (masks >> np.uint64(v) & ONE) != 0
+    return found

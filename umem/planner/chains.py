@@ -1,0 +1,162 @@
+"""Plans of chains of lower sets: a method says between which sets they may step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from umem.planner import chen, exact, lower_sets
+from umem.planner.graph import Graph
+from umem.planner.paper import PaperModel
+from umem.planner.plans import Method, Model, Objective, Plan
+from umem.planner.saved import SavedModel
+from umem.planner.search import INFINITE, Chain, Link, Table, best, peak_of, time_of
+
+
+class Family(NamedTuple):
+    """A method of planning: between which lower sets chains may step, and which are looked at.
+
+    Attributes:
+        sets: from a graph and a model, the lower sets as bit masks, sorted by size, from the
+            empty set to all nodes.
+        chains: from a graph, the table of steps between them and the number of kinds of a step,
+            the chains to choose from; None: every chain, by dynamic programming.
+        exact: whether costs are never rounded.
+    """
+
+    sets: Callable[[Graph, Model], tuple[int, ...]]
+    chains: Callable[[Graph, Table, int], Iterator[Chain]] | None = None
+    exact: bool = False
+
+
+def _all_at_once(graph: Graph, model: Model) -> tuple[int, ...]:
+    return 0, (1 << len(graph)) - 1
+
+
+def _one_block(graph: Graph, table: Table, kinds: int) -> Iterator[Chain]:
+    yield (Link(0, 1, kinds - 1),)
+
+
+METHODS = {
+    "store_all": Family(_all_at_once, _one_block),
+    "chen": Family(chen.family, chen.chains),
+    "lower_sets": Family(lower_sets.family),
+    "lower_sets_exact": Family(exact.family, exact=True),
+}
+"""Every such method by its name."""
+
+
+_MODELS: dict[Model, type[PaperModel] | type[SavedModel]] = {
+    "paper": PaperModel,
+    "saved": SavedModel,
+}
+
+
+class _Problem(NamedTuple):
+    """A graph under a model, and the steps that a method may take."""
+
+    graph: Graph
+    model: PaperModel | SavedModel
+    table: Table
+    family: Family
+
+    def chains(self) -> list[Chain] | None:
+        """The chains of a method that does not search."""
+        make = self.family.chains
+        return None if make is None else list(make(self.graph, self.table, self.model.kinds))
+
+
+@lru_cache(maxsize=8)
+def _problem(graph: Graph, method: Method, model: Model) -> _Problem:
+    family = METHODS[method]
+    costs = _MODELS[model](graph)
+    table = costs.table(family.sets(graph, model), exact=family.exact)
+    return _Problem(graph, costs, table, family)
+
+
+def plans(
+    graph: Graph, budget_bytes: int | None, method: Method, objective: Objective, model: Model
+) -> list[Plan]:
+    """The method's plan, if one fits."""
+    if method == "store_all" and model == "paper":
+        found = _keep_all(graph, objective)
+        fits = budget_bytes is None or found.peak_bytes <= budget_bytes
+        return [replace(found, budget_bytes=budget_bytes or found.peak_bytes)] if fits else []
+    problem = _problem(graph, method, model)
+    table, limit, chains = problem.table, budget_bytes, problem.chains()
+    if chains is not None:
+        if limit is None:
+            limit = min(peak_of(table, chain) for chain in chains)
+        chain = _best_of(table, chains, limit, objective)
+    else:
+        limit = table.least if limit is None else min(limit, INFINITE - 1)
+        chain = best(table, limit, objective)
+    return [] if chain is None else [_plan_of(problem, chain, method, objective, limit)]
+
+
+def _best_of(table: Table, chains: list[Chain], limit: int, objective: Objective) -> Chain | None:
+    sign = -1 if objective == "memory" else 1
+    fit = [(sign * time_of(table, c), peak_of(table, c), c) for c in chains]
+    return min((key for key in fit if key[1] <= limit), default=(0, 0, None))[2]
+
+
+def _keep_all(graph: Graph, objective: Objective) -> Plan:
+    """Under the model ``paper``: every value and every gradient."""
+    g = graph.numbered
+    peak = sum(g.size) + sum(g.grad)
+    return Plan((g.names,), g.names, ((),), g.names, 0, peak, "store_all", objective, "paper", peak)
+
+
+def _plan_of(
+    problem: _Problem, chain: Chain, method: Method, objective: Objective, limit: int
+) -> Plan:
+    names, costs = problem.graph.numbered.names, problem.graph.numbered.cost
+    masks = problem.table.sets
+    blocks = [problem.model.block(masks[i], masks[j], kind) for i, j, kind in chain]
+    if isinstance(problem.model, SavedModel):
+        passed = [0, *(masks[link.target] for link in chain)]
+        peak = problem.model.peak_of(passed, [link.kind for link in chain])
+    else:
+        peak = peak_of(problem.table, chain)
+
+    def named(numbers: tuple[int, ...]) -> tuple[str, ...]:
+        return tuple(names[v] for v in numbers)
+
+    return Plan(
+        blocks=tuple(named(block.nodes) for block in blocks),
+        kept=named(tuple(v for block in blocks for v in block.kept)),
+        recomputed=tuple(named(block.rerun) for block in blocks),
+        stashed=named(tuple(v for block in blocks for v in block.stashed)),
+        overhead=sum(costs[v] for block in blocks for v in block.rerun),
+        peak_bytes=peak,
+        method=method,
+        objective=objective,
+        model=problem.model.name,
+        budget_bytes=limit,
+    )
+
+
+def front(graph: Graph, method: Method, model: Model, points: int | None) -> list[Plan]:
+    """A method's plans for every budget, or for so many."""
+    if method == "store_all" and model == "paper":
+        return [_keep_all(graph, "time")]
+    problem = _problem(graph, method, model)
+    table, chains = problem.table, problem.chains()
+    if chains is not None:
+        return [_plan_of(problem, c, method, "time", peak_of(table, c)) for c in chains]
+    found: list[Plan] = []
+    limit = INFINITE - 1
+    while chain := best(table, limit, "time"):
+        limit = peak_of(table, chain)
+        found.append(_plan_of(problem, chain, method, "time", limit))
+        limit = min(limit, found[-1].peak_bytes) - 1
+        if points is not None:
+            break
+    if points is not None:
+        for budget in np.linspace(table.least, found[0].peak_bytes, points):
+            found += plans(graph, int(budget), method, "time", model)
+    return found
