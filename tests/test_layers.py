@@ -56,7 +56,9 @@ WITH_ONE_USER = {
 """Modules that one other imports, each with its reason; 25 at most."""
 LISTS = {
     "umem.chainer.chunking.functions",
+    "umem.planner.chains",
     "umem.planner.dispatch",
+    "umem.planner.rematerialize",
     "umem.predict.techniques.registry",
 }
 """They import what they list, and may be all that does."""

@@ -119,7 +119,7 @@ def draw(found: Found, path: Path) -> None:
         fontsize=10,
     )
     _line(panel, found.reserved, RED, "reserved", "what the pool took\nfrom VRAM for it")
-    _line(panel, found.least, BLUE, "least budget", "the smallest that\nRecompute accepts")
+    _line(panel, found.least, BLUE, "least budget", "the smallest for one\nmore forward pass")
     _line(panel, found.floor, GREEN, "floor", "no plan whatever\ngets lower")
     panel.set_xlim(0, 1)
     panel.set_ylim(0, 1.14 * found.reserved)

@@ -19,8 +19,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from umem.planner.beam_facts import NEVER, ONE, Facts, Floats, Masks, has, word
-from umem.planner.beam_rows import Rows, joined, one_row
+from umem.planner.beam_facts import (
+    NEVER,
+    ONE,
+    PARTIAL,
+    Facts,
+    Floats,
+    Known,
+    Masks,
+    Rows,
+    has,
+    joined,
+    one_row,
+    word,
+)
 from umem.planner.graph import Graph
 from umem.planner.masks import mask_of, numbers
 from umem.planner.reruns import Reruns
@@ -31,8 +43,6 @@ FULL_WIDTH = 24
 """Graphs of more nodes than that get a narrower beam, so that the work grows slowly."""
 PROTECTED = 4
 """So many states that can still become the known plan are always followed."""
-PARTIAL = 1e-9
-"""Costs, as shares of a forward pass, that are further apart differ."""
 
 
 class Weights(NamedTuple):
@@ -42,17 +52,17 @@ class Weights(NamedTuple):
     used: float
 
 
-class Pass(NamedTuple):
+class Walk(NamedTuple):
     """One search: several rankings, and how many values more than needed a step may make."""
 
     rankings: tuple[Weights, ...]
     ahead: int
 
 
-PASSES = (
-    Pass((Weights(0, 0), Weights(0, 0.1), Weights(0, 0.3), Weights(0, 1)), 0),
-    Pass(tuple(Weights(above, 0) for above in (0.03, 0.1, 0.3, 0.6, 1)), 0),
-    Pass((Weights(0, 0), Weights(0, 0.3), Weights(0.3, 0)), 2),
+WALKS = (
+    Walk((Weights(0, 0), Weights(0, 0.1), Weights(0, 0.3), Weights(0, 1)), 0),
+    Walk(tuple(Weights(above, 0) for above in (0.03, 0.1, 0.3, 0.6, 1)), 0),
+    Walk((Weights(0, 0), Weights(0, 0.3), Weights(0.3, 0)), 2),
 )
 
 
@@ -63,10 +73,10 @@ def search(graph: Graph, budget_bytes: int, known: Sequence[Reruns]) -> Reruns:
     """
     facts = Facts(graph.numbered)
     best = min((Known(facts, reruns) for reruns in known), key=lambda plan: plan.cost)
-    for one in PASSES:
+    for walk in WALKS:
         if best.cost <= PARTIAL:
             break
-        found = _Beam(facts, budget_bytes, one, best).run()
+        found = _Beam(facts, budget_bytes, walk, best).run()
         if found is not None:
             best = Known(facts, found)
     return best.reruns
@@ -78,51 +88,27 @@ def fits(facts: Facts, budget_bytes: int, most_overhead: float | None) -> Reruns
     Cost: some hundredths of a second for 24 nodes.
     """
     most = NEVER / 2 if most_overhead is None else most_overhead / facts.total + PARTIAL
-    for one in PROBES:
-        found = _Beam(facts, budget_bytes, one, None, most).run()
+    for walk in PROBES:
+        found = _Beam(facts, budget_bytes, walk, None, most).run()
         if found is not None:
             return found
     return None
 
 
 PROBES = (
-    Pass((Weights(0, 0), Weights(0, 0.3), Weights(0, 3), Weights(0.3, 0)), 0),
-    Pass((Weights(0, 0), Weights(0, 0.3), Weights(0, 3)), 2),
+    Walk((Weights(0, 0), Weights(0, 0.3), Weights(0, 3), Weights(0.3, 0)), 0),
+    Walk((Weights(0, 0), Weights(0, 0.3), Weights(0, 3)), 2),
 )
-
-
-class Known:
-    """A plan that fits: what it holds before each step, what runs again, what it has cost by then.
-
-    ``values[step + 1]`` is what has to be there before the step and stays for it and later ones.
-    """
-
-    def __init__(self, facts: Facts, reruns: Reruns) -> None:
-        self.reruns = reruns
-        self.runs = [mask_of(rerun) for rerun in reruns]
-        values = stashes = 0
-        self.values, self.stashes = [0], [0]
-        for step, rerun in enumerate(reruns):
-            values |= facts.needs[step]
-            stashes |= facts.stashed & 1 << step
-            for v in reversed(rerun):
-                values = values & ~(1 << v) | facts.preds[v]
-                stashes &= ~(1 << v)
-            self.values.append(values)
-            self.stashes.append(stashes)
-        costs = [sum(facts.cost[v] for v in rerun) for rerun in reruns]
-        self.cost = sum(costs)
-        self.so_far = [sum(costs[step:]) for step in range(len(costs) + 1)]
 
 
 class _Beam:
     """One walk through a step, with all states side by side."""
 
     def __init__(
-        self, facts: Facts, budget: int, one: Pass, known: Known | None, most: float = NEVER / 2
+        self, facts: Facts, budget: int, walk: Walk, known: Known | None, most: float = NEVER / 2
     ) -> None:
         self.f, self.g, self.budget = facts, facts.g, budget
-        self._rankings, self._ahead, self._known = one.rankings, one.ahead, known
+        self._rankings, self._ahead, self._known = walk.rankings, walk.ahead, known
         self._width = int(WIDTH * min(1, (FULL_WIDTH / facts.count) ** 2))
         self._most = most if known is None else known.cost - PARTIAL
         self._step = facts.count - 1
@@ -135,7 +121,8 @@ class _Beam:
         for v in range(self.f.count):
             rows = self._forward(rows, v)
         self._to_come = 0
-        for self._step in reversed(range(self.f.count)):
+        for step in reversed(range(self.f.count)):
+            self._step = step
             rows = self._backward(rows)
         if not len(rows.cost):
             return None
@@ -162,7 +149,7 @@ class _Beam:
         return self._let_go(rows, f.below[v] & ~read & ~f.useful[-1], 0)
 
     def _backward(self, rows: Rows) -> Rows:
-        f, g, step = self.f, self.g, self._step
+        f, step = self.f, self._step
         rows = rows._replace(origin=np.arange(len(rows.cost)))
         rows = self._let_go(rows, f.all & ~f.useful[step], f.all & ~f.below[step])
         rows = self._ask(rows)

@@ -1,15 +1,16 @@
-"""What a beam search asks about a graph, by masks of up to `MOST` nodes: all that never changes."""
+"""What a beam search asks about a graph, by masks of up to `MOST` nodes, and its states."""
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from umem.planner.graph import Numbered
 from umem.planner.masks import mask_of, numbers
+from umem.planner.reruns import Reruns
 
 Masks = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
@@ -18,7 +19,11 @@ MOST = 63
 """A mask is one machine word."""
 NEVER = 1e9
 """The cost of what must not run twice; all other costs are shares of a forward pass."""
+PARTIAL = 1e-9
+"""Costs that are further apart differ."""
 _CHUNK = 16
+DOMINATED = 2000
+"""With more rows than that, nobody compares each with each other."""
 ONE = np.uint64(1)
 
 
@@ -178,3 +183,83 @@ def has(masks: Masks, v: int) -> npt.NDArray[np.bool_]:
     """Tell which masks hold a node."""
     found: npt.NDArray[np.bool_] = (masks >> np.uint64(v) & ONE) != 0
     return found
+
+
+class Known:
+    """A plan that fits: what it holds before each step, what runs again, what it has cost by then.
+
+    ``values[step + 1]`` is what has to be there before the step and stays for it and later ones.
+    """
+
+    def __init__(self, facts: Facts, reruns: Reruns) -> None:
+        self.reruns = reruns
+        self.runs = [mask_of(rerun) for rerun in reruns]
+        values = stashes = 0
+        self.values, self.stashes = [0], [0]
+        for step, rerun in enumerate(reruns):
+            values |= facts.needs[step]
+            stashes |= facts.stashed & 1 << step
+            for v in reversed(rerun):
+                values = values & ~(1 << v) | facts.preds[v]
+                stashes &= ~(1 << v)
+            self.values.append(values)
+            self.stashes.append(stashes)
+        costs = [sum(facts.cost[v] for v in rerun) for rerun in reruns]
+        self.cost = sum(costs)
+        self.so_far = [sum(costs[step:]) for step in range(len(costs) + 1)]
+
+
+class Rows(NamedTuple):
+    """States of a step, at the same moment of it.
+
+    Attributes:
+        values, stashes: what is there.
+        pending: what has still to run again before the next step of backward.
+        ran: what has run again before it already.
+        cost: of all that has run again.
+        used: the bytes of what is there.
+        origin: the row of the step before that it comes from.
+    """
+
+    values: Masks
+    stashes: Masks
+    pending: Masks
+    ran: Masks
+    cost: Floats
+    used: npt.NDArray[np.int64]
+    origin: npt.NDArray[np.int64]
+
+    def some(self, which: Any) -> Rows:
+        """The rows of an index."""
+        return Rows(*(column[which] for column in self))
+
+    def distinct(self) -> Rows:
+        """Of the rows in the same state, the one of least cost."""
+        order = np.lexsort((self.cost, self.pending, self.stashes, self.values))
+        rows = self.some(order)
+        same = np.ones(len(order), bool)
+        same[:1] = False
+        for column in (rows.values, rows.stashes, rows.pending):
+            same[1:] &= column[1:] == column[:-1]
+        return rows.some(~same)
+
+    def undominated(self) -> Rows:
+        """Without the rows that hold no more than another one, and cost no less."""
+        count = len(self.cost)
+        if not 1 < count <= DOMINATED:
+            return self
+        rows = self.some(np.lexsort((-self.used, self.cost)))
+        within = (rows.values[:, None] & ~rows.values) == 0
+        within &= (rows.stashes[:, None] & ~rows.stashes) == 0
+        return rows.some(~np.tril(within, -1).any(axis=1))
+
+
+def one_row() -> Rows:
+    """The state before forward."""
+    none, zero = np.zeros(1, np.uint64), np.zeros(1, np.int64)
+    return Rows(none, none, none, none, np.zeros(1), zero, zero)
+
+
+def joined(parts: list[Rows]) -> Rows:
+    """All rows of some parts."""
+    return Rows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))

@@ -68,8 +68,7 @@ def plan(
         return _least(graph, method, objective, model)
     found = _of_chains(graph, budget_bytes, method, objective, model)
     if model == "saved" and method in ("auto", rematerialize.NAME):
-        if not found and (least := _least(graph, method, "time", model)).peak_bytes <= budget_bytes:
-            found = [least]
+        found = found or _least_that_fits(graph, budget_bytes, method)
         found += _rematerialized(graph, budget_bytes, found, objective)
     if not found:
         raise _too_small(graph, budget_bytes, method, model)
@@ -86,12 +85,12 @@ def min_budget(graph: Graph, method: Method = "auto", model: Model = "paper") ->
     return plan(graph, None, method, "time", model).peak_bytes
 
 
-def least_in_one_pass(graph: Graph, method: Method = "auto") -> Plan:
-    """The plan of least bytes on a tape, of those that cost at most one more forward pass."""
-    _checked(graph, None, method, "time", "saved")
+def least_in_one_pass(graph: Graph, method: Method = "auto", model: Model = "saved") -> Plan:
+    """The plan of least bytes, of those that cost at most one more forward pass."""
+    _checked(graph, None, method, "time", model)
     if not len(graph):
-        return plan(graph, None, method, model="saved")
-    return _least(graph, method, "time", "saved", sum(graph.numbered.cost))
+        return plan(graph, None, method, model=model)
+    return _least(graph, method, "time", model, sum(graph.numbered.cost))
 
 
 def pareto(
@@ -206,6 +205,14 @@ def _rematerialized(
         found = rematerialize.best_plan(ordered, budget_bytes, same)
         if found is not None:
             yield found
+
+
+def _least_that_fits(graph: Graph, budget_bytes: int, method: Method) -> list[Plan]:
+    """Where no chain fits a budget: the plan of least bytes, a cheap one if there is one."""
+    found = [least_in_one_pass(graph, method)]
+    if found[0].peak_bytes > budget_bytes:
+        found = [_least(graph, method, "time", "saved")]
+    return [one for one in found if one.peak_bytes <= budget_bytes]
 
 
 def _least(

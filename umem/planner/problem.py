@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from umem.errors import BudgetError
 from umem.planner.call_facts import CallFacts
+from umem.planner.dispatch import least_in_one_pass
 from umem.planner.dispatch import plan as make_plan
 from umem.planner.graph import Graph
 from umem.planner.node import Node
@@ -241,22 +242,20 @@ class Problem:
         found = make_plan(self._whole, None, "store_all", model="saved")
         return self._solution(found, packs=False)
 
-    def least(self, method: Method = "auto") -> Solution:
-        """The plan of the least bytes that a method has; found once."""
-        if method not in self._least:
-            self._least[method] = self._find_least(method)
-        return self._least[method]
+    def least(self, method: Method = "auto", *, any_cost: bool = False) -> Solution:
+        """The plan of least bytes, for at most one more forward pass or at any cost; found once."""
+        if (method, any_cost) not in self._found:
+            find = make_plan if any_cost else least_in_one_pass
+            plan = find(self._packing, method=self._method(method), model="saved")
+            least = self._solution(plan, packs=True)
+            if least.peak_bytes > least.constant_bytes + plan.peak_bytes:
+                least = self.within(least.peak_bytes, method)  # the update needs that much anyway
+            self._found[method, any_cost] = least
+        return self._found[method, any_cost]
 
     @cached_property
-    def _least(self) -> dict[Method, Solution]:
+    def _found(self) -> dict[tuple[Method, bool], Solution]:
         return {}
-
-    def _find_least(self, method: Method) -> Solution:
-        found = make_plan(self._packing, None, self._method(method), model="saved")
-        least = self._solution(found, packs=True)
-        if least.peak_bytes > least.constant_bytes + found.peak_bytes:
-            return self.within(least.peak_bytes, method)  # the update needs that much anyway
-        return least
 
     def _solution(self, plan: Plan, *, packs: bool) -> Solution:
         graph = self._packing if packs else self._whole
@@ -265,7 +264,7 @@ class Problem:
         )
 
     def within(self, budget_bytes: int | None, method: Method = "auto") -> Solution:
-        """The plan for a budget in all; None: the least.
+        """The plan for a budget in all; None: the least that one more forward pass can do.
 
         Raises:
             BudgetError: there is none; names the least that there is one for.
@@ -287,15 +286,21 @@ class Problem:
 
     def _method(self, method: Method) -> Method:
         if self.keeps_order and method in ("auto", "lower_sets_exact"):
-            return "lower_sets"  # which leaves the order of the nodes as it is
+            return "rematerialize"  # which leaves the order of the nodes as it is
         return method
 
     def _too_small(self, budget_bytes: int, method: Method) -> BudgetError:
         least, whole = self.least(method).peak_bytes, self.plain_bytes
+        lowest = self.least(method, any_cost=True)
         asked, said, plain = format_apart(budget_bytes, least, whole)
+        below = ""
+        if lowest.peak_bytes < least:
+            passes = lowest.plan.overhead / (sum(call.cost for call in self.calls) or 1)
+            below = f"; {lowest.peak_bytes} bytes for {passes:.1f} more forward passes"
         return BudgetError(
             f"a budget of {asked} ({budget_bytes / whole:.0%} of the plain step's {plain}) is too "
-            f"small: the least budget is {said} ({math.ceil(100 * least / whole)}%, {least} bytes)"
+            f"small: the least budget is {said} ({math.ceil(100 * least / whole)}%, {least} bytes"
+            f"{below})"
         )
 
     def why_not_less(self, method: Method = "auto") -> str:

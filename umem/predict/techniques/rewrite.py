@@ -2,8 +2,8 @@
 
 Outputs and stashes that the plan does not keep go after their last use in forward. Before a
 block's backward begins, what the plan runs again runs again, on fresh tensors, each gone after
-its last use. What a plan keeps stays until its own block's turn at least, and goes after its last
-use. Everything else is as it was.
+its last use. What a plan keeps stays until its own block's turn at least, unless it frees early,
+and goes after its last use. Everything else is as it was.
 
 Models: `umem.planner.schedule` with liveness, as `umem.chainer.Recompute` carries it out, which
 also keeps dropout's masks as bits. Does not model: the order that a plan gives to the backward of
@@ -54,6 +54,7 @@ class _Rewriter:
         self._block = {index: i for i, block in enumerate(self._blocks) for index in block}
         self._again = [list(map(_number, names)) for names in plan.recomputed]
         self._is_kept = _kept(planned, plan)
+        self._frees_early = plan.frees_early
         # What else runs again reads: it lives as long as it did, and until it was read.
         self._read_again = _reads(planned, self._again) - self._is_kept.keys()
         self._lasting = set(self._read_again)
@@ -152,7 +153,7 @@ class _Rewriter:
         if block not in self._waits:
             return
         self._waits.discard(block)
-        for index in self._blocks[block]:
+        for index in () if self._frees_early else self._blocks[block]:
             for alloc in now.made[index]:
                 if self._is_kept[alloc.tensor]:
                     self._stream.hold(alloc.tensor)
@@ -164,6 +165,8 @@ class _Rewriter:
         self._stream.rest()
         for alloc in made:
             self._masks.unpack(alloc.tensor)
+            if self._frees_early and not _is_drawn(op, alloc):
+                self._stream.drop(alloc.tensor)
             if self._stream.is_gone(alloc.tensor):
                 self._stream.alloc(alloc)
         writes = tuple(access for access in op.writes if access.tensor in self._is_kept)
@@ -181,13 +184,17 @@ def _kept(planned: Iterable[ForwardPass], plan: Plan) -> dict[int, bool]:
     """Tell which tensors of a pass are kept; what was drawn at random always is."""
     kept, stashed = set(map(_number, plan.kept)), set(map(_number, plan.stashed))
     return {
-        alloc.tensor: (op.name in DRAWS or index in stashed)
+        alloc.tensor: (_is_drawn(op, alloc) or index in stashed)
         if alloc.kind == "stash"
         else index in kept
         for one in planned
         for index, (op, made) in enumerate(zip(one.calls, one.made, strict=True))
         for alloc in made
     }
+
+
+def _is_drawn(op: Op, alloc: Alloc) -> bool:
+    return alloc.kind == "stash" and op.name in DRAWS
 
 
 def _masks(planned: Iterable[ForwardPass]) -> list[Alloc]:
