@@ -67,7 +67,7 @@ def test_a_block_begins_with_its_last_call_not_where_something_is_missed() -> No
     calls[0] = Call((), 5, 3, 0, False, False)
     trace = trace_of(calls)
     graph = Graph.from_trace(trace)
-    found = plan(graph, 16, "auto", "time", "saved")
+    found = plan(graph, 16, "lower_sets_exact", "time", "saved")
     assert simulate(graph, found).peak_bytes == 16
     assert rewrite(trace, found).peak_bytes == INPUT_BYTES + 16
 

@@ -73,12 +73,15 @@ def search(graph: Graph, budget_bytes: int, known: Sequence[Reruns]) -> Reruns:
     """
     facts = Facts(graph.numbered)
     best = min((Known(facts, reruns) for reruns in known), key=lambda plan: plan.cost)
+    saw_all = set[int]()  # which numbers of values more than needed were tried to the end
     for walk in WALKS:
-        if best.cost <= PARTIAL:
-            break
-        found = _Beam(facts, budget_bytes, walk, best).run()
-        if found is not None:
-            best = Known(facts, found)
+        if best.cost > PARTIAL and walk.ahead not in saw_all:
+            beam = _Beam(facts, budget_bytes, walk, best)
+            found = beam.run()
+            if found is not None:
+                best = Known(facts, found)
+            if beam.saw_all:
+                saw_all.add(walk.ahead)
     return best.reruns
 
 
@@ -102,7 +105,11 @@ PROBES = (
 
 
 class _Beam:
-    """One walk through a step, with all states side by side."""
+    """One walk through a step, with all states side by side.
+
+    Attributes:
+        saw_all: whether no state was left out that could have been better.
+    """
 
     def __init__(
         self, facts: Facts, budget: int, walk: Walk, known: Known | None, most: float = NEVER / 2
@@ -114,6 +121,7 @@ class _Beam:
         self._step = facts.count - 1
         self._to_come = 0  # calls of forward that are still to run
         self._log: list[Rows] = []
+        self.saw_all = True
 
     def run(self) -> Reruns | None:
         """What runs again before each step; None where nothing fits, or beats what is known."""
@@ -310,6 +318,7 @@ class _Beam:
             values, stashes = values[hopeful], stashes[hopeful]
         if len(least) <= self._width:
             return rows
+        self.saw_all = False
         most: Floats | float = 0.0
         if any(ranking.above for ranking in self._rankings):
             most = rows.cost + f.most_left(values, stashes, self._step)
