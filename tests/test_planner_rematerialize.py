@@ -20,7 +20,7 @@ from test_planner_referee import graphs
 
 from umem.errors import BudgetError, GraphError
 from umem.planner import Graph, Node, min_budget, pareto, plan, simulate
-from umem.planner.dispatch import least_in_one_pass
+from umem.planner.dispatch import least_once
 from umem.planner.easing import eased
 from umem.planner.problem import CallFacts, Problem
 from umem.planner.reruns import plan_of, reruns_of
@@ -28,7 +28,7 @@ from umem.planner.reruns import plan_of, reruns_of
 pytestmark = pytest.mark.thorough
 
 MIB = 1 << 20
-OTHERS = ("store_all", "chen", "lower_sets", "lower_sets_exact")
+OTHERS = ("store_all", "chen", "lower_sets")
 
 State = tuple[int, frozenset[int], frozenset[int]]
 """How many forward and backward steps are done; which values and stashes are there."""
@@ -216,7 +216,7 @@ def test_a_chain_can_run_again_from_its_beginning_for_every_step() -> None:
     assert min_budget(graph, model="saved") == 40
     found = plan(graph, 40, model="saved")
     assert found.overhead > 8
-    cheap = least_in_one_pass(graph)
+    cheap = least_once(graph)
     assert cheap.overhead <= 8 and cheap.peak_bytes > 40
     assert plan(graph, cheap.peak_bytes, model="saved").overhead <= 8
     with pytest.raises(BudgetError, match=r"\(40 bytes\), which \w+ of 'n\d' forces"):

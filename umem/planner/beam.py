@@ -14,10 +14,10 @@ nothing runs twice, and what is still to be read stays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from umem.planner.beam_facts import (
     NEVER,
@@ -33,7 +33,6 @@ from umem.planner.beam_facts import (
     one_row,
     word,
 )
-from umem.planner.graph import Graph
 from umem.planner.masks import mask_of, numbers
 from umem.planner.reruns import Reruns
 
@@ -41,6 +40,7 @@ WIDTH = 800
 """So many states are followed at a moment."""
 FULL_WIDTH = 24
 """Graphs of more nodes than that get a narrower beam, so that the work grows slowly."""
+LEAST_WIDTH = 24
 PROTECTED = 4
 """So many states that can still become the known plan are always followed."""
 
@@ -59,52 +59,7 @@ class Walk(NamedTuple):
     ahead: int
 
 
-WALKS = (
-    Walk((Weights(0, 0), Weights(0, 0.1), Weights(0, 0.3), Weights(0, 1)), 0),
-    Walk(tuple(Weights(above, 0) for above in (0.03, 0.1, 0.3, 0.6, 1)), 0),
-    Walk((Weights(0, 0), Weights(0, 0.3), Weights(0.3, 0)), 2),
-)
-
-
-def search(graph: Graph, budget_bytes: int, known: Sequence[Reruns]) -> Reruns:
-    """The best plan that is found within a budget, or that is known to fit it.
-
-    Cost: some tenths of a second for 24 nodes, some seconds for 63.
-    """
-    facts = Facts(graph.numbered)
-    best = min((Known(facts, reruns) for reruns in known), key=lambda plan: plan.cost)
-    saw_all = set[int]()  # which numbers of values more than needed were tried to the end
-    for walk in WALKS:
-        if best.cost > PARTIAL and walk.ahead not in saw_all:
-            beam = _Beam(facts, budget_bytes, walk, best)
-            found = beam.run()
-            if found is not None:
-                best = Known(facts, found)
-            if beam.saw_all:
-                saw_all.add(walk.ahead)
-    return best.reruns
-
-
-def fits(facts: Facts, budget_bytes: int, most_overhead: float | None) -> Reruns | None:
-    """Some plan within a budget that costs no more than so much; None: none was found.
-
-    Cost: some hundredths of a second for 24 nodes.
-    """
-    most = NEVER / 2 if most_overhead is None else most_overhead / facts.total + PARTIAL
-    for walk in PROBES:
-        found = _Beam(facts, budget_bytes, walk, None, most).run()
-        if found is not None:
-            return found
-    return None
-
-
-PROBES = (
-    Walk((Weights(0, 0), Weights(0, 0.3), Weights(0, 3), Weights(0.3, 0)), 0),
-    Walk((Weights(0, 0), Weights(0, 0.3), Weights(0, 3)), 2),
-)
-
-
-class _Beam:
+class Beam:
     """One walk through a step, with all states side by side.
 
     Attributes:
@@ -112,12 +67,13 @@ class _Beam:
     """
 
     def __init__(
-        self, facts: Facts, budget: int, walk: Walk, known: Known | None, most: float = NEVER / 2
+        self, facts: Facts, budget: int, walk: Walk, known: Known | None, *, once: bool = False
     ) -> None:
         self.f, self.g, self.budget = facts, facts.g, budget
         self._rankings, self._ahead, self._known = walk.rankings, walk.ahead, known
-        self._width = int(WIDTH * min(1, (FULL_WIDTH / facts.count) ** 2))
-        self._most = most if known is None else known.cost - PARTIAL
+        self._width = max(LEAST_WIDTH, int(WIDTH * min(1, FULL_WIDTH / facts.count) ** 3))
+        self._most = NEVER / 2 if known is None else known.cost - PARTIAL
+        self._once = once
         self._step = facts.count - 1
         self._to_come = 0  # calls of forward that are still to run
         self._log: list[Rows] = []
@@ -167,6 +123,7 @@ class _Beam:
                 rows = joined([self._rerun(rows.some(runs), v), rows.some(~runs)])
         needs, own = f.needs[step], f.stashed & 1 << step
         rows = self._fit(rows, self.budget - f.during[step], needs, own)
+        rows, _ = self._hopeful(rows)
         rows = self._let_go(rows, 0, own)
         if step:
             rows = self._let_go(rows, f.all & ~f.useful[step - 1], 0)
@@ -189,7 +146,14 @@ class _Beam:
         rows = joined([rows, *self._as_known(rows)])
         for _ in range(self._ahead):
             rows = self._one_more(rows)
-        return rows
+        return rows.some(self._may(rows)) if self._once else rows
+
+    def _may(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Tell in which states nothing that is missed has run again already."""
+        wanted = word(self.f.wanted[self._step]) | rows.pending
+        missed = self.f.closure(wanted, rows.values, self._step) | rows.pending
+        found: npt.NDArray[np.bool_] = missed & rows.spent == 0
+        return found
 
     def _as_known(self, rows: Rows) -> list[Rows]:
         """The states that hold what the known plan does, with what that runs again."""
@@ -223,6 +187,7 @@ class _Beam:
             stashes=rows.stashes | word(f.stashed & 1 << v),
             pending=rows.pending & ~bit,
             ran=rows.ran | bit,
+            spent=rows.spent | bit if self._once else rows.spent,
             cost=rows.cost + f.cost[v],
             used=rows.used + apart * g.size[v] + stash,
         )
@@ -254,15 +219,18 @@ class _Beam:
         Where something runs again, ``at`` is its number: what the step reads later may go too, and
         run again, if its number is higher.
         """
+        fits = rows.used <= room
+        if fits.all():
+            return rows
         done: list[Rows] = []
         while True:
-            fits = rows.used <= room
             done.append(rows.some(fits))
             rows = rows.some(~fits)
             parts = self._without_one(rows, values, stashes, at) if len(rows.cost) else []
             if not parts:
                 return self._pruned(joined(done))
             rows = self._pruned(joined(parts))
+            fits = rows.used <= room
 
     def _without_one(self, rows: Rows, values: int, stashes: int, at: int | None) -> list[Rows]:
         """Every state without one of its values or stashes."""
@@ -310,14 +278,12 @@ class _Beam:
     def _pruned(self, rows: Rows) -> Rows:
         f, to_come = self.f, word(self._to_come)
         rows = rows.distinct()
-        values, stashes = rows.values | to_come, rows.stashes | to_come
-        least = rows.cost + f.least_left(values, stashes, self._step)
-        hopeful = least < self._most
-        if not hopeful.all():
-            rows, least = rows.some(hopeful), least[hopeful]
-            values, stashes = values[hopeful], stashes[hopeful]
+        if len(rows.cost) <= self._width:
+            return rows
+        rows, least = self._hopeful(rows)
         if len(least) <= self._width:
             return rows
+        values, stashes = rows.values | to_come, rows.stashes | to_come
         self.saw_all = False
         most: Floats | float = 0.0
         if any(ranking.above for ranking in self._rankings):
@@ -330,6 +296,15 @@ class _Beam:
             chosen[np.argpartition(rank, share)[:share]] = True
         chosen[self._protected(rows, to_come)] = True
         return rows.some(chosen)
+
+    def _hopeful(self, rows: Rows) -> tuple[Rows, Floats]:
+        """The states that may still beat what is known, with what each costs at least."""
+        to_come = word(self._to_come)
+        least = rows.cost + self.f.least_left(
+            rows.values | to_come, rows.stashes | to_come, self._step
+        )
+        hopeful = least < self._most
+        return rows.some(hopeful), least[hopeful]
 
     def _protected(
         self, rows: Rows, to_come: np.uint64

@@ -35,6 +35,10 @@ def word(mask: int) -> np.uint64:
 class Facts:
     """A graph on a tape: by node, masks of what it reads, needs and lies in; costs; gradients.
 
+    Args:
+        g: the graph.
+        alike: whether all calls count the same, whatever they cost.
+
     Attributes:
         below: by node, itself and all before it.
         group: by node, all that lie in the same bytes.
@@ -45,13 +49,14 @@ class Facts:
         last_user: by node, the last call of forward that reads its bytes; -1 where none does.
     """
 
-    def __init__(self, g: Numbered) -> None:
+    def __init__(self, g: Numbered, *, alike: bool = False) -> None:
         self.g = g
         self.count = count = len(g.names)
-        self.total = total = sum(g.cost) or 1
+        costs = [1.0] * count if alike else g.cost
+        total = sum(costs) or 1
         self.cost = [
             cost / total if again else NEVER
-            for cost, again in zip(g.cost, g.recomputable, strict=True)
+            for cost, again in zip(costs, g.recomputable, strict=True)
         ]
         self.byte_share = 1 / (sum(g.size) + sum(g.stash) or 1)
         self.all = (1 << count) - 1
@@ -216,6 +221,7 @@ class Rows(NamedTuple):
         values, stashes: what is there.
         pending: what has still to run again before the next step of backward.
         ran: what has run again before it already.
+        spent: what must not run again once more, where nothing may twice.
         cost: of all that has run again.
         used: the bytes of what is there.
         origin: the row of the step before that it comes from.
@@ -225,6 +231,7 @@ class Rows(NamedTuple):
     stashes: Masks
     pending: Masks
     ran: Masks
+    spent: Masks
     cost: Floats
     used: npt.NDArray[np.int64]
     origin: npt.NDArray[np.int64]
@@ -235,11 +242,11 @@ class Rows(NamedTuple):
 
     def distinct(self) -> Rows:
         """Of the rows in the same state, the one of least cost."""
-        order = np.lexsort((self.cost, self.pending, self.stashes, self.values))
+        order = np.lexsort((self.cost, self.spent, self.pending, self.stashes, self.values))
         rows = self.some(order)
         same = np.ones(len(order), bool)
         same[:1] = False
-        for column in (rows.values, rows.stashes, rows.pending):
+        for column in (rows.values, rows.stashes, rows.pending, rows.spent):
             same[1:] &= column[1:] == column[:-1]
         return rows.some(~same)
 
@@ -251,13 +258,14 @@ class Rows(NamedTuple):
         rows = self.some(np.lexsort((-self.used, self.cost)))
         within = (rows.values[:, None] & ~rows.values) == 0
         within &= (rows.stashes[:, None] & ~rows.stashes) == 0
+        within &= (rows.spent & ~rows.spent[:, None]) == 0
         return rows.some(~np.tril(within, -1).any(axis=1))
 
 
 def one_row() -> Rows:
     """The state before forward."""
     none, zero = np.zeros(1, np.uint64), np.zeros(1, np.int64)
-    return Rows(none, none, none, none, np.zeros(1), zero, zero)
+    return Rows(none, none, none, none, none, np.zeros(1), zero, zero)
 
 
 def joined(parts: list[Rows]) -> Rows:

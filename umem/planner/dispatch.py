@@ -80,17 +80,20 @@ def min_budget(graph: Graph, method: Method = "auto", model: Model = "paper") ->
 
     Exact for chains of the method's family, by bisection over the peaks that they can have. Where
     calls may run again several times (``auto`` and ``rematerialize`` under ``saved``), the least
-    that is found, which may cost several forward passes; see `least_in_one_pass`.
+    that is found, which may cost several forward passes; see `least_once`.
     """
     return plan(graph, None, method, "time", model).peak_bytes
 
 
-def least_in_one_pass(graph: Graph, method: Method = "auto", model: Model = "saved") -> Plan:
-    """The plan of least bytes, of those that cost at most one more forward pass."""
+def least_once(graph: Graph, method: Method = "auto", model: Model = "saved") -> Plan:
+    """The plan of least bytes, of those in which nothing runs again twice.
+
+    It costs at most one more forward pass, and its bytes do not depend on what calls cost.
+    """
     _checked(graph, None, method, "time", model)
     if not len(graph):
         return plan(graph, None, method, model=model)
-    return _least(graph, method, "time", model, sum(graph.numbered.cost))
+    return _least(graph, method, "time", model, once=True)
 
 
 def pareto(
@@ -209,24 +212,20 @@ def _rematerialized(
 
 def _least_that_fits(graph: Graph, budget_bytes: int, method: Method) -> list[Plan]:
     """Where no chain fits a budget: the plan of least bytes, a cheap one if there is one."""
-    found = [least_in_one_pass(graph, method)]
+    found = [least_once(graph, method)]
     if found[0].peak_bytes > budget_bytes:
         found = [_least(graph, method, "time", "saved")]
     return [one for one in found if one.peak_bytes <= budget_bytes]
 
 
 def _least(
-    graph: Graph,
-    method: Method,
-    objective: Objective,
-    model: Model,
-    most_overhead: float | None = None,
+    graph: Graph, method: Method, objective: Objective, model: Model, *, once: bool = False
 ) -> Plan:
-    """The plan of least bytes, of those that cost no more than so much."""
+    """The plan of least bytes, or of those in which nothing runs again twice."""
     found = _of_chains(graph, None, method, objective, model)
     if model == "saved" and method in ("auto", rematerialize.NAME):
         orders = dict.fromkeys([graph, *(in_order_of(graph, plan) for plan in found)])
-        found += [rematerialize.least_plan(ordered, most_overhead) for ordered in orders]
+        found += [rematerialize.least_plan(ordered, once=once) for ordered in orders]
     least = min(candidate.peak_bytes for candidate in found)
     return _best([one for one in found if one.peak_bytes == least], objective)
 

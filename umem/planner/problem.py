@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from umem.errors import BudgetError
 from umem.planner.call_facts import CallFacts
-from umem.planner.dispatch import least_in_one_pass
+from umem.planner.dispatch import least_once
 from umem.planner.dispatch import plan as make_plan
 from umem.planner.graph import Graph
 from umem.planner.node import Node
@@ -245,7 +245,7 @@ class Problem:
     def least(self, method: Method = "auto", *, any_cost: bool = False) -> Solution:
         """The plan of least bytes, for at most one more forward pass or at any cost; found once."""
         if (method, any_cost) not in self._found:
-            find = make_plan if any_cost else least_in_one_pass
+            find = make_plan if any_cost else least_once
             plan = find(self._packing, method=self._method(method), model="saved")
             least = self._solution(plan, packs=True)
             if least.peak_bytes > least.constant_bytes + plan.peak_bytes:
