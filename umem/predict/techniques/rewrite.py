@@ -147,6 +147,7 @@ class _Rewriter:
             for index in sorted(now.near.get(tensor, ())):
                 if self._stream.is_gone(tensor):
                     self._begin(now, self._block[index])
+            self._make(now, tensor)
 
     def _begin(self, now: ForwardPass, block: int) -> None:
         """A block's backward begins: run again what must, once."""
@@ -158,7 +159,19 @@ class _Rewriter:
                 if self._is_kept[alloc.tensor]:
                     self._stream.hold(alloc.tensor)
         for index in self._again[block]:
+            for access in now.calls[index].reads:
+                self._make(now, access.tensor)
             self._run_again(now.calls[index], now.made[index])
+
+    def _make(self, now: ForwardPass, tensor: int) -> None:
+        """Run again what made a tensor, if it is gone: the trace's order is not the plan's."""
+        if not self._frees_early or not self._stream.is_gone(tensor):
+            return
+        for call, made in zip(now.calls, now.made, strict=True):
+            if any(alloc.tensor == tensor for alloc in made):
+                for access in call.reads:
+                    self._make(now, access.tensor)
+                self._run_again(call, made)
 
     def _run_again(self, op: Op, made: Sequence[Alloc]) -> None:
         """Run a call once more; what it changed in place, such as statistics, it leaves alone."""
