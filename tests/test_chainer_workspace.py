@@ -378,6 +378,44 @@ def test_exact_computes_in_parts_what_is_the_same() -> None:
     assert most < x.nbytes + OBJECTS < most_beside_results(lambda: F.convolution_2d(x, w).array)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_exact_is_not_deceived_by_a_tie(dtype: str) -> None:
+    """Few results come out alike by chance, with sums in another order."""
+    for seed in range(40):
+        with workspace("1MiB", exact=True):
+            for call in range(4):
+                arrays = normal(4, 1, 6, 3, seed=100 * seed + call), normal(1, 1, 2, 3)
+                x, w = (chainer.Variable(a.astype(dtype)) for a in arrays)
+                found = F.convolution_2d(x, w, pad=1)
+                with workspace(None):
+                    assert_same([found.array], [F.convolution_2d(x, w, pad=1).array])
+
+
+def test_exact_takes_the_size_of_a_result_as_a_list() -> None:
+    x, w = normal(2, 3, 5, 5), normal(3, 2, 3, 3)
+    whole = F.deconvolution_nd(x, w, outsize=[7, 7]).array
+    with workspace("64KiB", exact=True):
+        for _ in range(2):
+            assert_same([F.deconvolution_nd(x, w, outsize=[7, 7]).array], [whole])
+
+
+def test_exact_changes_the_gradient_that_an_average_is_given_as_chainer_does() -> None:
+    """Where a sum hands one gradient to two, Chainer's own division is seen by the other."""
+
+    def gradients() -> list[np.ndarray]:
+        x, other = chainer.Variable(X), chainer.Variable(X)
+        average = F.average_pooling_nd(x, 3, 2, 1, pad_value=None)
+        y = average + F.max_pooling_nd(other, 3, 2, 1, cover_all=False)
+        y.grad = np.ones_like(y.array)
+        y.backward()
+        return [x.grad, other.grad]
+
+    whole = gradients()
+    with workspace("1MiB", exact=True):
+        for _ in range(2):
+            assert_same(gradients(), whole)
+
+
 # -- blocks, the process, threads ----------------------------------------------------------------
 
 

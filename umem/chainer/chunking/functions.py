@@ -11,6 +11,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
 from chainer import backend
 from chainer.functions.connection import (
     convolution_2d,
@@ -63,7 +64,7 @@ class Rule(NamedTuple):
 def _convolution(cap: Cap, func: Any, x: Array, kernel: Array, bias: Any, *_: Any) -> Array | None:
     windows = _seen_by(func, x.shape[2:], kernel.shape[2:])
     fits = x.shape[1] == kernel.shape[1] * func.groups and not len(kernel) % func.groups
-    if min(windows.outs) < 1 or not fits or getattr(func, "_use_ideep", False):
+    if min(windows.outs) < 1 or not fits or _is_left(cap, func, x):
         return None
     return convolve(_call(cap, func, x, windows), x, kernel, bias)
 
@@ -73,17 +74,23 @@ def _deconvolution(
 ) -> Array | None:
     image = func.outs if hasattr(func, "outs") else (func.outh, func.outw)
     windows = _seen_by(func, tuple(image), kernel.shape[2:])._replace(outs=y.shape[2:])
-    if len(kernel) % func.groups or getattr(func, "_use_ideep", False):
+    if len(kernel) % func.groups or _is_left(cap, func, y):
         return None
     return convolve_back(_call(cap, func, y, windows), y, kernel, bias)
 
 
 def _kernel_gradient(cap: Cap, func: Any, x: Array, y: Array, *_: Any) -> Array | None:
-    if getattr(func, "_use_ideep", False):
+    if _is_left(cap, func, x):
         return None
     kernel = func.ksize if hasattr(func, "ksize") else (func.kh, func.kw)
     windows = _seen_by(func, x.shape[2:], kernel)._replace(outs=y.shape[2:])
     return kernel_gradient(_call(cap, func, x, windows), x, y, func.W_dtype)
+
+
+def _is_left(cap: Cap, func: Any, array: Array) -> bool:
+    """Whether Chainer is to compute; sums of halves that are exact here and there are chance."""
+    is_chance = cap.exact and array.dtype == "float16" and isinstance(array, np.ndarray)
+    return is_chance or bool(getattr(func, "_use_ideep", False))
 
 
 def _call(cap: Cap, func: Any, array: Array, windows: Windows) -> ConvolutionCall:
@@ -159,12 +166,14 @@ def _average(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:
     return sum_windows(planes, x, divisor)
 
 
-def _average_gradient(cap: Cap, node: Any, inputs: tuple[Array]) -> Array:
+def _average_gradient(cap: Cap, node: Any, inputs: tuple[Array]) -> Array | None:
     (y,), func = inputs, getattr(node, "func", node)
     windows = _pooled(func, func._in_shape[2:], cover_all=False)._replace(outs=y.shape[2:])
     divisor = getattr(func, "width", None)
     if divisor is None:
         divisor = prod(windows.kernel)
+    elif cap.exact:
+        return None  # Chainer divides the gradient that it is given, which others may read
     return sum_back(_planes(cap, y, windows), y, y.dtype, divisor)
 
 
