@@ -313,6 +313,18 @@ def test_a_convolution_and_its_gradients_keep_to_the_cap(
     assert min(most_beside_results(call) for call in calls.values()) > 2 * cap
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_kernel_of_one_place_keeps_to_the_cap_on_any_layout(dtype: str) -> None:
+    """Where samples do not lie as a BLAS wants them, they are copied a part at a time."""
+    x = np.asfortranarray(normal(2, 64, 100, 100, dtype=dtype))
+    w = normal(4, 64, 1, 1, dtype=dtype)
+    with workspace("256KiB"):
+        most = most_beside_results(lambda: F.convolution_2d(x, w).array)
+        found = F.convolution_2d(x, w).array
+    assert most < (256 << 10) + OBJECTS
+    assert_near([found], [F.convolution_2d(x, w).array], TOLERANCE[dtype])
+
+
 def test_a_pooling_keeps_to_the_cap() -> None:
     x = normal(8, 32, 40, 40)
     with workspace("256KiB"):

@@ -54,16 +54,17 @@ class ConvolutionCall(NamedTuple):
     label: str
 
     def positions_at_a_time(
-        self, sides: Sides, channel_count: int, total: int, is_cached: bool = False
+        self, sides: Sides, channel_count: int, total: int, in_place: bool, is_cached: bool = False
     ) -> int:
         """As many as fit under the cap; or the least, which is said where it is too much.
 
-        With ``is_cached`` not many more than the processor's cache holds.
+        With ``in_place`` a sample's columns are in the image. With ``is_cached`` not many more
+        than the processor's cache holds.
         """
         size, row = prod(self.windows.outs), least(self.windows.outs)
         fitting = sides.positions(channel_count, total, self.cap.nbytes)
-        if self.windows.are_the_image and (size >= FAST_COLUMNS or fitting < 2 * size):
-            return size  # of one sample, whose columns are in the image
+        if in_place and (size >= FAST_COLUMNS or fitting < 2 * size):
+            return size  # of one sample
         if fitting < row <= total:
             self.cap.exceeded(sides.nbytes(channel_count, row), self.label)
         if is_cached and self.xp is np:
@@ -83,7 +84,9 @@ def convolve(call: ConvolutionCall, x: Array, kernel: Array, bias: Array | None)
     matrix = _matrix(kernel, call.groups, columns.dtype)
     sides = columns.sides(len(kernel))
     total = len(x) * prod(outs)
-    count = call.positions_at_a_time(sides, columns.channel_count, total, is_cached=True)
+    count = call.positions_at_a_time(
+        sides, columns.channel_count, total, columns.are_the_image, is_cached=True
+    )
     flat = _by_position(y, call.groups)
     for part in parts(len(x), outs, count):
         target = flat[part.samples, :, :, part.positions]
@@ -107,7 +110,8 @@ def convolve_back(call: ConvolutionCall, y: Array, kernel: Array, bias: Array | 
     matrix = _matrix(kernel, groups, columns.dtype)
     total, sides = len(y) * prod(windows.outs), columns.sides(len(kernel))
     channel_count = channels_at_a_time(sides, columns.channel_count, total, call.cap.nbytes)
-    count = call.positions_at_a_time(sides, channel_count, total, is_cached=True)
+    in_place = columns.are_the_image and _are_ready(xp, y, columns.dtype)
+    count = call.positions_at_a_time(sides, channel_count, total, in_place, is_cached=True)
     for part in parts(len(y), windows.outs, count):
         given = _side_by_side(xp, y, part, groups, columns.dtype)
         for channels in blocks(columns.channel_count, channel_count):
@@ -133,7 +137,8 @@ def kernel_gradient(call: ConvolutionCall, x: Array, y: Array, dtype: Any) -> Ar
     )
     sides = columns.sides(output_count, sums=columns.kernel_size * output_count)
     channel_count = channels_at_a_time(sides, columns.channel_count, total, call.cap.nbytes)
-    count = call.positions_at_a_time(sides, channel_count, total)
+    in_place = columns.are_the_image and _are_ready(xp, y, columns.dtype)
+    count = call.positions_at_a_time(sides, channel_count, total, in_place)
     is_first = True
     for part in parts(len(x), windows.outs, count):
         given = _side_by_side(xp, y, part, groups, columns.dtype)
@@ -160,6 +165,7 @@ class Columns:
         dtype: of the columns.
         channel_count: in each group.
         kernel_size: how many places a kernel has.
+        are_the_image: whether a sample's columns are the sample, as it lies in memory.
     """
 
     def __init__(self, call: ConvolutionCall, x: Array, dtype: Any) -> None:
@@ -167,6 +173,7 @@ class Columns:
         self._call = call
         self.channel_count = x.shape[1] // call.groups
         self.kernel_size = prod(call.windows.kernel)
+        self.are_the_image = call.windows.are_the_image and _are_ready(call.xp, x, self.dtype)
         self._images = x.reshape(len(x), call.groups, self.channel_count, *x.shape[2:])
         self._memory: Array = call.xp.empty(0, self.dtype)
 
@@ -183,7 +190,7 @@ class Columns:
         """Columns of some channels (all, by default): (groups, channels x kernel, positions)."""
         channels = channels or slice(0, self.channel_count)
         images = self._images[part.samples, :, channels]
-        if self._call.windows.are_the_image and part.sample_count == 1:
+        if self.are_the_image and part.sample_count == 1:
             seen = _product_ready(self._call.xp, _flat(images[0], 2), self.dtype)
             return seen[:, :, part.positions]
         found, by_sample = self._room(part, channels)
@@ -193,7 +200,7 @@ class Columns:
     def add(self, part: Part, channels: slice, matrix: Array, given: Array) -> None:
         """Add columns, the product of two matrices, to the places of the images they are of."""
         images = self._images[part.samples, :, channels]
-        if self._call.windows.are_the_image and part.sample_count == 1:
+        if self.are_the_image and part.sample_count == 1:
             _multiply(self._call.xp, matrix, given, _flat(images[0], 2)[:, :, part.positions])
             return
         found, by_sample = self._room(part, channels)
@@ -248,7 +255,18 @@ def _side_by_side(xp: Any, y: Array, part: Part, groups: int, dtype: Any) -> Arr
     found = y[(part.samples, slice(None), *part.ranges)]
     found = found.reshape(len(found), groups, -1, *part.lengths)
     found = found.transpose(1, 2, 0, *range(3, found.ndim))
+    if found.dtype != dtype:
+        found = found.astype(dtype, order="C")  # one copy, where reshaping might take another
     return _product_ready(xp, _flat(found, 2), dtype)
+
+
+def _are_ready(xp: Any, x: Array, dtype: Any) -> bool:
+    """Whether a BLAS can take each sample of (n, channels, image...) without a copy."""
+    if xp is not np:
+        return True
+    sizes, strides = x.shape[2:], x.strides[2:]
+    is_flat = all(strides[i] == strides[i + 1] * sizes[i + 1] for i in range(len(sizes) - 1))
+    return x.dtype == dtype and is_flat and x.itemsize in (x.strides[1], strides[-1])
 
 
 def _product_ready(xp: Any, matrices: Array, dtype: Any) -> Array:
