@@ -356,7 +356,20 @@ def test_a_cap_below_a_row_uses_a_row_and_says_so_once() -> None:
         with workspace(100):
             most = most_beside_results(lambda: F.convolution_2d(x, w).array)
     assert len(said) == 1
+    assert said[0].filename == __file__
     assert most < 20 * 64 * 9 * 4 + OBJECTS
+
+
+def test_a_cap_of_a_byte_computes_all_the_same() -> None:
+    x, w = normal(2, 4, 5, 5), normal(3, 4, 3, 3)
+    link = L.BatchNormalization(4)
+    plain = [F.convolution_2d(x, w).array, link(x).array]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WorkspaceWarning)
+        with workspace(1):
+            found = [F.convolution_2d(x, w).array, link(x).array]
+    for one, other in zip(found, plain, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_results_are_contiguous_and_repeat_to_the_bit() -> None:

@@ -32,6 +32,9 @@ RecomputeWarning, WorkspaceWarning.
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 
 class UmemError(Exception):
     """Root of every error that umem raises on purpose."""
@@ -146,3 +149,15 @@ class RecomputeWarning(UserWarning):
 
 class WorkspaceWarning(UserWarning):
     """A cap on workspace is below the least that a call can do with; that is used. Said once."""
+
+
+def warn_at_program(text: str, category: type[Warning]) -> None:
+    """Warn at the program's own line: the innermost one that is neither umem's nor Chainer's."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _package(frame.f_globals) in ("umem", "chainer"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
+
+
+def _package(module: dict[str, object]) -> str:
+    return str(module.get("__name__")).partition(".")[0]

@@ -93,7 +93,7 @@ def _goes_by_channels(xp: Any, axis: Any, gamma: Array, x: Array, *others: Array
 def _channels(cap: Cap, x: Array) -> Iterator[slice]:
     """Cut the channels into parts of two at least, which fit the cap where two do."""
     count = x.shape[1]
-    most = min(cap.nbytes, CACHED_BYTES * TEMPORARY_COUNT) // TEMPORARY_COUNT
+    most = max(1, min(cap.nbytes, CACHED_BYTES * TEMPORARY_COUNT) // TEMPORARY_COUNT)
     part_count = max(1, min(count // 2, -(-x.nbytes // most)))
     for number in range(part_count):
         yield slice(number * count // part_count, (number + 1) * count // part_count)

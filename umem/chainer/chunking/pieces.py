@@ -6,13 +6,12 @@ channels can be cut as well, they are, so that a product stays wide enough to be
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
 from umem.chainer.chunking.windows import Range, Sizes
-from umem.errors import WorkspaceWarning
+from umem.errors import WorkspaceWarning, warn_at_program
 from umem.units import format_bytes
 
 WIDE = 2048
@@ -40,11 +39,10 @@ class Cap:
         """Say once that the least that can be done takes more."""
         if not self._has_said:
             self._has_said = True
-            warnings.warn(
+            warn_at_program(
                 f"a workspace of {format_bytes(self.nbytes)} is below what one output row of "
                 f"{label} takes: {format_bytes(nbytes)} is used there, the least",
                 WorkspaceWarning,
-                stacklevel=2,
             )
 
 

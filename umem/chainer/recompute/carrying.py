@@ -38,19 +38,21 @@ def carried(seen: SeenGraph, target: Target) -> tuple[Carried, str | None]:
     Raises:
         BudgetError: nothing fits; names the least that does, the floor and what forces it.
     """
-    problem, said = seen.problem, None
+    problem = seen.problem
     room = _room(seen, target.budget)
     if room is not None and room >= problem.left_alone_bytes:
         return _carried(seen, problem.keep_all, room), None
     try:
         solution = problem.within(room, target.method)
     except BudgetError as error:
+        least = _carried(seen, problem.least(target.method), room)
+        advised = cap_advice(seen, least)
         told = f"{error}, {problem.why_not_less(target.method)}"
+        told += f". {advised.rstrip('.')}" if advised else ""
         if target.strict or not isinstance(target.budget, float):
             raise BudgetError(told) from None
-        said = f"{told}. The budget is a share, so this graph is run at its least"
-        solution = problem.least(target.method)
-    return _carried(seen, solution, room), said
+        return least, f"{told}. The budget is a share, so this graph is run at its least"
+    return _carried(seen, solution, room), None
 
 
 def _room(seen: SeenGraph, budget: Budget) -> int | None:

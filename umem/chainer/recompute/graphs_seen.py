@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import History, SeenGraph, tape_of
 from umem.chainer.recompute.tape import Signature
-from umem.errors import BudgetError, RecomputeWarning
+from umem.errors import BudgetError, RecomputeWarning, warn_at_program
 from umem.units import format_bytes
 
 REMEMBERED = 32
@@ -62,7 +61,7 @@ class Graphs:
         """Tell the user, once."""
         if text not in self.said:
             self.said.append(text)
-            warnings.warn(text, RecomputeWarning, stacklevel=6)
+            warn_at_program(text, RecomputeWarning)
 
     def find(self, signatures: Sequence[Signature]) -> SeenGraph | None:
         """The graph of these calls."""
