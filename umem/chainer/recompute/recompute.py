@@ -306,9 +306,12 @@ def _parsed(budget: int | str) -> Budget:
                 f'a share of a plain step is above "0%" and at most "100%"; got {budget!r}'
             )
         return share
-    if isinstance(budget, float):
+    try:
+        if isinstance(budget, float):
+            raise SizeError
+        return parse_bytes(budget, "budget")
+    except SizeError as error:
         raise SizeError(
             f'a budget is bytes as an int, a size like "12GiB", a share like "60%", or '
-            f'"min"; got {budget!r}'
-        )
-    return parse_bytes(budget, "budget")
+            f'"min"; got {budget!r}' + (f": {error}" if str(error) else "")
+        ) from None

@@ -89,10 +89,13 @@ class Pressure:
         self.peak_bytes = max(self.peak_bytes, self.level + nbytes)
 
     def _check(self, nbytes: int, label: str) -> None:
-        """Raise where even what must be there is more than the budget, and forward goes on."""
+        """Raise where what cannot go is more than the budget, and forward goes on.
+
+        Where it is within it, and more with what the call is expected to take: a warning.
+        """
         budget = self._room.budget
         assert budget is not None
-        if self.level <= 1.02 * budget:
+        if self.level + nbytes <= 1.02 * budget:
             return
         text = (
             f"{label!r} needs {format_bytes(nbytes)} beside {format_bytes(self.level)} that cannot "
@@ -100,7 +103,7 @@ class Pressure:
             f"must not run twice; the budget is {format_bytes(budget)}. Give it "
             f"{format_bytes(self.level + nbytes)}"
         )
-        if not self._is_backward:
+        if not self._is_backward and self.level > 1.02 * budget:
             raise BudgetError(text)
         self._told(text, False)
 
