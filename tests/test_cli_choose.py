@@ -108,7 +108,7 @@ def test_a_step_that_fits_nowhere_has_its_nearest(path: Path) -> None:
     said = " ".join(done.output.split())
     assert done.exit_code == 3
     assert "Nothing makes the step fit a Jetson AGX Orin 64 GB" in said and "(simulated)" in said
-    assert "Closest comes 'recompute min': it needs" in said
+    assert "Closest comes 'recompute 25%': it needs 40.0 MiB" in said
 
 
 @pytest.mark.thorough

@@ -571,7 +571,7 @@ for work in (
 ):
     in_child(work)
 in_child(lambda: (held.clear(), gc.collect(), print("unharmed", np.arange(4).sum(), flush=True)))
-print(held[0].sum())
+print(held[0].sum(), flush=True)
 if not os.fork():
     sys.exit(0)  # by way of Python's clean-up
 print(os.waitstatus_to_exitcode(os.wait()[1]))

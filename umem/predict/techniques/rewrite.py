@@ -102,6 +102,7 @@ class _Rewriter:
         self._release()
         self._stream.op(op)
         if now is None:
+            self._stream.rest()  # before the next one's outputs are there
             self._masks.pack(op)
 
     def _on_free(self, free: Free) -> None:
