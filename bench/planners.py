@@ -10,6 +10,7 @@ of an integer programme (Checkmate, MLSys 2020) under the same rules.
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -199,17 +200,15 @@ def optimum_answer(result: common.Result) -> str:
         for row in rows
         if row.get("least_status") == "optimal"
     ]
-    found = (
+    again = statistics.median(row["overhead"] / row["forward"] for row in proved)
+    limit = statistics.median(row["budget"] / row["keep_all"] for row in proved)
+    beside = f", and none of {len(least)} least budgets more than {percent(max(0.0, *least))}"
+    return (
         f"Of {len(rows)} programmes {len(proved)} were solved, of which {same} have the optimum as "
         f"their plan and {near} a plan within 5 % of it; none is more than "
-        f"{percent(max(apart, default=0))} above it."
+        f"{percent(max(apart, default=0))} above it{beside if least else ''}, where at the median "
+        f"{percent(again)} of forward run again in {percent(limit)} of the bytes of keeping all."
     )
-    if least:
-        found += (
-            f" Of {len(least)} least budgets that were solved none is more than "
-            f"{percent(max(0.0, *least))} above the programme's."
-        )
-    return found
 
 
 OPTIMUM = common.Bench(
