@@ -200,8 +200,8 @@ def optimum_answer(result: common.Result) -> str:
         for row in rows
         if row.get("least_status") == "optimal"
     ]
-    again = statistics.median(row["overhead"] / row["forward"] for row in proved)
-    limit = statistics.median(row["budget"] / row["keep_all"] for row in proved)
+    again = statistics.median([row["overhead"] / row["forward"] for row in proved] or [0])
+    limit = statistics.median([row["budget"] / row["keep_all"] for row in proved] or [0])
     beside = f", and none of {len(least)} least budgets more than {percent(max(0.0, *least))}"
     return (
         f"Of {len(rows)} programmes {len(proved)} were solved, of which {same} have the optimum as "
