@@ -23,7 +23,7 @@ from report_tables import counted, figure, quantity, text
 
 from umem.planner import Graph, Node, pareto, plan, simulate
 
-COUNTS = (1_000, 2_000, 10_000)
+COUNTS = (1_000, 2_000, 5_000, 10_000)
 PARETO = 2_000
 """The most calls of which the front is asked for."""
 MODELS = ("paper", "saved")
