@@ -40,7 +40,7 @@ class Recompute:
     Args:
         budget: bytes in total that a step may take (parameters, gradients, optimizer state,
             inputs, saved arrays and workspace), as an int or text; ``"60%"`` of what a
-            plain step takes; ``"min"``, the least that can be done.
+            plain step takes; ``"min"``, the least in which nothing runs again twice.
         method: a method of `umem.planner.plan`.
         strict: whether a share that cannot be had is an error, as a size is. Otherwise the step
             takes the least that can be done, and a `RecomputeWarning` says so once.
