@@ -22,7 +22,7 @@ LOOSE = ("errors", "units", "extras", "printable", "as_json", "files", "locks", 
 """Modules that lie at the top of umem/, beside `__init__` and `__main__`."""
 FOLDERS = ("trace", "devices", "planner", "memory", "predict", "reports", "chainer", "cli")
 """From the ground up: a folder imports the loose modules, itself and what comes before it."""
-ANNEXES = ("compat", "graphs")
+ANNEXES = ("compat", "graphs", "snapshots")
 """They import loose modules only, and only chainer and cli import them."""
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
 LONGEST = 350
@@ -53,7 +53,7 @@ WITH_ONE_USER = {
     "umem.reports.choice_report": "the view of choose; a command draws nothing itself",
     "umem.reports.step_json": "the list of outputs names it too",
 }
-"""Modules that one other imports, each with its reason; 25 at most."""
+"""Modules that one other imports, each with its reason; one in ten of all at most."""
 LISTS = {
     "umem.chainer.chunking.functions",
     "umem.planner.chains",
@@ -229,7 +229,7 @@ def test_what_only_one_module_uses_has_a_reason_to_be_apart() -> None:
         and modules()[user].stem != "__init__"
         and modules()[module].stem != "__init__"
     }
-    assert alone == WITH_ONE_USER.keys() and len(alone) <= 25
+    assert alone == WITH_ONE_USER.keys() and len(alone) <= len(modules()) / 10
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -25,7 +25,7 @@ esac
 """
 INSTALLED = {
     "demo": "-e .[chainer,plot]",
-    "test": "-e .[chainer,plot,test,dev]",
+    "test": "-e .[chainer,plot,fast,test,dev]",
     "docs": "-e .[docs]",
 }
 
