@@ -393,7 +393,7 @@ def test_json_says_of_every_figure_that_it_is_simulated() -> None:
     assert json.loads(json.dumps(content, allow_nan=False)) == content
     assert content["simulated"] is True and content["options"] and content["dropped"]
     for option in (*content["options"], *content["dropped"]):
-        plain = {"name", "exact", "line", "reason"}
+        plain = {"name", "exact", "tolerance", "line", "reason"}
         assert all(key in plain or key.startswith("simulated_") for key in option)
 
 

@@ -35,6 +35,8 @@ WITH_ONE_USER = {
     "umem.chainer.lookahead.side_stream": "the only touch of streams, which has never run on a GPU",
     "umem.chainer.recompute.executor": "what Chainer tells; the public class is for people",
     "umem.chainer.recompute.graphs_seen": "what is remembered; the pass that goes on is apart",
+    "umem.chainer.slimming.applying": "techniques on and off; knows nothing of how one is chosen",
+    "umem.chainer.slimming.as_it_was": "what a trial has changed, put back; any trial",
     "umem.cli.run_recompute": "--recompute, with Chainer; the command would pass 350 lines",
     "umem.cli.run_script": "a script as __main__ and its errors; the command would pass 350 lines",
     "umem.cli.run_watch": "--watch, with its view; the command would pass 350 lines",
@@ -49,7 +51,6 @@ WITH_ONE_USER = {
     "umem.planner.prefixes": "the closed form of `saved`, which has 280 lines itself",
     "umem.predict.stepping": "steady steps on many GPUs, replayed apart from what asks for them",
     "umem.predict.techniques.rewrite": "a trace under a plan; a pure function of both",
-    "umem.predict.techniques.steady": "a step repeated; a pure function of a trace",
     "umem.reports.choice_report": "the view of choose; a command draws nothing itself",
     "umem.reports.step_json": "the list of outputs names it too",
 }

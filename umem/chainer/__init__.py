@@ -13,6 +13,7 @@ from umem.chainer.framework import CHAINER  # noqa: E402
 from umem.chainer.lookahead.prefetch import LookaheadPrefetch  # noqa: E402
 from umem.chainer.memory_report import MemoryReport  # noqa: E402
 from umem.chainer.recompute.recompute import Recompute  # noqa: E402
+from umem.chainer.slimming.diets import diet  # noqa: E402
 from umem.chainer.update_chunks import chunked_updates  # noqa: E402
 from umem.trace.frameworks import register  # noqa: E402
 
@@ -27,5 +28,6 @@ __all__ = [
     "checkpointed",
     "chunked_updates",
     "device",
+    "diet",
     "workspace",
 ]

@@ -39,7 +39,7 @@ def prepare_least(subject: Subject, gpu: GpuSpec) -> Prepared:
 
 def _capped(subject: Subject) -> Subject:
     if any((op.workspace_bytes or 0) > CAP_BYTES and op.name in CAPPED for op in subject.trace.ops):
-        capped = subject.capped(CAP_BYTES)
+        capped = subject.changed(cap_bytes=CAP_BYTES)
         if capped.trace.peak_bytes < subject.trace.peak_bytes:
             return capped
     raise StateError(

@@ -27,6 +27,7 @@ class Option(StepCost):
     Attributes:
         name: the technique.
         exact: whether training gives the same bits.
+        tolerance: in a word, by what they differ where they are not.
         line: the code that turns it on; None: nothing is to be done.
         fits: whether the step runs.
         reason: why it does not fit, or has nothing to offer.
@@ -37,6 +38,7 @@ class Option(StepCost):
     line: str | None
     fits: bool
     reason: str | None = None
+    tolerance: str | None = None
     simulated: Literal[True] = True
 
     @property
@@ -48,7 +50,9 @@ class Option(StepCost):
 
     def to_json(self) -> dict[str, Any]:
         """Return the option for a JSON file; what the model says is under names that say so."""
-        return named(self, ("name", "exact", "line", "fits", "reason", *_FIGURES), SIMULATED)
+        return named(
+            self, ("name", "exact", "tolerance", "line", "fits", "reason", *_FIGURES), SIMULATED
+        )
 
 
 _FIGURES = (
@@ -73,11 +77,19 @@ def tried(technique: Technique, subject: Subject, gpu: GpuSpec, plain: dict[int,
     try:
         prepared = technique.prepare(subject, gpu)
     except (BudgetError, GraphError, StateError) as error:  # it has nothing to offer
-        return Option(technique.name, technique.exact, None, False, str(error))
+        return Option(technique.name, technique.exact, None, False, str(error), technique.tolerance)
     step = subject.replays.step(
         prepared.trace, gpu, prepared.mode, prefetch=prepared.prefetch, hintless=prepared.hintless
     )
-    option = Option(technique.name, technique.exact, prepared.line, step.fits, **vars(step.cost))
+    cost = _with_all_passes(step.cost, subject, prepared, gpu) if step.fits else step.cost
+    option = Option(
+        technique.name,
+        technique.exact,
+        prepared.line,
+        step.fits,
+        tolerance=technique.tolerance,
+        **vars(cost),
+    )
     if not step.fits:
         peak = subject.replays.peak_bytes(prepared.trace)
         reason = _why_not(str(step.reason), prepared, peak, gpu)
@@ -88,6 +100,28 @@ def tried(technique: Technique, subject: Subject, gpu: GpuSpec, plain: dict[int,
     if same is None:
         return option
     return replace(option, reason=_why_idle(prepared, step.cost, same, gpu))
+
+
+def _with_all_passes(
+    cost: StepCost, subject: Subject, prepared: Prepared, gpu: GpuSpec
+) -> StepCost:
+    """The cost of a step with the micro-batches that its trace leaves out."""
+    if prepared.less is None:
+        return cost
+    less, more = subject.replays.step(prepared.less, gpu, prepared.mode).cost, prepared.more
+    return replace(
+        cost,
+        seconds=_on(cost.seconds, less.seconds, more),
+        seconds_low=_on(cost.seconds_low, less.seconds_low, more),
+        seconds_high=_on(cost.seconds_high, less.seconds_high, more),
+        host_seconds=_on(cost.host_seconds, less.host_seconds, more),
+        op_count=round(_on(cost.op_count, less.op_count, more)),
+    )
+
+
+def _on(now: float | None, before: float | None, more: int) -> float:
+    """A figure of a step with more micro-batches, from those with one more and one less."""
+    return (now or 0) + more * ((now or 0) - (before or 0))
 
 
 def _why_idle(prepared: Prepared, step: StepCost, same: Plain, gpu: GpuSpec) -> str | None:

@@ -52,6 +52,16 @@ def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
     """
     if subject.fits(gpu):
         raise StateError("the step fits with everything kept")
+    budget = largest_budget(subject, gpu)
+    return _prepared(subject, gpu, subject.under(budget), f"{budget // MIB}MiB")
+
+
+def largest_budget(subject: Subject, gpu: GpuSpec) -> int:
+    """The largest budget in bytes that was found to fit; in whole MiB where that is enough.
+
+    Raises:
+        BudgetError: the step fits with no budget.
+    """
     low, high = subject.least_bytes, round(NEARLY * subject.plain_bytes)
     least, room = format_apart(low, gpu.usable_bytes)
     if low > gpu.usable_bytes:
@@ -62,8 +72,7 @@ def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
             "are too small"
         )
     budget = _largest(subject, gpu, -(-low // MIB), min(high, gpu.usable_bytes) // MIB)
-    trace = subject.under(max(low, budget * MIB))
-    return _prepared(subject, gpu, trace, f"{budget}MiB")
+    return max(low, budget * MIB)
 
 
 def _largest(subject: Subject, gpu: GpuSpec, low: int, high: int) -> int:

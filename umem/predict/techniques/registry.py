@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
+from umem.devices.specs import GpuSpec
 from umem.errors import StateError
 from umem.predict.techniques import capped_workspace as caps
+from umem.predict.techniques import combinations as together
+from umem.predict.techniques import half_widths as halves
 from umem.predict.techniques import memory_modes as modes
+from umem.predict.techniques import micro_batches as batches
 from umem.predict.techniques import prefetching as lookahead
 from umem.predict.techniques import recomputation as budgets
-from umem.predict.techniques.technique import Technique
+from umem.predict.techniques import small_states as states
+from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.technique import Prepared, Technique
+
+ROUNDING = "rounding"
+SMALL, HALF, SPLIT, RERUN = together.SMALL, together.HALF, together.SPLIT, together.RERUN
+ALL = (SMALL, HALF, SPLIT, RERUN)
+
+
+def _both(*parts: str) -> Callable[[Subject, GpuSpec], Prepared]:
+    return partial(together.prepare, parts=parts)
+
 
 TECHNIQUES = [
     Technique("nothing", True, modes.prepare_unmanaged),
@@ -17,17 +33,24 @@ TECHNIQUES = [
     Technique("managed", True, modes.prepare_managed),
     Technique("managed, prefetch", True, modes.prepare_prefetched),
     Technique("managed, lookahead", True, lookahead.prepare),
-    Technique("workspace 16MiB", False, caps.prepare),
+    Technique("accumulate to fit", False, batches.prepare, ROUNDING),
+    Technique("workspace 16MiB", False, caps.prepare, ROUNDING),
     Technique("recompute to fit", True, budgets.prepare_largest),
     Technique("recompute 75%", True, partial(budgets.prepare, budget="75%")),
     Technique("recompute 50%", True, partial(budgets.prepare, budget="50%")),
     Technique("recompute 25%", True, partial(budgets.prepare, budget="25%")),
     Technique("recompute min", True, partial(budgets.prepare, budget="min")),
-    Technique("recompute min, workspace", False, caps.prepare_least),
+    Technique("recompute min, workspace", False, caps.prepare_least, ROUNDING),
     Technique("recompute 50%, managed", True, partial(budgets.prepare_managed, budget="50%")),
     Technique("recompute min, managed", True, partial(budgets.prepare_managed, budget="min")),
     Technique("recompute 50%, lookahead", True, partial(budgets.prepare_lookahead, budget="50%")),
     Technique("recompute min, lookahead", True, partial(budgets.prepare_lookahead, budget="min")),
+    Technique("accumulate, recompute min", False, _both(SPLIT, RERUN), ROUNDING),
+    Technique("8-bit states", False, states.prepare, "8 bits"),
+    Technique("8-bit, accumulate", False, _both(SMALL, SPLIT), "8 bits"),
+    Technique("8-bit, recompute min", False, _both(SMALL, RERUN), "8 bits"),
+    Technique("half precision", False, halves.prepare, "16 bits"),
+    Technique("all together", False, _both(*ALL), "8 and 16 bits"),
 ]
 """In the order of what there is to do: where times are equal, the least goes first."""
 

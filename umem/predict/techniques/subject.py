@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 from umem.devices.specs import GpuSpec
 from umem.errors import UmemError
 from umem.planner import Plan
 from umem.planner.problem import Problem
-from umem.predict.cupy_differences import on_gpu
+from umem.predict.cupy_differences import Correct, on_gpu
 from umem.predict.stepping import Replays
 from umem.predict.techniques.budget_graph import problems_of
+from umem.predict.techniques.changes import Changes
 from umem.predict.techniques.rewrite import rewrite
 from umem.predict.techniques.steady import steady
-from umem.trace.analysis.capping import cap_advice, under_cap
+from umem.predict.techniques.technique import Prepared
+from umem.trace.analysis.capping import cap_advice
 from umem.trace.analysis.explain import missing_when_repeated
 from umem.trace.events import check_figures
 from umem.trace.trace import Trace
@@ -23,6 +26,7 @@ from umem.trace.trace import Trace
 _T = TypeVar("_T")
 STEPS = 3
 """The first makes what the next ones find; where blocks move, those take turns."""
+UNCHANGED = Changes()
 Budget = int | float | None
 """Bytes in all, a share of the plain step's peak, or None for the least."""
 
@@ -37,11 +41,13 @@ class Subject:
         recorded: one step or more.
         gpus: the GPUs to choose for; replays are shared among them.
         size: what the step is taken to, such as a batch; None: as it was recorded.
-        cap_bytes: that of what convolutions and poolings need only while they run, if any.
+        change: what is done to it.
+        replays: those of another subject, to be shared.
+        correct: whether a trace of NumPy is taken to a GPU; see `on_gpu`.
 
     Raises:
         TraceError: the trace has no operation, or bytes that no machine has.
-        ScalingError, SizeError: see `Trace.at`.
+        ScalingError, SizeError: see `Trace.at`. StateError: the change has nothing to change.
     """
 
     def __init__(
@@ -49,18 +55,21 @@ class Subject:
         recorded: Trace,
         gpus: Iterable[GpuSpec] = (),
         size: int | None = None,
-        cap_bytes: int | None = None,
+        change: Changes = UNCHANGED,
+        replays: Replays | None = None,
+        correct: Correct = "auto",
     ) -> None:
-        self.recorded, self.gpus, self.size = recorded, tuple(gpus), size
+        self._correct = correct
+        self.recorded, self.gpus, self.size, self.change = recorded, tuple(gpus), size, change
         self._at: dict[int, Subject] = {}
-        self._under_caps: dict[int, Subject] = {}
-        trace = recorded if size is None else recorded.at(size)
+        self._changed: dict[Changes, Subject | UmemError] = {}
+        trace = change.of(recorded, size)
         self.caveat = missing_when_repeated(trace)
-        self.cap_advice = None if cap_bytes is not None else cap_advice(trace, on_gpu)
-        corrected = on_gpu(trace if cap_bytes is None else under_cap(trace, cap_bytes))
+        self.cap_advice = None if change != UNCHANGED else cap_advice(trace, on_gpu)
+        corrected = on_gpu(trace, correct)
         check_figures(corrected.events)
         self.trace = steady(corrected, STEPS)
-        self.replays = Replays(self.gpus)
+        self.replays = Replays(self.gpus) if replays is None else replays
         self._plans: dict[Budget, list[Plan] | UmemError] = {}
         self._made: dict[tuple[object, ...], Trace] = {}
         self._shared: set[tuple[object, ...]] = set()
@@ -75,11 +84,38 @@ class Subject:
             self._at[size] = Subject(self.recorded, self.gpus, size)
         return self._at[size]
 
-    def capped(self, nbytes: int) -> Subject:
-        """Return the same step with convolutions and poolings under a cap; made once."""
-        if nbytes not in self._under_caps:
-            self._under_caps[nbytes] = Subject(self.recorded, self.gpus, self.size, nbytes)
-        return self._under_caps[nbytes]
+    def changed(self, **fields: Any) -> Subject:
+        """Return the same step with more done to it, by the fields of `Changes`; made once.
+
+        Raises:
+            StateError: there is nothing to change.
+        """
+        change = replace(self.change, **fields)
+        if change not in self._changed:
+            self._changed[change] = _or_error(
+                lambda: Subject(
+                    self.recorded, self.gpus, self.size, change, self.replays, self._correct
+                )
+            )
+        return _given(self._changed[change])
+
+    def prepared(self, line: str, budget: Budget | Literal["none"] = "none") -> Prepared:
+        """Return the step as it is to be replayed, under a budget if there is one.
+
+        Of a step of many micro-batches some are left out; how many is said.
+        """
+        if budget == "none":
+            return self._shown(line, self.trace, lambda less: less.trace)
+        return self._shown(
+            line, self.under(budget), lambda less: less.rewritten(self.plans(budget))
+        )
+
+    def _shown(self, line: str, trace: Trace, less_of: Callable[[Subject], Trace]) -> Prepared:
+        more = self.change.passes(self.size) - self.change.shown
+        if more <= 0:
+            return Prepared(trace, line)
+        less = self.changed(shown=self.change.shown - 1)
+        return Prepared(trace, line, less=less_of(less), more=more)
 
     def fits(self, gpu: GpuSpec, trace: Trace | None = None) -> bool:
         """Tell whether the step, or what was made of it, fits a GPU's plain memory."""
@@ -111,17 +147,22 @@ class Subject:
             GraphError: there is nothing to plan.
             BudgetError: there is no plan; names the least that there is one for.
         """
-        if budget not in self._plans:
-            problems = self.problems
-            self._plans[budget] = _or_error(lambda: [_planned(one, budget) for one in problems])
-        plans = _given(self._plans[budget])
+        plans = self.plans(budget)
         # One trace for all budgets that give the same.
         same = tuple((plan.blocks, plan.kept, plan.recomputed, plan.stashed) for plan in plans)
         if budget is None or isinstance(budget, float):
             self._shared.add(same)
-        return self.made_once(same, lambda: self._rewritten(plans))
+        return self.made_once(same, lambda: self.rewritten(plans))
 
-    def _rewritten(self, plans: list[Plan]) -> Trace:
+    def plans(self, budget: Budget) -> list[Plan]:
+        """The plans for a budget, one for each kind of pass. Raises as `under` does."""
+        if budget not in self._plans:
+            problems = self.problems
+            self._plans[budget] = _or_error(lambda: [_planned(one, budget) for one in problems])
+        return _given(self._plans[budget])
+
+    def rewritten(self, plans: list[Plan]) -> Trace:
+        """The trace under the plans of all of its passes."""
         trace = self.trace
         for plan in plans:
             trace = rewrite(trace, plan)
@@ -135,9 +176,14 @@ class Subject:
 
     def forget(self) -> None:
         """Let go of the traces that were made for one size of VRAM."""
+        self.replays.forget(self._kept())
+
+    def _kept(self) -> list[Trace]:
+        """What does not depend on VRAM, of this step and all that was made of it."""
         self._made = {key: trace for key, trace in self._made.items() if key in self._shared}
-        capped = [one.trace for one in self._under_caps.values()]
-        self.replays.forget([self.trace, *self._made.values(), *capped])
+        changed = [one for one in self._changed.values() if isinstance(one, Subject)]
+        of_changed = [trace for one in changed for trace in one._kept()]
+        return [self.trace, *self._made.values(), *of_changed]
 
 
 def _or_error(make: Callable[[], _T]) -> _T | UmemError:

@@ -19,7 +19,8 @@ class Prepared:
     """A step under a technique, and how it is replayed.
 
     ``line`` is the code that turns it on; None where nothing is to be done. ``hintless`` is the
-    trace that hints were added to.
+    trace that hints were added to. Where a step has ``more`` micro-batches than the trace, all like
+    its last one, ``less`` is the trace with one less, which says what each of them costs.
     """
 
     trace: Trace
@@ -27,6 +28,8 @@ class Prepared:
     mode: Mode = "unmanaged"
     prefetch: bool = False
     hintless: Trace | None = None
+    less: Trace | None = None
+    more: int = 0
 
     @property
     def without_hints(self) -> Trace:
@@ -41,6 +44,7 @@ class Technique:
     Attributes:
         name: for a person.
         exact: whether the results of training are the same bits.
+        tolerance: in a word, by what they differ where they are not.
         prepare: the step under it on a GPU. Raises an `umem.errors.UmemError` where it has
             nothing to offer; the message says why.
     """
@@ -48,3 +52,4 @@ class Technique:
     name: str
     exact: bool
     prepare: Callable[[Subject, GpuSpec], Prepared]
+    tolerance: str | None = None

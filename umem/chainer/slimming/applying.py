@@ -1,0 +1,27 @@
+"""Techniques turned on for a program, from its model and optimizer alone, and off again."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from umem.chainer.chunking.capped import workspace
+from umem.chainer.recompute.recompute import Recompute
+from umem.predict.dieting import Combination
+
+MISSING = ("accumulate", "8-bit states", "half precision")
+"""What is not there yet."""
+
+
+def turn_on(stack: ExitStack, chosen: Combination, model: Any, optimizer: Any) -> Recompute | None:
+    """Turn a combination on until the stack is left; what converts goes first.
+
+    Returns the `Recompute` that is on, if any. Raises what its parts raise; what was on by then
+    the stack takes off.
+    """
+    change = chosen.change
+    if change.cap_bytes is not None:
+        stack.callback(workspace(change.cap_bytes).enable().disable)
+    if chosen.budget_bytes is None:
+        return None
+    return stack.enter_context(Recompute(chosen.budget_bytes))

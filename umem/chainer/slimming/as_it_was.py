@@ -1,0 +1,83 @@
+"""A model, its optimizer and the random generators, put back as they were after a trial."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from umem.chainer.function_facts import is_array
+
+
+@contextmanager
+def as_it_was(model: Any, optimizer: Any) -> Iterator[None]:
+    """Run a block, and put back what it did to a model, its optimizer, NumPy's and Python's random.
+
+    Parameters, gradients, running statistics, the optimizer's states and counts are theirs to the
+    bit. CuPy's random generator cannot be read, so that it goes on from where the block left it.
+
+    Cost: a copy of parameters, gradients and states while the block runs.
+    """
+    kept = [_Kept(owner) for owner in _owners(model, optimizer)]
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        for one in kept:
+            one.put_back()
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+
+
+def _owners(model: Any, optimizer: Any) -> list[Any]:
+    """Everything that a step changes attributes of, or the contents of their arrays."""
+    links = {id(link): link for top in (model, optimizer.target) for link in top.links()}
+    params = {id(param): param for top in links.values() for param in top.params()}
+    rules = [param.update_rule for param in params.values() if param.update_rule is not None]
+    return [*links.values(), *params.values(), *rules, optimizer]
+
+
+class _Kept:
+    """The attributes of an object, and copies of its arrays and of those in its dictionaries."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+        self._attributes = dict(vars(owner))
+        self._inside = {
+            name: (type(value)(value), value)
+            for name, value in vars(owner).items()
+            if type(value) in (dict, list, set)
+        }
+        self._copies = [(array, array.copy()) for array in self._arrays()]
+
+    def _arrays(self) -> Iterator[Any]:
+        for value in self._attributes.values():
+            values = value.values() if type(value) is dict else value if _is_row(value) else [value]
+            yield from (one for one in values if is_array(one))
+        grad = getattr(self._owner, "grad", None)
+        if is_array(grad):
+            yield grad
+
+    def put_back(self) -> None:
+        for array, copy in self._copies:
+            array[...] = copy
+        attributes = vars(self._owner)
+        attributes.clear()
+        attributes.update(self._attributes)
+        for content, value in self._inside.values():
+            _refill(value, content)
+
+
+def _is_row(value: Any) -> bool:
+    return type(value) in (list, tuple)
+
+
+def _refill(value: Any, content: Any) -> None:
+    value.clear()
+    if isinstance(value, list):
+        value.extend(content)
+    else:
+        value.update(content)

@@ -1,0 +1,238 @@
+"""`diet`: a step is recorded small, what keeps it to a budget is chosen, and turned on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import chainer
+
+import umem
+from umem.chainer.recompute.recompute import Recompute
+from umem.chainer.slimming.applying import MISSING, turn_on
+from umem.chainer.slimming.as_it_was import as_it_was
+from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.devices.open import entered_device
+from umem.devices.specs import GpuSpec, gpu_spec
+from umem.errors import BudgetError, SizeError, StateError
+from umem.predict.dieting import PARTS, Chosen, HostArrays, Place, PlainPool, cheapest
+from umem.predict.techniques.subject import Subject
+from umem.trace.trace import Trace
+from umem.units import format_bytes, format_seconds, parse_bytes
+
+__all__ = ["Diet", "diet"]
+
+
+def diet(
+    model: Any,
+    optimizer: Any,
+    step: Callable[[int], Any],
+    budget: int | str,
+    *,
+    size: int | None = None,
+    sizes: Sequence[int] = (4, 8),
+    gpu: str | GpuSpec | None = None,
+    without: Collection[str] = (),
+    quiet: bool = False,
+) -> Diet:
+    """Keep a training step to a budget by the cheapest techniques that do, without editing it.
+
+    The step is recorded at two small sizes, and everything that it changed is put back: parameters,
+    gradients, statistics, states, NumPy's and Python's random state. From the trace follows what a
+    step of the wanted size takes under recomputation, micro-batches, a cap on workspace, 8-bit
+    states, half precision and these together: simulated. What fits in the least time is turned on,
+    for the thread and process that call, until `Diet.undo` or the end of ``with``.
+
+    What is exact goes first: results to the bit, then up to rounding, then 8-bit states, then half
+    precision; the less exact is taken only where it takes at most 95% of the time.
+
+    Args:
+        model: the link that is trained.
+        optimizer: it, set up with the model or a link around it.
+        step: makes its input for a size and runs one training step on it, an update included.
+            Micro-batches are only for steps that call ``optimizer.update(lossfun, *arrays)``.
+        budget: bytes in all that a step may take (parameters, gradients, states, inputs, saved
+            arrays, workspace), as an int or text. On a GPU: what CuPy's pool may take.
+        size: the size to choose for, such as the batch; None: the largest of ``sizes``.
+        sizes: where it is recorded; see `umem.record_at`.
+        gpu: whose times count, where arrays are CuPy's; None: the one that is there.
+        without: what is not to be used: "recompute", "accumulate", "workspace", "8-bit states",
+            "half precision".
+        quiet: whether nothing is printed.
+
+    Raises:
+        SizeError: the budget is no size. StateError: the model or the optimizer is none, or not
+            ready. BudgetError: nothing fits; names the least that would. ScalingError: see
+            `umem.record_at`. In each case nothing is turned on, and all is as before.
+    """
+    budget_bytes = _checked(model, optimizer, step, budget)
+    _check_parts(without)
+    held = sum(param.array.nbytes for param in model.params())
+    if budget_bytes < held:
+        raise BudgetError(
+            f"a budget of {format_bytes(budget_bytes)} has no room for the parameters alone, which "
+            f"take {format_bytes(held)}: give more, or a smaller model"
+        )
+    watch = _Updates(optimizer)
+    with as_it_was(model, optimizer), watch:
+        trace = umem.record_at(step, sizes)
+    subject, place = placed(trace, max(sizes) if size is None else size, budget_bytes, gpu)
+    if not watch.splits:
+        without = (*without, "accumulate")
+    chosen = cheapest(subject, place, (*without, *MISSING))
+    found = Diet(model, optimizer, chosen, budget_bytes)
+    if not quiet:
+        print(found.report())
+    return found
+
+
+def placed(
+    trace: Trace, size: int | None, budget_bytes: int, gpu: str | GpuSpec | None
+) -> tuple[Subject, Place]:
+    """The step to choose for, and where it runs: on the host, or a GPU with so much VRAM."""
+    spec = _gpu_of(trace, gpu)
+    if spec is None:
+        return Subject(trace, (), size, correct="off"), HostArrays(budget_bytes)
+    spec = spec.with_vram(budget_bytes)
+    subject = Subject(trace, [spec], size)
+    return subject, PlainPool(spec, subject)
+
+
+def _gpu_of(trace: Trace, gpu: str | GpuSpec | None) -> GpuSpec | None:
+    """The GPU whose times count; None where NumPy computes and nobody models a GPU."""
+    if gpu is not None:
+        return gpu_spec(gpu)
+    device = entered_device()
+    if device is None and trace.backend == "numpy":
+        return None
+    spec = getattr(device, "spec", None)
+    return spec if isinstance(spec, GpuSpec) else gpu_spec("t4")
+
+
+class Diet:
+    """Techniques that are on, chosen by `diet`; also a context manager, which takes them off.
+
+    Attributes:
+        chosen: the combination, and what else was tried; simulated.
+    """
+
+    def __init__(self, model: Any, optimizer: Any, chosen: Chosen, budget_bytes: int) -> None:
+        self.chosen, self.budget_bytes = chosen, budget_bytes
+        self._recompute: Recompute | None = None
+        self._stack = ExitStack()
+        with ExitStack() as stack:
+            self._recompute = turn_on(stack, chosen.best, model, optimizer)
+            self._stack = stack.pop_all()
+
+    def undo(self) -> None:
+        """Take off what was turned on; a second time does nothing.
+
+        Parameters stay as they were trained; states of 8 bits become states of 32.
+        """
+        self._stack.close()
+
+    def __enter__(self) -> Diet:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.undo()
+
+    def report(self) -> str:
+        """Say in a few lines what is on and why, and what recomputation came to so far."""
+        best, plain = self.chosen.best, self.chosen.plain
+        lines = [
+            f"umem diet for {format_bytes(self.budget_bytes)} (all figures are simulated):",
+            f"  as it is: {format_bytes(plain.peak_bytes)}, {format_seconds(plain.seconds)} a step",
+        ]
+        if not best.names:
+            return "\n".join([*lines, "  it fits: nothing is turned on"])
+        lines += [f"  on: {name}" for name in best.names]
+        lines.append(
+            f"  with that: {format_bytes(best.peak_bytes)}, {format_seconds(best.seconds)} a step; "
+            f"{best.exactness}"
+        )
+        fit = sum(one.fits for one in self.chosen.tried)
+        lines.append(
+            f"  {fit} of {len(self.chosen.tried)} combinations fit; of those as exact, this "
+            "takes the least time"
+        )
+        if self._recompute is not None and self._recompute.pass_count:
+            lines.append(f"  Recompute: {self._recompute.summary()}")
+        return "\n".join(lines)
+
+
+class _Updates(Subscriber):
+    """Watches whether updates are given the batch, so that it can be taken apart."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self.count = self._given_count = 0
+
+    def __enter__(self) -> None:
+        subscribe(self)
+
+    def __exit__(self, *exc: object) -> None:
+        unsubscribe(self)
+
+    def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
+        """Count an update."""
+        if method is self._optimizer:
+            self.count += 1
+            self._given_count += len(args) > 1 and callable(args[0])
+        proceed(method, *args, **kwargs)
+
+    @property
+    def splits(self) -> bool:
+        """Whether every update was given a loss function and its arrays."""
+        return 0 < self.count == self._given_count
+
+
+def _checked(model: Any, optimizer: Any, step: Any, budget: int | str) -> int:
+    """Refuse what no step can be recorded with; returns the budget in bytes."""
+    budget_bytes = _parsed(budget)
+    if not isinstance(model, chainer.Link):
+        raise StateError(f"a diet is for a chainer.Link; got {type(model).__name__}")
+    if not isinstance(optimizer, chainer.GradientMethod):
+        raise StateError(
+            "a diet is for an optimizer that goes by gradients, such as chainer.optimizers.Adam(); "
+            f"got {type(optimizer).__name__}"
+        )
+    if optimizer.target is None:
+        raise StateError("the optimizer has no model yet: optimizer.setup(model) first")
+    if not callable(step):
+        raise StateError(
+            "a step is a function of the batch size that trains once on it; got "
+            f"{type(step).__name__}"
+        )
+    own = {id(param) for param in optimizer.target.params()}
+    for name, param in model.namedparams():
+        if param.array is None:
+            raise StateError(
+                f"the parameter {name} has no array yet: run the model once on a batch, so that it "
+                "takes its shape from it"
+            )
+        if id(param) not in own:
+            raise StateError(f"the optimizer is set up with another model: {name} is not its own")
+    return budget_bytes
+
+
+def _check_parts(without: Collection[str]) -> None:
+    given = [without] if isinstance(without, str) else without
+    for part in given:
+        if part not in PARTS or isinstance(without, str):
+            raise StateError(
+                f"without has some of {', '.join(map(repr, PARTS))}, as a list; got {without!r}"
+            )
+
+
+def _parsed(budget: int | str) -> int:
+    if isinstance(budget, (bool, float)) or not isinstance(budget, (int, str)):
+        raise SizeError(f'a budget is bytes as an int or a size like "4GiB"; got {budget!r}')
+    return parse_bytes(budget, "budget")

@@ -1,0 +1,301 @@
+"""The cheapest techniques that keep a step to a budget, from its trace; all of it simulated.
+
+Recomputation, micro-batches, a cap on workspace, states of eight bits, half precision, and these
+together. On the host a step takes what is alive at once, and the times that were measured; on a
+GPU what its pool takes in so much VRAM, and the times of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from math import inf
+from typing import Protocol
+
+from umem.devices.specs import GpuSpec
+from umem.errors import BudgetError, GraphError, ScalingError, StateError
+from umem.predict.techniques import micro_batches
+from umem.predict.techniques.changes import Changes
+from umem.predict.techniques.recomputation import largest_budget
+from umem.predict.techniques.subject import STEPS, Subject
+from umem.predict.techniques.technique import Prepared
+from umem.trace.trace import Trace
+from umem.units import KIB, MIB, format_apart, format_bytes
+
+WORTH = 0.95
+"""What is less exact has to take at most this share of the time of what is more exact."""
+CAPS = (16 * MIB, MIB)
+SLOWER_STATES = 3.1
+"""How many times as long an update takes with states of eight bits, on NumPy without numba."""
+SLOWER_HALVES = 10.0
+"""How many times as long NumPy takes for a product in half precision; more for a sum."""
+TRIES = 3
+"""How many budgets of recomputation are tried, each less by what the one before was above."""
+PARTS = ("recompute", "accumulate", "workspace", "8-bit states", "half precision")
+"""What a diet may be told to do without."""
+_NOTHING = (BudgetError, GraphError, ScalingError, StateError)
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Techniques for a step, and what it would take under them; simulated.
+
+    Attributes:
+        change: all but recomputation.
+        budget_bytes: that of `umem.chainer.Recompute`; None: nothing runs again.
+        peak_bytes: the most at once.
+        seconds: a step's time.
+        fits: whether that is within the budget.
+    """
+
+    change: Changes
+    budget_bytes: int | None
+    peak_bytes: int
+    seconds: float
+    fits: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is done, in words."""
+        change = self.change
+        micro, cap, budget = change.micro_batch, change.cap_bytes, self.budget_bytes
+        found = [
+            "half precision" if change.half else "",
+            "8-bit states" if change.small_states else "",
+            f"micro-batches of {micro}" if micro is not None else "",
+            f"workspace of at most {format_bytes(cap)}" if cap is not None else "",
+            f"recomputation within {format_bytes(budget)}" if budget is not None else "",
+        ]
+        return tuple(filter(None, found))
+
+    @property
+    def rank(self) -> int:
+        """How exact it is: 0 to the bit, 1 up to rounding, 2 and 3 within a tolerance."""
+        change = self.change
+        rounds = change.micro_batch is not None or change.cap_bytes is not None
+        return 3 if change.half else 2 if change.small_states else int(rounds)
+
+    @property
+    def exactness(self) -> str:
+        """The same in words."""
+        return ("the same bits", "up to rounding", "8-bit states", "half precision")[self.rank]
+
+
+class Place(Protocol):
+    """Where a step runs: what it takes there, and how long."""
+
+    budget_bytes: int
+
+    def judged(self, prepared: Prepared) -> tuple[bool, int, float]:
+        """Tell whether a step fits, its peak in bytes and its seconds."""
+
+    def recompute_budget(self, subject: Subject) -> int:
+        """The budget of recomputation with which it fits; raises where there is none."""
+
+
+class HostArrays:
+    """The memory of NumPy's arrays."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+
+    def judged(self, prepared: Prepared) -> tuple[bool, int, float]:
+        """See `Place`."""
+        peak, seconds = prepared.trace.peak_bytes, host_seconds(prepared.trace)
+        if prepared.less is not None:
+            seconds += prepared.more * (seconds - host_seconds(prepared.less))
+        return peak <= self.budget_bytes, peak, seconds
+
+    def recompute_budget(self, subject: Subject) -> int:
+        """See `Place`. What a plan does not count, such as sums of gradients, it gets less."""
+        budget = self.budget_bytes
+        for _ in range(TRIES):
+            over = subject.under(budget).peak_bytes - self.budget_bytes
+            if over <= 0:
+                return budget
+            budget -= over + KIB
+        raise BudgetError("no plan leaves as little")
+
+
+class PlainPool:
+    """The plain memory of a GPU that has the budget for its VRAM.
+
+    Args:
+        gpu: the GPU with so much.
+        subject: the step, which replays are made with.
+    """
+
+    def __init__(self, gpu: GpuSpec, subject: Subject) -> None:
+        self.budget_bytes, self._gpu, self._subject = gpu.usable_bytes, gpu, subject
+
+    def judged(self, prepared: Prepared) -> tuple[bool, int, float]:
+        """See `Place`."""
+        replays = self._subject.replays
+        step = replays.step(prepared.trace, self._gpu, "unmanaged")
+        seconds = step.cost.seconds or 0.0
+        if prepared.less is not None and step.fits:
+            less = replays.step(prepared.less, self._gpu, "unmanaged").cost.seconds or 0.0
+            seconds += prepared.more * (seconds - less)
+        return step.fits, replays.peak_bytes(prepared.trace), seconds
+
+    def recompute_budget(self, subject: Subject) -> int:
+        """See `Place`."""
+        return largest_budget(subject, self._gpu)
+
+
+def host_seconds(trace: Trace) -> float:
+    """The measured time of a step of a trace of `STEPS` steps."""
+    return sum(op.host_seconds or 0.0 for op in trace.ops) / STEPS
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The cheapest combination, what was tried, and the step as it is; simulated."""
+
+    best: Combination
+    plain: Combination
+    tried: tuple[Combination, ...]
+
+
+def cheapest(subject: Subject, place: Place, without: Collection[str] = ()) -> Chosen:
+    """Choose what keeps a step to a budget in the least time.
+
+    What is exact goes first: results to the bit, then up to rounding, then 8-bit states, then half
+    precision. The next less exact is taken only where it takes at most 95% of the time, and not
+    looked for where that cannot be. The plain step is what is chosen where it fits.
+
+    Args:
+        subject: the step at the wanted size.
+        place: where it runs.
+        without: the `PARTS` that are not to be used.
+
+    Raises:
+        BudgetError: nothing fits; names the least that would.
+    """
+    search = _Candidates(subject, place, without)
+    plain = search.judged(subject)
+    best = plain if plain.fits else None
+    for rank in range(4):
+        if best is not None and plain.seconds >= WORTH * best.seconds:
+            break
+        found = [one for one in search.of_rank(rank) if one.fits]
+        quickest = min(found, key=lambda one: one.seconds, default=None)
+        limit = inf if best is None else WORTH * best.seconds
+        if quickest is not None and quickest.seconds <= limit:
+            best = quickest
+    if best is None:
+        raise BudgetError(_too_little(place.budget_bytes, search.least(), plain))
+    return Chosen(best, plain, tuple(search.tried))
+
+
+class _Candidates:
+    """The combinations that are worth a try, by how exact they are."""
+
+    def __init__(self, subject: Subject, place: Place, without: Collection[str]) -> None:
+        self._subject, self._place, self._without = subject, place, without
+        self.tried: list[Combination] = []
+
+    def judged(self, subject: Subject, budget: int | None = None) -> Combination:
+        """What a step takes, under a budget of recomputation if any."""
+        prepared = subject.prepared("") if budget is None else subject.prepared("", budget)
+        fits, peak, seconds = self._place.judged(prepared)
+        seconds += _slower(subject) if isinstance(self._place, HostArrays) else 0.0
+        found = Combination(subject.change, budget, peak, seconds, fits)
+        self.tried.append(found)
+        return found
+
+    def of_rank(self, rank: int) -> Iterator[Combination]:
+        """The combinations that are as exact as that, and no more exact."""
+        for half, small in ((False, False), (False, True), (True, False), (True, True)):
+            if (3 if half else 2 if small else 0) != (rank if rank > 1 else 0):
+                continue
+            if (half and not self._may("half precision")) or (
+                small and not self._may("8-bit states")
+            ):
+                continue
+            with suppress(*_NOTHING):
+                changed = self._subject.changed(half=half, small_states=small)
+                yield from self._of(changed, rounds=rank > 0)
+
+    def _may(self, part: str) -> bool:
+        return part not in self._without
+
+    def _of(self, subject: Subject, *, rounds: bool) -> Iterator[Combination]:
+        """A step with and without recomputation; also what changes results by rounding."""
+        yield from self._again(subject)
+        if not rounds:
+            return
+        steps = [subject]
+        for cap in CAPS if self._may("workspace") else ():
+            capped = subject.changed(cap_bytes=cap)
+            if capped.trace.peak_bytes < WORTH * steps[-1].trace.peak_bytes:
+                steps.append(capped)
+                yield from self._again(capped)
+        for step in steps if self._may("accumulate") else ():
+            with suppress(*_NOTHING):
+                yield from self._split(step)
+
+    def _again(self, subject: Subject) -> Iterator[Combination]:
+        plain = self.judged(subject)
+        yield plain
+        if not plain.fits and self._may("recompute"):
+            with suppress(*_NOTHING):
+                yield self.judged(subject, self._place.recompute_budget(subject))
+
+    def _split(self, subject: Subject) -> Iterator[Combination]:
+        """The largest micro-batch that fits with recomputation, and without."""
+        for micro in micro_batches.micro_batches(subject):
+            for found in self._again(subject.changed(micro_batch=micro)):
+                yield found
+                if found.fits and found.budget_bytes is None:
+                    return
+
+    def least(self) -> Combination:
+        """The least of all: what was tried, and everything together."""
+        for micro in (None, 1) if self._may("accumulate") else (None,):
+            with suppress(*_NOTHING):
+                self._judge_least(self._subject, micro)
+                for small, half in ((True, False), (True, True)):
+                    fields = {
+                        "small_states": small and self._may("8-bit states"),
+                        "half": half and self._may("half precision"),
+                    }
+                    with suppress(*_NOTHING):
+                        self._judge_least(self._subject.changed(**fields), micro)
+        return min(self.tried, key=lambda one: one.peak_bytes)
+
+    def _judge_least(self, subject: Subject, micro: int | None) -> None:
+        if micro is not None:
+            next(micro_batches.micro_batches(subject))  # or it cannot be split
+            subject = subject.changed(micro_batch=micro)
+        if self._may("workspace"):
+            subject = subject.changed(cap_bytes=CAPS[-1])
+        self.judged(subject)
+        if self._may("recompute"):
+            self.judged(subject, subject.least_bytes)
+
+
+def _slower(subject: Subject) -> float:
+    """The seconds that NumPy takes longer for eight and sixteen bits."""
+    whole, extra = subject.change.passes(subject.size), 0.0
+    ops = list(subject.trace.ops)
+    if subject.change.small_states and find_spec("numba") is None:
+        updates = sum(op.host_seconds or 0.0 for op in ops if op.phase == "update") / STEPS
+        extra += (SLOWER_STATES - 1) * updates
+    if subject.change.half:
+        rest = sum(op.host_seconds or 0.0 for op in ops if op.phase != "update") / STEPS
+        shown = min(whole, subject.change.shown)
+        extra += (SLOWER_HALVES - 1) * rest * whole / shown
+    return extra
+
+
+def _too_little(budget_bytes: int, least: Combination, plain: Combination) -> str:
+    budget, needed = format_apart(budget_bytes, least.peak_bytes)
+    how = ", ".join(least.names) or "nothing done"
+    return (
+        f"a budget of {budget} is too small: the step takes {format_bytes(plain.peak_bytes)} as it "
+        f"is, and the least that was found is {needed} ({least.peak_bytes} bytes), with {how} "
+        "(simulated). Give as much, or a smaller size"
+    )

@@ -1,0 +1,52 @@
+"""What is done to a step beside recomputation, and the trace that it leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from umem.predict.techniques.half_widths import in_half
+from umem.predict.techniques.micro_batches import SHOWN, accumulated
+from umem.predict.techniques.small_states import with_small_states
+from umem.trace.analysis.capping import under_cap
+from umem.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Techniques that change what a step allocates, any of them together.
+
+    Attributes:
+        micro_batch: the size of a micro-batch; None: the batch is not split.
+        small_states: whether the optimizer's states have 8 bits.
+        half: whether parameters and activations have 16 bits.
+        cap_bytes: that of what convolutions and poolings need only while they run, if any.
+        shown: how many micro-batches the trace has at most.
+    """
+
+    micro_batch: int | None = None
+    small_states: bool = False
+    half: bool = False
+    cap_bytes: int | None = None
+    shown: int = SHOWN
+
+    def of(self, recorded: Trace, size: int | None) -> Trace:
+        """The changed step.
+
+        Raises:
+            ScalingError, SizeError: see `Trace.at`. StateError: a change has nothing to change.
+        """
+        trace = recorded if size is None else recorded.at(size)
+        if self.micro_batch is not None:
+            passes = min(self.shown, self.passes(size))
+            trace = accumulated(recorded.at(self.micro_batch), trace, passes)
+        if self.half:
+            trace = in_half(trace)
+        if self.small_states:
+            trace = with_small_states(trace)
+        return trace if self.cap_bytes is None else under_cap(trace, self.cap_bytes)
+
+    def passes(self, size: int | None) -> int:
+        """How many micro-batches a step has."""
+        if self.micro_batch is None or size is None:
+            return 1
+        return -(-size // self.micro_batch)

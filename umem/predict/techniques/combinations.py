@@ -1,0 +1,95 @@
+"""Techniques together, where none of them alone makes a step fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from umem.devices.specs import GpuSpec
+from umem.errors import BudgetError, GraphError, ScalingError, StateError
+from umem.predict.techniques import half_widths, micro_batches, small_states
+from umem.predict.techniques.capped_workspace import CAP_BYTES
+from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.technique import Prepared
+from umem.units import MIB
+
+SMALL, HALF, SPLIT, RERUN, CAP = "8-bit states", "half", "accumulate", "recompute min", "workspace"
+_NOTHING = (BudgetError, GraphError, ScalingError, StateError)
+
+
+def prepare(subject: Subject, gpu: GpuSpec, parts: tuple[str, ...]) -> Prepared:
+    """The step under several techniques, each as it is alone.
+
+    The micro-batch is the largest that fits, of those that halve the batch.
+
+    Raises:
+        StateError: nothing or one of them is enough, or has nothing to change. BudgetError: the
+            least that they leave does not fit. GraphError: there is nothing to plan.
+    """
+    if subject.fits(gpu):
+        raise StateError("the step fits with everything kept")
+    for part in parts:
+        if _is_enough(subject, gpu, part):
+            raise StateError(f"{part!r} alone makes it fit")
+    changed = subject.changed(
+        small_states=SMALL in parts,
+        half=HALF in parts,
+        cap_bytes=CAP_BYTES if CAP in parts else None,
+    )
+    micro = None
+    if SPLIT in parts:
+        micro = fitting_micro_batch(changed, lambda one: _fits(one, changed, gpu, parts))
+        changed = changed.changed(micro_batch=micro)
+    line = lines(parts, micro, CAP_BYTES, "min" if RERUN in parts else None)
+    return changed.prepared(line, None) if RERUN in parts else changed.prepared(line)
+
+
+def fitting_micro_batch(subject: Subject, fits: Callable[[Subject], bool]) -> int:
+    """The largest micro-batch with which a step fits, of those that halve the batch.
+
+    Raises:
+        StateError: the batch cannot be split. BudgetError: none fits.
+    """
+    for micro in micro_batches.micro_batches(subject):
+        if fits(subject.changed(micro_batch=micro)):
+            return micro
+    raise BudgetError("with a micro-batch of one sample the step does not fit either")
+
+
+def _fits(split: Subject, whole: Subject, gpu: GpuSpec, parts: tuple[str, ...]) -> bool:
+    """Tell whether a micro-batch fits; a plan of the whole batch is a plan of it, and is there."""
+    if RERUN not in parts:
+        return split.fits(gpu)
+    trace = split.rewritten(whole.plans(None))
+    return trace.peak_bytes <= gpu.usable_bytes and split.fits(gpu, trace)
+
+
+def _is_enough(subject: Subject, gpu: GpuSpec, part: str) -> bool:
+    try:
+        if part == RERUN:
+            return subject.fits(gpu, subject.under(None))
+        if part == SPLIT:
+            return micro_batches.prepare(subject, gpu) is not None
+        fields = {SMALL: "small_states", HALF: "half"}
+        if part == CAP:
+            return subject.changed(cap_bytes=CAP_BYTES).fits(gpu)
+        return subject.changed(**{fields[part]: True}).fits(gpu)
+    except _NOTHING:
+        return False
+
+
+def lines(
+    parts: tuple[str, ...], micro: int | None, cap_bytes: int | None, budget: str | None
+) -> str:
+    """The code that turns techniques on: what converts first, then one block."""
+    first = [line for part, line in _CONVERSIONS if part in parts]
+    blocks = []
+    if CAP in parts and cap_bytes is not None:
+        blocks.append(f'umem.chainer.workspace("{cap_bytes // MIB}MiB")')
+    if micro is not None:
+        blocks.append(micro_batches.line(micro))
+    if budget is not None:
+        blocks.append(f'umem.chainer.Recompute("{budget}")')
+    return "\n".join([*first, *([f"with {', '.join(blocks)}:"] if blocks else [])])
+
+
+_CONVERSIONS = ((HALF, half_widths.LINE), (SMALL, small_states.LINE))
