@@ -23,13 +23,13 @@ from typing import Any
 import click
 import common
 import numpy as np
-from eight_bit_states import with_small_states
 from models import Region, build, call
 from models.roberta import half_products_left_out
 from report_tables import Column, figure, quantity, text, verdict
 
 import umem
 import umem.chainer
+from umem.predict.techniques.small_states import with_small_states
 from umem.trace import Alloc, Free, Op, Trace
 
 # isort: split

@@ -16,6 +16,7 @@ import chainer
 import chainer.functions as F
 from chainer import gradient_check
 
+from umem.predict.techniques import small_states as states
 from umem.trace import Access, Alloc, Mark, Op, Trace
 
 pytestmark = pytest.mark.thorough
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.thorough
 assert umem.chainer
 founding_table = module("founding_table")
 roberta = module("models.roberta")
-states = module("eight_bit_states")
 
 
 def test_the_network_has_84_million_parameters() -> None:
