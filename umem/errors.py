@@ -20,14 +20,16 @@
     +-- TraceError              also ValueError: a trace that cannot be read or replayed
     +-- ScalingError            also ValueError: a trace that cannot be taken to another size
     +-- DataError               also ValueError: a data file that is not what it should be
-    +-- FileError               also OSError: what is in the place of a file is none, or in the way
+    +-- FileError               also OSError: what is in the place of a file is none, or in the way,
+    |                           or there is no room for it
+    +-- SnapshotError           also ValueError: a saved run that cannot be loaded
     +-- UnsupportedError        also NotImplementedError: outside what umem follows
     +-- CompatError             also ImportError: Chainer cannot be made to run here
     +-- MissingDependencyError  also ImportError: names what to install
 
 Whatever is raised, the state is as before the call: nothing half-installed, nothing leaked.
-Four warnings belong here too, each a UserWarning: LeftOnWarning, LookaheadWarning,
-RecomputeWarning, WorkspaceWarning.
+Five warnings belong here too, each a UserWarning: LeftOnWarning, LookaheadWarning,
+RecomputeWarning, SnapshotWarning, WorkspaceWarning.
 """
 
 from __future__ import annotations
@@ -120,7 +122,11 @@ class DataError(UmemError, ValueError):
 
 
 class FileError(UmemError, OSError):
-    """Something in the place of a file is none, or must stay; nothing was changed."""
+    """Something in the place of a file is none, must stay, or has no room; nothing was changed."""
+
+
+class SnapshotError(UmemError, ValueError):
+    """A saved run that cannot be loaded, or not into these objects; the run is as it was."""
 
 
 class UnsupportedError(UmemError, NotImplementedError):
@@ -145,6 +151,10 @@ class LookaheadWarning(UserWarning):
 
 class RecomputeWarning(UserWarning):
     """A pass is not, or cannot be, run by a plan; it is exact all the same. Said once each."""
+
+
+class SnapshotWarning(UserWarning):
+    """A snapshot was passed over, or could not be written; training goes on."""
 
 
 class WorkspaceWarning(UserWarning):

@@ -13,6 +13,8 @@ from umem.chainer.framework import CHAINER  # noqa: E402
 from umem.chainer.lookahead.prefetch import LookaheadPrefetch  # noqa: E402
 from umem.chainer.memory_report import MemoryReport  # noqa: E402
 from umem.chainer.recompute.recompute import Recompute  # noqa: E402
+from umem.chainer.resume.in_a_loop import resume_run, save_run  # noqa: E402
+from umem.chainer.resume.snapshot_extension import Snapshot  # noqa: E402
 from umem.chainer.slimming.diets import diet  # noqa: E402
 from umem.chainer.update_chunks import chunked_updates  # noqa: E402
 from umem.trace.frameworks import register  # noqa: E402
@@ -23,11 +25,14 @@ __all__ = [
     "LookaheadPrefetch",
     "MemoryReport",
     "Recompute",
+    "Snapshot",
     "checkpoint",
     "checkpoint_sequential",
     "checkpointed",
     "chunked_updates",
     "device",
     "diet",
+    "resume_run",
+    "save_run",
     "workspace",
 ]

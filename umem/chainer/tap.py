@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import chainer
-from chainer import _backprop, _backprop_utils, function_node, link, optimizer, variable
+from chainer import _backprop, _backprop_utils, function_node, link, optimizer, training, variable
 
 from umem.chainer.chunking.functions import RULES
 from umem.chainer.chunking.normalizing import NORMALIZATION
@@ -96,6 +96,10 @@ class Subscriber:
         """A variable's array is written from another's."""
         proceed(target, source)
 
+    def train(self, proceed: Proceed, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        """A trainer begins to run; returns when it is done."""
+        proceed(trainer, *args, **kwargs)
+
     def compute(self, proceed: Proceed, func: Any, *arrays: Any) -> Any:
         """A convolution or a pooling computes, forward or backward, from columns."""
         return proceed(func, *arrays)
@@ -139,6 +143,8 @@ POINTS = (
     # Loading and copying write into arrays that are there, which no setter sees.
     Point(link.Link, "serialize", "serialize"),
     Point(variable.Variable, "copydata", "copydata"),
+    # The whole training of a script that has a trainer.
+    Point(training.Trainer, "run", "train"),
     # What computes where no library of NVIDIA's or Intel's does.
     *(Point(kind, name, "compute") for kind, rule in RULES.items() for name in rule.methods),
     Point(NORMALIZATION, "forward", "normalize"),

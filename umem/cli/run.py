@@ -15,6 +15,7 @@ import click
 import umem
 from umem.cli.in_and_out import say
 from umem.cli.run_recompute import Slimming
+from umem.cli.run_resume import Resuming
 from umem.cli.run_script import run_script
 from umem.cli.run_watch import Watching
 from umem.compat.finder import arm
@@ -57,6 +58,11 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     metavar="SIZE",
     help="Cap what Chainer's convolutions and poolings need inside, such as 16MiB.",
 )
+@click.option(
+    "--resume",
+    metavar="OPTIONS",
+    help="Save a Trainer's run and go on from it: every=500 or every=1epoch,keep=3,folder=PATH.",
+)
 @click.option("--report", is_flag=True, help="Say at the end what was used, on standard error.")
 @click.option(
     "--record",
@@ -85,6 +91,8 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
     no more; --stop ends the script there.
 
     --recompute keeps each training step within a budget, and says at the end what it took.
+
+    --resume saves the whole run beside the Trainer's results; the same command goes on from there.
     """
     asked = _RunOptions(**options)
     source = _read(script)
@@ -114,6 +122,7 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
                 _import_chainer()
                 watching.follow(stack)
             Slimming(asked.recompute, asked.workspace).begin(stack)
+            Resuming(asked.resume).begin(stack)
         except UmemError as error:
             raise click.ClickException(str(error)) from error
         gpu = asked.virtual, asked.vram
@@ -138,6 +147,7 @@ class _RunOptions(NamedTuple):
     vram: str | None
     recompute: str | None
     workspace: str | None
+    resume: str | None
     report: bool
     record: Path | None
     steps: str | None

@@ -1,1 +1,29 @@
-"""Runs saved to disk and found again: directories that are whole or not there. Knows no framework."""
+"""Runs saved to disk and found again: directories that are whole or not there. Knows no framework.
+
+A snapshot is a directory ``step-N`` of three files:
+
+- ``arrays.safetensors``: every array, by name; no pickle, no code.
+- ``values.json``: everything else, as JSON.
+- ``manifest.json``: the format's version, the step, and the length and SHA-256 of the other two.
+
+It is written under another name, synchronised, renamed, and its folder synchronised, in this
+order: so a machine that stops at any moment leaves it whole or not there.
+"""
+
+from umem.snapshots.background import BackgroundWriter
+from umem.snapshots.claim import Claim
+from umem.snapshots.operations import FileOperations
+from umem.snapshots.reading import SavedRun, read_newest, steps_in
+from umem.snapshots.writing import prune, sweep, write_snapshot
+
+__all__ = [
+    "BackgroundWriter",
+    "Claim",
+    "FileOperations",
+    "SavedRun",
+    "prune",
+    "read_newest",
+    "steps_in",
+    "sweep",
+    "write_snapshot",
+]

@@ -1,0 +1,186 @@
+"""Chainer's serializers to and from flat dictionaries of arrays and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer import serializer
+from chainer.backends import cuda
+
+from umem.errors import SnapshotError, UnsupportedError
+from umem.snapshots.arrays_file import check_type
+
+
+class Collector(serializer.Serializer):
+    """Collects what Chainer's objects say of themselves, by its path; copies nothing.
+
+    Attributes:
+        arrays: those of NumPy and of CuPy, the run's own.
+        values: everything else, as JSON can say it.
+    """
+
+    def __init__(self, path: str = "", into: Collector | None = None) -> None:
+        self._path = path
+        self.arrays: dict[str, Any] = {} if into is None else into.arrays
+        self.values: dict[str, Any] = {} if into is None else into.values
+
+    def __getitem__(self, key: str) -> Collector:
+        return Collector(f"{self._path}{key.strip('/')}/", self)
+
+    def __call__(self, key: str, value: Any) -> Any:
+        name = self._path + key.lstrip("/")
+        if isinstance(value, (np.ndarray, cuda.ndarray)):
+            check_type(name, value.dtype)
+            self.arrays[name] = value
+        elif isinstance(value, chainer.get_array_types()):
+            raise UnsupportedError(
+                f"{name!r} is a {type(value).__name__}; snapshots hold arrays of NumPy and CuPy"
+            )
+        else:
+            self.values[name] = coded(name, value)
+        return value
+
+    def copies(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Copy every array to the host; waits for the GPU where they are there."""
+        return {name: _copy(array) for name, array in self.arrays.items()}
+
+    def on_gpu(self) -> list[str]:
+        """Name the arrays that lie on a GPU."""
+        return [name for name, array in self.arrays.items() if not isinstance(array, np.ndarray)]
+
+
+def _copy(array: Any) -> np.ndarray[Any, Any]:
+    if not isinstance(array, np.ndarray):
+        array = cuda.to_cpu(array)  # a copy already
+        return np.ascontiguousarray(array).reshape(array.shape)
+    return np.array(array, array.dtype.newbyteorder("="), order="C")
+
+
+class MissingValue(KeyError):
+    """A snapshot has nothing of a name; several of Chainer's objects can do without."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Distributor(serializer.Deserializer):
+    """Gives Chainer's objects what was collected, into the arrays that they have.
+
+    Args:
+        arrays: by name, each the taker's own.
+        values: as a `Collector` has them.
+        on_gpu: the names of arrays that lay on a GPU.
+    """
+
+    def __init__(self, arrays: Any, values: Mapping[str, Any], on_gpu: Any, path: str = "") -> None:
+        self._all = arrays, values, on_gpu
+        self._path = path
+
+    def __getitem__(self, key: str) -> Distributor:
+        return Distributor(*self._all, f"{self._path}{key.strip('/')}/")
+
+    def __call__(self, key: str, value: Any) -> Any:
+        arrays, values, on_gpu = self._all
+        name = self._path + key.lstrip("/")
+        if name in values:
+            return decoded(values[name])
+        try:
+            stored = arrays[name]
+        except KeyError:
+            raise MissingValue(name) from None
+        if isinstance(value, np.ndarray):
+            _check_alike(name, stored, value)
+            np.copyto(value, stored)
+            return value
+        if isinstance(value, cuda.ndarray):
+            _check_alike(name, stored, value)
+            value.set(stored)
+            return value
+        return cuda.to_gpu(stored) if name in on_gpu and cuda.available else stored
+
+    def names(self) -> Iterator[str]:
+        """Yield the names below the path, without it."""
+        arrays, values, _ = self._all
+        for name in (*arrays, *values):
+            if name.startswith(self._path):
+                yield name[len(self._path) :]
+
+
+def _check_alike(name: str, stored: Any, live: Any) -> None:
+    if stored.shape != live.shape or stored.dtype != live.dtype:
+        raise SnapshotError(
+            f"{name!r} is {described(stored.shape, stored.dtype)} there and "
+            f"{described(live.shape, live.dtype)} here"
+        )
+
+
+def described(shape: Any, dtype: Any) -> str:
+    """Say what an array is."""
+    return f"{dtype} of shape {tuple(shape)}"
+
+
+# -- values as JSON -------------------------------------------------------------------------------
+
+
+def coded(name: str, value: Any) -> Any:
+    """Write a value as what JSON can say.
+
+    Args:
+        name: what an error calls it.
+        value: None, a truth value, a number, text; a number of NumPy; a list, a tuple, a
+            dictionary with text for keys, or an array of integers, of such.
+
+    Raises:
+        UnsupportedError: it is something else.
+    """
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return value if isfinite(value) else {"float": repr(value)}
+    if type(value) is list:
+        return [coded(name, each) for each in value]
+    if type(value) is tuple:
+        return {"tuple": [coded(name, each) for each in value]}
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {"dict": {key: coded(f"{name}/{key}", each) for key, each in value.items()}}
+    if isinstance(value, np.generic) and value.dtype.kind in "bifu":
+        return {"number": str(value.dtype), "bytes": value.tobytes().hex()}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biu":
+        return {"array": value.reshape(-1).tolist(), "of": str(value.dtype), "in": value.shape}
+    raise UnsupportedError(
+        f"{name!r} is a {type(value).__name__}, which a snapshot does not hold: it has arrays, "
+        "numbers, text, and lists, tuples and dictionaries of these, and no pickle"
+    )
+
+
+def decoded(content: Any) -> Any:
+    """Return the value that was written.
+
+    Raises:
+        ValueError, TypeError, KeyError: it was not written by `coded`.
+    """
+    if isinstance(content, list):
+        return [decoded(each) for each in content]
+    if not isinstance(content, dict):
+        return content
+    if "float" in content:
+        return float(content["float"])
+    if "tuple" in content:
+        return tuple(decoded(each) for each in content["tuple"])
+    if "number" in content:
+        dtype = _plain_type(content["number"])
+        return np.frombuffer(bytes.fromhex(content["bytes"]), dtype)[0]
+    if "array" in content:
+        return np.array(content["array"], _plain_type(content["of"])).reshape(content["in"])
+    return {key: decoded(each) for key, each in content["dict"].items()}
+
+
+def _plain_type(name: str) -> Any:
+    dtype = np.dtype(name)
+    if dtype.kind not in "bifu":
+        raise ValueError(f"{name} is no type of numbers")
+    return dtype

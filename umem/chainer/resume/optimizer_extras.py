@@ -1,0 +1,85 @@
+"""What Chainer's optimizers and links do not save of themselves, and a run that goes on needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import chainer
+from chainer import serializer
+
+from umem.errors import SnapshotWarning, warn_at_program
+
+
+def serialize_optimizer(optimizer: Any, saver: Any) -> None:
+    """Save or put back loss scaling, hyperparameters, and what each parameter's rule has.
+
+    These are the rule's own hyperparameters, its numbers (whether it is on, powers that it keeps
+    beside its state), and the float32 master of a parameter of half precision.
+    """
+    _serialize_loss_scaling(optimizer, saver)
+    _serialize_hyperparameters(getattr(optimizer, "hyperparam", None), saver["hyperparameters"])
+    for name, parameter in optimizer.target.namedparams():
+        rule = getattr(parameter, "update_rule", None)
+        if rule is not None:
+            _serialize_rule(rule, parameter, saver["rules"][name])
+
+
+def _serialize_loss_scaling(optimizer: Any, saver: Any) -> None:
+    """Chainer keeps it in attributes of these names, from the moment it is asked for."""
+    now = {k: v for k, v in vars(optimizer).items() if k.startswith("_loss_scal")}
+    vars(optimizer).update(saver("loss_scaling", now))
+
+
+def _serialize_hyperparameters(hyperparameters: Any, saver: Any) -> None:
+    if hyperparameters is not None:
+        now = {k: v for k, v in vars(hyperparameters).items() if k != "_parent"}
+        vars(hyperparameters).update(saver("own", now))
+
+
+def _serialize_rule(rule: Any, parameter: Any, saver: Any) -> None:
+    numbers = {k: v for k, v in vars(rule).items() if type(v) in (bool, int, float)}
+    vars(rule).update(saver("numbers", numbers))
+    _serialize_hyperparameters(rule.hyperparam, saver)
+    master = rule._fp32_param
+    array = saver("master", None if master is None else master.array)
+    if array is not None and master is None:
+        sent = parameter.device.send(array)
+        rule._fp32_param = chainer.Parameter(sent, name=parameter.name)
+
+
+# -- links -------------------------------------------------------------------------------------
+
+
+def serialize_link(link: Any, saver: Any) -> None:
+    """Save or put back variables that links keep from one call to the next, such as an LSTM's.
+
+    Those with a graph behind them are left out: a graph is not saved. Where the link has a
+    ``reset_state``, and so would go on from them, that is warned of.
+    """
+    if isinstance(saver, serializer.Serializer):
+        kept = list(_kept_variables(link))
+        saver("kept", [[path, name] for path, name, _ in kept])
+        for path, name, value in kept:
+            saver[path](name, value.array)
+        return
+    links = {path.strip("/"): each for path, each in link.namedlinks()}
+    for path, name in saver("kept", None):
+        owner = links[path.strip("/")]
+        setattr(owner, name, chainer.Variable(owner.device.send(saver[path](name, None))))
+
+
+def _kept_variables(link: Any) -> Iterator[tuple[str, str, Any]]:
+    for path, each in link.namedlinks():
+        for name, value in sorted(vars(each).items()):
+            if not isinstance(value, chainer.Variable) or isinstance(value, chainer.Parameter):
+                continue
+            if value.array is not None and value.creator_node is None:
+                yield path, name, value
+            elif value.array is not None and hasattr(each, "reset_state"):
+                warn_at_program(
+                    f"{path}'s {name} has a graph behind it, which a snapshot does not hold: a run "
+                    "that goes on from it would begin without. Cut the graph after each update, "
+                    "by loss.unchain_backward()",
+                    SnapshotWarning,
+                )

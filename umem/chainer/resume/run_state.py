@@ -1,0 +1,167 @@
+"""Everything that a run goes on from, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import chainer
+from chainer.dataset import Iterator as DatasetIterator
+
+from umem.chainer.resume.collecting import Collector, Distributor, MissingValue, described
+from umem.chainer.resume.epoch_orders import remember_orders
+from umem.chainer.resume.optimizer_extras import serialize_link, serialize_optimizer
+from umem.chainer.resume.random_states import GENERATORS, serialize_generator, serialize_global
+from umem.errors import SnapshotError
+from umem.printable import shown
+from umem.snapshots import SavedRun
+
+_ON_GPU = "on GPU"
+"""The name, beside the parts, of the list of arrays that lay on a GPU."""
+
+
+class RunState:
+    """The parts of a run, and with them what Chainer does not save of them.
+
+    Args:
+        parts: by name: a Trainer, links, optimizers, iterators, anything else with a method
+            ``serialize``, random generators, and values that JSON can say.
+    """
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self._values = {n: p for n, p in parts.items() if not _is_live(p)}
+        self._parts = {n: p for n, p in parts.items() if _is_live(p)}
+        self._parts |= dict(_targets_left_out(self._parts))
+        self._optimizers = dict(_optimizers(self._parts))
+        self._links = {n: p for n, p in self._parts.items() if isinstance(p, chainer.Link)}
+        self._links |= {n: optimizer.target for n, optimizer in self._optimizers.items()}
+        self._orders = {
+            name: memory
+            for name, iterator in _iterators(self._parts)
+            if (memory := remember_orders(iterator)) is not None
+        }
+
+    def collect(self) -> Collector:
+        """Say what the run is now; CuPy's generators begin anew."""
+        collector = Collector()
+        self._serialize(collector)
+        for name, value in self._values.items():
+            collector["values"](name, value)
+        collector.values[_ON_GPU] = collector.on_gpu()
+        return collector
+
+    def put_back(self, snapshot: SavedRun) -> dict[str, Any]:
+        """Make the run what it was; returns the plain values that were saved with it.
+
+        Raises:
+            SnapshotError: it is of another model, or of other parts.
+        """
+        values = snapshot.values
+        self._check(snapshot)
+        distributor = Distributor(snapshot.arrays, values, set(values.get(_ON_GPU, ())))
+        try:
+            self._serialize(distributor)
+            saved = distributor["values"]
+            return {name: saved(name, None) for name in saved.names()}
+        except MissingValue as error:
+            raise _other(snapshot, f"it has no {shown(str(error))!r}") from error
+        except SnapshotError as error:
+            raise _other(snapshot, str(error)) from error
+
+    def _serialize(self, saver: Any) -> None:
+        """Every part in turn; random generators last, since others may draw as they go."""
+        for name, part in self._parts.items():
+            if not isinstance(part, GENERATORS):
+                part.serialize(saver["parts"][name])
+        for name, link in self._links.items():
+            serialize_link(link, saver["kept"][name])
+        for name, optimizer in self._optimizers.items():
+            serialize_optimizer(optimizer, saver["optimizers"][name])
+        for name, memory in self._orders.items():
+            memory.serialize(saver["orders"][name])
+        for name, part in self._parts.items():
+            if isinstance(part, GENERATORS):
+                serialize_generator(part, saver["generators"][name])
+        serialize_global(saver["random"])
+
+    def _check(self, snapshot: SavedRun) -> None:
+        """See that it is of the same model before anything is put back."""
+        live = Collector()
+        for name, part in self._parts.items():
+            if not isinstance(part, GENERATORS):
+                part.serialize(live["parts"][name])
+        saved = snapshot.arrays
+        for name, array in live.arrays.items():
+            if name in saved.described:
+                shape, dtype = saved.described[name]
+                if (shape, dtype) != (array.shape, str(array.dtype)):
+                    there, here = described(shape, dtype), described(array.shape, array.dtype)
+                    raise _other(snapshot, f"{shown(name)!r} is {there} there and {here} here")
+            elif name not in snapshot.values:
+                here = described(array.shape, array.dtype)
+                raise _other(snapshot, f"it has no {shown(name)!r}, which is {here} here")
+        for name in saved:
+            if name not in live.arrays and name not in live.values and self._is_models(name, live):
+                there = described(*saved.described[name])
+                raise _other(snapshot, f"{shown(name)!r}, {there} there, is not here")
+
+    def _is_models(self, name: str, live: Collector) -> bool:
+        """Whether a name lies where a model's own are."""
+        return name.startswith(tuple(self._model_prefixes(live)))
+
+    def _model_prefixes(self, live: Collector) -> Iterator[str]:
+        for link in self._links.values():
+            paths = {id(p.array): path for path, p in link.namedparams() if p.array is not None}
+            for name, array in live.arrays.items():
+                path = paths.get(id(array))
+                if path is not None and name.endswith(path):
+                    yield name[: -len(path)] + "/"
+                    break
+
+
+def _other(snapshot: SavedRun, what: str) -> SnapshotError:
+    return SnapshotError(
+        f"{shown(snapshot.path)} is of another model or run: {what}. Make the objects as the "
+        "saved run had them, or name another folder to begin anew"
+    )
+
+
+# -- what is among the parts -------------------------------------------------------------------
+
+
+def _is_live(part: Any) -> bool:
+    return hasattr(part, "serialize") or isinstance(part, GENERATORS)
+
+
+def _targets_left_out(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What optimizers train and is no part itself, nor inside of one."""
+    inside = {id(p) for part in parts.values() if _is_link(part) for p in part.params()}
+    for name, part in parts.items():
+        if isinstance(part, chainer.Optimizer) and part.target is not None:
+            if not all(id(parameter) in inside for parameter in part.target.params()):
+                yield f"{name}.target", part.target
+
+
+def _is_link(part: Any) -> bool:
+    return isinstance(part, chainer.Link)
+
+
+def _updater(part: Any) -> Any:
+    return getattr(part, "updater", part)
+
+
+def _optimizers(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, part in parts.items():
+        if isinstance(part, chainer.Optimizer):
+            yield name, part
+        elif hasattr(_updater(part), "get_all_optimizers"):
+            for key, optimizer in _updater(part).get_all_optimizers().items():
+                yield f"{name}.{key}", optimizer
+
+
+def _iterators(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, part in parts.items():
+        if isinstance(part, DatasetIterator):
+            yield name, part
+        for key, iterator in getattr(_updater(part), "_iterators", {}).items():
+            yield f"{name}.{key}", iterator

@@ -1,0 +1,174 @@
+"""One run's snapshots: taken while it waits, written while it goes on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from umem.chainer.resume.run_state import RunState
+from umem.errors import FileError, SizeError, SnapshotWarning, warn_at_program
+from umem.files import reason
+from umem.printable import quoted, shown
+from umem.snapshots import BackgroundWriter, Claim, FileOperations, read_newest, sweep
+from umem.snapshots.writing import check_room, needed_bytes, prune, write_snapshot
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a run goes on from.
+
+    Attributes:
+        step: updates that it had made; 0 where there was no snapshot.
+        path: the snapshot, None where there was none.
+        values: the plain values that were saved with it.
+    """
+
+    step: int = 0
+    path: Path | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+class RunSaver:
+    """Saves one run to a folder, and finds what is there; claims the folder until `close`.
+
+    Thread-safety: none; it belongs to the training thread. What it writes in the background are
+    copies.
+
+    Args:
+        folder: it and its parents are made where they are missing.
+        keep: how many snapshots stay, the newest.
+        on_error: what happens where one cannot be written: "raise", or "warn" and go on.
+        operations: the disk.
+
+    Raises:
+        StateError: another run writes to the folder. FileError: it cannot be made or written to.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int = 3,
+        on_error: str = "raise",
+        operations: FileOperations | None = None,
+    ) -> None:
+        check_options(keep, on_error)
+        self.folder, self.keep, self.on_error = folder, keep, on_error
+        self._operations = FileOperations() if operations is None else operations
+        self._writer = BackgroundWriter()
+        try:
+            self._make_folder(folder)
+            self._claim = Claim(folder)
+            sweep(self._operations, folder)
+        except FileError:
+            raise
+        except OSError as error:
+            raise FileError(
+                f"no snapshots can be written to {shown(folder)}: {reason(error)}; name another "
+                "folder"
+            ) from error
+
+    def _make_folder(self, folder: Path) -> None:
+        if folder.is_dir():
+            return
+        if not folder.parent.exists():
+            self._make_folder(folder.parent)
+        self._operations.make_folder(folder)
+        self._operations.synchronize_folder(folder.parent)
+
+    def resume(self, state: RunState) -> Resumed:
+        """Put the run back to the newest snapshot that is whole, if there is any, and say so.
+
+        Raises:
+            SnapshotError: the newest is of another model, or of a newer version of the format.
+        """
+        self.wait()
+        snapshot, passed_over = read_newest(self._operations, self.folder)
+        for problem in passed_over:
+            instead = "the run begins anew" if snapshot is None else f"taking {snapshot.path.name}"
+            warn_at_program(f"{problem}; {instead}", SnapshotWarning)
+        if snapshot is None:
+            return Resumed()
+        try:
+            values = state.put_back(snapshot)
+        finally:
+            snapshot.close()
+        print(f"umem: resumed from {shown(snapshot.path)}", file=sys.stderr)
+        return Resumed(snapshot.step, snapshot.path, values)
+
+    def save(self, step: int, state: RunState) -> None:
+        """Copy the run and have it written; waits for the copy, and for the snapshot before.
+
+        Raises:
+            FileError: the disk has no room, or the snapshot before could not be written; not
+                where ``on_error`` is "warn".
+        """
+        try:
+            self._writer.wait()
+        except FileError as error:
+            self._tell(error)
+        collected = state.collect()
+        try:
+            check_room(self._operations, self.folder, needed_bytes(collected.arrays))
+        except FileError as error:
+            self._tell(error)
+            return
+        self._writer.start(partial(self._write, step, collected.copies(), collected.values))
+
+    def _write(self, step: int, arrays: Any, values: Any) -> None:
+        write_snapshot(self._operations, self.folder, step, arrays, values)
+        try:
+            prune(self._operations, self.folder, step, self.keep)
+        except OSError as error:
+            raise FileError(
+                f"an old snapshot in {shown(self.folder)} cannot be removed: {reason(error)}"
+            ) from error
+
+    def wait(self) -> None:
+        """Wait until what was saved is on the disk.
+
+        Raises:
+            FileError: it could not be written; not where ``on_error`` is "warn".
+        """
+        try:
+            self._writer.wait()
+        except FileError as error:
+            self._tell(error)
+
+    def close(self) -> None:
+        """Wait as `wait` does, and give the folder back.
+
+        Where an error is on its way already, one of writing is only warned of.
+        """
+        if sys.exc_info()[0] is not None:
+            self.on_error = "warn"
+        try:
+            self.wait()
+        finally:
+            self._claim.close()
+
+    def _tell(self, error: FileError) -> None:
+        if self.on_error == "raise":
+            raise error
+        warn_at_program(f"{error}; training goes on", SnapshotWarning)
+
+
+def check_options(keep: Any, on_error: Any) -> None:
+    """See that options of a saver are some.
+
+    Raises:
+        SizeError: one is not; the message names what it may be.
+    """
+    if type(keep) is not int or keep < 1:
+        raise SizeError(f"keep must be a whole number from 1 on, got {quoted(keep)}")
+    if on_error not in ("raise", "warn"):
+        raise SizeError(f'on_error must be "raise" or "warn", got {quoted(on_error)}')
+
+
+def as_path(folder: Any) -> Path:
+    """Return a folder as a path that stays the same wherever the program goes."""
+    return Path(os.path.abspath(folder))

@@ -1,0 +1,87 @@
+"""A trainer extension that saves the run, and resumes it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from chainer import training
+
+from umem.chainer.resume.run_state import RunState
+from umem.chainer.resume.saver import Resumed, RunSaver, as_path, check_options
+from umem.errors import SizeError
+from umem.printable import quoted
+
+_LAST = -1_000_000
+"""After every other extension of an update, so that what they did is saved."""
+
+
+class Snapshot(training.Extension):
+    """Saves the whole run every so often, and goes on from the newest snapshot when it begins.
+
+    ``trainer.extend(umem.chainer.Snapshot(every=500, keep=3))``. A run that was stopped, killed or
+    lost with its machine is started again by the same command, and goes on bit for bit: parameters,
+    optimizers, iterators, extensions, triggers and random generators are as they were. What it
+    went on from is said on standard error, and is in `resumed`.
+
+    Args:
+        every: updates between snapshots; or a trigger, such as ``(1, "epoch")``.
+        keep: how many snapshots stay, the newest.
+        folder: where they lie, one run's only; ``snapshots`` in the trainer's ``out`` by default.
+        on_error: where a snapshot cannot be written, "raise" ends the training at the next one
+            (at this one, where the disk is full), "warn" warns and goes on.
+
+    Attributes:
+        resumed: what the run went on from, once it has begun.
+
+    Raises:
+        SizeError: an option is none.
+
+    When training begins: see `umem.chainer.resume_run`.
+
+    Cost: an update that is saved waits for a copy of the run's arrays to the host, and for what is
+    left of writing the snapshot before; a thread writes the rest.
+    """
+
+    priority = _LAST
+    name = "umem-snapshot"
+
+    def __init__(
+        self,
+        every: Any = 500,
+        keep: int = 3,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        on_error: str = "raise",
+    ) -> None:
+        check_options(keep, on_error)
+        if isinstance(every, int) and (isinstance(every, bool) or every < 1):
+            raise SizeError(f"every must be a whole number from 1 on, got {quoted(every)}")
+        self.trigger = (every, "iteration") if isinstance(every, int) else every
+        self.resumed = Resumed()
+        self._keep, self._on_error = keep, on_error
+        self._folder = None if folder is None else as_path(folder)
+        self._saver: RunSaver | None = None
+
+    def initialize(self, trainer: Any) -> None:
+        """Training begins: claim the folder, and go on from what is there."""
+        folder = as_path(Path(trainer.out) / "snapshots") if self._folder is None else self._folder
+        self._state = RunState({"trainer": trainer})
+        self._saver = RunSaver(folder, self._keep, self._on_error)
+        try:
+            self.resumed = self._saver.resume(self._state)
+        except BaseException:
+            self.finalize()
+            raise
+
+    def __call__(self, trainer: Any) -> None:
+        """Save."""
+        assert self._saver is not None
+        self._saver.save(int(trainer.updater.iteration), self._state)
+
+    def finalize(self) -> None:
+        """Training is over, also by an error: have the last snapshot written."""
+        saver, self._saver = self._saver, None
+        if saver is not None:
+            saver.close()

@@ -1,0 +1,122 @@
+"""``umem run --resume every=500``: an old script with a Trainer, saved and resumed unchanged."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from umem.cli.in_and_out import say
+from umem.compat.installation import find_package
+from umem.errors import UmemError
+from umem.extras import command
+
+_OPTION = "--resume"
+_EXAMPLE = "every=500, every=1epoch,keep=3 or every=500,folder=out/snapshots"
+
+
+class Resuming:
+    """Gives each Trainer of a script a `umem.chainer.Snapshot` as it begins to run.
+
+    Args:
+        asked: the option's text, such as ``every=500,keep=3,folder=PATH``, or None.
+
+    Raises:
+        click.ClickException: Chainer is missing, or the text says something else.
+    """
+
+    def __init__(self, asked: str | None) -> None:
+        self._asked = asked
+        self._trainers = 0
+        if asked is None:
+            return
+        if find_package() is None:
+            raise click.ClickException(
+                f"{_OPTION} is for Chainer, which is missing: {command('chainer')}"
+            )
+        self._options = _parsed(asked)
+        self._made(None)  # so that bad options are refused before the script runs
+
+    def begin(self, stack: ExitStack) -> None:
+        """Watch for trainers until the stack is left."""
+        if self._asked is None:
+            return
+        from umem.chainer import tap
+
+        watcher = _watcher(self)
+        tap.subscribe(watcher)
+        stack.callback(self._tell, os.getpid())
+        stack.callback(tap.unsubscribe, watcher)
+
+    def extend(self, trainer: Any) -> None:
+        """Give a trainer its snapshots, unless the script did; each has a folder of its own."""
+        import umem.chainer
+
+        entries = trainer._extensions.values()
+        if any(isinstance(entry.extension, umem.chainer.Snapshot) for entry in entries):
+            self._trainers += 1
+            return
+        name = f"snapshots-{self._trainers + 1}" if self._trainers else "snapshots"
+        folder = self._options.get("folder")
+        self._trainers += 1
+        if folder is None:
+            trainer.extend(self._made(Path(trainer.out) / name))
+        else:
+            numbered = folder if self._trainers == 1 else f"{folder}-{self._trainers}"
+            trainer.extend(self._made(Path(numbered)))
+
+    def _made(self, folder: Path | None) -> Any:
+        import umem.chainer
+
+        options = {**self._options, "folder": folder}
+        try:
+            return umem.chainer.Snapshot(**options)
+        except UmemError as error:
+            raise click.BadParameter(str(error), param_hint=_OPTION) from error
+
+    def _tell(self, process: int) -> None:
+        if os.getpid() == process and not self._trainers:  # no child by fork
+            say(
+                f"umem: {_OPTION} {self._asked}: nothing was saved: no Trainer of Chainer ran. A "
+                "loop written by hand calls umem.chainer.save_run and resume_run",
+                err=True,
+            )
+
+
+def _parsed(asked: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for part in asked.split(","):
+        name, given, value = part.partition("=")
+        if not given or name in options or name not in ("every", "keep", "folder") or not value:
+            raise _unreadable(asked)
+        options[name] = value if name == "folder" else _number(name, value, asked)
+    if "folder" in options:
+        options["folder"] = os.path.abspath(options["folder"])  # the script may change folders
+    return options
+
+
+def _number(name: str, value: str, asked: str) -> Any:
+    digits = value.removesuffix("epoch") if name == "every" else value
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 9:
+        raise _unreadable(asked)
+    return int(digits) if digits == value else (int(digits), "epoch")
+
+
+def _unreadable(asked: str) -> click.BadParameter:
+    return click.BadParameter(f"{asked!r} is not understood; write {_EXAMPLE}", param_hint=_OPTION)
+
+
+def _watcher(resuming: Resuming) -> Any:
+    from umem.chainer import tap
+
+    class TrainerWatcher(tap.Subscriber):
+        """Is told of trainers that begin to run."""
+
+        def train(self, proceed: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
+            resuming.extend(trainer)
+            proceed(trainer, *args, **kwargs)
+
+    return TrainerWatcher()

@@ -1,0 +1,46 @@
+"""A thread that writes while training goes on: one piece of work at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class BackgroundWriter:
+    """Does one piece of work at a time in a thread, which lives no longer than that work.
+
+    The interpreter waits for it at exit. Every method is for the thread that made it.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Begin a piece of work, once the one before is done.
+
+        Raises:
+            whatever the one before raised; this one has not begun.
+        """
+        self.wait()
+        self._thread = threading.Thread(target=self._do, args=(work,), name="umem-snapshot")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for what was begun.
+
+        Raises:
+            whatever it raised; once.
+        """
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _do(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self._error = error.with_traceback(None)  # which would keep the arrays alive

@@ -1,0 +1,70 @@
+"""A folder that one run writes to, and no other at the same time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from umem.errors import StateError
+from umem.printable import shown
+
+NAME = "run.lock"
+_held: dict[tuple[int, str], int] = {}
+"""The handle of the lock of each folder that a process has claimed."""
+
+
+class Claim:
+    """A claim on a folder, held until `close` or the end of the process, however it ends.
+
+    The lock is the process's own (POSIX ``fcntl``): processes that it forks do not keep it, and
+    the system takes it back when the process dies. Systems without such locks have none.
+
+    Raises:
+        StateError: another run has the folder; nothing was changed. OSError: it cannot be locked.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._key = os.getpid(), os.path.realpath(folder)
+        if self._key in _held:
+            raise StateError(_taken(folder, "another run of this process"))
+        _held[self._key] = -1  # no second handle: closing it would give the lock back
+        try:
+            _held[self._key] = _locked(folder)
+        except BaseException:
+            del _held[self._key]
+            raise
+
+    def close(self) -> None:
+        """Give the folder back; again is nothing."""
+        handle = _held.pop(self._key, -1) if self._key[0] == os.getpid() else -1
+        if handle >= 0:
+            os.close(handle)
+
+
+def _locked(folder: Path) -> int:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return -1
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(folder / NAME, flags, 0o666)
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        holder = os.pread(handle, 20, 0).decode("ascii", "replace").strip()
+        os.close(handle)
+        who = f"the run of process {holder}" if holder.isdigit() else "another run"
+        raise StateError(_taken(folder, who)) from None
+    except BaseException:
+        os.close(handle)
+        raise
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    return handle
+
+
+def _taken(folder: Path, who: str) -> str:
+    return (
+        f"{who} writes its snapshots to {shown(folder)}: end it, or give each run a folder of "
+        "its own"
+    )

@@ -1,0 +1,75 @@
+"""What snapshots do to a disk, call by call, so that tests can put a worse disk in its place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import IO
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+_BINARY = getattr(os, "O_BINARY", 0)
+
+
+class FileOperations:
+    """A real disk. Nothing is written through a link, and nothing that exists is overwritten.
+
+    Every method may raise OSError, and is safe to call from any thread.
+    """
+
+    def make_folder(self, path: Path) -> None:
+        """Make a folder whose parent is there."""
+        os.mkdir(path)
+
+    def create(self, path: Path) -> int:
+        """Create a file that was not there; returns its handle."""
+        return os.open(path, _NEW | _NO_LINK | _BINARY, 0o666)
+
+    def write(self, handle: int, data: memoryview) -> None:
+        """Write all of some bytes at the end of a file."""
+        while data:
+            data = data[os.write(handle, data) :]
+
+    def synchronize(self, handle: int) -> None:
+        """Return once the content of a file is on the disk."""
+        os.fsync(handle)
+
+    def close(self, handle: int) -> None:
+        """Close a file, which says nothing about the disk."""
+        os.close(handle)
+
+    def synchronize_folder(self, path: Path) -> None:
+        """Return once the names in a folder are on the disk."""
+        if os.name == "nt":  # folders cannot be opened there
+            return
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Give something another name, at once or not at all."""
+        os.rename(old, new)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file."""
+        os.unlink(path)
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove a folder that is empty."""
+        os.rmdir(path)
+
+    def names(self, path: Path) -> list[str]:
+        """List what is in a folder."""
+        return os.listdir(path)
+
+    def open(self, path: Path) -> IO[bytes]:
+        """Open a file to read; a link is refused, and a pipe is not waited for."""
+        return os.fdopen(os.open(path, os.O_RDONLY | _NO_LINK | _NO_WAIT | _BINARY), "rb")
+
+    def free_bytes(self, path: Path) -> int:
+        """Return how many bytes may still be written to a folder."""
+        return shutil.disk_usage(path).free

@@ -1,0 +1,138 @@
+"""Finding the newest snapshot that is whole, and reading it; everything is checked first."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from umem.errors import FileError, SnapshotError, UmemError
+from umem.files import reason
+from umem.printable import shown
+from umem.snapshots.arrays_file import ArraysInFile
+from umem.snapshots.manifest import (
+    ARRAYS,
+    LONGEST,
+    MANIFEST,
+    VALUES,
+    FileSum,
+    Manifest,
+    NewerVersionError,
+    folder_name,
+    step_of,
+)
+from umem.snapshots.operations import FileOperations
+
+_PIECE = 4 << 20
+
+
+class SavedRun:
+    """A snapshot whose sums are right; `close` lets its file go.
+
+    Attributes:
+        path: its directory.
+        step: updates that the run had made.
+        values: what was saved as JSON.
+        arrays: what was saved as arrays, read one by one.
+    """
+
+    def __init__(self, path: Path, step: int, values: dict[str, Any], arrays: ArraysInFile) -> None:
+        self.path, self.step, self.values, self.arrays = path, step, values, arrays
+
+    def close(self) -> None:
+        """Let its file go."""
+        self.arrays.close()
+
+
+def steps_in(operations: FileOperations, folder: Path) -> list[int]:
+    """List the steps that have something under a snapshot's name, whole or not; oldest first."""
+    try:
+        names = operations.names(folder)
+    except FileNotFoundError:
+        return []
+    return sorted(step for name in names if (step := step_of(name)) is not None)
+
+
+def read_newest(operations: FileOperations, folder: Path) -> tuple[SavedRun | None, list[str]]:
+    """Read the newest snapshot of a folder that is whole, by its step, whatever its file times.
+
+    Returns:
+        it, None where there is none; and what is wrong with each newer one, a sentence each.
+
+    Raises:
+        SnapshotError: the newest is of a newer version of the format.
+        FileError: the folder cannot be read. MissingDependencyError: safetensors is missing.
+    """
+    passed_over: list[str] = []
+    try:
+        steps = steps_in(operations, folder)
+    except OSError as error:
+        raise FileError(f"{shown(folder)} cannot be read: {reason(error)}") from error
+    for step in reversed(steps):
+        try:
+            return read(operations, folder / folder_name(step)), passed_over
+        except TornError as error:
+            passed_over.append(str(error))
+    return None, passed_over
+
+
+def read(operations: FileOperations, path: Path) -> SavedRun:
+    """Read one snapshot; takes as long as reading it from the disk once, and its SHA-256.
+
+    Raises:
+        TornError: it is torn, or not umem's. SnapshotError: it is of a newer version.
+    """
+    try:
+        manifest = _manifest(operations, path)
+        _check(operations, path / ARRAYS, manifest.files[ARRAYS])
+        text = _check(operations, path / VALUES, manifest.files[VALUES], content=True)
+        values = json.loads(text)
+        arrays = ArraysInFile(path / ARRAYS)
+    except NewerVersionError as error:
+        raise NewerVersionError(f"{shown(path)}: {error}") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise TornError(f"{shown(path)} is not whole: files are missing") from None
+    except UmemError:
+        raise
+    except Exception as error:  # whatever is wrong with it, an older one is tried
+        raise TornError(f"{shown(path)} is not whole: {reason(error)}") from error
+    return SavedRun(path, manifest.step, values, arrays)
+
+
+class TornError(SnapshotError):
+    """A snapshot that is not whole, or not umem's; nothing was loaded."""
+
+
+def _manifest(operations: FileOperations, path: Path) -> Manifest:
+    if stat.S_ISLNK(os.lstat(path).st_mode):
+        raise ValueError("it is a link")
+    with operations.open(path / MANIFEST) as file:
+        text = file.read(LONGEST + 1)
+    if len(text) > LONGEST:
+        raise ValueError("its manifest is too long to be one")
+    manifest = Manifest.from_json(text)
+    if manifest.step != step_of(path.name):
+        raise ValueError(f"its manifest is that of step {manifest.step}")
+    return manifest
+
+
+def _check(
+    operations: FileOperations, path: Path, wanted: FileSum, *, content: bool = False
+) -> bytes:
+    """See that a file is as its manifest says; returns what is in it where that is asked for."""
+    sum_, size, parts = hashlib.sha256(), 0, []
+    with operations.open(path) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError(f"{path.name} is no file")
+        while piece := file.read(_PIECE):
+            sum_.update(piece)
+            size += len(piece)
+            parts += [piece] if content else []
+    if size != wanted.size_bytes:
+        raise ValueError(f"{path.name} has {size:,} bytes of {wanted.size_bytes:,}")
+    if sum_.hexdigest() != wanted.sha256:
+        raise ValueError(f"{path.name} has another SHA-256 than when it was written")
+    return b"".join(parts)

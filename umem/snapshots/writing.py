@@ -1,0 +1,207 @@
+"""Writing a snapshot so that it is whole or not there, and removing old ones.
+
+The order is that of crash-consistent updates (Pillai et al., "All File Systems Are Not Created
+Equal", OSDI 2014): content, then the names in the directory, then its own name, then its folder,
+each synchronised before the next. Only then is an older one touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from umem.errors import FileError
+from umem.files import reason
+from umem.printable import shown
+from umem.snapshots.arrays_file import Arrays, pieces, size_of
+from umem.snapshots.manifest import (
+    ARRAYS,
+    FILES,
+    MANIFEST,
+    VALUES,
+    FileSum,
+    Manifest,
+    folder_name,
+    step_of,
+)
+from umem.snapshots.operations import FileOperations
+from umem.units import format_bytes
+
+_TEMPORARY = re.compile(r"\.umem-[0-9a-f]{16}\.tmp")
+_ROOM = 1 << 16
+"""Bytes for the manifest, the directory and what a file system rounds up."""
+
+
+def write_snapshot(
+    operations: FileOperations, folder: Path, step: int, arrays: Arrays, values: Mapping[str, Any]
+) -> Path:
+    """Write the snapshot of a step; one of that step that is there gives way.
+
+    Args:
+        folder: where snapshots lie; it exists.
+        arrays: by name, C-contiguous; they must not change meanwhile.
+        values: what JSON can say.
+
+    Returns:
+        its directory.
+
+    Raises:
+        FileError: it cannot be written, with the bytes needed and free; what was written is
+            removed as far as that can be done.
+    """
+    text = json.dumps(values, separators=(",", ":")).encode()
+    needed = needed_bytes(arrays) + len(text)
+    temporary = _temporary(folder)
+    try:
+        _write_directory(operations, temporary, step, arrays, text)
+        return _publish(operations, temporary, folder, step)
+    except FileError:
+        raise
+    except OSError as error:
+        raise _cannot_write(operations, folder, needed, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            _remove(operations, temporary)
+
+
+def needed_bytes(arrays: Arrays) -> int:
+    """Return the bytes that a snapshot of some arrays takes, its values not counted."""
+    return size_of(arrays) + _ROOM
+
+
+def check_room(operations: FileOperations, folder: Path, needed: int) -> None:
+    """See that there is a folder with room, before anything is written to it.
+
+    Raises:
+        FileError: there is not, with the bytes needed and free.
+    """
+    try:
+        operations.names(folder)
+        free = operations.free_bytes(folder)
+    except OSError as error:
+        raise _cannot_write(operations, folder, needed, error) from error
+    if free < needed:
+        raise FileError(_message(folder, needed, free, "the disk is full"))
+
+
+def _cannot_write(
+    operations: FileOperations, folder: Path, needed: int, error: OSError
+) -> FileError:
+    free: int | None = None
+    with contextlib.suppress(OSError):
+        free = operations.free_bytes(folder)
+    return FileError(_message(folder, needed, free, reason(error)))
+
+
+def _message(folder: Path, needed: int, free: int | None, why: str) -> str:
+    room = "how many are free cannot be told" if free is None else f"{format_bytes(free)} free"
+    return (
+        f"a snapshot cannot be written to {shown(folder)}: {why}; it needs "
+        f"{format_bytes(needed)}, {room}. Make room, keep fewer, or name another folder; "
+        "snapshots that were there are whole"
+    )
+
+
+# -- the directory -----------------------------------------------------------------------------
+
+
+def _temporary(folder: Path) -> Path:
+    return folder / f".umem-{secrets.token_hex(8)}.tmp"
+
+
+def _write_directory(
+    operations: FileOperations, directory: Path, step: int, arrays: Arrays, text: bytes
+) -> None:
+    operations.make_folder(directory)
+    files = {
+        ARRAYS: _write_file(operations, directory / ARRAYS, pieces(arrays)),
+        VALUES: _write_file(operations, directory / VALUES, [memoryview(text)]),
+    }
+    manifest = Manifest(step, files).to_json()
+    _write_file(operations, directory / MANIFEST, [memoryview(manifest)])
+    operations.synchronize_folder(directory)
+
+
+def _write_file(operations: FileOperations, path: Path, content: Iterable[memoryview]) -> FileSum:
+    sum_, size = hashlib.sha256(), 0
+    handle = operations.create(path)
+    try:
+        for piece in content:
+            operations.write(handle, piece)
+            sum_.update(piece)
+            size += len(piece)
+        operations.synchronize(handle)
+    finally:
+        operations.close(handle)
+    return FileSum(size, sum_.hexdigest())
+
+
+def _publish(operations: FileOperations, temporary: Path, folder: Path, step: int) -> Path:
+    """Give a complete directory its name; what has the name already is set aside first."""
+    path, aside = folder / folder_name(step), None
+    if path.name in operations.names(folder):
+        if not _is_ours(operations, path):
+            raise FileError(
+                f"{shown(path)} is in the way: it is no snapshot of umem's, or holds more; move it"
+            )
+        aside = _temporary(folder)
+        operations.rename(path, aside)
+    operations.rename(temporary, path)
+    operations.synchronize_folder(folder)
+    if aside is not None:
+        _remove(operations, aside)
+    return path
+
+
+# -- old ones ----------------------------------------------------------------------------------
+
+
+def prune(operations: FileOperations, folder: Path, step: int, keep: int) -> None:
+    """Remove snapshots older than a step's, which is on the disk; ``keep`` are left with it.
+
+    What holds more than a snapshot's own files stays.
+
+    Raises:
+        OSError: one cannot be removed; what it was renamed to is removed by `sweep`.
+    """
+    found = sorted(
+        step_ for name in operations.names(folder) if (step_ := step_of(name)) is not None
+    )
+    older = [other for other in found if other < step]
+    for other in older[: max(0, len(older) - (keep - 1))]:
+        path = folder / folder_name(other)
+        if _is_ours(operations, path):
+            aside = _temporary(folder)
+            operations.rename(path, aside)  # first, so that nothing half removed has its name
+            _remove(operations, aside)
+
+
+def sweep(operations: FileOperations, folder: Path) -> None:
+    """Remove what runs that were killed have left half written or half removed."""
+    for name in operations.names(folder):
+        if _TEMPORARY.fullmatch(name):
+            with contextlib.suppress(OSError):
+                _remove(operations, folder / name)
+
+
+def _is_ours(operations: FileOperations, path: Path) -> bool:
+    """Whether it is a directory with nothing in it but what a snapshot has."""
+    try:
+        return not path.is_symlink() and set(operations.names(path)) <= set(FILES)
+    except OSError:
+        return False
+
+
+def _remove(operations: FileOperations, directory: Path) -> None:
+    """Remove a directory with the files of a snapshot, if it is there; the manifest first."""
+    if not _is_ours(operations, directory):
+        return
+    for name in sorted(operations.names(directory), key=FILES.index, reverse=True):
+        operations.remove(directory / name)
+    operations.remove_folder(directory)
