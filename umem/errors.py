@@ -8,6 +8,7 @@
     +-- UnknownGpuError         also KeyError
     +-- SizeError               also ValueError: not a size, or out of range
     +-- HintError               also ValueError: a hint or a view that cannot be given
+    +-- GradientError           also FloatingPointError: a gradient that would spoil what is kept
     +-- GraphError              also ValueError: a graph or a plan that does not hold together
     +-- BudgetError             also ValueError: no plan needs as little as that
     +-- StateError              also RuntimeError: enable twice, disable without enable, ...
@@ -71,6 +72,10 @@ class SizeError(UmemError, ValueError):
 
 class HintError(UmemError, ValueError):
     """Advice, a preset, a prefetch or a view that cannot be given; none was given."""
+
+
+class GradientError(UmemError, FloatingPointError):
+    """A gradient is not finite, or too large for the state that it goes into; nothing changed."""
 
 
 class GraphError(UmemError, ValueError):

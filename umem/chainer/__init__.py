@@ -6,6 +6,7 @@ install()
 
 import chainer  # noqa: E402, F401  (the layer must be in place first)
 
+from umem.chainer import optimizers as optimizers  # noqa: E402
 from umem.chainer.checkpointing.regions import checkpoint, checkpoint_sequential, checkpointed  # noqa: E402
 from umem.chainer.chunking.capped import workspace  # noqa: E402
 from umem.chainer.current_device import device  # noqa: E402

@@ -37,6 +37,8 @@ PREFIX = (
 """What nearly every kernel of CuPy's includes, compiled once."""
 ALIGNMENT = 64
 """Of an argument that was copied, in bytes: what any type asks for."""
+NO_CONTRACTION = {"-fmad=false", "--fmad=false"}
+"""Ways to ask that a product is rounded before it is added."""
 _BOUNDS = r"__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*"
 _KERNEL = re.compile(
     rf"__global__\s+(?:{_BOUNDS})?void\s+(?:{_BOUNDS})?(\w+)\s*\(([^{{;]*)\)\s*\{{"
@@ -260,6 +262,8 @@ class KernelCompiler:
         given = [f"-DUMEM_HEADERS_{self._digest}", f"-I{HEADERS}", f"-I{self._include}"]
         given += [f"-I{self._include / 'cupy' / '_cccl' / name}" for name in CCCL]
         given += [option for option in options if _is_taken(option)]
+        if NO_CONTRACTION & {*options}:
+            given.append("-ffp-contract=off")
         prefix = PREFIX if "cupy/" in source else PREFIX[:1]
         text = "".join(f"#include <{name}>\n" for name in prefix)
         return ["-include", str(self._tools.header(text, given)), *given]

@@ -1,0 +1,153 @@
+"""Conversion of an optimizer that is set up, in place: its states to 8 bits, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from chainer import optimizers
+
+from umem.chainer.optimizers import paths
+from umem.chainer.optimizers.eight_bit import Adam8bit, AdamW8bit, MomentumSGD8bit
+from umem.chainer.optimizers.gradient_check import first_unsafe, why
+from umem.chainer.optimizers.rules import (
+    LEAST_SIZE,
+    NO_VARIANTS,
+    QUANTIZED,
+    QuantizedRule,
+    StatePolicy,
+    kept_by,
+    plain,
+    quantize,
+)
+from umem.errors import StateError, UnsupportedError
+
+SMALL = {
+    optimizers.Adam: Adam8bit,
+    optimizers.AdamW: AdamW8bit,
+    optimizers.MomentumSGD: MomentumSGD8bit,
+}
+"""By Chainer's optimizer, the one with 8-bit states."""
+PLAIN = {small: one for one, small in SMALL.items()}
+
+
+def quantize_states(
+    optimizer: Any,
+    *,
+    keep: Sequence[str] = (),
+    least_size: int = LEAST_SIZE,
+    embeddings: bool = False,
+    paged: bool = False,
+) -> int:
+    """Convert an optimizer to 8-bit states, in place; returns the bytes saved.
+
+    Chainer's Adam becomes an `Adam8bit`, AdamW an `AdamW8bit`, MomentumSGD a `MomentumSGD8bit`, the
+    same object with the same hooks, hyper-parameters and counts. Rules of other kinds that single
+    parameters were given stay. `dequantize_states` converts it back.
+
+    Cost: one pass over the states, which go one after another; those on a GPU by way of the host.
+
+    Args:
+        optimizer: of exactly one of those classes, and set up.
+        keep, least_size, embeddings, paged: see `Adam8bit`.
+
+    Raises:
+        StateError: it is not set up, or has 8-bit states already; or a state has NaN or infinity.
+        UnsupportedError: another class, or amsgrad or adabound.
+        ValueError: a name in ``keep`` is that of no parameter.
+
+    After any of these the optimizer is as before.
+    """
+    model = _model(optimizer)
+    if type(optimizer) in PLAIN:
+        raise StateError(f"the optimizer has 8-bit states already: it is {_name(optimizer)}")
+    if type(optimizer) not in SMALL:
+        raise _unknown(optimizer, SMALL)
+    rules = _rules_by_name(model)
+    if any(_has_variant(rule) for rule in (optimizer, *rules.values())):
+        raise UnsupportedError(NO_VARIANTS)
+    policy = StatePolicy(keep, least_size, embeddings, paged)
+    kept = {id(param) for param in kept_by(policy, model)}
+    _check_states(rules)
+    before = _state_bytes(model)
+    for param in model.params():
+        if type(param.update_rule) in QUANTIZED and id(param) not in kept:
+            quantize(param.update_rule, policy)
+    optimizer.__class__ = SMALL[type(optimizer)]
+    optimizer.policy = policy
+    paths.prepare(model, optimizer.create_update_rule().step)
+    return before - _state_bytes(model)
+
+
+def dequantize_states(optimizer: Any) -> int:
+    """Convert an optimizer with 8-bit states to Chainer's own; the inverse of `quantize_states`.
+
+    Values are those that the 8 bits stand for. Returns the bytes that its states got larger.
+
+    Raises:
+        StateError: it is not set up, or has no 8-bit states.
+        UnsupportedError: a class of one's own. After either the optimizer is as before.
+    """
+    model = _model(optimizer)
+    if type(optimizer) in SMALL:
+        raise StateError(f"the optimizer has no 8-bit states: it is {_name(optimizer)}")
+    if type(optimizer) not in PLAIN:
+        raise _unknown(optimizer, PLAIN)
+    before = _state_bytes(model)
+    for param in model.params():
+        if isinstance(param.update_rule, QuantizedRule):
+            plain(param.update_rule, param)
+    optimizer.__class__ = PLAIN[type(optimizer)]
+    del optimizer.policy
+    return _state_bytes(model) - before
+
+
+def _model(optimizer: Any) -> Any:
+    model = getattr(optimizer, "target", None)
+    if model is None:
+        raise StateError("the optimizer is not set up: call its setup(model) first")
+    return model
+
+
+def _name(optimizer: Any) -> str:
+    return type(optimizer).__name__
+
+
+def _unknown(optimizer: Any, known: Any) -> UnsupportedError:
+    names = ", ".join(sorted(kind.__name__ for kind in known))
+    return UnsupportedError(
+        f"no 8-bit form is known of {_name(optimizer)}; there is one of {names}"
+    )
+
+
+def _rules_by_name(model: Any) -> dict[str, Any]:
+    return {
+        name: param.update_rule
+        for name, param in model.namedparams()
+        if type(param.update_rule) in QUANTIZED
+    }
+
+
+def _has_variant(owner: Any) -> bool:
+    hp = owner.hyperparam.get_dict()
+    return bool(hp.get("amsgrad") or hp.get("adabound"))
+
+
+def _check_states(rules: dict[str, Any]) -> None:
+    """See that a float32 can hold every value."""
+    named = [
+        (f"{key} of {name}", value)
+        for name, rule in rules.items()
+        for key, value in (rule.state or {}).items()
+    ]
+    largest = float(np.finfo(np.float32).max)
+    found = first_unsafe(named, largest)
+    if found is not None:
+        raise StateError(f"8 bits cannot hold the state {found[0]}: {why(found[1], largest)}")
+
+
+def _state_bytes(model: Any) -> int:
+    rules = (param.update_rule for param in model.params())
+    states = (rule.state or {} for rule in rules if rule is not None)
+    return sum(getattr(value, "nbytes", 0) for state in states for value in state.values())

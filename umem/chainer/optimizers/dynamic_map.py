@@ -1,0 +1,82 @@
+"""The 256 values that a byte of optimizer state stands for, and the nearest of them to a float32.
+
+Dynamic quantisation of Dettmers et al., "8-bit Optimizers via Block-wise Quantization"
+(arXiv 2110.02861): values from 1e-7 to 1, with fewer digits the smaller they are.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+VERSION = 1
+"""Of the values and of what a saved byte means; it is saved with every state."""
+EXPONENTS = 7
+PREFIX_BITS = 16
+LOW = 0xFFFF
+"""The lower bits of a float32, which the table of prefixes leaves out."""
+
+
+class DynamicMap(NamedTuple):
+    """One of the two maps.
+
+    Attributes:
+        values: what each code stands for, ascending; float32.
+        table: finds the nearest code of a float32 from -1 to 1. With its upper 16 bits as the
+            index and its lower as ``low`` (all of them flipped for a negative number), the code
+            is ``(table[index] + low) >> 16``; uint32. No prefix spans more than two codes, so
+            that one carry tells which.
+        zero: the code of 0.
+        signed: whether there are negative values.
+    """
+
+    values: np.ndarray[Any, Any]
+    table: np.ndarray[Any, Any]
+    zero: int
+    signed: bool
+
+
+@cache
+def dynamic_map(signed: bool) -> DynamicMap:
+    """Make the map of a state that may be negative, or of one that is not; the same each time."""
+    values = _values(signed)
+    table = _table(values)
+    for array in (values, table):
+        array.flags.writeable = False
+    return DynamicMap(values, table, int(np.flatnonzero(values == 0)[0]), signed)
+
+
+def _values(signed: bool) -> np.ndarray[Any, Any]:
+    """Make the values: at each power of ten the middles of equal parts of 0.1 to 1."""
+    found = [0.0, 1.0]
+    for exponent in range(EXPONENTS):
+        # The sign takes a bit, and the unsigned map has twice as many parts for it.
+        borders = np.linspace(0.1, 1, 2 ** (exponent + (not signed)) + 1)
+        middles = 10.0 ** (exponent + 1 - EXPONENTS) * (borders[:-1] + borders[1:]) / 2
+        found += [*middles, *(-middles if signed else ())]
+    return np.array(sorted(found), np.float32)
+
+
+def _table(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Make the table of a map; a value half-way between two codes gets the lower one."""
+    edges = _edges(values)
+    prefix = np.arange(1 << PREFIX_BITS, dtype=np.uint32) << np.uint32(PREFIX_BITS)
+    ends = np.nan_to_num(np.stack([prefix, prefix | LOW]).view(np.float32), nan=0.0)
+    first, last = (np.searchsorted(edges, end) for end in (ends.min(axis=0), ends.max(axis=0)))
+    edge_low = (edges.view(np.uint32) & LOW)[np.minimum(first, len(edges) - 1)].astype(np.int64)
+    is_negative = prefix >> np.uint32(31) != 0
+    last_of_first = np.where(is_negative, LOW - edge_low, edge_low)
+    last_of_first[first == last] = LOW
+    table: np.ndarray[Any, Any] = (first << PREFIX_BITS) + LOW - last_of_first
+    return table.astype(np.uint32)
+
+
+def _edges(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Find the largest float32 of each code but the last."""
+    middles = (values[:-1].astype(np.float64) + values[1:]) / 2  # exact in float64
+    edges: np.ndarray[Any, Any] = middles.astype(np.float32)
+    below = np.nextafter(edges, np.float32(-np.inf))
+    edges[edges > middles] = below[edges > middles]
+    return edges

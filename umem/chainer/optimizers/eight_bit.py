@@ -1,0 +1,199 @@
+"""Chainer's Adam, AdamW and MomentumSGD, but that they keep their states in 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from chainer import optimizers
+from chainer.optimizer import GradientMethod
+
+from umem.chainer.optimizers import paths
+from umem.chainer.optimizers.rules import (
+    LEAST_SIZE,
+    NO_VARIANTS,
+    QuantizedRule,
+    StatePolicy,
+    kept_by,
+    plain,
+    quantize,
+    refuse_unsafe,
+)
+from umem.errors import GradientError, UnsupportedError
+
+
+class QuantizedOptimizer(GradientMethod):
+    """What optimizers with 8-bit states add to those of Chainer, which they also inherit from.
+
+    Attributes:
+        policy: which states have 8 bits, and where they lie.
+    """
+
+    policy = StatePolicy()
+
+    def create_update_rule(self) -> Any:
+        """Make a rule with 8-bit states."""
+        rule = super().create_update_rule()
+        quantize(rule, self.policy)
+        return rule
+
+    def setup(self, link: Any) -> Any:
+        """Set the optimizer up for a model, as in Chainer; compiles where Numba is there.
+
+        Raises:
+            ValueError: a name in ``keep`` is that of no parameter; nothing has changed.
+        """
+        kept = kept_by(self.policy, link)
+        super().setup(link)
+        for param in kept:
+            plain(param.update_rule, param)
+        paths.prepare(link, self.create_update_rule().step)
+        return self
+
+    def check_nan_in_grads(self) -> None:
+        """Look at all gradients, before hooks, which would spread NaN, and any update.
+
+        Raises:
+            GradientError: a gradient would spoil a state, and there is no dynamic loss scaling,
+                which skips such a step; nothing has changed.
+        """
+        super().check_nan_in_grads()
+        if not self._loss_scaling_is_dynamic:
+            refuse_unsafe(self._gradients(), self.t + 1)
+
+    def is_safe_to_update(self) -> bool:
+        """Look at all gradients again where hooks, or a scale, may have made them unsafe.
+
+        Raises:
+            GradientError: see `check_nan_in_grads`; hooks have changed gradients.
+        """
+        if not super().is_safe_to_update():
+            return False
+        if self._hookable._pre_update_hooks or self._loss_scaling_is_dynamic:
+            try:
+                refuse_unsafe(self._gradients(), self.t)
+            except GradientError:
+                if self._loss_scaling_is_dynamic:
+                    self._loss_scaling_isnan = self._loss_scaling_isnan_ever = True
+                    return False
+                self.t -= 1  # `update` has counted it
+                raise
+        self._vet()
+        return True
+
+    def _vet(self) -> None:
+        for param in self.target.params():
+            if isinstance(param.update_rule, QuantizedRule):
+                param.update_rule.vet()
+
+    def _gradients(self) -> Iterator[tuple[str, Any]]:
+        for name, param in self.target.namedparams():
+            rule = param.update_rule
+            if rule is not None and rule.enabled and param.grad is not None:
+                yield name, param.grad
+
+
+class Adam8bit(QuantizedOptimizer, optimizers.Adam):
+    """Adam whose two moments take 2.03 bytes an element instead of 8; otherwise Chainer's.
+
+    Hooks, `use_fp32_update`, loss scaling, rules of single parameters and serializers work as with
+    Chainer's. Parameters of fewer than ``least_size`` elements, and those of `EmbedID`, keep
+    states of 32 bits. NumPy and CuPy arrays of 16, 32 or 64 bits; what is computed is float32,
+    and a parameter of 64 bits is changed in 64. See docs/small-states.md.
+
+    Cost: at most the time of Chainer's own update with Numba (bench/eight_bit.py), one look at all
+    gradients before each update included. Thread-safety: as Chainer's.
+
+    Args:
+        alpha, beta1, beta2, eps, eta, weight_decay_rate: as in Chainer.
+        amsgrad, adabound: there is no 8-bit form.
+        keep: names of parameters that keep states of 32 bits, as ``namedparams`` has them, or
+            patterns such as ``"/head/*"``.
+        least_size: parameters with fewer elements keep states of 32 bits.
+        embeddings: whether parameters of `EmbedID` get states of 8 bits too.
+        paged: on a GPU, keep 8-bit states in managed memory, and prefetch each before its update;
+            with NumPy arrays it does nothing.
+
+    Raises:
+        UnsupportedError: ``amsgrad`` or ``adabound``.
+        GradientError: by ``update``, where a gradient has NaN, infinity, or a value beyond 9.2e18;
+            no parameter and no state has changed. Under ``loss_scaling()`` the step is skipped.
+
+    Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861;
+    there blocks have 2048 values.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        eta: float = 1.0,
+        weight_decay_rate: float = 0,
+        amsgrad: bool = False,
+        adabound: bool = False,
+        *,
+        keep: Sequence[str] = (),
+        least_size: int = LEAST_SIZE,
+        embeddings: bool = False,
+        paged: bool = False,
+    ) -> None:
+        if amsgrad or adabound:
+            raise UnsupportedError(NO_VARIANTS)
+        super().__init__(alpha, beta1, beta2, eps, eta, weight_decay_rate)
+        self.policy = StatePolicy(keep, least_size, embeddings, paged)
+
+
+class AdamW8bit(QuantizedOptimizer, optimizers.AdamW):
+    """AdamW with 8-bit states; see `Adam8bit`.
+
+    Args:
+        alpha, beta1, beta2, eps, eta, weight_decay_rate: as in Chainer.
+        keep, least_size, embeddings, paged: see `Adam8bit`.
+
+    Raises:
+        GradientError: see `Adam8bit`.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        eta: float = 1.0,
+        weight_decay_rate: float = 0,
+        *,
+        keep: Sequence[str] = (),
+        least_size: int = LEAST_SIZE,
+        embeddings: bool = False,
+        paged: bool = False,
+    ) -> None:
+        super().__init__(alpha, beta1, beta2, eps, eta, weight_decay_rate)
+        self.policy = StatePolicy(keep, least_size, embeddings, paged)
+
+
+class MomentumSGD8bit(QuantizedOptimizer, optimizers.MomentumSGD):
+    """Momentum SGD whose velocity takes 1.02 bytes an element instead of 4; see `Adam8bit`.
+
+    Args:
+        lr, momentum: as in Chainer.
+        keep, least_size, embeddings, paged: see `Adam8bit`.
+
+    Raises:
+        GradientError: see `Adam8bit`.
+    """
+
+    def __init__(
+        self,
+        lr: float = 0.01,
+        momentum: float = 0.9,
+        *,
+        keep: Sequence[str] = (),
+        least_size: int = LEAST_SIZE,
+        embeddings: bool = False,
+        paged: bool = False,
+    ) -> None:
+        super().__init__(lr, momentum)
+        self.policy = StatePolicy(keep, least_size, embeddings, paged)

@@ -1,0 +1,67 @@
+"""Whether gradients are such that states of 8 bits survive them, on NumPy and CuPy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from chainer.backends import cuda
+
+LARGEST = 2.0**63
+"""Beyond it a gradient's square is near what a float32 can hold; about 9.2e18."""
+CHUNK = 256 << 10
+Named = tuple[str, Any]
+
+
+def first_unsafe(gradients: Iterable[Named], largest: float = LARGEST) -> Named | None:
+    """Find the first array with a value that is not finite, or too large; None if none has.
+
+    One pass over them, and one synchronisation for all arrays of CuPy.
+
+    Args:
+        gradients: arrays by names.
+        largest: the most that an absolute value may be.
+    """
+    named = list(gradients)
+    flags = cuda.cupy.zeros(len(named), dtype=bool) if _any_on_gpu(named) else None
+    unsafe = np.zeros(len(named), dtype=bool)
+    for index, (_, grad) in enumerate(named):
+        if isinstance(grad, np.ndarray):
+            unsafe[index] = _is_unsafe(grad, largest)
+        elif flags is not None and grad.size:
+            _unsafe()(grad, np.float64(largest), flags[index : index + 1].reshape(()))
+    if flags is not None:
+        unsafe |= cuda.cupy.asnumpy(flags)
+    return named[int(unsafe.argmax())] if unsafe.any() else None
+
+
+def why(grad: Any, largest: float = LARGEST) -> str:
+    """Say what is wrong with a gradient: how many values, and where the first is."""
+    values = np.asarray(cuda.to_cpu(grad), np.float64)
+    finite = np.isfinite(values)
+    wrong = ~(np.abs(values) <= largest)
+    where = tuple(int(i) for i in np.argwhere(wrong)[0])
+    what = "NaN or infinity" if not finite.all() else f"beyond {largest:.1e} in size"
+    return f"{int(wrong.sum())} of {values.size} values are {what}, the first at {where}"
+
+
+def _any_on_gpu(named: list[Named]) -> bool:
+    return any(not isinstance(grad, np.ndarray) for _, grad in named)
+
+
+def _is_unsafe(grad: np.ndarray[Any, Any], largest: float) -> bool:
+    """Look chunk by chunk, which makes no temporaries and stays in the cache."""
+    flat = grad.reshape(-1) if grad.flags.c_contiguous else grad.flat
+    for start in range(0, grad.size, CHUNK):
+        part = flat[start : start + CHUNK]
+        if not (float(part.max()) <= largest and float(part.min()) >= -largest):
+            return True  # as floats of Python: infinity is what 2 ** 63 is in 16 bits
+    return False
+
+
+def _unsafe() -> Any:
+    return cuda.reduce(
+        "T x, float64 largest", "bool y", "!(abs((double)x) <= largest)", "a || b", "y = a",
+        "false", "umem_unsafe_gradient",
+    )  # fmt: skip

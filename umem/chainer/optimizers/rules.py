@@ -1,0 +1,269 @@
+"""Update rules whose states have 8 bits: Chainer's own rules, but for how a state is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+import chainer
+import numpy as np
+from chainer import links
+from chainer.backends import cuda
+from chainer.optimizer import UpdateRule
+from chainer.optimizers import adam, momentum_sgd
+from chainer.serializer import Deserializer
+
+from umem.chainer.optimizers import paths
+from umem.chainer.optimizers.dynamic_map import dynamic_map
+from umem.chainer.optimizers.gradient_check import first_unsafe, why
+from umem.chainer.optimizers.quantized_state import (
+    CODES,
+    SCALES,
+    QuantizedState,
+    dequantized,
+    quantized,
+    zeros,
+)
+from umem.chainer.optimizers.saving import load, save
+from umem.chainer.optimizers.steps import SIGNS, AdamStep, MomentumStep, Step
+from umem.errors import GradientError, SizeError, StateError, UnsupportedError
+from umem.memory.blocks import managed
+from umem.memory.hints import prefetch
+
+LEAST_SIZE = 4096
+
+
+@dataclass(frozen=True)
+class StatePolicy:
+    """Which states have 8 bits, and where they lie; see `Adam8bit`."""
+
+    keep: Sequence[str] = ()
+    least_size: int = LEAST_SIZE
+    embeddings: bool = False
+    paged: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keep, str) or not all(isinstance(name, str) for name in self.keep):
+            raise TypeError(f"keep must be a sequence of names of parameters; got {self.keep!r}")
+        if isinstance(self.least_size, bool) or not isinstance(self.least_size, int):
+            raise TypeError(f"least_size must be a number of elements; got {self.least_size!r}")
+        if self.least_size < 0:
+            raise SizeError(f"least_size must be at least 0 elements; got {self.least_size}")
+
+
+def kept_by(policy: StatePolicy, link: Any) -> list[Any]:
+    """List the parameters of a model whose states have 32 bits whatever their size.
+
+    Raises:
+        ValueError: a name is that of no parameter.
+    """
+    kept: dict[int, Any] = {}
+    for pattern in policy.keep:
+        found = {id(p): p for name, p in link.namedparams() if fnmatchcase(name, pattern)}
+        if not found:
+            names = ", ".join(name for name, _ in link.namedparams())
+            raise ValueError(f"keep has {pattern!r}, which is no parameter of the model: {names}")
+        kept |= found
+    if not policy.embeddings:
+        embeddings = (one for one in link.links() if isinstance(one, links.EmbedID))
+        kept |= {id(p): p for one in embeddings for p in one.params(include_uninit=True)}
+    return list(kept.values())
+
+
+class QuantizedRule(UpdateRule):
+    """What rules with 8-bit states add to those of Chainer, which they also inherit from.
+
+    Attributes:
+        policy: see `StatePolicy`.
+        is_vetted: the optimizer has just looked at the gradient.
+    """
+
+    step: ClassVar[type[AdamStep] | type[MomentumStep]]
+    policy = StatePolicy()
+    is_vetted = False
+    t: int
+
+    def vet(self) -> None:
+        """Note that the gradient was looked at, unless a hook of this rule is yet to change it."""
+        self.is_vetted = not self._hookable._pre_update_hooks
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether there is a state, and it has 8 bits."""
+        return any(key.endswith(CODES) for key in self.state or ())
+
+    def init_state(self, param: Any) -> None:
+        """Make the state of a parameter: all 0, in 8 bits unless it is small."""
+        if param.size < self.policy.least_size:
+            super().init_state(param)
+            return
+        for name, signed in SIGNS[self.step].items():
+            made = zeros(param.device.xp, param.shape, signed)
+            self.state[name + CODES], self.state[name + SCALES] = made
+
+    def _init_states(self, param: Any) -> None:
+        """Make what is not there, and take it to the parameter's device; Chainer calls it."""
+        if self.policy.paged and _is_cupy(param):
+            with managed():
+                super()._init_states(param)
+        else:
+            super()._init_states(param)
+
+    def update_core_cpu(self, param: Any) -> None:
+        """Update a parameter of NumPy."""
+        if self._is_ready(param):
+            paths.update(*self._arguments(param))
+        else:
+            super().update_core_cpu(param)
+
+    def update_core_gpu(self, param: Any) -> None:
+        """Update a parameter of CuPy."""
+        if self._is_ready(param):
+            if self.policy.paged:
+                prefetch(list(self.state.values()))
+            paths.update(*self._arguments(param))
+        else:
+            super().update_core_gpu(param)
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the count of updates and the state; see `saving`.
+
+        Raises:
+            DataError: see `saving.load`; the rule is as before.
+            KeyError: no state is there, and there were updates, as in Chainer.
+        """
+        if not isinstance(serializer, Deserializer):
+            save(serializer, self.t, self.state)
+            return
+        updates = serializer("t", self.t)
+        state = load(serializer, SIGNS[self.step], self.policy.least_size)
+        if state is not None:
+            self._state = state
+        elif updates and self.enabled and getattr(serializer, "strict", True):
+            raise KeyError(f"no state {', '.join(SIGNS[self.step])} after {updates} updates")
+        self.t = updates
+
+    def states(self) -> list[QuantizedState]:
+        """List the states, flat, in the order of `SIGNS`."""
+        return [
+            QuantizedState(
+                self.state[name + CODES].reshape(-1), self.state[name + SCALES], dynamic_map(signed)
+            )
+            for name, signed in SIGNS[self.step].items()
+        ]
+
+    def _arguments(self, param: Any) -> tuple[Step, Any, Any, list[QuantizedState]]:
+        return self.step.of(self), param.array, param.grad, self.states()
+
+    def _is_ready(self, param: Any) -> bool:
+        """See whether the states have 8 bits, and refuse what would do harm to them.
+
+        Raises:
+            GradientError, StateError, UnsupportedError, ValueError: nothing has changed.
+        """
+        vetted, self.is_vetted = self.is_vetted, False
+        if param.grad is None:
+            return False
+        try:
+            if not vetted:
+                refuse_unsafe([(param.name or "a parameter", param.grad)], self.t)
+            if self.is_quantized:
+                self._check(param)
+        except Exception:
+            self.t -= 1  # `update` has counted it
+            raise
+        return self.is_quantized
+
+    def _check(self, param: Any) -> None:
+        hp = self.hyperparam
+        if getattr(hp, "amsgrad", False) or getattr(hp, "adabound", False):
+            raise UnsupportedError(NO_VARIANTS)
+        if wrong := {k: v for k, v in hp.get_dict().items() if not math.isfinite(v)}:
+            raise ValueError(f"hyper-parameters must be finite; got {wrong}")
+        shape = next(self.state[key].shape for key in self.state if key.endswith(CODES))
+        if shape != param.shape:
+            raise StateError(
+                f"the state is of a parameter of shape {shape}, and {param.name} has "
+                f"{param.shape}: set the optimizer up again"
+            )
+        if isinstance(self, adam.AdamRule):
+            self._check_eps(np.float32)
+
+
+class Adam8bitRule(QuantizedRule, adam.AdamRule):
+    """Adam's rule, with both moments in 8 bits."""
+
+    step = AdamStep
+
+
+class MomentumSGD8bitRule(QuantizedRule, momentum_sgd.MomentumSGDRule):
+    """The rule of momentum SGD, with the velocity in 8 bits."""
+
+    step = MomentumStep
+
+
+QUANTIZED = {adam.AdamRule: Adam8bitRule, momentum_sgd.MomentumSGDRule: MomentumSGD8bitRule}
+"""By Chainer's rule, the one with 8-bit states."""
+PLAIN_RULES = {small: one for one, small in QUANTIZED.items()}
+NO_VARIANTS = (
+    "amsgrad and adabound have no form with 8-bit states: use Adam without them, or Chainer's own"
+)
+
+
+def quantize(rule: Any, policy: StatePolicy) -> None:
+    """Make a rule of Chainer's one with 8-bit states, with the state that it has.
+
+    It stays the same object, which hooks and parameters hold.
+    """
+    state = rule.state
+    rule.__class__, rule.policy = QUANTIZED[type(rule)], policy
+    for name, signed in SIGNS[rule.step].items() if state else ():
+        value = state[name]
+        if value.size >= policy.least_size:
+            made = quantized(cuda.to_cpu(value), signed)
+            send = chainer.backend.get_device_from_array(value).send
+            with managed() if policy.paged and not isinstance(value, np.ndarray) else nullcontext():
+                state[name + CODES], state[name + SCALES] = map(send, made)
+            del state[name], value
+
+
+def plain(rule: Any, param: Any) -> None:
+    """Make a rule with 8-bit states Chainer's own again, with the values of its state."""
+    full = rule._fp32_param
+    dtype = param.dtype if full is None else full.dtype
+    state = rule.state
+    for name, signed in SIGNS[rule.step].items() if rule.is_quantized else ():
+        codes, scales = state.pop(name + CODES), state.pop(name + SCALES)
+        values = dequantized(cuda.to_cpu(codes), cuda.to_cpu(scales), signed, dtype)
+        state[name] = chainer.backend.get_device_from_array(codes).send(values)
+    rule.__class__ = PLAIN_RULES[type(rule)]
+    vars(rule).pop("policy", None)
+    vars(rule).pop("is_vetted", None)
+
+
+def refuse_unsafe(gradients: Any, updates: int) -> None:
+    """See that gradients leave states whole.
+
+    Args:
+        gradients: arrays by the names of their parameters.
+        updates: the update that they are for.
+
+    Raises:
+        GradientError: one has values that are not finite, or too large; it names the first.
+    """
+    found = first_unsafe(gradients)
+    if found is not None:
+        name, grad = found
+        raise GradientError(
+            f"the gradient of {name} would spoil its 8-bit state for good, in update {updates}: "
+            f"{why(grad)}. No parameter and no state was changed. Skip the step, clip gradients "
+            "before they overflow, or use optimizer.loss_scaling(), which skips such steps"
+        )
+
+
+def _is_cupy(param: Any) -> bool:
+    return param.device.xp is not np and param.array is not None

@@ -1,0 +1,99 @@
+"""How 8-bit state is saved by Chainer's serializers, and loaded again.
+
+Beside the codes and scales go the size of blocks and the version of the map. State of 32 bits that
+is loaded into a rule with 8 bits is quantised.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from umem.chainer.optimizers.dynamic_map import VERSION
+from umem.chainer.optimizers.quantized_state import BLOCK, CODES, SCALES, block_count, quantized
+from umem.errors import DataError
+
+BLOCK_KEY, VERSION_KEY = "quantization_block", "quantization_version"
+
+
+def save(serializer: Any, updates: int, state: dict[str, Any] | None) -> None:
+    """Save a rule's count of updates and its state, whatever its bits."""
+    serializer("t", updates)
+    for key, value in (state or {}).items():
+        serializer(key, value)
+    if any(key.endswith(CODES) for key in state or ()):
+        serializer(BLOCK_KEY, BLOCK)
+        serializer(VERSION_KEY, VERSION)
+
+
+def load(serializer: Any, signs: dict[str, bool], least_size: int) -> dict[str, Any] | None:
+    """Read a state that `save` or Chainer's own rule has saved, as arrays of NumPy.
+
+    Args:
+        signs: the states by name, and whether they may be negative.
+        least_size: states of 32 bits with so many elements are quantised.
+
+    Returns:
+        None where there is no state.
+
+    Raises:
+        DataError: blocks of another size, another map, or arrays that do not belong together.
+    """
+    return _small(serializer, signs) or _whole(serializer, signs, least_size)
+
+
+def _small(serializer: Any, signs: dict[str, bool]) -> dict[str, Any] | None:
+    """Read a state of 8 bits; None where there is none."""
+    keys = [name + end for name in signs for end in (CODES, SCALES)]
+    found = {key: _read(serializer, key) for key in keys}
+    if all(value is None for value in found.values()):
+        return None
+    _check_format(_read(serializer, BLOCK_KEY), _read(serializer, VERSION_KEY))
+    for name in signs:
+        _check_arrays(name, found[name + CODES], found[name + SCALES])
+    return found
+
+
+def _whole(serializer: Any, signs: dict[str, bool], least_size: int) -> dict[str, Any] | None:
+    """Read a state of 32 bits, and quantise it where it is large; None where there is none."""
+    found = {name: _read(serializer, name) for name in signs}
+    if any(value is None for value in found.values()):
+        return None
+    state: dict[str, Any] = {}
+    for name, value in found.items():
+        if value.size < least_size:
+            state[name] = value
+        else:
+            state[name + CODES], state[name + SCALES] = quantized(value, signs[name])
+    return state
+
+
+def _read(serializer: Any, key: str) -> Any:
+    """Read an array; None where there is none, from serializers that mind and those that do not."""
+    try:
+        value = serializer(key, None)
+    except KeyError:
+        return None
+    return None if value is None else np.array(value)
+
+
+def _check_format(block: Any, version: Any) -> None:
+    if (block, version) != (BLOCK, VERSION):
+        raise DataError(
+            f"the 8-bit state has blocks of {block} values and version {version} of the map; this "
+            f"umem reads blocks of {BLOCK} and version {VERSION}. Load it with the umem that saved "
+            "it, convert it there with dequantize_states, and save that"
+        )
+
+
+def _check_arrays(name: str, codes: Any, scales: Any) -> None:
+    if codes is None or scales is None:
+        raise DataError(f"the 8-bit state {name!r} has codes or scales, and not both")
+    if codes.dtype != np.uint8 or scales.shape != (block_count(codes.size),):
+        raise DataError(
+            f"the 8-bit state {name!r} is none: codes are {codes.dtype} of shape {codes.shape}, "
+            f"with {scales.size} scales where {block_count(codes.size)} belong to it"
+        )
+    if not (np.isfinite(scales).all() and (scales >= 0).all()):
+        raise DataError(f"the 8-bit state {name!r} has scales that are not finite, or negative")

@@ -1,0 +1,51 @@
+"""What an update computes of each element: the numbers in it, as float32, and what they are for.
+
+The order of operations is that of Chainer 7.8.1's `update_core_cpu`, the same on every path, and no
+product is added without being rounded: so all paths give the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class AdamStep(NamedTuple):
+    """One step of Adam, with decoupled weight decay.
+
+    ``m += first_rate * (grad - m)``, ``v += second_rate * (grad * grad - v)``,
+    ``x = decay * x + scale * (rate / (sqrt(v) + eps) * m)``.
+    """
+
+    first_rate: float
+    second_rate: float
+    rate: float
+    eps: float
+    scale: float
+    decay: float
+
+    @classmethod
+    def of(cls, rule: Any) -> AdamStep:
+        """Read the numbers of a rule's hyper-parameters and its count of updates."""
+        hp = rule.hyperparam
+        decay = 1.0 - hp.eta * hp.weight_decay_rate
+        return cls(1.0 - hp.beta1, 1.0 - hp.beta2, rule.alpha_t, hp.eps, -hp.eta, decay)
+
+
+class MomentumStep(NamedTuple):
+    """One step of momentum SGD: ``v = momentum * v - rate * grad``, ``x += v``."""
+
+    momentum: float
+    rate: float
+
+    @classmethod
+    def of(cls, rule: Any) -> MomentumStep:
+        """Read the numbers of a rule's hyper-parameters."""
+        return cls(rule.hyperparam.momentum, rule.hyperparam.lr)
+
+
+Step = AdamStep | MomentumStep
+SIGNS: dict[type[Step], dict[str, bool]] = {
+    AdamStep: {"m": True, "v": False},
+    MomentumStep: {"v": True},
+}
+"""The states of each, by name, and whether they may be negative."""
