@@ -57,6 +57,7 @@ WITH_ONE_USER = {
     "umem.predict.techniques.rewrite": "a trace under a plan; a pure function of both",
     "umem.reports.choice_report": "the view of choose; a command draws nothing itself",
     "umem.reports.step_json": "the list of outputs names it too",
+    "umem.trace.fits": "polynomials and lines, which know no events",
 }
 """Modules that one other imports, each with its reason; one in ten of all at most."""
 LISTS = {

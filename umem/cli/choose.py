@@ -15,13 +15,22 @@ from rich.text import Text
 
 from umem.as_json import json_text
 from umem.cli import in_and_out as saying
-from umem.cli.in_and_out import Caps, caps, refuse, refuse_picture, say, write
+from umem.cli.in_and_out import (
+    Caps,
+    StepSizesType,
+    StepSizeType,
+    caps,
+    refuse,
+    refuse_picture,
+    say,
+    write,
+)
 from umem.devices.specs import GPUS, GpuSpec, gpu_spec
 from umem.errors import UmemError
 from umem.predict.choosing import Choice, Search, gpu_asked_for
 from umem.predict.techniques.options import Option
 from umem.predict.techniques.registry import TECHNIQUES
-from umem.printable import command_line, quoted, shown
+from umem.printable import command_line, shown
 from umem.reports.choice_report import (
     choice_text,
     draw_choice,
@@ -31,6 +40,7 @@ from umem.reports.choice_report import (
     gpus_text,
     heading,
 )
+from umem.trace.axes import StepSize, size_option, size_text, sizes_option
 from umem.trace.trace import Trace
 
 INTERRUPTED = 130
@@ -113,32 +123,22 @@ NOTHING_FITS = 3
 """The exit status where nothing makes the step fit; 1 and 2 are those of errors."""
 
 
-class _Sizes(click.ParamType):  # type: ignore[type-arg]
-    """Whole numbers with commas between them."""
-
-    name = "sizes"
-
-    def convert(self, value: object, param: object, ctx: object) -> tuple[int, ...]:
-        try:
-            return tuple(int(part) for part in str(value).split(","))
-        except ValueError:
-            raise click.BadParameter(
-                f"sizes are whole numbers with commas, such as 4,8; got {quoted(value)}",
-                param_hint="--sizes",
-            ) from None
-
-
 @click.command("choose")
 @click.argument(
     "traces", metavar="TRACE...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
 @click.option(
     "--sizes",
-    type=_Sizes(),
+    type=StepSizesType(),
     metavar="A,B",
     help="The sizes, such as batches, of TRACE TRACE: one step, recorded apart.",
 )
-@click.option("--size", type=int, metavar="N", help="The size to choose for.")
+@click.option(
+    "--size",
+    type=StepSizeType(),
+    metavar="N",
+    help="The size to choose for; along axes with names: batch=64,length=512.",
+)
 @click.option("--gpu", default=None, metavar="NAME", help="A GPU of the table (default: t4).")
 @click.option("--vram", metavar="SIZE", help="Usable VRAM instead of the table's, as 12GiB.")
 @click.option("--all", "every", is_flag=True, help="Also what does not fit, with the reasons.")
@@ -188,8 +188,8 @@ class _ChooseOptions(NamedTuple):
     """The arguments and options of the command."""
 
     traces: tuple[Path, ...]
-    sizes: tuple[int, ...] | None
-    size: int | None
+    sizes: tuple[StepSize, ...] | None
+    size: StepSize | None
     gpu: str | None
     vram: str | None
     every: bool
@@ -219,8 +219,8 @@ def _answer(asked: _ChooseOptions, read: Caps) -> Option | None:
     if not asked.as_json:
         if asked.size is None and trace.sizes:
             say(
-                f"\nThis is size {trace.sizes[-1]}, the largest recorded; --size N takes "
-                "the step to another."
+                f"\nThis is size {size_text(trace.sizes[-1])}, the largest recorded; "
+                f"--size {_example(trace)} takes the step to another."
             )
         _say_what_next(asked)
     return best
@@ -251,7 +251,11 @@ def _carry_out(search: Search, as_json: bool) -> None:
         say("")
 
 
-def _load(paths: tuple[Path, ...], sizes: tuple[int, ...] | None, caps: Caps) -> Trace:
+def _example(trace: Trace) -> str:
+    return ",".join(f"{axis}=N" for axis in trace.axes) or "N"
+
+
+def _load(paths: tuple[Path, ...], sizes: tuple[StepSize, ...] | None, caps: Caps) -> Trace:
     """The trace that they are; traces of several sizes are joined."""
     if sizes is None and len(paths) > 1:
         raise click.UsageError(
@@ -279,8 +283,8 @@ def _print(lines: Iterable[Text]) -> None:
 
 def _say_what_next(asked: _ChooseOptions) -> None:
     words: list[str | Path] = ["umem", "choose", *asked.traces]
-    words += [] if asked.sizes is None else ["--sizes", ",".join(map(str, asked.sizes))]
-    words += [] if asked.size is None else ["--size", str(asked.size)]
+    words += [] if asked.sizes is None else ["--sizes", sizes_option(asked.sizes)]
+    words += [] if asked.size is None else ["--size", size_option(asked.size)]
     words += ["--gpu", "NAME"] if asked.all_gpus else ["--all-gpus"]
     more = "all techniques on one of them" if asked.all_gpus else "which GPU runs it, and how fast"
     say(f"\nNext: {more}:\n  {command_line(*words)}")

@@ -1,4 +1,4 @@
-"""Files that a command writes: refused where something is in the way, written whole or not."""
+"""What commands take and write: sizes of a step; files, refused where something is in the way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import click
 from umem import extras
 from umem.errors import FileError, SizeError
 from umem.files import check_target, reason, whole
-from umem.printable import shown
+from umem.printable import quoted, shown
+from umem.trace.axes import StepSize
 from umem.trace.file import MAX_BYTES, MAX_EVENTS
 from umem.units import format_bytes, parse_bytes
 
@@ -125,3 +126,47 @@ def caps(command: Callable[..., Any]) -> Callable[..., Any]:
         help=f"Read up to so much text, decompressed (default: {format_bytes(MAX_BYTES)}).",
     )
     return events(nbytes(command))
+
+
+class StepSizeType(click.ParamType):  # type: ignore[type-arg]
+    """A whole number, or one for each axis by its name."""
+
+    name = "size"
+
+    def convert(self, value: object, param: object, ctx: object) -> StepSize:
+        return _size(str(value), "--size")
+
+
+class StepSizesType(click.ParamType):  # type: ignore[type-arg]
+    """Whole numbers with commas between them, or sizes by axis with semicolons between them."""
+
+    name = "sizes"
+
+    def convert(self, value: object, param: object, ctx: object) -> tuple[StepSize, ...]:
+        text = str(value)
+        parts = text.split(";") if "=" in text else text.split(",")
+        try:
+            return tuple(_size(part, "--sizes") for part in parts)
+        except click.BadParameter:
+            raise click.BadParameter(
+                "sizes are whole numbers with commas, such as 4,8, or along axes "
+                f"'batch=4,length=16;batch=8,length=16'; got {quoted(value)}",
+                param_hint="--sizes",
+            ) from None
+
+
+def _size(text: str, option: str) -> StepSize:
+    try:
+        if "=" not in text:
+            return int(text)
+        pairs = [part.split("=") for part in text.split(",")]
+        found = {axis.strip(): int(value) for axis, value in pairs}
+        if len(found) < len(pairs):
+            raise ValueError("an axis twice")
+        return found
+    except ValueError:
+        raise click.BadParameter(
+            "a size is a whole number, or one for each axis, such as batch=64,length=512; "
+            f"got {quoted(text)}",
+            param_hint=option,
+        ) from None

@@ -18,6 +18,7 @@ from umem.predict.techniques.options import Option, Plain, tried
 from umem.predict.techniques.registry import TECHNIQUES
 from umem.predict.techniques.subject import Subject
 from umem.predict.techniques.technique import Technique
+from umem.trace.axes import StepSize
 from umem.trace.trace import Checker, Trace, check_trace
 from umem.units import parse_bytes
 
@@ -41,7 +42,7 @@ class Choice:
     gpu: str
     title: str
     vram_bytes: int
-    size: int | None
+    size: StepSize | None
     options: tuple[Option, ...]
     dropped: tuple[Option, ...]
     caveat: str | None = None
@@ -84,7 +85,7 @@ class Search:
         ScalingError, SizeError, TraceError: see `choose`.
     """
 
-    def __init__(self, trace: Trace, gpus: Sequence[GpuSpec], size: int | None = None) -> None:
+    def __init__(self, trace: Trace, gpus: Sequence[GpuSpec], size: StepSize | None = None) -> None:
         check_trace(trace)
         self.gpus = tuple(dict.fromkeys(gpus))
         for gpu in self.gpus:
@@ -170,7 +171,11 @@ def gpu_asked_for(gpu: str | GpuSpec, vram: Size | None) -> GpuSpec:
 
 
 def choose(
-    trace: Trace, gpu: str | GpuSpec = "t4", size: int | None = None, *, vram: Size | None = None
+    trace: Trace,
+    gpu: str | GpuSpec = "t4",
+    size: StepSize | None = None,
+    *,
+    vram: Size | None = None,
 ) -> Choice:
     """Try every technique of the library on a step, and say which make it fit.
 
@@ -179,8 +184,8 @@ def choose(
     Args:
         trace: one step or more; `umem.record_at` makes one that can be taken to any size.
         gpu: a name of the table, such as ``"v100-16gb"``.
-        size: the size to choose for, such as a batch; None: as it was recorded, the largest of
-            several.
+        size: the size to choose for, such as a batch, or one number an axis,
+            ``{"batch": 64, "length": 512}``; None: as it was recorded, the largest of several.
         vram: usable VRAM instead of the table's figure, as an int or text.
 
     Raises:
@@ -203,7 +208,7 @@ def choose(
 
 
 def choose_each(
-    trace: Trace, gpus: Iterable[str | GpuSpec] | None = None, size: int | None = None
+    trace: Trace, gpus: Iterable[str | GpuSpec] | None = None, size: StepSize | None = None
 ) -> tuple[Choice, ...]:
     """`choose` for each of some GPUs, all of the table unless told otherwise.
 

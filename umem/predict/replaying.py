@@ -18,6 +18,7 @@ from umem.errors import HintError, OutOfMemoryError, StateError, TraceError
 from umem.memory.limits import Size
 from umem.predict.cupy_differences import CORRECT, Correct, on_gpu
 from umem.trace.analysis.explain import missing, why_peak
+from umem.trace.axes import StepSize, size_text
 from umem.trace.trace import Access, Alloc, Checker, Event, Hint, Trace, check_trace
 from umem.units import format_bytes, format_seconds, parse_bytes
 
@@ -47,12 +48,12 @@ class Replay:
     seconds_high: float
     needed_bytes: int
     because: str | None
-    size: int | None = None
+    size: StepSize | None = None
     caveat: str | None = None
     simulated: Literal[True] = True
 
     def __repr__(self) -> str:
-        size = "" if self.size is None else f", size {self.size}"
+        size = "" if self.size is None else f", size {size_text(self.size)}"
         count = len(self.step_seconds)
         steps = f" for {count} steps" if count > 1 else ""
         found = f"{format_seconds(self.seconds)}{steps}" if self.fits else "does not fit"
@@ -96,7 +97,7 @@ def replay(
     mode: Mode = "managed",
     vram: Size | None = None,
     *,
-    size: int | None = None,
+    size: StepSize | None = None,
     correct: Correct = "auto",
     prefetch: bool = False,
     limit: Size | None = None,
@@ -112,7 +113,8 @@ def replay(
         gpu: a name of the table, such as ``"v100-16gb"``.
         mode: where allocations come from.
         vram: usable VRAM instead of the table's figure, as an int or text.
-        size: replay the step at this size, such as a batch; `Trace.at` with degree 1.
+        size: replay the step at this size, such as a batch, or one number an axis,
+            ``{"batch": 64, "length": 512}``; `Trace.at` with degree 1.
         correct: what a trace recorded on NumPy is corrected by: ``"auto"`` for CuPy without
             cuDNN, ``"cudnn"`` with it, ``"off"``; see `umem.predict.cupy_differences`.
         prefetch: make memory resident as it is handed out.

@@ -12,6 +12,7 @@ from rich.text import Text
 from umem.predict.choosing import Choice, Option
 from umem.reports.pictures.drawing import finish, new_figure, plain
 from umem.reports.text.lines import Column, clipped, table, wrapped
+from umem.trace.axes import size_text
 from umem.units import format_bytes, format_seconds
 
 
@@ -47,7 +48,7 @@ def gpus_text(choices: Sequence[Choice], width: int) -> Iterator[Text]:
     """The lines of a choice among GPUs; those that cannot run the step come last."""
     best = [(choice, choice.best) for choice in choices]
     found = [(choice, option) for choice, option in best if option is not None]
-    size = "" if choices[0].size is None else f" at size {choices[0].size}"
+    size = "" if choices[0].size is None else f" at size {size_text(choices[0].size)}"
     title = f"Which GPU runs the step{size}, shortest step first. All figures are simulated."
     yield from _bold(title, width)
     yield from _caveat(choices[0], width)
@@ -72,7 +73,7 @@ def gpus_text(choices: Sequence[Choice], width: int) -> Iterator[Text]:
 
 
 def _of(choice: Choice) -> str:
-    size = "" if choice.size is None else f" at size {choice.size}"
+    size = "" if choice.size is None else f" at size {size_text(choice.size)}"
     return f"{choice.title} ({format_bytes(choice.vram_bytes)} usable){size}"
 
 
@@ -211,7 +212,7 @@ GPU_WIDTH = 18
 
 def heading(choice: Choice, gpu_count: int, width: int) -> list[Text]:
     """Return the heading of the lines below it."""
-    size = "" if choice.size is None else f" at size {choice.size}"
+    size = "" if choice.size is None else f" at size {size_text(choice.size)}"
     who = f"a {choice.title} ({format_bytes(choice.vram_bytes)} usable)"
     where = who if gpu_count == 1 else f"{gpu_count} GPUs"
     said = f"A step{size} on {where}, as it is found; all figures are simulated."
@@ -282,7 +283,7 @@ def draw_gpus(choices: Sequence[Choice], file: Path | IO[bytes]) -> None:
 
 
 def _at(choice: Choice) -> str:
-    return "" if choice.size is None else f", at size {choice.size}"
+    return "" if choice.size is None else f", at size {size_text(choice.size)}"
 
 
 def _with(option: Option) -> str:

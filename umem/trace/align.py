@@ -8,14 +8,14 @@ lives until the later of its deaths, so that nothing is used after it and no pea
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from math import inf
+from math import inf, prod
 from typing import Any, NamedTuple
 
 from umem.errors import ScalingError, TraceError
 from umem.printable import quoted
+from umem.trace.axes import Nodes, Point, in_order, size_of, size_text
 from umem.trace.events import Alloc, Event, Free, Hint, Mark, Op
 from umem.trace.walk import numbered_by_birth
 from umem.units import format_bytes
@@ -38,7 +38,7 @@ class Sequenced(NamedTuple):
     order of the frees.
     """
 
-    size: int
+    said: str
     events: list[Event]
     deaths: list[float]
     freed: list[int]
@@ -46,28 +46,30 @@ class Sequenced(NamedTuple):
 
 @dataclass(frozen=True)
 class Aligned:
-    """The same events at each of ``sizes``, and the frees that hold for all of them.
+    """The same events at each of ``sizes``, as a person reads them, and the frees of all.
 
     ``rows`` has for each event one entry a size; ``frees`` the tensors that are freed before
     each event, and after the last.
     """
 
-    sizes: tuple[int, ...]
+    sizes: tuple[str, ...]
     rows: list[tuple[Event, ...]]
     frees: list[list[int]]
 
 
-def align(recordings: Sequence[tuple[int, list[Event]]]) -> Aligned:
-    """Lay recordings side by side, by ascending size.
+def align(recordings: Mapping[Point, list[Event]], axes: tuple[str, ...] = ()) -> Aligned:
+    """Lay recordings side by side, by ascending size, which are points of a grid along ``axes``.
 
     Raises:
         ScalingError: they do not do the same; the message names the first operation, or else the
             first tensor, that differs.
         TraceError: one of them uses a tensor that is not there.
     """
-    recordings = sorted(recordings, key=lambda recording: recording[0])
     try:
-        found = [_laid_out(size, events) for size, events in recordings]
+        found = [
+            _laid_out(size_text(size_of(point, axes)), recordings[point])
+            for point in in_order(recordings)
+        ]
     except KeyError as error:
         raise TraceError(f"tensor {error} is used or freed, and is not alive") from None
     last = found[-1]
@@ -75,10 +77,10 @@ def align(recordings: Sequence[tuple[int, list[Event]]]) -> Aligned:
         _check_operations(recording, last)
         _check_events(recording, last)
     rows = list(zip(*(recording.events for recording in found), strict=True))
-    return Aligned(tuple(r.size for r in found), rows, _frees(found))
+    return Aligned(tuple(r.said for r in found), rows, _frees(found))
 
 
-def _laid_out(size: int, events: list[Event]) -> Sequenced:
+def _laid_out(said: str, events: list[Event]) -> Sequenced:
     kept: list[Event] = []
     deaths: list[float] = []
     freed: list[int] = []
@@ -90,7 +92,7 @@ def _laid_out(size: int, events: list[Event]) -> Sequenced:
         if isinstance(event, Alloc):
             deaths.append(NEVER)
         kept.append(event)
-    return Sequenced(size, kept, deaths, freed)
+    return Sequenced(said, kept, deaths, freed)
 
 
 def _frees(recordings: list[Sequenced]) -> list[list[int]]:
@@ -116,7 +118,7 @@ def _check_operations(one: Sequenced, other: Sequenced) -> None:
             said = ["the end of the step" if op is None else _name(op) for op in pair]
             raise ScalingError(
                 f"the step does not do the same at every size: operation {number + 1} is "
-                f"{said[0]} at size {one.size} and {said[1]} at size {other.size}. Record a "
+                f"{said[0]} at size {one.said} and {said[1]} at size {other.said}. Record a "
                 f"step whose operations do not depend on the size. {VARIED}"
             )
 
@@ -138,7 +140,7 @@ def _check_events(one: Sequenced, other: Sequenced) -> None:
             said = [_describe(event) for event in pair]
             raise ScalingError(
                 f"the step does not use memory the same way at every size: after {done} comes "
-                f"{said[0]} at size {one.size} and {said[1]} at size {other.size}. Record a step "
+                f"{said[0]} at size {one.said} and {said[1]} at size {other.said}. Record a step "
                 f"whose operations do not depend on the size. {VARIED}"
             )
         if isinstance(pair[0], Op):
@@ -170,27 +172,44 @@ def _describe(event: Event | None) -> str:
 # -- does one follow from the other? -----------------------------------------------------------
 
 
-def check_growth(aligned: Aligned) -> None:
+def check_growth(aligned: Aligned, nodes: Nodes) -> None:
     """Refuse recordings that cannot be of one step at these sizes.
+
+    Args:
+        aligned: the recordings.
+        nodes: the sizes along each axis.
 
     Raises:
         ScalingError: two of them are the same but for times and workspace, one is of a larger
             size and does less, or the workspace of an operation was measured in some only.
     """
     _check_workspace(aligned)
-    for place, (size, larger) in enumerate(pairwise(aligned.sizes)):
-        one, other = ([row[place + n] for row in aligned.rows] for n in (0, 1))
+    for axis, place, larger in _neighbours(nodes):
+        said = [aligned.sizes[place], aligned.sizes[larger]]
+        one, other = ([row[n] for row in aligned.rows] for n in (place, larger))
         if [*map(_figures, one)] == [*map(_figures, other)]:
             raise ScalingError(
-                f"nothing of the step depends on the size: at {size} and {larger} it is the same. "
-                "Is it one recording twice, or a step that does not use its size?"
+                f"nothing of the step depends on {axis}: at {said[0]} and {said[1]} it is the "
+                "same. Is it one recording twice, or a step that does not use its size?"
             )
         least, most = (sum(map(_handled_bytes, events)) for events in (one, other))
         if most < least:
             raise ScalingError(
-                f"the step shrinks as the size grows: it allocates and moves {format_bytes(least)} "
-                f"at size {size} and {format_bytes(most)} at size {larger}. Are the sizes swapped?"
+                f"the step shrinks as {axis} grows: it allocates and moves {format_bytes(least)} "
+                f"at size {said[0]} and {format_bytes(most)} at size {said[1]}. Are the sizes "
+                "swapped?"
             )
+
+
+def _neighbours(nodes: Nodes) -> Iterator[tuple[str, int, int]]:
+    """Yield places of neighbours along each axis, with the largest size of all others."""
+    stride = prod(map(len, nodes.values()))
+    last = stride - 1
+    for axis, sizes in nodes.items():
+        stride //= len(sizes)
+        for count in range(len(sizes) - 1, 0, -1):
+            said = quoted(axis) if axis else "the size"
+            yield said, last - count * stride, last - (count - 1) * stride
 
 
 def _figures(event: Event) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""The file format of traces, version 3.
+"""The file format of traces, version 4.
 
 gzip-compressed UTF-8 text, one JSON value a line. The first line is an object,
 ``{"format": "umem-trace", "version": 3, "backend": "numpy", "meta": {...}}``. Then one array an
@@ -12,7 +12,10 @@ file is told from a short one. Loading parses JSON and executes nothing. The fil
 member, with nothing behind it, and no line is longer than `LINE_BYTES`.
 
 A trace of several sizes has them in its first line, ``"sizes": [4, 8]``, ascending, and then the
-events of one size after another, each closed by its own ``["end", event_count]``.
+events of one size after another, each closed by its own ``["end", event_count]``. Where the sizes
+are along axes with names, which is what version 4 adds and all that is written as such, the first
+line has the names too, and for each size one number an axis: ``"axes": ["batch", "length"],
+"sizes": [[4, 16], [4, 32], [8, 16], [8, 32]]``, a whole grid.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import IO, Any, NamedTuple
 from umem.errors import FileError, TraceError
 from umem.files import check_target, open_regular, reason, whole
 from umem.printable import quoted, shown
+from umem.trace.axes import Point, in_order, points_of
 from umem.trace.events import CODES, LONGEST_TEXT, TYPES, Checker, Event, decode
 from umem.units import format_bytes
 
@@ -101,7 +105,9 @@ class Inflating(io.RawIOBase):
 
 
 FORMAT = "umem-trace"
-VERSION = 3
+VERSION = 4
+WITHOUT_AXES = 3
+"""The version of what an older umem can read."""
 LINE_BYTES = 1 << 20
 """The longest line that is read: what is longer is no event."""
 MAX_EVENTS = 1_500_000
@@ -116,11 +122,12 @@ _MORE_BYTES = "max_bytes=, or --max-bytes, reads more"
 
 
 class Header(NamedTuple):
-    """The first line of a file, but for the format; ``sizes`` is empty for one section."""
+    """The first line of a file, but for the format; ``points`` is empty for one section."""
 
     backend: str
     meta: Mapping[str, str]
-    sizes: tuple[int, ...] = ()
+    points: tuple[Point, ...] = ()
+    axes: tuple[str, ...] = ()
 
 
 def write(
@@ -150,9 +157,11 @@ def _encoded(line: str) -> bytes:
 
 
 def _lines(header: Header, sections: list[list[Event]]) -> Iterator[str]:
-    first = {"format": FORMAT, "version": VERSION, "backend": header.backend}
-    sizes = {"sizes": list(header.sizes)} if header.sizes else {}
-    yield json.dumps({**first, "meta": dict(header.meta), **sizes}) + "\n"
+    version = VERSION if header.axes else WITHOUT_AXES
+    first = {"format": FORMAT, "version": version, "backend": header.backend}
+    axes = {"axes": list(header.axes)} if header.axes else {}
+    sizes = {"sizes": list(header.points)} if header.points else {}
+    yield json.dumps({**first, "meta": dict(header.meta), **axes, **sizes}) + "\n"
     for events in sections:
         for event in events:
             yield json.dumps([CODES[type(event)], *event], separators=(",", ":")) + "\n"
@@ -171,7 +180,7 @@ def read(
         with open_regular(path) as file:
             lines = _Lines(name, io.BufferedReader(Inflating(file, max_bytes), _BUFFER_BYTES))
             header = _header(name, lines.next())
-            return header, _sections(name, lines, max(1, len(header.sizes)), max_events)
+            return header, _sections(name, lines, max(1, len(header.points)), max_events)
     except EOFError as error:
         raise TraceError(f"{name} is truncated: {error}") from None
     except TooLargeError:
@@ -227,12 +236,12 @@ def _header(name: str, line: bytes) -> Header:
             raise ValueError("the name of the backend is too long")
         if not all(isinstance(value, str) for value in meta.values()):
             raise ValueError("meta holds something other than text")
-        sizes = _sizes(header.get("sizes", []))
+        axes, points = _points(header.get("axes", []), header.get("sizes", []))
     except TraceError:
         raise
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{name} is not a umem trace (line 1: {error})") from error
-    return Header(backend, meta, sizes)
+    return Header(backend, meta, points, axes)
 
 
 def _json(line: bytes) -> Any:
@@ -247,6 +256,21 @@ def _no_number(text: str) -> Any:
 
 
 _JSON = json.JSONDecoder(parse_constant=_no_number)
+
+
+def _points(axes: Any, value: Any) -> tuple[tuple[str, ...], tuple[Point, ...]]:
+    if axes == []:
+        return (), _sizes(value)
+    if not isinstance(axes, list) or not all(isinstance(axis, str) for axis in axes):
+        raise ValueError(f"axes are a list of names; got {quoted(axes)}")
+    if not isinstance(value, list) or not all(isinstance(each, list) for each in value):
+        raise ValueError(f"sizes along axes are lists; got {quoted(value)}")
+    if len(set(axes)) < len(axes) or any(len(each) != len(axes) for each in value):
+        raise ValueError("each of its sizes has one number for each axis, and no two share a name")
+    _, points, _ = points_of([dict(zip(axes, each, strict=True)) for each in value])
+    if points != in_order(points):
+        raise ValueError(f"sizes ascend, those of the last axis first; got {quoted(value)}")
+    return tuple(axes), tuple(points)
 
 
 def _sizes(value: Any) -> tuple[int, ...]:

@@ -3,26 +3,31 @@
 A size is what the program makes it: a batch, a number of nodes, a sequence's length. Bytes,
 operations and times of a step are affine in the batch, so two sizes say all; where a product
 of two lengths is made, as in attention, they are squares, and three sizes say all (``degree=2``).
+Along several axes the recordings are a grid, and the fit is the product of those along each:
+through two sizes a line, through three a parabola. It is exact for what is a polynomial of that
+degree along each axis, such as batch * length**2 * hidden.
 
 Models: whole numbers, never negative, rounded up; accesses stay within their tensors; the later
 of the recorded frees. Where a line is fitted to more than two sizes, workspace follows the
-steepest, because NumPy makes other temporaries for small arrays than for large ones.
+steepest, because NumPy makes other temporaries for small arrays than for large ones; over a
+grid it follows one of the operation's tensors (`umem.trace.fits`), else, as times do, the
+lines between the outermost sizes where these hold for the ones between: noise squared is no
+prediction.
 Does not model: operations that appear or go away with the size, which is an error.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from fractions import Fraction
-from math import lcm
-from operator import mul
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from umem.errors import ScalingError, SizeError
 from umem.printable import quoted
-from umem.trace.align import Aligned, align
+from umem.trace.align import Aligned
+from umem.trace.axes import Point, StepSize, in_order, listed, nodes_of, point_of
 from umem.trace.events import Access, Alloc, Event, Free, Hint, Op, TapeEntry
+from umem.trace.fits import Fit, Fits, along_a_tensor, curve
 from umem.trace.walk import used_bytes
 from umem.units import format_bytes
 
@@ -34,47 +39,38 @@ MATTERS = 0.001
 """The share of a step's peak below which a tensor is not checked."""
 
 
-def check_sizes(sizes: Sequence[int]) -> None:
-    """Refuse sizes that no step can be fitted over.
-
-    Raises:
-        ScalingError, SizeError: see `Trace.join`.
-    """
-    if not isinstance(sizes, (list, tuple)) or len(sizes) < 2:
-        raise ScalingError(
-            f"a step is scaled from two sizes at least, such as (4, 8); got {quoted(sizes)}"
-        )
-    for size in sizes:
-        check_size(size)
-    if len(set(sizes)) < len(sizes):
-        raise ScalingError(f"sizes must differ; got {listed(sizes)}")
-
-
-def check_size(size: int) -> None:
-    """Refuse what is no size.
-
-    Raises:
-        SizeError: it is not a whole number of at least 1, or has more than 63 bits.
-    """
-    if type(size) is not int or size < 1:
-        found = quoted(size)
-        raise SizeError(f"a size is a whole number of at least 1, such as a batch; got {found}")
-    if size >= 1 << 63:
-        raise SizeError(f"a size has at most 63 bits; got {quoted(size)}")
-
-
-def events_at(recordings: Mapping[int, list[Event]], size: int, degree: int = 1) -> list[Event]:
-    """The events at a size; see `Trace.at`."""
-    check_size(size)
+def events_at(
+    recordings: Mapping[Point, list[Event]],
+    axes: tuple[str, ...],
+    aligned: Callable[[], Aligned],
+    size: StepSize,
+    degree: int = 1,
+) -> list[Event]:
+    """The events at a size; see `Trace.at`. ``aligned`` lays the recordings side by side."""
+    point = point_of(size, axes)
     if degree not in (1, 2):
         raise ScalingError(f"degree is 1 (affine) or 2 (squared); got {quoted(degree)}")
-    if size in recordings:
-        return recordings[size]
-    if len(recordings) <= degree:
-        raise ScalingError(_too_few(sorted(recordings), degree))
-    aligned = align(list(recordings.items()))
-    _check_fit(aligned, degree)
-    return _Scaler(aligned, size, degree).events()
+    if point in recordings:
+        return recordings[point]
+    if isinstance(point, tuple):
+        if degree != 1:
+            raise ScalingError(
+                "degree is for a size without a name: an axis that was recorded at three sizes "
+                "is fitted by a square as it is"
+            )
+        return _Scaler(aligned(), Fits.over_grid(nodes_of(recordings, axes), point)).events()
+    sizes = [each for each in in_order(recordings) if isinstance(each, int)]
+    if len(sizes) <= degree:
+        raise ScalingError(_too_few(sizes, degree))
+    _check_fit(aligned(), sizes, degree)
+    return _Scaler(aligned(), Fits.over_sizes(sizes, point, degree)).events()
+
+
+def grows_faster(one: list[Event], other: list[Event], sizes: tuple[int, ...]) -> bool:
+    """Tell whether a tensor grows by more than the size does, so that a line need not fit it."""
+    sizes_of = ([e.nbytes for e in events if isinstance(e, Alloc)] for events in (one, other))
+    pairs = zip(*sizes_of, strict=False)
+    return any(larger * sizes[0] > smaller * sizes[1] for smaller, larger in pairs)
 
 
 def _too_few(sizes: list[int], degree: int) -> str:
@@ -90,60 +86,14 @@ def _too_few(sizes: list[int], degree: int) -> str:
     )
 
 
-def listed(sizes: Sequence[int]) -> str:
-    return ", ".join(map(str, sizes))
-
-
-# -- one figure --------------------------------------------------------------------------------
-
-
-class Fit:
-    """The polynomial through what was recorded at each of ``sizes``, taken at ``size``.
-
-    Its weights (Lagrange's) are whole numbers over one divisor, because a trace has a hundred
-    thousand figures.
-    """
-
-    def __init__(self, sizes: Sequence[int], size: int) -> None:
-        weights = [_weight(sizes, own, size) for own in sizes]
-        self._divisor = lcm(*(weight.denominator for weight in weights))
-        self._weights = [int(weight * self._divisor) for weight in weights]
-
-    def count(self, values: Sequence[int]) -> int:
-        """A whole number, rounded up, at least 0."""
-        total: int = sum(map(mul, values, self._weights))
-        return max(0, -(-total // self._divisor))
-
-    def seconds(self, values: Sequence[float]) -> float:
-        """A time; one that shrinks as the size grows is noise, and its mean is taken."""
-        if values[-1] <= values[0]:
-            return sum(values) / len(values)
-        total: float = sum(map(mul, values, self._weights))
-        return max(0.0, total / self._divisor)
-
-
-def _weight(sizes: Sequence[int], own: int, size: int) -> Fraction:
-    weight = Fraction(1)
-    for other in sizes:
-        if other != own:
-            weight *= Fraction(size - other, own - other)
-    return weight
-
-
 # -- a whole step ------------------------------------------------------------------------------
 
 
 class _Scaler:
     """Builds the events at one size."""
 
-    def __init__(self, aligned: Aligned, size: int, degree: int) -> None:
-        sizes = aligned.sizes
-        self._aligned = aligned
-        self._size = size
-        self._used = slice(-degree - 1, None)  # the largest sizes are nearest to what is asked
-        self._fit = Fit(sizes[self._used], size)
-        pairs = list(itertools.pairwise(sizes))
-        self._lines = [Fit(pair, size) for pair in pairs[:-1]] if degree == 1 else []
+    def __init__(self, aligned: Aligned, fits: Fits) -> None:
+        self._aligned, self._fits = aligned, fits
         self._nbytes: list[int] = []
         self._recorded: list[list[int]] = []
 
@@ -185,13 +135,13 @@ class _Scaler:
     def _count(self, values: list[int], what: str) -> int:
         if values.count(values[0]) == len(values):
             return values[0]
-        return self._checked(self._fit.count(values[self._used]), what)
+        return self._checked(self._fits.count(values), what)
 
     def _checked(self, value: int, what: str) -> int:
         if value > LARGEST:
             raise SizeError(
-                f"at size {self._size} {quoted(what)} would need a figure of {value:.1e}, more "
-                "than a trace can hold: ask for a smaller size"
+                f"at size {self._fits.said} {quoted(what)} would need a figure of {value:.1e}, "
+                "more than a trace can hold: ask for a smaller size"
             )
         return value
 
@@ -209,34 +159,38 @@ class _Scaler:
 
     def _seconds(self, values: list[float | None]) -> float | None:
         known = [value for value in values if value is not None]
-        return self._fit.seconds(known[self._used]) if len(known) == len(values) else None
+        return self._fits.seconds(known) if len(known) == len(values) else None
 
     def _workspace(self, values: list[int | None], op: Op) -> int | None:
         known = [value for value in values if value is not None]
         if len(known) < len(values):
             return None
-        pairs = itertools.pairwise(known)
-        found = [line.count(pair) for line, pair in zip(self._lines, pairs, strict=False)]
-        return self._checked(max((self._count(known, op.name), *found)), op.name)
+        if known.count(known[0]) == len(known):
+            return known[0]
+        found = self._by_a_tensor(known, op) if self._fits.is_grid else None
+        return self._checked(self._fits.measured(known) if found is None else found, op.name)
+
+    def _by_a_tensor(self, known: list[int], op: Op) -> int | None:
+        tensors = {access.tensor for access in (*op.reads, *op.writes)}
+        return along_a_tensor(((self._recorded[n], self._nbytes[n]) for n in tensors), known)
 
 
 # -- does the fit hold at the sizes that it was not made of? -----------------------------------
 
 
-def _check_fit(aligned: Aligned, degree: int) -> None:
-    used = aligned.sizes[-degree - 1 :]
-    for index, size in enumerate(aligned.sizes[: -degree - 1]):
-        fit = Fit(used, size)
+def _check_fit(aligned: Aligned, sizes: Sequence[int], degree: int) -> None:
+    for index, size in enumerate(sizes[: -degree - 1]):
+        fit = Fit(curve(sizes[-degree - 1 :], size))
         least = MATTERS * _held_bytes(aligned, index)
         for row in aligned.rows:
             if isinstance(row[-1], Alloc):
                 values = [event.nbytes for event in row if isinstance(event, Alloc)]
                 off = abs(fit.count(values[-degree - 1 :]) - values[index])
                 if off > TOLERANCE * values[index] and off > least:
-                    raise ScalingError(_bent(row[-1], aligned.sizes, values, degree))
+                    raise ScalingError(_bent(row[-1], sizes, values, degree))
 
 
-def _bent(alloc: Alloc, sizes: tuple[int, ...], values: list[int], degree: int) -> str:
+def _bent(alloc: Alloc, sizes: Sequence[int], values: list[int], degree: int) -> str:
     found = ", ".join(
         f"{format_bytes(value)} at {size}" for size, value in zip(sizes, values, strict=True)
     )

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING
 
 from umem.errors import ScalingError, TraceError
 from umem.printable import quoted
+from umem.trace.axes import Point, StepSize, in_order, listed, points_of, size_of
 from umem.trace.events import Access, Alloc, Checker, Event, Free, Hint, Mark, Op
 from umem.trace.walk import Alive, Lifetime, lifetimes, used_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from umem.trace.align import Aligned
 
 __all__ = [
     "Access", "Alloc", "Checker", "Event", "Free", "Hint", "Lifetime", "Mark", "Op", "Trace",
@@ -29,13 +33,15 @@ class Trace:
     """The events of a run, and the backend (``numpy``, ``cupy``, or ``model``) they came from.
 
     ``recordings`` has the events of the same step by the size that it was run at, in a trace that
-    can be scaled; ``events`` are then those of the largest size.
+    can be scaled; ``events`` are then those of the largest size. Where the step has several
+    sizes, ``axes`` names them, and ``recordings`` goes by the tuple of them.
     """
 
     events: list[Event]
     backend: str = "numpy"
     meta: Mapping[str, str] = field(default_factory=dict)
-    recordings: Mapping[int, list[Event]] = field(default_factory=dict)
+    recordings: Mapping[Point, list[Event]] = field(default_factory=dict)
+    axes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         counts = [
@@ -46,7 +52,7 @@ class Trace:
                 (self.step_count, "step"),
             )
         ]
-        sizes = [f"sizes {', '.join(map(str, self.sizes))}"] if self.recordings else []
+        sizes = [f"sizes {listed(self.sizes)}"] if self.recordings else []
         return f"<Trace of {self.backend}: {', '.join(counts + sizes)}>"
 
     def __len__(self) -> int:
@@ -78,43 +84,56 @@ class Trace:
         return max(used_bytes(self.events), default=0)
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def sizes(self) -> tuple[StepSize, ...]:
         """The sizes that it was recorded at, ascending; empty where nobody said."""
-        return tuple(sorted(self.recordings))
+        return tuple(size_of(point, self.axes) for point in in_order(self.recordings))
 
-    def at(self, size: int, degree: int = 1) -> Trace:
+    def at(self, size: StepSize, degree: int = 1) -> Trace:
         """This step at another size, every figure fitted over the sizes that were recorded.
 
         Args:
-            size: such as a batch; one that was recorded gives that recording.
-            degree: 1 where bytes and operations are affine in the size, 2 where they are its
-                square too, as in attention over a sequence's length.
+            size: such as a batch; where the step was recorded along axes with names, one number
+                for each: ``{"batch": 64, "length": 512}``. What was recorded is given as it is.
+            degree: for a size without a name: 1 where bytes and operations are affine in it, 2
+                where they are its square too, as in attention over a sequence's length.
 
         Raises:
             ScalingError: recorded at too few sizes, or a further size shows that the fit is wrong.
-            SizeError: not a whole number of at least 1, or too large for any machine.
+            SizeError: not a whole number of at least 1, or too large for any machine; an axis
+                that is unknown or missing.
         """
         from umem.trace.scale import events_at
 
-        return self.with_events(events_at(self.recordings, size, degree))
+        return self.with_events(
+            events_at(self.recordings, self.axes, lambda: self._aligned, size, degree)
+        )
+
+    @cached_property
+    def _aligned(self) -> Aligned:
+        from umem.trace.align import align
+
+        return align(self.recordings, self.axes)
 
     @classmethod
-    def join(cls, traces: Sequence[Trace], sizes: Sequence[int]) -> Trace:
+    def join(cls, traces: Sequence[Trace], sizes: Sequence[StepSize]) -> Trace:
         """Traces of one step, recorded apart at each of ``sizes``, as one that can be scaled.
 
-        The joined trace is the one at the largest size, with `at` for the others.
+        The joined trace is the one at the largest size, with `at` for the others. Sizes are
+        numbers, or the points of a grid, ``[{"batch": 4, "length": 16}, ...]``: each of two or
+        three sizes of an axis with each of the others.
 
         Raises:
-            ScalingError: another number of sizes than traces, fewer than two, equal sizes, traces
-                of several backends, steps that do not do the same, of which nothing depends on
-                the size, or that shrink as it grows; workspace that was measured in some only.
-            SizeError: a size that is not a whole number of at least 1.
+            ScalingError: another number of sizes than traces, fewer than two, equal sizes, no
+                whole grid, traces of several backends, steps that do not do the same, of which
+                nothing depends on a size, or that shrink as it grows; workspace that was measured
+                in some only.
+            SizeError: a size that is not a whole number of at least 1, other axes than the first
+                has.
             TraceError: what is no trace, such as the path of one.
         """
-        from umem.trace.align import align, check_growth
-        from umem.trace.scale import check_sizes, listed
+        from umem.trace.align import check_growth
 
-        check_sizes(sizes)
+        axes, points, nodes = points_of(sizes)
         if not isinstance(traces, (list, tuple)):
             raise ScalingError(f"traces come as a list, such as [a, b]; got {quoted(traces)}")
         if len(traces) != len(sizes):
@@ -128,11 +147,12 @@ class Trace:
         for trace in traces:
             if trace.recordings:
                 raise ScalingError(f"a trace holds sizes {listed(trace.sizes)} already")
-        pairs = sorted(zip(sizes, traces, strict=True), key=lambda pair: pair[0])
-        check_growth(align([(size, trace.events) for size, trace in pairs]))
-        recordings = {size: trace.events for size, trace in pairs}
-        largest = pairs[-1][1]
-        return cls(largest.events, largest.backend, largest.meta, recordings)
+        by_point = dict(zip(points, traces, strict=True))
+        recordings = {point: by_point[point].events for point in in_order(points)}
+        largest = by_point[in_order(points)[-1]]
+        joined = cls(largest.events, largest.backend, largest.meta, recordings, axes)
+        check_growth(joined._aligned, nodes)
+        return joined
 
     def lifetimes(self) -> dict[int, Lifetime]:
         """Each tensor's birth and death, as indexes into the events."""
@@ -181,8 +201,9 @@ class Trace:
         """
         from umem.trace.file import Header, write
 
-        sections = [self.recordings[size] for size in self.sizes] or [self.events]
-        header = Header(self.backend, dict(self.meta), self.sizes)
+        points = in_order(self.recordings)
+        sections = [self.recordings[point] for point in points] or [self.events]
+        header = Header(self.backend, dict(self.meta), tuple(points), self.axes)
         return write(path, header, sections, force=force)
 
     @classmethod
@@ -205,8 +226,8 @@ class Trace:
         from umem.trace.file import read
 
         header, sections = read(path, max_events, max_bytes)
-        recordings = dict(zip(header.sizes, sections, strict=False))
-        return cls(sections[-1], header.backend, header.meta, recordings)
+        recordings = dict(zip(header.points, sections, strict=False))
+        return cls(sections[-1], header.backend, header.meta, recordings, header.axes)
 
 
 def check_trace(trace: object) -> None:

@@ -8,6 +8,7 @@ from umem.predict.techniques.half_widths import in_half
 from umem.predict.techniques.micro_batches import SHOWN, accumulated
 from umem.predict.techniques.small_states import with_small_states
 from umem.trace.analysis.capping import under_cap
+from umem.trace.axes import StepSize, batch_of, with_batch
 from umem.trace.trace import Trace
 
 
@@ -29,7 +30,7 @@ class Changes:
     cap_bytes: int | None = None
     shown: int = SHOWN
 
-    def of(self, recorded: Trace, size: int | None) -> Trace:
+    def of(self, recorded: Trace, size: StepSize | None) -> Trace:
         """The changed step.
 
         Raises:
@@ -37,16 +38,17 @@ class Changes:
         """
         trace = recorded if size is None else recorded.at(size)
         if self.micro_batch is not None:
+            micro = self.micro_batch if size is None else with_batch(size, self.micro_batch)
             passes = min(self.shown, self.passes(size))
-            trace = accumulated(recorded.at(self.micro_batch), trace, passes)
+            trace = accumulated(recorded.at(micro), trace, passes)
         if self.half:
             trace = in_half(trace)
         if self.small_states:
             trace = with_small_states(trace)
         return trace if self.cap_bytes is None else under_cap(trace, self.cap_bytes)
 
-    def passes(self, size: int | None) -> int:
+    def passes(self, size: StepSize | None) -> int:
         """How many micro-batches a step has."""
         if self.micro_batch is None or size is None:
             return 1
-        return -(-size // self.micro_batch)
+        return -(-batch_of(size) // self.micro_batch)

@@ -19,6 +19,7 @@ from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, StateError
 from umem.predict.techniques.steady import START, STEP, distinct, period_of
 from umem.predict.techniques.technique import Prepared
+from umem.trace.axes import batch_of
 from umem.trace.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace, tail
 from umem.trace.walk import allocations, renumbered
 
@@ -66,9 +67,10 @@ def micro_batches(subject: Subject) -> Iterator[int]:
             "the step was recorded at one size, so that a smaller batch is not known: "
             "umem.record_at(step, sizes=(4, 8)) records it at two"
         )
-    while size > 1:
-        size = -(-size // 2)
-        yield size
+    batch = batch_of(size)
+    while batch > 1:
+        batch = -(-batch // 2)
+        yield batch
 
 
 def check_splits(trace: Trace) -> None:

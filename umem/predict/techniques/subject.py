@@ -20,6 +20,7 @@ from umem.predict.techniques.steady import steady
 from umem.predict.techniques.technique import Prepared
 from umem.trace.analysis.capping import cap_advice
 from umem.trace.analysis.explain import missing_when_repeated
+from umem.trace.axes import Point, StepSize, point_of
 from umem.trace.events import check_figures
 from umem.trace.trace import Trace
 
@@ -54,14 +55,14 @@ class Subject:
         self,
         recorded: Trace,
         gpus: Iterable[GpuSpec] = (),
-        size: int | None = None,
+        size: StepSize | None = None,
         change: Changes = UNCHANGED,
         replays: Replays | None = None,
         correct: Correct = "auto",
     ) -> None:
         self._correct = correct
         self.recorded, self.gpus, self.size, self.change = recorded, tuple(gpus), size, change
-        self._at: dict[int, Subject] = {}
+        self._at: dict[Point, Subject] = {}
         self._changed: dict[Changes, Subject | UmemError] = {}
         trace = change.of(recorded, size)
         self.caveat = missing_when_repeated(trace)
@@ -74,15 +75,16 @@ class Subject:
         self._made: dict[tuple[object, ...], Trace] = {}
         self._shared: set[tuple[object, ...]] = set()
 
-    def at(self, size: int) -> Subject:
+    def at(self, size: StepSize) -> Subject:
         """Return the same step at another size, such as a smaller batch; made once.
 
         Raises:
             ScalingError, SizeError: see `Trace.at`.
         """
-        if size not in self._at:
-            self._at[size] = Subject(self.recorded, self.gpus, size)
-        return self._at[size]
+        point = point_of(size, self.recorded.axes)
+        if point not in self._at:
+            self._at[point] = Subject(self.recorded, self.gpus, size)
+        return self._at[point]
 
     def changed(self, **fields: Any) -> Subject:
         """Return the same step with more done to it, by the fields of `Changes`; made once.

@@ -15,6 +15,7 @@ from umem.trace.analysis.analysis import Analysis, OpTotal, Vram
 from umem.trace.analysis.bands import thinned
 from umem.trace.analysis.leaks import Leak
 from umem.trace.analysis.tensors import Tensor
+from umem.trace.axes import listed
 from umem.units import format_bytes, format_seconds
 
 ROWS = 10
@@ -77,7 +78,7 @@ def _heading(analysis: Analysis, name: str, width: int) -> Iterator[Text]:
         f"{_steps(analysis)}, recorded on {trace.backend}"
     )
     if len(trace.sizes) > 1:
-        what += f"; the largest of sizes {', '.join(map(str, trace.sizes))}"
+        what += f"; the largest of sizes {listed(trace.sizes)}"
     yield from (Text(line, style="bold") for line in wrapped(what, width))
     if analysis.seconds is not None:
         time = f"{format_seconds(analysis.seconds)} of host time in operations"

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from umem.errors import ScalingError, StateError, TraceError, UmemError
 from umem.trace.align import VARIED
+from umem.trace.axes import (
+    Nodes,
+    StepSize,
+    check_axes,
+    check_sizes,
+    grid,
+    size_of,
+    size_option,
+    size_text,
+)
 from umem.trace.recording.recorder import Measure, Recorder
-from umem.trace.scale import check_sizes
+from umem.trace.scale import grows_faster
 from umem.trace.trace import Trace, tail
 
 
@@ -31,7 +42,9 @@ def record(*, measure: Measure = "time", stacks: bool = False) -> Recorder:
     return Recorder(measure=measure, stacks=stacks)
 
 
-def record_at(step: Callable[[int], Any], sizes: Sequence[int] = (4, 8)) -> Trace:
+def record_at(
+    step: Callable[..., Any], sizes: Sequence[int] | Mapping[str, Sequence[int]] = (4, 8)
+) -> Trace:
     """Record ``step(size)`` at each size: a trace for `Trace.at` and ``umem.replay(size=...)``.
 
     At each size the step runs three times: once for what only the first step makes (optimizer
@@ -40,58 +53,116 @@ def record_at(step: Callable[[int], Any], sizes: Sequence[int] = (4, 8)) -> Trac
     updated each time. With umem.chainer imported Chainer's functions are seen; otherwise what a
     virtual GPU's ``xp`` does.
 
+    Along several axes, ``sizes={"batch": (4, 8), "length": (16, 32)}``, the step is called as
+    ``step(batch=4, length=16)``, once recorded for each size of an axis with each of the others:
+    4 recordings here. Where an array grows faster than an axis, as the scores of attention do with
+    the length and weights with the width, the axis needs a third size: as far beyond the second
+    as that is beyond the first, unless it was given. Then 6 recordings, or 9 where both axes do.
+    A step whose parameters depend on a size keeps a model and an optimizer for each.
+
     Args:
         step: makes its input for a size and runs one training step on it, an update included.
         sizes: two, or three where the third is to check the fit, or to fit squares
-            (``degree=2``). Small ones will do, as long as most arrays have some 10,000 elements:
-            below that, NumPy's buffers show in the workspace. For small layers take (32, 64).
+            (``degree=2``); or by the name of an axis, two or three each. Small ones will do, as
+            long as most arrays have some 10,000 elements: below that, NumPy's buffers show in
+            the workspace. For small layers take (32, 64).
 
     Raises:
         SizeError: a size that is not a whole number of at least 1. ScalingError: fewer than two,
-            equal ones, a step of which nothing was seen, that does not do the same at each
-            size, of which nothing depends on the size, or that fails at a size after it ran at
-            another. Whatever ``step`` raises at the first size. No recording is active
-            afterwards.
+            equal ones, a step that does not take its sizes, of which nothing was seen, that does
+            not do the same at each size, of which nothing depends on a size, or that fails at a
+            size after it ran at another. Whatever ``step`` raises at the first size. No recording
+            is active afterwards.
     """
+    if isinstance(sizes, Mapping):
+        return _record_grid(step, check_axes(sizes))
     check_sizes(sizes)
+    _check_call(step, sizes[0])
     first, *others = sizes
     traces = [_record(step, first)]
     traces += [_record_after(step, size, first) for size in others]
     return Trace.join(traces, sizes)
 
 
-def _record_after(step: Callable[[int], Any], size: int, first: int) -> Trace:
+def _record_grid(step: Callable[..., Any], nodes: Nodes) -> Trace:
+    axes = tuple(nodes)
+    corner = tuple(sizes[0] for sizes in nodes.values())
+    first = size_of(corner, axes)
+    _check_call(step, first)
+    found = {corner: _record(step, first)}
+
+    def record_point(point: tuple[int, ...]) -> Trace:
+        if point not in found:
+            found[point] = _record_after(step, size_of(point, axes), first)
+        return found[point]
+
+    for place, (axis, sizes) in enumerate(nodes.items()):
+        if len(sizes) == 2:
+            neighbour = record_point((*corner[:place], sizes[1], *corner[place + 1 :]))
+            if grows_faster(found[corner].events, neighbour.events, sizes):
+                nodes[axis] = (*sizes, 2 * sizes[1] - sizes[0])
+    points = grid(nodes)
+    return Trace.join(list(map(record_point, points)), [size_of(point, axes) for point in points])
+
+
+def _called(step: Callable[..., Any], size: StepSize) -> Any:
+    return step(**size) if isinstance(size, Mapping) else step(size)
+
+
+def _check_call(step: Callable[..., Any], size: StepSize) -> None:
+    """Refuse a step that cannot be called with its sizes, before it runs."""
+    try:
+        signature = inspect.signature(step)
+    except (TypeError, ValueError):  # some that are written in C do not say
+        return
+    try:
+        _called(signature.bind, size)
+    except TypeError as error:
+        how = size_option(size).replace(",", ", ")
+        raise ScalingError(
+            f"the step is called as step({how}), and does not take that: {error}"
+        ) from None
+
+
+_OF_AXES = (
+    "; where parameters depend on a size, keep a model for each. A third size that you did not "
+    "give is there because arrays grow faster than the axis does: give three that the step takes"
+)
+
+
+def _record_after(step: Callable[..., Any], size: StepSize, first: StepSize) -> Trace:
     try:
         return _record(step, size)
     except (UmemError, MemoryError):
         raise
     except Exception as error:
         raise ScalingError(
-            f"the step ran at size {first} and fails at size {size}, with "
+            f"the step ran at size {size_text(first)} and fails at size {size_text(size)}, with "
             f"{type(error).__name__} (above). It must keep nothing from one size to the next: "
             "where a recurrent network keeps its state, begin the step with reset_state()"
+            f"{_OF_AXES if isinstance(size, Mapping) else ''}"
         ) from error
 
 
-def _record(step: Callable[[int], Any], size: int) -> Trace:
+def _record(step: Callable[..., Any], size: StepSize) -> Trace:
     with record() as recorder:
-        step(size)
+        _called(step, size)
         gc.collect()  # the graph of the first step must not die in the middle of the second
         recorder.flush()
         start = recorder.stored_count
-        step(size)
+        _called(step, size)
     timed = tail(recorder.trace, start)
     if not any(timed.ops):
         raise ScalingError(
-            f"no operation was seen in the step at size {size}: import umem.chainer before the "
-            "model runs, or use the arrays of a umem.virtual_gpu block"
+            f"no operation was seen in the step at size {size_text(size)}: import umem.chainer "
+            "before the model runs, or use the arrays of a umem.virtual_gpu block"
         )
     gc.collect()
     with record(measure="workspace") as calibration:
-        step(size)
+        _called(step, size)
     try:
         return timed.with_workspace(calibration.trace)
     except TraceError as error:
         raise ScalingError(
-            f"the step does not do the same twice at size {size}: {error}. {VARIED}"
+            f"the step does not do the same twice at size {size_text(size)}: {error}. {VARIED}"
         ) from error
