@@ -15,6 +15,7 @@ from umem.memory.tracking import track
 
 if TYPE_CHECKING:
     from umem.devices.software.opening import software_gpu
+    from umem.predict.batches.doubling import double_each
     from umem.predict.choosing import choose
     from umem.predict.replaying import Replay, replay
     from umem.trace.recording.at_sizes import record, record_at
@@ -32,6 +33,7 @@ __all__ = [
     "as_numpy",
     "choose",
     "disable",
+    "double_each",
     "enable",
     "hybrid",
     "location",
@@ -53,6 +55,7 @@ __version__ = "0.1.0"
 
 _LATER = {
     "choose": "umem.predict.choosing",
+    "double_each": "umem.predict.batches.doubling",
     "record": "umem.trace.recording.at_sizes",
     "record_at": "umem.trace.recording.at_sizes",
     "software_gpu": "umem.devices.software.opening",

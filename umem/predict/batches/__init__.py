@@ -1,0 +1,1 @@
+"""The batch that fits, the one of least time a sample, and what more of a size costs."""
