@@ -17,6 +17,7 @@
     |   +-- RecomputeCountError     in its functions
     |   +-- RecomputeShapeError     in their shapes
     |   +-- RecomputeDtypeError     in their types
+    +-- PrecisionError          also ArithmeticError: gradients are not finite, at any loss scale
     +-- SpanError               also ValueError: a span freed twice, or never handed out
     +-- TraceError              also ValueError: a trace that cannot be read or replayed
     +-- ScalingError            also ValueError: a trace that cannot be taken to another size
@@ -108,6 +109,10 @@ class RecomputeShapeError(RecomputeError):
 
 class RecomputeDtypeError(RecomputeError):
     """A function of the second run has inputs of other types."""
+
+
+class PrecisionError(UmemError, ArithmeticError):
+    """Gradients are not finite at the least loss scale; no parameter was changed."""
 
 
 class SpanError(UmemError, ValueError):

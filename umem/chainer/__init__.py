@@ -13,6 +13,8 @@ from umem.chainer.current_device import device  # noqa: E402
 from umem.chainer.framework import CHAINER  # noqa: E402
 from umem.chainer.lookahead.prefetch import LookaheadPrefetch  # noqa: E402
 from umem.chainer.memory_report import MemoryReport  # noqa: E402
+from umem.chainer.precision.bfloat16_states import bfloat16_states  # noqa: E402
+from umem.chainer.precision.half_precision import half_precision  # noqa: E402
 from umem.chainer.recompute.recompute import Recompute  # noqa: E402
 from umem.chainer.resume.in_a_loop import resume_run, save_run  # noqa: E402
 from umem.chainer.resume.snapshot_extension import Snapshot  # noqa: E402
@@ -27,12 +29,14 @@ __all__ = [
     "MemoryReport",
     "Recompute",
     "Snapshot",
+    "bfloat16_states",
     "checkpoint",
     "checkpoint_sequential",
     "checkpointed",
     "chunked_updates",
     "device",
     "diet",
+    "half_precision",
     "resume_run",
     "save_run",
     "workspace",

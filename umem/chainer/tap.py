@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -100,6 +100,14 @@ class Subscriber:
         """A trainer begins to run; returns when it is done."""
         proceed(trainer, *args, **kwargs)
 
+    def serialize_optimizer(self, proceed: Proceed, owner: Any, serializer: Any) -> None:
+        """An optimizer is saved or loaded."""
+        proceed(owner, serializer)
+
+    def evaluate(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
+        """A function of Chainer's own computes its outputs, for the first time or again."""
+        return proceed(func, inputs)
+
     def compute(self, proceed: Proceed, func: Any, *arrays: Any) -> Any:
         """A convolution or a pooling computes, forward or backward, from columns."""
         return proceed(func, *arrays)
@@ -119,6 +127,26 @@ class Point(NamedTuple):
     owner: Any
     name: str
     event: str
+
+
+def _computing() -> Iterator[tuple[Any, str]]:
+    """The functions of Chainer's own that compute by themselves: class and method.
+
+    What is told as `compute` already is left out.
+    """
+    for kind in dict.fromkeys(_below(function_node.FunctionNode)):
+        if kind.__module__.startswith("chainer.functions.") and kind.__name__ != "Forget":
+            told = RULES[kind].methods if kind in RULES else ()
+            yield from (
+                (kind, name) for name in ("forward", "forward_cpu")
+                if name in vars(kind) and name not in told
+            )  # fmt: skip
+
+
+def _below(kind: Any) -> Iterator[Any]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _below(one)
 
 
 POINTS = (
@@ -145,8 +173,10 @@ POINTS = (
     Point(variable.Variable, "copydata", "copydata"),
     # The whole training of a script that has a trainer.
     Point(training.Trainer, "run", "train"),
+    Point(optimizer.Optimizer, "serialize", "serialize_optimizer"),
     # What computes where no library of NVIDIA's or Intel's does.
     *(Point(kind, name, "compute") for kind, rule in RULES.items() for name in rule.methods),
+    *(Point(kind, name, "evaluate") for kind, name in _computing()),
     Point(NORMALIZATION, "forward", "normalize"),
     Point(NORMALIZATION, "backward", "normalize_back"),
 )

@@ -1,0 +1,81 @@
+"""A loss scale that looks for its own size, and can be saved."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from umem.errors import PrecisionError
+
+LEAST = 1.0
+"""Where gradients overflow at a scale that changes nothing, a smaller one is no help."""
+
+
+class ScaleState(TypedDict):
+    """What a loss scale is made of, as JSON can hold it."""
+
+    scale: float
+    good_steps: int
+    skipped_steps: int
+
+
+class LossScale:
+    """A factor for losses that doubles after many good steps, and halves where gradients overflow.
+
+    Differs from Chainer's, which starts at 1, doubles every step until the first overflow, and is
+    not saved. See Micikevicius et al., "Mixed Precision Training" (ICLR 2018).
+
+    Args:
+        scale: what to start with.
+        interval: good steps in a row after which it doubles.
+
+    Attributes:
+        scale: the factor.
+        good_steps: steps in a row without an overflow, since it last changed.
+        skipped_steps: all steps that were skipped for an overflow.
+    """
+
+    def __init__(self, scale: float, interval: int) -> None:
+        self.scale, self._interval = scale, interval
+        self.good_steps = self.skipped_steps = 0
+
+    def went_well(self) -> None:
+        """Count a step whose gradients were finite."""
+        self.good_steps += 1
+        if self.good_steps >= self._interval:
+            self.scale, self.good_steps = 2 * self.scale, 0
+
+    def overflowed(self, names: list[str]) -> None:
+        """Halve for the next step.
+
+        Args:
+            names: the parameters whose gradients are not finite.
+
+        Raises:
+            PrecisionError: it is at its least; it stays there, and the step was skipped.
+        """
+        self.skipped_steps += 1
+        self.good_steps = 0
+        if self.scale <= LEAST:
+            shown = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
+            raise PrecisionError(
+                f"the gradient of {shown} is not finite at a loss scale of {self.scale:g}, the "
+                f"least, after {self.skipped_steps:,} skipped steps: it is no overflow of halves. "
+                "Look for NaN or infinity in the inputs and the loss, in float32 and with "
+                "chainer.set_debug(True), or take a lower learning rate. Parameters are as they "
+                "were before the step"
+            )
+        self.scale = max(LEAST, self.scale / 2)
+
+    def state(self) -> ScaleState:
+        """All that a resumed run needs."""
+        return {
+            "scale": float(self.scale),
+            "good_steps": int(self.good_steps),
+            "skipped_steps": int(self.skipped_steps),
+        }
+
+    def restore(self, state: ScaleState) -> None:
+        """Go on from a state."""
+        self.scale = float(state["scale"])
+        self.good_steps = int(state["good_steps"])
+        self.skipped_steps = int(state["skipped_steps"])

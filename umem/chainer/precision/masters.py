@@ -1,0 +1,182 @@
+"""Parameters in float16 with masters in float32, which the optimizer updates in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer.backend import get_array_module
+from chainer.serializer import Deserializer
+
+from umem.chainer.precision.floats import quiet, to_half, to_single
+from umem.chainer.precision.loss_scale import LossScale
+
+_CHUNK = 1 << 16
+
+
+class Masters:
+    """The float32 masters of a model's parameters, and what goes to and fro.
+
+    A master is where Chainer keeps its own under `use_fp32_update`, on the parameter's update rule,
+    so that traces and budgets count it. Chainer's code does not use it: it would give hooks halves
+    that are scaled still, make a new half array each step, and forget the masters on saving.
+
+    Args:
+        parameters: those to be halves; the ones without an array yet are taken when they have one.
+
+    Raises nothing; a parameter is changed in one assignment after its master is there.
+    """
+
+    def __init__(self, parameters: list[Any]) -> None:
+        self._masters: dict[int, tuple[Any, Any]] = {}
+        self._waiting: dict[int, Any] = {}
+        for parameter in parameters:
+            self._waiting[id(parameter)] = parameter
+        self.adopt(parameters)
+
+    def adopt(self, variables: Any) -> None:
+        """Make halves of those that have got their array since."""
+        if not self._waiting:
+            return
+        for variable in variables:
+            if id(variable) in self._waiting and variable.array is not None:
+                self._split(self._waiting.pop(id(variable)))
+
+    def _split(self, parameter: Any) -> None:
+        master = chainer.Parameter(parameter.array, name=parameter.name)
+        master.cleargrad()
+        rule = parameter.update_rule
+        master.update_rule = rule
+        self._masters[id(parameter)] = parameter, master
+        parameter.cleargrad()
+        parameter.array = to_half(parameter.array)
+        if rule is not None:
+            rule._fp32_param = master
+
+    def of(self, parameter: Any) -> Any:
+        """The master of a parameter; None where it has none."""
+        return self._masters.get(id(parameter), (None, None))[1]
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        """Each parameter with its master."""
+        return iter(self._masters.values())
+
+    def catch_up(self) -> None:
+        """Have masters take over what was written to their parameters: loaded, copied, by hand.
+
+        A master that rounds to the half that is there keeps its further digits. It goes to the
+        device where its parameter is.
+        """
+        for parameter, master in self:
+            if master.device != parameter.device:
+                master.to_device(parameter.device)
+            _take_over(parameter.array, master.array)
+
+    def update(self, update: Callable[[Any], None], parameter: Any, scale: float) -> None:
+        """Have a rule update the master, and round it to the parameter."""
+        master = self.of(parameter)
+        if master.grad is None:
+            self.take_gradient(parameter, scale)
+        update(master)
+        self.round(parameter)
+
+    def take_gradient(self, parameter: Any, scale: float) -> None:
+        """Give the master the gradient, as float32 and without its scale."""
+        grad, master = parameter.grad, self.of(parameter)
+        if grad is not None and master.grad is None:
+            master.grad = to_single(grad)
+            master.grad *= np.float32(1 / scale)
+
+    def round(self, parameter: Any) -> None:
+        """Write the master to the parameter's own array."""
+        with quiet():
+            parameter.array[...] = self.of(parameter).array
+
+    def let_gradients_go(self) -> None:
+        """Hold no gradient in float32."""
+        for _, master in self:
+            master.cleargrad()
+
+    def join(self) -> None:
+        """Give the parameters their float32 arrays back; gradients are cleared."""
+        self.catch_up()
+        for parameter, master in self:
+            parameter.cleargrad()
+            parameter.array = master.array
+            if parameter.update_rule is not None:
+                parameter.update_rule._fp32_param = None
+        self._masters.clear()
+        self._waiting.clear()
+
+
+def _take_over(half: Any, single: Any) -> None:
+    if get_array_module(half) is not np:
+        single[...] = get_array_module(half).where(to_half(single) == half, single, half)
+        return
+    if not (half.flags.c_contiguous and single.flags.c_contiguous):
+        differs = to_half(single) != half
+        single[differs] = half[differs]
+        return
+    halves, singles = half.reshape(-1), single.reshape(-1)
+    for start in range(0, len(halves), _CHUNK):
+        there, kept = halves[start : start + _CHUNK], singles[start : start + _CHUNK]
+        differs = to_half(kept).view(np.uint16) != there.view(np.uint16)
+        if differs.any():
+            kept[differs] = there[differs]
+
+
+class MastersView:
+    """A model as an optimizer's hooks are to see it: its parameters are the masters.
+
+    All else is the model's.
+    """
+
+    def __init__(self, model: Any, masters: Masters) -> None:
+        self._model, self._of_model = model, masters
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def params(self, include_uninit: bool = True) -> Iterator[Any]:
+        """As the model's, with masters in the place of halves."""
+        for parameter in self._model.params(include_uninit):
+            yield self._stand_in(parameter)
+
+    def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, Any]]:
+        """As the model's, with masters in the place of halves."""
+        for name, parameter in self._model.namedparams(include_uninit):
+            yield name, self._stand_in(parameter)
+
+    def _stand_in(self, parameter: Any) -> Any:
+        master = self._of_model.of(parameter)
+        return parameter if master is None else master
+
+
+# -- saving ---------------------------------------------------------------------------------------
+
+
+def serialize(serializer: Any, model: Any, masters: Masters, scale: LossScale) -> None:
+    """Save or load what the optimizer's own state has not.
+
+    A file of a float32 run has none of it: the masters then follow the parameters that are there,
+    and the scale stays.
+    """
+    masters.adopt(model.params())
+    masters.catch_up()
+    state: dict[str, Any] = dict(scale.state())
+    try:
+        for key in state:
+            found = serializer(key, state[key])
+            state[key] = state[key] if found is None else type(state[key])(found)
+    except KeyError:
+        if isinstance(serializer, Deserializer):
+            return
+        raise
+    scale.restore(state)  # type: ignore[arg-type]
+    for name, parameter in model.namedparams(False):
+        master = masters.of(parameter)
+        if master is not None:
+            serializer[name]("master", master.array)
+            masters.round(parameter)
