@@ -7,7 +7,7 @@ from typing import Any
 from zlib import crc32
 
 from umem.chainer.precision.floats import SINGLE, WORD, from_words, to_words
-from umem.chainer.precision.setup import check_optimizer
+from umem.chainer.precision.terms import check_optimizer
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import StateError
 

@@ -15,7 +15,7 @@ from umem.chainer.precision.floats import HALF, all_finite, is_finite
 from umem.chainer.precision.halves import halves
 from umem.chainer.precision.loss_scale import LossScale, ScaleState
 from umem.chainer.precision.masters import Masters, MastersView, serialize
-from umem.chainer.precision.setup import check, chosen
+from umem.chainer.precision.terms import check, chosen
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import StateError
 

@@ -1,20 +1,30 @@
-"""What goes on while any model is in half precision: types suited to functions, and their values.
+"""What goes on while any model is in half precision: types are suited, and NumPy computes halves.
 
 There is one subscriber for all models. It acts on what reads a half and nothing else: a model in
 float32 beside one in half precision computes as ever.
+
+NumPy has no fast arithmetic of halves: an addition takes 58 times that of float32, a product of
+matrices ten times. A function that goes element by element, or sample by sample, is computed a part
+at a time, whose float32 copies stay in the processor's cache; any other is computed at once, with
+float32 copies of all it reads.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import chainer
-from chainer.function import FunctionAdapter
+import numpy as np
+from chainer.functions.array.cast import Cast
 
-from umem.chainer.precision import parts
-from umem.chainer.precision.floats import HALF, SINGLE, constant_to_half, quiet
+from umem.chainer.function_facts import arrays_on, owner_of
+from umem.chainer.precision.floats import HALF, SINGLE, quiet, to_half, to_single
 from umem.chainer.precision.masters import Masters
+from umem.chainer.precision.terms import ELEMENTWISE, MOVES, SAMPLEWISE, suited
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 
 _RUNS_FORWARD = ("Forget", "Checkpoint")
@@ -71,18 +81,18 @@ class _InHalves(Subscriber):
 
     def evaluate(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Compute halves on NumPy as float32."""
-        return parts.evaluate(proceed, func, inputs)
+        return _evaluate(proceed, func, inputs)
 
     def compute(self, proceed: Proceed, func: Any, *arrays: Any) -> Any:
         """The same for what computes from columns."""
         if isinstance(arrays[0], tuple):  # a pooling
-            if not parts.are_halves(arrays[0]):
+            if not are_halves(arrays[0]):
                 return proceed(func, *arrays)
             with quiet():
-                return parts.at_once(proceed, func, arrays[0])
-        if not parts.are_halves(arrays):
+                return at_once(proceed, func, arrays[0])
+        if not are_halves(arrays):
             return proceed(func, *arrays)
-        computes = parts.kernel_gradient if hasattr(func, "W_dtype") else parts.convolve
+        computes = kernel_gradient if hasattr(func, "W_dtype") else convolve
         with quiet():
             return computes(proceed, func, *arrays)
 
@@ -90,73 +100,241 @@ class _InHalves(Subscriber):
 halves = _InHalves()
 
 
-# -- types ----------------------------------------------------------------------------------------
+# -- parts ----------------------------------------------------------------------------------------
 
-HALVES = frozenset((
-    "BilinearFunction", "Convolution2DFunction", "ConvolutionND", "Deconvolution2DFunction",
-    "DeconvolutionND", "EinSum", "LinearFunction", "LocalConvolution2DFunction", "MatMul",
-    "TensorDot",
-))  # fmt: skip
-"""Products: what they are given becomes half."""
-SINGLES = frozenset((
-    "BatchDet", "BatchInv", "BatchL2NormSquared", "BatchMatMul", "Cholesky", "Cumprod", "Cumsum",
-    "FFT", "Inv", "LogSoftmax", "LogSumExp", "Mean", "NormalizeL2", "Prod", "Sum",
-))  # fmt: skip
-"""Sums, and what NumPy or Chainer has in float32 only; beside losses and evaluations."""
-SINGLE_MODULES = ("chainer.functions.loss.", "chainer.functions.evaluation.")
-TAKE_BOTH = frozenset((
-    "BatchNormalization", "DecorrelatedBatchNormalization", "FixedBatchNormalization",
-    "FixedDecorrelatedBatchNormalization",
-))  # fmt: skip
-"""Normalisations of Chainer that compute halves in the type of their parameters, by themselves."""
-LIKE_FIRST = frozenset(("GroupNormalization", "LayerNormalization", "LocalResponseNormalization"))
-"""Normalisations that want their parameters in the type of what they normalise."""
+PART_BYTES = 1 << 18
+"""Of one input in float32."""
 
 
-def suited(func: Any, inputs: Any) -> Any:
-    """The inputs of a function in the types that it is to have; casts are part of the graph.
+def at_once(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Compute on float32 copies of all inputs; what the function keeps on itself is rounded too."""
+    before = {id(array) for _, array in arrays_on(owner_of(func))}
+    outputs = proceed(func, tuple([_single(x) for x in inputs]))
+    _round_kept(owner_of(func), before, max(x.size for x in inputs))
+    return tuple([_half(y) for y in outputs])
 
-    Only what reads a half, and is Chainer's own, is given anything but what it was given.
+
+def elementwise(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Compute a part of the elements at a time where all inputs have one shape."""
+    shape = inputs[0].shape
+    arrays = [*inputs, *_held(func).values()]
+    if any(x.shape != shape or not x.flags.c_contiguous for x in arrays):
+        return by_rows(proceed, func, inputs)
+    with _holding(func, lambda array: array.reshape(-1)):
+        flat = by_rows(proceed, func, tuple([x.reshape(-1) for x in inputs]))
+    return tuple([y.reshape(shape) for y in flat])
+
+
+def by_rows(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Compute some of the rows, along the first axis, at a time.
+
+    Inputs of fewer axes, or with one row, are the same for every part. Arrays that the function
+    holds, such as a mask, are as the first input.
     """
-    kinds = [x.dtype for x in inputs]
-    kind = type(func)
-    if HALF not in kinds or not kind.__module__.startswith("chainer."):
-        return inputs
-    name = kind.__name__
-    if name in SINGLES or kind.__module__.startswith(SINGLE_MODULES):
-        if name == "SoftmaxCrossEntropy":
-            func.cache_score = False  # it would keep a second float32 array as large as its input
-        return tuple([_as_single(x) for x in inputs])
-    if kind is FunctionAdapter or name in TAKE_BOTH:
-        return inputs
-    if name in HALVES or (name in LIKE_FIRST and kinds[0] == HALF):
-        return tuple([_as_half(x) for x in inputs])
-    return _alike(inputs)
+    ndim = max(x.ndim for x in inputs)
+    count = max((x.shape[0] for x in inputs if x.ndim == ndim), default=1) if ndim else 1
+    row = max(4 * x.size // max(count, 1) for x in inputs)
+    step = max(1, PART_BYTES // max(row, 1))
+    if step >= count or any(x.shape != inputs[0].shape for x in _held(func).values()):
+        return at_once(proceed, func, inputs)
+    is_split = [x.ndim == ndim and x.shape[0] == count for x in inputs]
+    whole = [x if split else _single(x) for x, split in zip(inputs, is_split, strict=True)]
+    made: list[Any] = []
+    for start in range(0, count, step):
+        rows = slice(start, start + step)
+        given = [x[rows] if split else x for x, split in zip(whole, is_split, strict=True)]
+        with _holding(func, partial(_rows_of, rows)):
+            part = proceed(func, tuple(map(_single, given)))
+        if not made:
+            made = [np.empty((count, *y.shape[1:]), HALF) for y in part]
+        for y, of_part in zip(made, part, strict=True):
+            y[rows] = of_part
+    return tuple(made)
 
 
-def _alike(inputs: Any) -> Any:
-    """All in one type: constants as halves, then float32 where one is left that is not half."""
-    if all(x.dtype == HALF or x.dtype.kind != "f" for x in inputs):
-        return inputs
-    inputs = tuple([_as_half(x) if _is_constant(x) else x for x in inputs])
-    if all(x.dtype == HALF or x.dtype.kind != "f" for x in inputs):
-        return inputs
-    return tuple([_as_single(x) for x in inputs])
+def _rows_of(rows: slice, array: Any) -> Any:
+    return _single(array[rows])
 
 
-def _is_constant(x: Any) -> bool:
-    return not isinstance(x, chainer.Variable) or not x.requires_grad
+def _held(func: Any) -> dict[str, Any]:
+    """The arrays of NumPy that a function holds as its attributes, but for single numbers."""
+    return {
+        name: value
+        for name, value in vars(func).items()
+        if isinstance(value, np.ndarray) and value.ndim
+    }
 
 
-def _as_half(x: Any) -> Any:
-    if x.dtype == HALF or x.dtype.kind != "f":
-        return x
-    if not isinstance(x, chainer.Variable):
-        return constant_to_half(x)
-    if not x.requires_grad:
-        return chainer.Variable(constant_to_half(x.array), name=x.name, requires_grad=False)
-    return chainer.functions.cast(x, HALF)
+@contextmanager
+def _holding(func: Any, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Have a function hold other arrays for as long as it computes a part."""
+    held = _held(func)
+    try:
+        for name, array in held.items():
+            setattr(func, name, change(array))
+        yield
+    finally:
+        for name, array in held.items():
+            setattr(func, name, array)
 
 
-def _as_single(x: Any) -> Any:
-    return chainer.functions.cast(x, SINGLE) if x.dtype == HALF else x
+def _single(x: Any) -> Any:
+    return to_single(x) if getattr(x, "dtype", None) == HALF else x
+
+
+def _half(y: Any) -> Any:
+    return to_half(y) if getattr(y, "dtype", None) == SINGLE else y
+
+
+def _round_kept(owner: Any, before: set[int], size: int) -> None:
+    """Round the large arrays that a function has just put on itself, such as a dropout's mask."""
+    for name, array in list(vars(owner).items()):
+        if isinstance(array, np.ndarray) and array.dtype == SINGLE and array.size >= size:
+            if id(array) not in before:
+                setattr(owner, name, to_half(array))
+
+
+def convolve(proceed: Proceed, func: Any, x: Any, kernel: Any, bias: Any, *more: Any) -> Any:
+    """Convolve, forward or transposed, some samples at a time."""
+    kernel, bias = _single(kernel), _single(bias)
+    y: Any = None
+    for rows in _samples(x):
+        (part,) = proceed(func, to_single(x[rows]), kernel, bias, *more)
+        if y is None:
+            y = np.empty((len(x), *part.shape[1:]), HALF)
+        y[rows] = part
+    return (y,)
+
+
+def kernel_gradient(proceed: Proceed, func: Any, x: Any, y: Any, *more: Any) -> Any:
+    """Sum a convolution's kernel gradient over some samples at a time, in float32."""
+    kind, func.W_dtype = func.W_dtype, SINGLE
+    total: Any = None
+    try:
+        for rows in _samples(x):
+            (part,) = proceed(func, to_single(x[rows]), to_single(y[rows]), *more)
+            total = part if total is None else np.add(total, part, out=total)
+    finally:
+        func.W_dtype = kind
+    return (total.astype(kind),)
+
+
+def _samples(x: Any) -> list[slice]:
+    """Parts of a batch; one at least, so that an empty batch is Chainer's to judge."""
+    step = max(1, 4 * PART_BYTES // max(1, 4 * x.size // max(1, len(x))))
+    return [slice(start, start + step) for start in range(0, max(1, len(x)), step)]
+
+
+# -- products -------------------------------------------------------------------------------------
+
+TILE = 1024
+"""Rows and columns of a tile: 4 MiB in float32, whose conversion is a twentieth of its product."""
+
+
+def product(a: Any, b: Any, bias: Any = None) -> Any:
+    """Multiply two matrices of halves, with sums in float32 and one rounding at the end.
+
+    It takes three tiles, 12 MiB at most, beside the result.
+
+    Args:
+        a: of shape (m, k), in any layout.
+        b: of shape (k, n), in any layout.
+        bias: of shape (n,), added to each row; None for none.
+
+    Returns:
+        A half array of shape (m, n).
+    """
+    y = np.empty((a.shape[0], b.shape[1]), HALF)
+    for columns in _tiles(b.shape[1]):
+        added = None if bias is None else to_single(bias[columns])
+        for rows in _tiles(a.shape[0]):
+            y[rows, columns] = _tile_of_product(a[rows], b[:, columns], added)
+    return y
+
+
+def _tile_of_product(a: Any, b: Any, bias: Any) -> Any:
+    total = np.zeros((a.shape[0], b.shape[1]), SINGLE) if not a.shape[1] else None
+    for inner in _tiles(a.shape[1]):
+        part = to_single(a[:, inner]) @ to_single(b[inner])
+        if total is None:
+            total = part
+        else:
+            total += part
+    if bias is not None:
+        total += bias
+    return total
+
+
+def _tiles(length: int) -> list[slice]:
+    return [slice(start, start + TILE) for start in range(0, length, TILE)]
+
+
+# -- which way ------------------------------------------------------------------------------------
+
+Rule = Callable[..., tuple[Any, ...]]
+
+
+def _evaluate(proceed: Proceed, func: Any, inputs: Any) -> Any:
+    """Compute a function that `umem.chainer.tap` tells of, by its rule where it reads halves."""
+    if type(func) is Cast:
+        with quiet():
+            return proceed(func, inputs)
+    if not are_halves(inputs):
+        return proceed(func, inputs)
+    with quiet():
+        return _rule_of(func, inputs)(proceed, func, inputs)
+
+
+def are_halves(inputs: Any) -> bool:
+    """Whether all floating-point inputs, one at least, are halves of NumPy."""
+    kinds = {x.dtype for x in inputs if type(x) is np.ndarray and x.dtype.kind == "f"}
+    return kinds == {HALF}
+
+
+def _rule_of(func: Any, inputs: tuple[Any, ...]) -> Rule:
+    name = type(func).__name__
+    if name in MOVES:
+        return _as_they_are
+    if name in _OWN:
+        return _OWN[name]
+    if func.is_elementwise or name in ELEMENTWISE:
+        return elementwise
+    if name in SAMPLEWISE and getattr(func, "axis", 1) not in (0, -inputs[0].ndim):
+        return by_rows
+    return at_once
+
+
+def _as_they_are(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
+    return proceed(func, inputs)
+
+
+def _linear(_: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
+    func._config_use_ideep = chainer.config.use_ideep  # as Chainer's forward leaves it
+    func.retain_inputs((0, 1))
+    return (_PRODUCTS[type(func).__name__](*inputs),)
+
+
+_PRODUCTS: dict[str, Callable[..., Any]] = {
+    "LinearFunction": lambda x, kernel, bias=None: product(x, kernel.T, bias),
+    "LinearGradData": lambda kernel, gy: product(gy, kernel),
+    "LinearGradWeight": lambda x, gy: product(gy.T, x),
+}
+
+
+def _matmul(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
+    a, b = inputs
+    if a.ndim == b.ndim == 2 and not func.transc:
+        func.retain_inputs((0, 1))
+        return (product(a.T if func.transa else a, b.T if func.transb else b),)
+    if a.ndim == b.ndim > 2 and len(a) == len(b):
+        return by_rows(proceed, func, inputs)
+    return at_once(proceed, func, inputs)
+
+
+def _sum(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
+    (x,) = inputs
+    y = x.sum(axis=func.axis, keepdims=func.keepdims, dtype=SINGLE)
+    return (to_half(np.asarray(y)),)
+
+
+_OWN: dict[str, Rule] = {**dict.fromkeys(_PRODUCTS, _linear), "MatMul": _matmul, "Sum": _sum}

@@ -1,4 +1,4 @@
-"""What is asked of a model and its optimizer before its numbers get fewer bits."""
+"""The terms of half precision: what a model must be, what becomes half, how functions compute."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import chainer
 import chainerx
 import numpy as np
+from chainer.function import FunctionAdapter
 
-from umem.chainer.precision.floats import HALF, SINGLE
+from umem.chainer.precision.floats import HALF, SINGLE, constant_to_half
 from umem.errors import StateError, UnsupportedError
 
 _NO_BFLOAT16 = (
@@ -129,3 +130,97 @@ def _kept(model: Any, keep: Iterable[str]) -> list[Any]:
             )
         found += of_name
     return found
+
+
+# -- what functions are given --------------------------------------------------------------------
+
+HALVES = frozenset((
+    "BilinearFunction", "Convolution2DFunction", "ConvolutionND", "Deconvolution2DFunction",
+    "DeconvolutionND", "EinSum", "LinearFunction", "LocalConvolution2DFunction", "MatMul",
+    "TensorDot",
+))  # fmt: skip
+"""Products: what they are given becomes half."""
+SINGLES = frozenset((
+    "BatchDet", "BatchInv", "BatchL2NormSquared", "BatchMatMul", "Cholesky", "Cumprod", "Cumsum",
+    "FFT", "Inv", "LogSoftmax", "LogSumExp", "Mean", "NormalizeL2", "Prod", "Sum",
+))  # fmt: skip
+"""Sums, and what NumPy or Chainer has in float32 only; beside losses and evaluations."""
+SINGLE_MODULES = ("chainer.functions.loss.", "chainer.functions.evaluation.")
+TAKE_BOTH = frozenset((
+    "BatchNormalization", "DecorrelatedBatchNormalization", "FixedBatchNormalization",
+    "FixedDecorrelatedBatchNormalization",
+))  # fmt: skip
+"""Normalisations of Chainer that compute halves in the type of their parameters, by themselves."""
+LIKE_FIRST = frozenset(("GroupNormalization", "LayerNormalization", "LocalResponseNormalization"))
+"""Normalisations that want their parameters in the type of what they normalise."""
+
+
+def suited(func: Any, inputs: Any) -> Any:
+    """The inputs of a function in the types that it is to have; casts are part of the graph.
+
+    Only what reads a half, and is Chainer's own, is given anything but what it was given.
+    """
+    kinds = [x.dtype for x in inputs]
+    kind = type(func)
+    if HALF not in kinds or not kind.__module__.startswith("chainer."):
+        return inputs
+    name = kind.__name__
+    if name in SINGLES or kind.__module__.startswith(SINGLE_MODULES):
+        if name == "SoftmaxCrossEntropy":
+            func.cache_score = False  # it would keep a second float32 array as large as its input
+        return tuple([_as_single(x) for x in inputs])
+    if kind is FunctionAdapter or name in TAKE_BOTH:
+        return inputs
+    if name in HALVES or (name in LIKE_FIRST and kinds[0] == HALF):
+        return tuple([_as_half(x) for x in inputs])
+    return _alike(inputs)
+
+
+def _alike(inputs: Any) -> Any:
+    """All in one type: constants as halves, then float32 where one is left that is not half."""
+    if all(x.dtype == HALF or x.dtype.kind != "f" for x in inputs):
+        return inputs
+    inputs = tuple([_as_half(x) if _is_constant(x) else x for x in inputs])
+    if all(x.dtype == HALF or x.dtype.kind != "f" for x in inputs):
+        return inputs
+    return tuple([_as_single(x) for x in inputs])
+
+
+def _is_constant(x: Any) -> bool:
+    return not isinstance(x, chainer.Variable) or not x.requires_grad
+
+
+def _as_half(x: Any) -> Any:
+    if x.dtype == HALF or x.dtype.kind != "f":
+        return x
+    if not isinstance(x, chainer.Variable):
+        return constant_to_half(x)
+    if not x.requires_grad:
+        return chainer.Variable(constant_to_half(x.array), name=x.name, requires_grad=False)
+    return chainer.functions.cast(x, HALF)
+
+
+def _as_single(x: Any) -> Any:
+    return chainer.functions.cast(x, SINGLE) if x.dtype == HALF else x
+
+
+# -- how NumPy computes them ----------------------------------------------------------------------
+
+MOVES = frozenset((
+    "AsStrided", "Broadcast", "BroadcastTo", "Concat", "Copy", "Depth2Space", "Diagonal", "Dstack",
+    "EmbedIDFunction", "ExpandDims", "Flip", "FlipLR", "FlipUD", "GetItem", "Hstack", "Identity",
+    "Moveaxis", "Pad", "PadSequence", "Permutate", "Repeat", "Reshape", "Rollaxis", "SelectItem",
+    "Separate", "Shift", "Space2Depth", "SplitAxis", "Squeeze", "Stack", "Swapaxes", "Tile",
+    "Transpose", "TransposeSequence", "Vstack", "Where",
+))  # fmt: skip
+"""Functions that compute nothing."""
+ELEMENTWISE = frozenset((
+    "ClippedReLU", "ClippedReLUGrad2", "Clip", "ClipGrad", "Cos", "DropoutGrad",
+    "ELU", "ELUGrad",
+    "Erf", "Exp", "HardSigmoid", "HardSigmoidGrad", "LeakyReLU", "Log", "Log1p", "ReLUGrad2",
+    "Sigmoid", "SigmoidGrad", "Sin", "Softplus", "SoftplusGrad", "Sqrt", "Square", "Tanh",
+    "TanhGrad", "_LeakyReLUGrad",
+))  # fmt: skip
+"""Functions beside Chainer's own list that go element by element and keep nothing of it."""
+SAMPLEWISE = frozenset(("LayerNormalization", "LogSoftmax", "Softmax", "_SoftmaxGrad"))
+"""Functions of which each row goes by itself, unless they go along the first axis."""
