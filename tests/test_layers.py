@@ -27,6 +27,7 @@ ANNEXES = ("compat", "graphs", "snapshots")
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
 LONGEST = 350
 WITH_ONE_USER = {
+    "umem.chainer.accumulation.group": "calls that make one update; the public class is the block",
     "umem.chainer.checkpointing.region": "a call, and how to make it again; its node is long",
     "umem.chainer.demo_workload": "imports Chainer; the command must not, for its help",
     "umem.chainer.flops": "a table of rules, each from the arithmetic of one function",

@@ -18,6 +18,7 @@
     |   +-- RecomputeShapeError     in their shapes
     |   +-- RecomputeDtypeError     in their types
     +-- PrecisionError          also ArithmeticError: gradients are not finite, at any loss scale
+    +-- AccumulationError       also RuntimeError: parts of a batch cannot give its gradient
     +-- SpanError               also ValueError: a span freed twice, or never handed out
     +-- TraceError              also ValueError: a trace that cannot be read or replayed
     +-- ScalingError            also ValueError: a trace that cannot be taken to another size
@@ -30,8 +31,8 @@
     +-- MissingDependencyError  also ImportError: names what to install
 
 Whatever is raised, the state is as before the call: nothing half-installed, nothing leaked.
-Five warnings belong here too, each a UserWarning: LeftOnWarning, LookaheadWarning,
-RecomputeWarning, SnapshotWarning, WorkspaceWarning.
+Six warnings belong here too, each a UserWarning: AccumulationWarning, LeftOnWarning,
+LookaheadWarning, RecomputeWarning, SnapshotWarning, WorkspaceWarning.
 """
 
 from __future__ import annotations
@@ -115,6 +116,10 @@ class PrecisionError(UmemError, ArithmeticError):
     """Gradients are not finite at the least loss scale; no parameter was changed."""
 
 
+class AccumulationError(UmemError, RuntimeError):
+    """Parts of a batch cannot give the gradient of the whole; no parameter was updated."""
+
+
 class SpanError(UmemError, ValueError):
     """A span that was freed before, or that this pool never handed out."""
 
@@ -149,6 +154,10 @@ class CompatError(UmemError, ImportError):
 
 class MissingDependencyError(UmemError, ImportError):
     """An optional package is missing; the message names what to install, and the extra."""
+
+
+class AccumulationWarning(UserWarning):
+    """The gradient of parts was not compared with that of the whole; said once."""
 
 
 class LeftOnWarning(UserWarning):

@@ -7,6 +7,8 @@ install()
 import chainer  # noqa: E402, F401  (the layer must be in place first)
 
 from umem.chainer import optimizers as optimizers  # noqa: E402
+from umem.chainer.accumulation.accumulating import accumulate  # noqa: E402
+from umem.chainer.accumulation.updater import AccumulatingUpdater  # noqa: E402
 from umem.chainer.checkpointing.regions import checkpoint, checkpoint_sequential, checkpointed  # noqa: E402
 from umem.chainer.chunking.capped import workspace  # noqa: E402
 from umem.chainer.current_device import device  # noqa: E402
@@ -25,10 +27,12 @@ from umem.trace.frameworks import register  # noqa: E402
 register(CHAINER)
 
 __all__ = [
+    "AccumulatingUpdater",
     "LookaheadPrefetch",
     "MemoryReport",
     "Recompute",
     "Snapshot",
+    "accumulate",
     "bfloat16_states",
     "checkpoint",
     "checkpoint_sequential",

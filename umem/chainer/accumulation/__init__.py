@@ -1,0 +1,1 @@
+"""Batches in parts, with one update and the gradient of the whole batch."""

@@ -1,0 +1,192 @@
+"""`accumulate`: several calls of an optimizer's update make one, or one is taken in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from umem.chainer.accumulation.batch_parts import MicroBatches, is_of_batch, loss_scale_of, model_of
+from umem.chainer.accumulation.group import Group
+from umem.chainer.accumulation.mixing import refuse_mixing
+from umem.chainer.accumulation.splitting import Arguments, ArgumentsBatch, whole_number
+from umem.chainer.accumulation.whole_gradient import Weight
+from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.errors import SizeError, StateError
+
+__all__ = ["accumulate"]
+_on: list[accumulate] = []
+
+
+class accumulate(Subscriber):
+    """Have an optimizer update by the gradient of many samples, with memory for few at a time.
+
+    ``with umem.chainer.accumulate(optimizer, steps=16): ...`` makes of 16 calls of
+    ``optimizer.update`` one: with a loss function, or after ``cleargrads`` and ``backward`` by
+    hand. ``accumulate(optimizer, micro_batch=4)`` takes the arguments of each
+    ``optimizer.update(lossfun, *args)`` in parts of 4 samples. Either is on inside of a with
+    statement, or from `enable` to `disable`.
+
+    The gradient is that of the whole batch, not a mean of means: by what the loss was divided is
+    read from its tape (means, sums, valid labels), and each part goes by its share. The first time,
+    two uneven splits are compared with the whole of a few samples.
+
+    Args:
+        optimizer: one of Chainer's that goes by gradients, set up.
+        steps: so many calls of update make one. Those left over at the end of the block make one
+            too, exactly: its gradient is that of their samples. An error that leaves the block, or
+            comes out of a call of update, drops the calls of that group.
+        micro_batch: samples of a part; the last may be short. More than the batch is the whole
+            batch.
+        weight: by what the loss of given samples was divided, as a function of the loss function's
+            arguments (of none, where backward is called by hand); or a number with which each
+            part's gradient is multiplied. None: read from the tape.
+        check: compare two uneven splits of a few samples with those at once, the first time.
+        dropout: "batch": masks are those that the whole batch would have drawn, kept with a bit an
+            element until its last part; "micro": each part draws.
+        survive: where memory runs out, halve ``micro_batch``, go on with that, and do the step
+            again with the random numbers that NumPy and Python drew.
+
+    Hooks, clipping, weight decay, the loss scale and the optimizer's ``t`` move once an update.
+
+    Raises:
+        SizeError: on making it: not one of ``steps`` and ``micro_batch``, or no whole number above
+            zero. In update: an empty batch, arguments of differing lengths.
+        StateError: the optimizer has no model, or is accumulated already.
+        AccumulationError: in update: parts cannot give the gradient of the whole; names what
+            divides or mixes. Parameters and the optimizer are as before, gradients are cleared.
+
+    Cost: no copy of gradients beside Chainer's own; with backward by hand one. The comparison has
+    one more, and takes three passes over a part. Thread-safety: for the optimizer's thread.
+    """
+
+    place = -2
+
+    def __init__(
+        self,
+        optimizer: Any,
+        steps: int | None = None,
+        *,
+        micro_batch: int | None = None,
+        weight: Weight = None,
+        check: bool = True,
+        dropout: str = "micro",
+        survive: bool = False,
+    ) -> None:
+        if (steps is None) == (micro_batch is None):
+            raise SizeError("give one of steps= and micro_batch=")
+        if steps is not None and (survive or is_of_batch(dropout)):
+            raise StateError('survive=True and dropout="batch" need micro_batch=, not steps=')
+        self.optimizer = optimizer
+        self._model = model_of(optimizer)
+        self._micro = self._steps = None
+        if micro_batch is not None:
+            self._micro = MicroBatches(
+                optimizer, micro_batch, weight, check=check, dropout=dropout, survive=survive
+            )
+        else:
+            self._steps = whole_number(steps, "steps")
+        self._group = Group(self._model, weight, self._steps or 1, to_prove=check)
+        self._is_inside = False
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Samples of a part, after halving where that was needed; None with ``steps``."""
+        return None if self._micro is None else self._micro.size
+
+    @property
+    def count(self) -> int:
+        """Calls of update that wait for the others of their group."""
+        return self._group.count
+
+    # -- on and off ------------------------------------------------------------------------------
+
+    def enable(self) -> accumulate:
+        """Have it on until `disable`.
+
+        Raises:
+            StateError: the optimizer is accumulated already, by this or another; that stays.
+        """
+        if any(one.optimizer is self.optimizer for one in _on):
+            raise StateError("this optimizer is accumulated already: disable that first")
+        _on.append(self)
+        subscribe(self)
+        return self
+
+    def disable(self) -> None:
+        """Have it off; calls of update that are left over make one.
+
+        Raises:
+            StateError: it is not on; nothing has changed.
+        """
+        self._off()
+        if self.count:
+            self._update(self.optimizer.update)
+
+    def _off(self) -> None:
+        if self not in _on:
+            raise StateError("this accumulation is not on")
+        _on.remove(self)
+        unsubscribe(self)
+
+    def __enter__(self) -> accumulate:
+        return self.enable()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.disable()
+        else:
+            self._off()
+            self._group.drop()
+
+    # -- what Chainer tells ----------------------------------------------------------------------
+
+    def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
+        """Take a call of update."""
+        if method is not self.optimizer or self._is_inside:
+            proceed(method, *args, **kwargs)
+            return
+        lossfun, *rest = args or (kwargs.pop("lossfun", None),)
+        self._is_inside = True
+        try:
+            self._step(lossfun, Arguments(tuple(rest), kwargs), lambda: proceed(method))
+        finally:
+            self._is_inside = False
+
+    def _step(self, lossfun: Any, given: Arguments, update: Callable[[], None]) -> None:
+        if self._micro is not None:
+            if lossfun is None:
+                raise StateError(
+                    "micro_batch= takes optimizer.update(lossfun, *args) in parts: with gradients "
+                    "that are there already use steps="
+                )
+            self._micro.leave_gradient(lossfun, ArgumentsBatch(*given))
+            update()
+            return
+        if lossfun is None:
+            self._group.take_by_hand()
+        else:
+            self._group.take(lossfun, given, loss_scale_of(self.optimizer))
+        if self._group.count == self._steps:
+            self._update(update)
+
+    def _update(self, update: Callable[[], None]) -> None:
+        self._group.leave_gradient()
+        update()
+
+    def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
+        """Read the tape of a loss from which the program goes backward by itself."""
+        if self._steps is not None and not self._is_inside:
+            self._group.read(args[0])
+        proceed(*args, **kwargs)
+
+    def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
+        """Refuse what mixes samples."""
+        if self._steps is not None and not self._is_inside:
+            refuse_mixing(func, inputs, self._model)
+        return proceed(func, inputs)

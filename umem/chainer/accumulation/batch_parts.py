@@ -1,0 +1,118 @@
+"""A batch in micro-batches: the first is proven, and one that does not fit is halved."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from umem.chainer.accumulation.dropout_masks import DropoutMasks
+from umem.chainer.accumulation.proof import prove
+from umem.chainer.accumulation.splitting import Batch, even, whole_number
+from umem.chainer.accumulation.step_state import StepState
+from umem.chainer.accumulation.whole_gradient import Weight, WholeGradient
+from umem.errors import StateError, UnsupportedError
+
+
+class MicroBatches:
+    """Takes an optimizer's batches in micro-batches.
+
+    Attributes:
+        size: samples of a micro-batch; less than was asked for after running out of memory.
+        gradient: what computes.
+    """
+
+    def __init__(
+        self, optimizer: Any, size: int, weight: Weight, *, check: bool, dropout: str, survive: bool
+    ) -> None:
+        self.size = whole_number(size, "micro_batch")
+        self._model = model_of(optimizer)
+        self._optimizer = optimizer
+        self.gradient = WholeGradient(self._model, weight)
+        self._masks_of_batch = is_of_batch(dropout)
+        self._survive, self._to_prove = survive, check
+
+    def leave_gradient(self, lossfun: Any, batch: Batch) -> None:
+        """Leave the gradient of a batch on the parameters.
+
+        Raises:
+            AccumulationError: micro-batches cannot give it.
+            MemoryError: it does not fit, not even in micro-batches of 1 where it may be halved.
+            whatever the loss function raises. Gradients are cleared then; random generators and
+                what links keep are as before.
+        """
+        state = StepState(self._model)
+        while not self._fits(lossfun, batch, state):
+            self.size = -(-min(self.size, batch.size) // 2)
+            gc.collect()
+
+    def _fits(self, lossfun: Any, batch: Batch, state: StepState) -> bool:
+        """Try it; where memory runs out no traceback stays, for its frames would hold arrays."""
+        try:
+            self._go(lossfun, batch)
+        except MemoryError:
+            self._undo(state)
+            if not self._survive or min(self.size, batch.size) == 1:
+                raise
+            return False
+        except BaseException:
+            self._undo(state)
+            raise
+        return True
+
+    def _undo(self, state: StepState) -> None:
+        self.gradient.masks = None
+        self._model.cleargrads()
+        state.put_back()
+
+    def _go(self, lossfun: Any, batch: Batch) -> None:
+        to_prove = self._to_prove and batch.size > self.size
+        is_ready = all(p.array is not None for p in self._model.params())
+        if to_prove and is_ready:
+            self._prove(lossfun, batch)
+        self.gradient.masks = DropoutMasks(batch.size) if self._masks_of_batch else None
+        sizes = even(batch.size, self.size)
+        self.gradient.leave(lossfun, batch, sizes, loss_scale_of(self._optimizer))
+        self.gradient.masks = None
+        if to_prove and not is_ready:  # now every parameter is there
+            found = [(p, p.grad) for p in self._model.params()]
+            self._prove(lossfun, batch)
+            for parameter, gradient in found:
+                parameter.grad = gradient
+
+    def _prove(self, lossfun: Any, batch: Batch) -> None:
+        self._to_prove = not prove(self.gradient, self._model, lossfun, batch, self.size)
+
+
+def model_of(optimizer: Any) -> Any:
+    """The link that an optimizer updates.
+
+    Raises:
+        StateError: it was not set up.
+        UnsupportedError: it does not go by gradients as Chainer's do.
+    """
+    from chainer.optimizer import GradientMethod
+
+    if not isinstance(optimizer, GradientMethod):
+        raise UnsupportedError(
+            f"{type(optimizer).__name__} is no chainer.GradientMethod: umem does not know what its "
+            "update does with a gradient"
+        )
+    if optimizer.target is None:
+        raise StateError("the optimizer has no model yet: call optimizer.setup(model) first")
+    return optimizer.target
+
+
+def loss_scale_of(optimizer: Any) -> Any:
+    """By what Chainer multiplies the loss of an optimizer; None where it does not."""
+    return optimizer._loss_scale  # Chainer has no public name for it
+
+
+def is_of_batch(dropout: str) -> bool:
+    """Whether masks are those of the whole batch.
+
+    Raises:
+        UnsupportedError: it is neither "micro" nor "batch".
+    """
+    if dropout not in ("micro", "batch"):
+        raise UnsupportedError(f'dropout= is "micro" or "batch", not {dropout!r}')
+    return dropout == "batch"

@@ -1,0 +1,287 @@
+"""By what a loss was divided, read from its tape: its terms, and the count behind each mean.
+
+A loss is taken apart where it is a sum of scalars times numbers. Each term ends in a mean, in a
+sum, or in a loss function of Chainer's, whose node says what it has counted. `PLAIN` and `COUNTS`
+are the table; a function that is in neither stands between the loss and its sum, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any, NamedTuple
+
+import chainer
+from chainer.functions.array import broadcast, cast, concat, expand_dims, reshape, squeeze, stack
+from chainer.functions.array import transpose as transposing
+from chainer.functions.loss import (
+    contrastive,
+    ctc,
+    hinge,
+    mean_absolute_error,
+    mean_squared_error,
+    negative_sampling,
+    sigmoid_cross_entropy,
+    softmax_cross_entropy,
+    triplet,
+)
+from chainer.functions.math import average, basic_math, identity
+from chainer.functions.math import sum as summing
+
+from umem.chainer.function_facts import owner_of
+from umem.errors import AccumulationError
+
+ASK = (
+    "pass weight=, a function of the loss function's arguments that says by how much the loss of "
+    "those was divided, as weight=lambda x, t: len(x)"
+)
+
+
+class Term(NamedTuple):
+    """A part of a loss.
+
+    Attributes:
+        node: the scalar in which it ends.
+        factor: the derivative of the loss by that scalar.
+        numbers: those by which the program has multiplied, each perhaps one over a count.
+        divisor: by what a mean has divided; None for a sum.
+        is_constant: it depends on parameters alone, and on no batch.
+        was_zero: whether it was 0, where the tape was let go.
+    """
+
+    node: Any
+    factor: float
+    numbers: tuple[float, ...]
+    divisor: float | None
+    is_constant: bool
+    was_zero: bool | None = None
+
+    @property
+    def perhaps_counts(self) -> tuple[float, ...]:
+        """The numbers of which some may be one over a count of the batch."""
+        return () if self.is_constant else self.numbers
+
+    def is_zero(self) -> bool:
+        """Whether it is known to be 0: its variable is alive, and is."""
+        if self.was_zero is not None:
+            return self.was_zero
+        y = self.node.get_variable_or_none()
+        return y is not None and not bool(y.array.any())
+
+    def without_tape(self) -> Term:
+        """The same, holding nothing of the tape."""
+        return self._replace(node=None, was_zero=self.is_zero())
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def _valid_labels(func: Any, node: Any) -> float | None:
+    """Labels that count, of a cross entropy; it divides by 1 where there are none."""
+    if func.reduce != "mean":
+        return None
+    x, t = node.inputs[0].shape, node.inputs[1]
+    if getattr(func, "soft_target", False):
+        return float(prod(x)) / float(x[1])
+    if not func.normalize:
+        return len_of(x)
+    return float((t.data != getattr(func, "ignore_label", -1)).sum())
+
+
+def _elements(func: Any, node: Any) -> float | None:
+    return float(prod(node.inputs[0].shape))
+
+
+def _samples(func: Any, node: Any) -> float | None:
+    return len_of(node.inputs[-1].shape) if func.reduce == "mean" else None
+
+
+def _labels(func: Any, node: Any) -> float | None:
+    return len_of(node.inputs[2].shape) if func.reduce == "mean" else None
+
+
+def len_of(shape: tuple[int, ...]) -> float:
+    """The first dimension of a shape."""
+    return float(shape[0]) if shape else 1.0
+
+
+COUNTS: dict[type, Callable[[Any, Any], float | None]] = {
+    softmax_cross_entropy.SoftmaxCrossEntropy: _valid_labels,
+    sigmoid_cross_entropy.SigmoidCrossEntropy: _valid_labels,
+    mean_squared_error.MeanSquaredError: _elements,
+    mean_absolute_error.MeanAbsoluteError: _elements,
+    hinge.Hinge: _samples,
+    contrastive.Contrastive: _samples,
+    triplet.Triplet: _samples,
+    ctc.ConnectionistTemporalClassification: _labels,
+    negative_sampling.NegativeSamplingFunction: lambda func, node: None,
+}
+"""By class, what a loss function of Chainer's has divided by; None for a sum."""
+
+_SUMS = (summing.Sum, summing.SumTo, average.Mean)
+_SIGNS: dict[type, tuple[int, ...]] = {
+    basic_math.Add: (1, 1),
+    basic_math.Sub: (1, -1),
+    basic_math.AddConstant: (1,),
+    basic_math.SubFromConstant: (-1,),
+    basic_math.Neg: (-1,),
+}
+PLAIN = (
+    reshape.Reshape, squeeze.Squeeze, expand_dims.ExpandDims, transposing.Transpose, cast.Cast,
+    identity.Identity, broadcast.BroadcastTo, basic_math.Neg, basic_math.AddConstant,
+    basic_math.SubFromConstant,
+)  # fmt: skip
+"""Functions that change no divisor, of one array."""
+_JOINS = (stack.Stack, concat.Concat)
+
+# -- the walk --------------------------------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    node: Any
+    factor: float
+    numbers: tuple[float, ...]
+
+    def times(self, node: Any, number: float | None) -> _Place:
+        if number is None:
+            return self._replace(node=node)
+        return _Place(node, self.factor * number, (*self.numbers, number))
+
+
+def terms_of(loss: Any) -> tuple[Term, ...]:
+    """Take a loss apart, a variable's node or a variable.
+
+    Cost: the functions from the loss to its sums; where a term has no labels, up to the whole tape.
+    A count of labels on a GPU waits for it.
+
+    Raises:
+        AccumulationError: the loss is no scalar, or a function that is not in the table stands
+            before its sum or mean; the message names it.
+    """
+    todo = [_Place(getattr(loss, "node", loss), 1.0, ())]
+    found: list[Term | None] = []
+    while todo:
+        place = todo.pop()
+        if place.factor == 0.0 or not place.node.requires_grad:
+            continue
+        if place.node.creator_node is None:
+            found.append(_term(place, None))
+            continue
+        below = _parts(place)
+        if below is None:
+            found.append(_ending(place, todo))
+        else:
+            todo += reversed(below)
+    return tuple(term for term in found if term is not None)
+
+
+def _parts(place: _Place) -> list[_Place] | None:
+    """The scalars that a scalar is made of; None where it is the end of a term."""
+    func = place.node.creator_node
+    kind, inputs = type(func), func.inputs
+    if kind is basic_math.MultiAdd:
+        return [place.times(x, None) for x in inputs]
+    if kind in _SIGNS:
+        signs = _SIGNS[kind]
+        return [
+            place._replace(node=x, factor=place.factor * s)
+            for x, s in zip(inputs, signs, strict=True)
+        ]
+    if kind in (basic_math.Mul, basic_math.Div, basic_math.MulConstant):
+        scaled = _scaled(func)
+        return None if scaled is None else [place.times(*scaled)]
+    if kind in PLAIN:
+        return [place.times(inputs[0], None)]
+    return None
+
+
+def _scaled(func: Any) -> tuple[Any, float | None] | None:
+    """What a function multiplies by a number, and that; None where there is no such number.
+
+    The number is None where it is an array of different numbers.
+    """
+    if type(func) is basic_math.MulConstant:
+        return func.inputs[0], float(func.value)
+    a, b = func.inputs
+    is_division = type(func) is basic_math.Div
+    if (a.requires_grad and b.requires_grad) or (is_division and b.requires_grad):
+        return None
+    variable, other = (a, b) if a.requires_grad else (b, a)
+    number = _one_number(other.data)
+    if number is None or not is_division:
+        return variable, number
+    return variable, 1.0 / number if number else 0.0
+
+
+def _one_number(array: Any) -> float | None:
+    """The number that all of an array is by its layout; one number of one sample is none."""
+    if array is None or not array.size or any(array.strides):
+        return None
+    return float(array[(0,) * array.ndim])
+
+
+def _ending(place: _Place, todo: list[_Place]) -> Term | None:
+    """The term that ends in a scalar; None where it is a sum of scalars, which are still to do."""
+    node = place.node.creator_node
+    func = owner_of(node)
+    if type(func) in COUNTS:
+        return _term(place, COUNTS[type(func)](func, node))
+    if type(node) not in _SUMS:
+        raise AccumulationError(
+            f"'{node.label}' stands between the loss and its sum or mean, and umem does not know "
+            f"by what it divides: {ASK}"
+        )
+    joined = node.inputs[0].creator_node
+    if type(joined) in _JOINS and all(prod(x.shape) == 1 for x in joined.inputs):
+        share = 1 / len(joined.inputs) if type(node) is average.Mean else 1.0
+        todo += [
+            place._replace(node=x, factor=place.factor * share) for x in reversed(joined.inputs)
+        ]
+        return None
+    return _through_arrays(place)
+
+
+def _through_arrays(place: _Place) -> Term:
+    """Follow a sum down, as long as what is below is linear, for the counts it was divided by."""
+    node, count, numbers = place.node, None, place.numbers
+    while (func := node.creator_node) is not None:
+        kind, owner = type(func), owner_of(func)
+        number = None
+        if kind is average.Mean:
+            count = (count or 1.0) * prod(func.inputs[0].shape) / max(prod(node.shape), 1)
+            node = func.inputs[0]
+        elif kind in _SUMS or kind in PLAIN:
+            node = func.inputs[0]
+        elif type(owner) in COUNTS:
+            inner = COUNTS[type(owner)](owner, func)
+            count = inner if count is None or inner is None else count * inner
+            break
+        elif kind in (basic_math.Mul, basic_math.Div, basic_math.MulConstant):
+            scaled = _scaled(func)
+            if scaled is None:
+                break
+            node, number = scaled
+        else:
+            break
+        if number is not None:
+            numbers = (*numbers, number)
+    return _term(place._replace(numbers=numbers), count)
+
+
+def _term(place: _Place, count: float | None) -> Term:
+    return Term(place.node, place.factor, place.numbers, count, _has_parameters_only(place.node))
+
+
+def _has_parameters_only(node: Any) -> bool:
+    """Whether every leaf that a node was made of is a parameter."""
+    todo, seen = [node], set()
+    while todo:
+        node = todo.pop()
+        func = node.creator_node
+        if func is None:
+            if not isinstance(node.get_variable_or_none(), chainer.Parameter):
+                return False
+        elif func not in seen:
+            seen.add(func)
+            todo += func.inputs
+    return True

@@ -1,0 +1,84 @@
+"""Dropout masks of a whole batch, drawn once and handed out part by part; a bit an element."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+from chainer.backend import get_array_module
+
+from umem.errors import AccumulationError
+
+CHUNK_BYTES = 1 << 20
+"""So much of random numbers is drawn at a time."""
+
+
+class _Packed(NamedTuple):
+    bits: Any
+    """uint8, a row a sample."""
+    elements: int
+    """Elements of a sample."""
+
+
+class DropoutMasks:
+    """What each call of dropout draws for a batch of ``size`` samples.
+
+    On NumPy the numbers are those that the whole batch would have drawn, in the same order, and the
+    generator stands in the end where it would have stood. On CuPy they are drawn in pieces, and a
+    whole batch would draw others.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._kept: list[_Packed] = []
+        self._start = self._count = self._call = 0
+
+    @property
+    def are_used(self) -> bool:
+        """Whether dropout was called at all."""
+        return bool(self._kept)
+
+    def begin(self, part: slice) -> None:
+        """From now on it is the turn of these samples."""
+        self._start, self._count, self._call = part.start, part.stop - part.start, 0
+
+    def again(self) -> None:
+        """The generators were put back: draw anew."""
+        self._kept = []
+
+    def mask(self, ratio: float, x: Any, label: str) -> Any:
+        """The mask of the next call, for its input.
+
+        Raises:
+            AccumulationError: the first dimension of the input is no multiple of the samples.
+        """
+        if not x.ndim or len(x) % self._count or x.size % self._count:
+            raise AccumulationError(
+                f"'{label}' has an input of {x.shape} for {self._count} samples, so its mask "
+                'cannot be cut from one of the whole batch: pass dropout="micro"'
+            )
+        at, self._call = self._call, self._call + 1
+        if at == len(self._kept):
+            self._kept.append(self._drawn(ratio, x))
+        bits, count = self._kept[at]
+        if count != x.size // self._count:
+            raise AccumulationError(
+                f"'{label}' has {x.size // self._count} elements a sample, and {count} in the part "
+                'before: the loss function does not do the same for each part; pass dropout="micro"'
+            )
+        xp = get_array_module(x)
+        mine = bits[self._start : self._start + self._count]
+        flags = xp.unpackbits(mine.ravel()).reshape(self._count, -1)[:, :count]
+        return x.dtype.type(1.0 / (1 - ratio)) * flags.astype(bool).reshape(x.shape)
+
+    def _drawn(self, ratio: float, x: Any) -> _Packed:
+        xp = get_array_module(x)
+        count = prod(x.shape) // self._count
+        bits = xp.empty((self._size, -(-count // 8)), "u1")
+        rows = max(1, CHUNK_BYTES // (8 * max(count, 1)))
+        for start in range(0, self._size, rows):
+            chunk = bits[start : start + rows]
+            flags = xp.zeros((len(chunk), 8 * bits.shape[1]), bool)
+            flags[:, :count] = xp.random.rand(len(chunk), count) >= ratio
+            chunk[...] = xp.packbits(flags.ravel()).reshape(chunk.shape)
+        return _Packed(bits, count)

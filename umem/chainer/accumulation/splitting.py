@@ -1,0 +1,176 @@
+"""A batch that can be taken in parts: the arguments of a loss function, or a list of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from operator import index
+from typing import Any, NamedTuple, Protocol
+
+import chainer
+import numpy as np
+
+from umem.chainer.function_facts import is_array
+from umem.errors import SizeError
+
+
+class Arguments(NamedTuple):
+    """What a loss function is called with."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class Batch(Protocol):
+    """So many samples, of which some can be taken."""
+
+    size: int
+
+    def take(self, which: slice | list[int]) -> Arguments:
+        """The arguments for some of the samples."""
+        ...
+
+
+class ArgumentsBatch:
+    """A batch given as arguments: arrays, variables and lists of one length.
+
+    What has no length (numbers, None, texts, 0-dimensional arrays, functions) goes to every part.
+    A list of arrays that are all as long as the batch is cut in each of them.
+
+    Raises:
+        SizeError: there is nothing to cut, it is empty, or lengths differ; names each.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._all = Arguments(args, kwargs)
+        named = {f"argument {at}": value for at, value in enumerate(args, 1)} | dict(kwargs)
+        direct = {name: len(x) for name, x in named.items() if _is_array_like(x) and x.ndim}
+        lists = {name: x for name, x in named.items() if isinstance(x, (list, tuple))}
+        sizes = direct or {name: len(x) for name, x in lists.items()}
+        if not sizes:
+            raise SizeError("no argument of the loss function has a first dimension to cut")
+        self.size = next(iter(sizes.values()))
+        sizes |= {name: _length(x, self.size) for name, x in lists.items()}
+        if len(set(sizes.values())) > 1:
+            told = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+            raise SizeError(f"the arguments of the loss function are of differing lengths: {told}")
+        if not self.size:
+            raise SizeError("the batch is empty")
+
+    def take(self, which: slice | list[int]) -> Arguments:
+        """As `Batch.take`."""
+        args, kwargs = self._all
+        return Arguments(
+            tuple(self._cut(x, which) for x in args),
+            {name: self._cut(x, which) for name, x in kwargs.items()},
+        )
+
+    def _cut(self, value: Any, which: slice | list[int]) -> Any:
+        if isinstance(value, (list, tuple)):
+            if _is_cut_inside(value, self.size):
+                return type(value)(self._cut(x, which) for x in value)
+            chosen = value[which] if isinstance(which, slice) else [value[i] for i in which]
+            return type(value)(chosen)
+        return _cut_array(value, which) if _is_array_like(value) and value.ndim else value
+
+
+def _is_array_like(value: Any) -> bool:
+    return is_array(value) or isinstance(value, chainer.Variable)
+
+
+def _is_cut_inside(values: Sequence[Any], size: int) -> bool:
+    """Whether it is a list of arrays, each as long as the batch, and not a list of samples."""
+    return (
+        len(values) != size
+        and len(values) > 0
+        and all(_is_array_like(x) and x.ndim and len(x) == size for x in values)
+    )
+
+
+def _length(values: Sequence[Any], size: int) -> int:
+    return size if _is_cut_inside(values, size) else len(values)
+
+
+def _cut_array(value: Any, which: slice | list[int]) -> Any:
+    if not isinstance(value, chainer.Variable) or value.creator_node is not None:
+        return value[which]
+    return chainer.Variable(value.array[which], requires_grad=value.requires_grad)
+
+
+class SamplesBatch:
+    """A list of samples and what makes arguments of it, as an iterator and an updater have them.
+
+    The whole is converted at once, where that gives arrays to cut: padding is then that of the
+    whole batch. Otherwise each part is converted by itself.
+
+    Raises:
+        SizeError: the list is empty.
+    """
+
+    def __init__(self, samples: Sequence[Any], convert: Callable[[Sequence[Any]], Any]) -> None:
+        if not len(samples):
+            raise SizeError("the iterator gave an empty batch")
+        self.size, self._samples, self._convert = len(samples), samples, convert
+        self._cut = self._whole()
+
+    def _whole(self) -> ArgumentsBatch | None:
+        try:
+            whole = ArgumentsBatch(*_arguments(self._convert(self._samples)))
+        except SizeError:
+            return None
+        return whole if whole.size == self.size else None
+
+    def take(self, which: slice | list[int]) -> Arguments:
+        """As `Batch.take`."""
+        if self._cut is not None:
+            return self._cut.take(which)
+        if isinstance(which, slice):
+            return _arguments(self._convert(self._samples[which]))
+        return _arguments(self._convert([self._samples[i] for i in which]))
+
+
+def _arguments(converted: Any) -> Arguments:
+    """What `StandardUpdater` calls a loss function with."""
+    if isinstance(converted, tuple):
+        return Arguments(converted, {})
+    if isinstance(converted, dict):
+        return Arguments((), converted)
+    return Arguments((converted,), {})
+
+
+class ChosenSamples:
+    """Some samples of a batch, as a batch."""
+
+    def __init__(self, batch: Batch, which: Sequence[int]) -> None:
+        self._batch, self._which, self.size = batch, list(which), len(which)
+
+    def take(self, which: slice | list[int]) -> Arguments:
+        """As `Batch.take`."""
+        chosen = self._which[which] if isinstance(which, slice) else [self._which[i] for i in which]
+        return self._batch.take(chosen)
+
+
+def whole_number(value: Any, name: str) -> int:
+    """A count that was given, as an int.
+
+    Raises:
+        SizeError: it is not a whole number above zero.
+    """
+    try:
+        number = None if isinstance(value, (bool, np.bool_)) else index(value)
+    except TypeError:
+        number = None
+    if number is None or number < 1:
+        raise SizeError(f"{name} must be a whole number above 0, not {value!r}")
+    return number
+
+
+def even(size: int, part: int) -> list[int]:
+    """The sizes of parts of a batch; the last may be short."""
+    return [min(part, size - at) for at in range(0, size, part)]
+
+
+def slices(sizes: Sequence[int]) -> list[slice]:
+    """Where parts of such sizes are, one behind the other."""
+    ends = np.cumsum([0, *sizes]).tolist()
+    return [slice(a, b) for a, b in pairwise(ends)]

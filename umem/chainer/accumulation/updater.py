@@ -1,0 +1,71 @@
+"""A Trainer's updater that takes each batch in micro-batches."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from chainer.dataset import convert
+from chainer.training import updaters
+
+from umem.chainer.accumulation.batch_parts import MicroBatches
+from umem.chainer.accumulation.splitting import SamplesBatch
+from umem.chainer.accumulation.whole_gradient import Weight
+
+
+class AccumulatingUpdater(updaters.StandardUpdater):
+    """Updates once a batch of the iterator, which it goes through in micro-batches.
+
+    The gradient is that of the whole batch; see `umem.chainer.accumulate` for how, and for
+    ``weight``, ``check``, ``dropout`` and ``survive``. What the loss function reports is reported
+    for the whole batch: a loss by its share, other figures by samples.
+
+    Args:
+        iterator, optimizer, and others by keyword: as of ``chainer.training.StandardUpdater``.
+            Of several optimizers the one named "main" is accumulated, by the iterator of that name.
+        micro_batch: samples of a part; the last may be short. More than the batch is the whole.
+
+    A batch is converted at once, so that padding is that of the whole, and its arrays are cut; what
+    the converter does not make an array or a list of is converted part by part. Serialises as
+    StandardUpdater does, which can read it, and the other way.
+
+    Raises:
+        SizeError: ``micro_batch`` is no whole number above zero; in update: an empty batch.
+        StateError: the optimizer has no model.
+        AccumulationError: in update: parts cannot give the gradient of the whole; no update was
+            made, and the iterator has gone on.
+    """
+
+    def __init__(
+        self,
+        iterator: Any,
+        optimizer: Any,
+        micro_batch: int,
+        *args: Any,
+        weight: Weight = None,
+        check: bool = True,
+        dropout: str = "micro",
+        survive: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        main = optimizer["main"] if isinstance(optimizer, dict) else optimizer
+        self._micro = MicroBatches(
+            main, micro_batch, weight, check=check, dropout=dropout, survive=survive
+        )
+        super().__init__(iterator, optimizer, *args, **kwargs)
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of a part, after halving where memory ran out."""
+        return self._micro.size
+
+    def update_core(self) -> None:
+        """Take the next batch."""
+        iterator, optimizer = self.get_iterator("main"), self.get_optimizer("main")
+        # Chainer's own call of a converter: old ones take a number for the device.
+        converted = partial(convert._call_converter, self.converter, device=self.input_device)
+        batch = SamplesBatch(iterator.next(), converted)
+        self._micro.leave_gradient(self.loss_func or optimizer.target, batch)
+        optimizer.update()
+        if self.auto_new_epoch and iterator.is_new_epoch:
+            optimizer.new_epoch(auto=True)
