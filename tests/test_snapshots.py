@@ -17,9 +17,9 @@ from umem.snapshots import (
     BackgroundWriter,
     Claim,
     FileOperations,
+    places_in,
     prune,
     read_newest,
-    steps_in,
     sweep,
     write_snapshot,
 )
@@ -83,7 +83,7 @@ def test_the_newest_is_the_one_of_the_highest_step_whatever_the_times_of_files(
     os.utime(tmp_path / "step-9")
     found, _ = read_newest(DISK, tmp_path)
     assert found is not None and found.step == 100
-    assert steps_in(DISK, tmp_path) == [9, 20, 100]
+    assert places_in(DISK, tmp_path) == [(9, 0), (20, 0), (100, 0)]
 
 
 def flip(path: Path, at: int) -> None:
@@ -138,11 +138,9 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (folder / "step-5").symlink_to(elsewhere / "step-5")
     found, passed_over = read_newest(DISK, folder)
     assert found is None and "it is a link" in passed_over[0]
-    with pytest.raises(FileError, match=r"step-5 is in the way"):
-        write(folder, 5)
-    prune(DISK, folder, 9, 1)
+    prune(DISK, write(folder, 5), 1)
     assert (elsewhere / "step-5/manifest.json").exists()
-    assert sorted(os.listdir(folder)) == ["step-5"]
+    assert sorted(os.listdir(folder)) == ["step-5", "step-5.1"]
 
 
 def test_a_linked_file_is_not_read(tmp_path: Path) -> None:
@@ -180,15 +178,17 @@ def test_pruning_keeps_the_newest_and_what_is_not_a_snapshot(tmp_path: Path) -> 
         write(tmp_path, step)
     (tmp_path / "step-1/notes.txt").write_text("mine")
     (tmp_path / "step-02").mkdir()
-    prune(DISK, tmp_path, 4, 2)
+    prune(DISK, tmp_path / "step-4", 2)
     assert sorted(os.listdir(tmp_path)) == ["step-02", "step-1", "step-3", "step-4", "step-9"]
 
 
-def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
+def test_a_step_saved_again_is_the_newer_one(tmp_path: Path) -> None:
     write(tmp_path, 3)
-    write_snapshot(DISK, tmp_path, 3, arrays(8), {})
+    path = write_snapshot(DISK, tmp_path, 3, arrays(8), {})
     found, _ = read_newest(DISK, tmp_path)
-    assert found is not None and same(found, 8) and os.listdir(tmp_path) == ["step-3"]
+    assert found is not None and found.path == path and found.step == 3 and same(found, 8)
+    prune(DISK, path, 1)
+    assert os.listdir(tmp_path) == ["step-3.1"]
 
 
 def test_what_a_killed_run_left_is_swept_and_nothing_else(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Runs saved to disk and found again: directories that are whole or not there. Knows no framework.
 
-A snapshot is a directory ``step-N`` of three files:
+A snapshot is a directory ``step-N`` (``step-N.1`` where that step was saved again) of three files:
 
 - ``arrays.safetensors``: every array, by name; no pickle, no code.
 - ``values.json``: everything else, as JSON.
@@ -13,7 +13,7 @@ order: so a machine that stops at any moment leaves it whole or not there.
 from umem.snapshots.background import BackgroundWriter
 from umem.snapshots.claim import Claim
 from umem.snapshots.operations import FileOperations
-from umem.snapshots.reading import SavedRun, read_newest, steps_in
+from umem.snapshots.reading import SavedRun, places_in, read_newest
 from umem.snapshots.writing import prune, sweep, write_snapshot
 
 __all__ = [
@@ -21,9 +21,9 @@ __all__ = [
     "Claim",
     "FileOperations",
     "SavedRun",
+    "places_in",
     "prune",
     "read_newest",
-    "steps_in",
     "sweep",
     "write_snapshot",
 ]

@@ -15,19 +15,24 @@ ARRAYS, VALUES, MANIFEST = "arrays.safetensors", "values.json", "manifest.json"
 FILES = (ARRAYS, VALUES, MANIFEST)
 LONGEST = 1 << 20
 """Bytes that a manifest may have; more is none."""
-_STEP = re.compile(r"step-(0|[1-9]\d{0,17})")
+_NAME = re.compile(r"step-(0|[1-9]\d{0,17})(?:\.([1-9]\d{0,8}))?")
 _SUM = re.compile(r"[0-9a-f]{64}")
 
 
-def folder_name(step: int) -> str:
-    """Return the name of the snapshot of a step."""
-    return f"step-{step}"
+Place = tuple[int, int]
+"""Where a snapshot stands among others: its step, and how many of that step came before."""
 
 
-def step_of(name: str) -> int | None:
-    """Return the step whose snapshot would have a name, None where none would."""
-    found = _STEP.fullmatch(name)
-    return int(found[1]) if found else None
+def folder_name(place: Place) -> str:
+    """Return the name of a snapshot."""
+    step, again = place
+    return f"step-{step}.{again}" if again else f"step-{step}"
+
+
+def place_of(name: str) -> Place | None:
+    """Return the place of the snapshot that would have a name, None where none would."""
+    found = _NAME.fullmatch(name)
+    return (int(found[1]), int(found[2] or 0)) if found else None
 
 
 @dataclass(frozen=True)

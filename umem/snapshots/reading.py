@@ -21,8 +21,9 @@ from umem.snapshots.manifest import (
     FileSum,
     Manifest,
     NewerVersionError,
+    Place,
     folder_name,
-    step_of,
+    place_of,
 )
 from umem.snapshots.operations import FileOperations
 
@@ -47,13 +48,13 @@ class SavedRun:
         self.arrays.close()
 
 
-def steps_in(operations: FileOperations, folder: Path) -> list[int]:
-    """List the steps that have something under a snapshot's name, whole or not; oldest first."""
+def places_in(operations: FileOperations, folder: Path) -> list[Place]:
+    """List what stands under a snapshot's name, whole or not; the oldest first."""
     try:
         names = operations.names(folder)
     except FileNotFoundError:
         return []
-    return sorted(step for name in names if (step := step_of(name)) is not None)
+    return sorted(place for name in names if (place := place_of(name)) is not None)
 
 
 def read_newest(operations: FileOperations, folder: Path) -> tuple[SavedRun | None, list[str]]:
@@ -68,12 +69,12 @@ def read_newest(operations: FileOperations, folder: Path) -> tuple[SavedRun | No
     """
     passed_over: list[str] = []
     try:
-        steps = steps_in(operations, folder)
+        places = places_in(operations, folder)
     except OSError as error:
         raise FileError(f"{shown(folder)} cannot be read: {reason(error)}") from error
-    for step in reversed(steps):
+    for place in reversed(places):
         try:
-            return read(operations, folder / folder_name(step)), passed_over
+            return read(operations, folder / folder_name(place)), passed_over
         except TornError as error:
             passed_over.append(str(error))
     return None, passed_over
@@ -114,7 +115,8 @@ def _manifest(operations: FileOperations, path: Path) -> Manifest:
     if len(text) > LONGEST:
         raise ValueError("its manifest is too long to be one")
     manifest = Manifest.from_json(text)
-    if manifest.step != step_of(path.name):
+    place = place_of(path.name)
+    if place is None or manifest.step != place[0]:
         raise ValueError(f"its manifest is that of step {manifest.step}")
     return manifest
 

@@ -12,7 +12,8 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from umem.snapshots.manifest import (
     FileSum,
     Manifest,
     folder_name,
-    step_of,
+    place_of,
 )
 from umem.snapshots.operations import FileOperations
 from umem.units import format_bytes
@@ -41,7 +42,7 @@ _ROOM = 1 << 16
 def write_snapshot(
     operations: FileOperations, folder: Path, step: int, arrays: Arrays, values: Mapping[str, Any]
 ) -> Path:
-    """Write the snapshot of a step; one of that step that is there gives way.
+    """Write the snapshot of a step; what is there stays as it is.
 
     Args:
         folder: where snapshots lie; it exists.
@@ -143,39 +144,35 @@ def _write_file(operations: FileOperations, path: Path, content: Iterable[memory
 
 
 def _publish(operations: FileOperations, temporary: Path, folder: Path, step: int) -> Path:
-    """Give a complete directory its name; what has the name already is set aside first."""
-    path, aside = folder / folder_name(step), None
-    if path.name in operations.names(folder):
-        if not _is_ours(operations, path):
-            raise FileError(
-                f"{shown(path)} is in the way: it is no snapshot of umem's, or holds more; move it"
-            )
-        aside = _temporary(folder)
-        operations.rename(path, aside)
+    """Give a complete directory a name that nothing has; what was there stays until it is old."""
+    names = set(operations.names(folder))
+    path = next(folder / name for name in _names_of(step) if name not in names)
     operations.rename(temporary, path)
     operations.synchronize_folder(folder)
-    if aside is not None:
-        _remove(operations, aside)
     return path
+
+
+def _names_of(step: int) -> Iterator[str]:
+    return (folder_name((step, again)) for again in count())
 
 
 # -- old ones ----------------------------------------------------------------------------------
 
 
-def prune(operations: FileOperations, folder: Path, step: int, keep: int) -> None:
-    """Remove snapshots older than a step's, which is on the disk; ``keep`` are left with it.
+def prune(operations: FileOperations, newest: Path, keep: int) -> None:
+    """Remove snapshots older than one, which is on the disk; ``keep`` are left with it.
 
     What holds more than a snapshot's own files stays.
 
     Raises:
         OSError: one cannot be removed; what it was renamed to is removed by `sweep`.
     """
-    found = sorted(
-        step_ for name in operations.names(folder) if (step_ := step_of(name)) is not None
-    )
-    older = [other for other in found if other < step]
-    for other in older[: max(0, len(older) - (keep - 1))]:
-        path = folder / folder_name(other)
+    folder, last = newest.parent, place_of(newest.name)
+    assert last is not None
+    places = (place_of(name) for name in operations.names(folder))
+    older = sorted(place for place in places if place is not None and place < last)
+    for place in older[: max(0, len(older) - (keep - 1))]:
+        path = folder / folder_name(place)
         if _is_ours(operations, path):
             aside = _temporary(folder)
             operations.rename(path, aside)  # first, so that nothing half removed has its name

@@ -91,7 +91,7 @@ class RunState:
             if not isinstance(part, GENERATORS):
                 part.serialize(live["parts"][name])
         saved = snapshot.arrays
-        for name, array in live.arrays.items():
+        for name, array in sorted(live.arrays.items()):
             if name in saved.described:
                 shape, dtype = saved.described[name]
                 if (shape, dtype) != (array.shape, str(array.dtype)):
@@ -100,7 +100,7 @@ class RunState:
             elif name not in snapshot.values:
                 here = described(array.shape, array.dtype)
                 raise _other(snapshot, f"it has no {shown(name)!r}, which is {here} here")
-        for name in saved:
+        for name in sorted(saved):
             if name not in live.arrays and name not in live.values and self._is_models(name, live):
                 there = described(*saved.described[name])
                 raise _other(snapshot, f"{shown(name)!r}, {there} there, is not here")

@@ -120,9 +120,9 @@ class RunSaver:
         self._writer.start(partial(self._write, step, collected.copies(), collected.values))
 
     def _write(self, step: int, arrays: Any, values: Any) -> None:
-        write_snapshot(self._operations, self.folder, step, arrays, values)
+        path = write_snapshot(self._operations, self.folder, step, arrays, values)
         try:
-            prune(self._operations, self.folder, step, self.keep)
+            prune(self._operations, path, self.keep)
         except OSError as error:
             raise FileError(
                 f"an old snapshot in {shown(self.folder)} cannot be removed: {reason(error)}"

@@ -1,0 +1,1 @@
+"""What bench/resume.py is made of."""
