@@ -95,6 +95,15 @@ CORRECTIONS = (
     Correction(("AveragePooling2D", "AveragePooling2DGrad"), _nothing, "one kernel, no columns",
                "functions/pooling/average_pooling_2d.py, forward_gpu"),
 )  # fmt: skip
+OWN = (
+    Correction(
+        ("Adam8bit", "MomentumSGD8bit"),
+        _nothing,
+        "one fused kernel, in place",
+        "umem/chainer/optimizers/paths/on_cuda.py",
+    ),
+)
+"""Of umem's own code, which NumPy's chunks do not tell of."""
 WITHOUT_CUDNN = (
     Correction(
         ("Convolution2DFunction",),
@@ -130,7 +139,7 @@ def on_gpu(trace: Trace, correct: Correct = "auto") -> Trace:
     if correct == "off" or trace.backend != "numpy" or _DONE in trace.meta:
         return trace
     more = WITH_CUDNN if correct == "cudnn" else WITHOUT_CUDNN
-    rules = {name: each.rule for each in (*CORRECTIONS, *more) for name in each.ops}
+    rules = {name: each.rule for each in (*CORRECTIONS, *OWN, *more) for name in each.ops}
     meta = {**trace.meta, _DONE: correct}
     return Trace(_corrected(trace.events, rules), trace.backend, meta)
 

@@ -14,7 +14,7 @@ from umem.chainer.recompute.recompute import Recompute
 from umem.chainer.slimming.applying import MISSING, turn_on
 from umem.chainer.slimming.as_it_was import as_it_was
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-from umem.devices.open import entered_device
+from umem.devices.open import current_device, entered_device
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.errors import BudgetError, SizeError, StateError
 from umem.predict.dieting import PARTS, Chosen, HostArrays, Place, PlainPool, cheapest
@@ -88,6 +88,17 @@ def diet(
     return found
 
 
+def diet_of(trace: Trace, model: Any, optimizer: Any, budget_bytes: int) -> Diet:
+    """Turn on what a recorded step asks for, whose batch cannot be taken apart.
+
+    Raises:
+        BudgetError: nothing fits; nothing is turned on.
+    """
+    subject, place = placed(trace, None, budget_bytes, None)
+    chosen = cheapest(subject, place, ("accumulate", *MISSING))
+    return Diet(model, optimizer, chosen, budget_bytes)
+
+
 def placed(
     trace: Trace, size: int | None, budget_bytes: int, gpu: str | GpuSpec | None
 ) -> tuple[Subject, Place]:
@@ -104,8 +115,8 @@ def _gpu_of(trace: Trace, gpu: str | GpuSpec | None) -> GpuSpec | None:
     """The GPU whose times count; None where NumPy computes and nobody models a GPU."""
     if gpu is not None:
         return gpu_spec(gpu)
-    device = entered_device()
-    if device is None and trace.backend == "numpy":
+    device = current_device() if trace.backend == "cupy" else entered_device()
+    if device is None:
         return None
     spec = getattr(device, "spec", None)
     return spec if isinstance(spec, GpuSpec) else gpu_spec("t4")
@@ -163,9 +174,15 @@ class Diet:
             f"  {fit} of {len(self.chosen.tried)} combinations fit; of those as exact, this "
             "takes the least time"
         )
-        if self._recompute is not None and self._recompute.pass_count:
-            lines.append(f"  Recompute: {self._recompute.summary()}")
+        if self.summary():
+            lines.append(f"  {self.summary()}")
         return "\n".join(lines)
+
+    def summary(self) -> str:
+        """Say in a line what recomputation came to so far; empty where it is not on."""
+        if self._recompute is None or not self._recompute.pass_count:
+            return ""
+        return f"recomputation: {self._recompute.summary()}"
 
 
 class _Updates(Subscriber):

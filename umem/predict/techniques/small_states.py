@@ -8,14 +8,17 @@ Models: memory, and what the update moves. Does not model: its arithmetic, which
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
 
 from umem.devices.specs import GpuSpec
 from umem.errors import StateError
 from umem.predict.techniques.technique import Prepared
-from umem.trace.events import Access, Alloc, Event, Op
+from umem.trace.events import Access, Alloc, Event, Free, Op
 from umem.trace.trace import Trace
-from umem.trace.walk import allocations, with_accesses
+from umem.trace.walk import allocations
 
 if TYPE_CHECKING:
     from umem.predict.techniques.subject import Subject
@@ -24,7 +27,10 @@ BLOCK = 256
 """Values that share a scale of 4 bytes."""
 LEAST_VALUES = 4096
 CHUNK_VALUES = 1 << 15
-"""Values that are in 32 bits at a time, on NumPy."""
+"""Values that NumPy converts at a time, without numba."""
+CHUNK_BYTES_A_VALUE, CHUNK_BYTES = 33, 32 << 10
+"""What that takes for each of them, and beside it; measured, as `COMPILED_BYTES` is with numba."""
+COMPILED_BYTES = 8 << 10
 QUANTIZED = {"Adam": (".m", ".v"), "MomentumSGD": (".v",)}
 """By the name of an update, the ends of its states' labels."""
 LINE = "umem.chainer.optimizers.quantize_states(optimizer)"
@@ -45,64 +51,111 @@ def with_small_states(trace: Trace) -> Trace:
     Raises:
         StateError: there is none.
     """
-    sizes = _sizes(trace)
-    if not sizes:
+    states = _states(trace)
+    if not states:
         known = " and ".join(QUANTIZED)
         raise StateError(
             f"no state of the step has {LEAST_VALUES:,} values or more of a kind that can be "
             f"quantised: {known}, embeddings aside"
         )
-    return trace.map(lambda event: _smaller(event, sizes))
+    return trace.with_events(_smaller(trace.events, states, embedded(trace)))
 
 
-def _smaller(event: Event, sizes: dict[int, int]) -> Event:
-    if isinstance(event, Alloc):
-        return event._replace(nbytes=sizes.get(event.tensor, event.nbytes))
-    if not isinstance(event, Op) or event.phase != "update":
-        return event if isinstance(event, Op) else with_accesses(event, lambda a: _cut(a, sizes))
-    small = with_accesses(event, lambda accesses: _cut(accesses, sizes))
-    assert isinstance(small, Op)
-    saved = _bytes(event) - _bytes(small)
-    if not saved:
-        return small
-    traffic = max(0, event.traffic_bytes - saved)
-    if event.workspace_bytes is None:
-        return small._replace(traffic_bytes=traffic)
-    values = sum(a.stop - a.start for a in event.writes) // 4 // len(event.writes)
-    share = min(1.0, CHUNK_VALUES / values)
-    inside = round(event.workspace_bytes * share) + 4 * min(values, CHUNK_VALUES) * 2
-    return small._replace(traffic_bytes=traffic, workspace_bytes=inside)
+class _Small(NamedTuple):
+    """A state in 8 bits: its values, and the tensor of its scales beside that of its codes."""
+
+    values: int
+    scales: int
+
+    @property
+    def scale_bytes(self) -> int:
+        """A scale a block."""
+        return 4 * -(-self.values // BLOCK)
 
 
-def _bytes(op: Op) -> int:
-    return sum(stop - start for _, start, stop in (*op.reads, *op.writes))
+def _smaller(
+    events: Iterable[Event], states: dict[int, _Small], whole: set[int]
+) -> Iterator[Event]:
+    for event in events:
+        state = states.get(event.tensor) if isinstance(event, (Alloc, Free)) else None
+        if isinstance(event, Op) and event.phase == "update":
+            is_whole = any(access.tensor in whole for access in event.writes)
+            yield event if is_whole or event.name not in QUANTIZED else _update(event, states)
+        elif state is None:
+            yield event
+        elif isinstance(event, Alloc):
+            label, scales = event.label, (state.scales, state.scale_bytes)
+            yield event._replace(nbytes=state.values, label=f"{label}_codes")
+            yield Alloc(*scales, event.kind, f"{label}_scales", event.uploaded, event.stack)
+        else:
+            yield event
+            yield Free(state.scales)
 
 
-def _cut(accesses: tuple[Access, ...], sizes: dict[int, int]) -> tuple[Access, ...]:
-    return tuple(
-        Access(tensor, 0, sizes[tensor]) if tensor in sizes else Access(tensor, start, stop)
-        for tensor, start, stop in accesses
+def _update(op: Op, states: dict[int, _Small]) -> Op:
+    """The update with codes and scales, a chunk of them at a time."""
+    op = op._replace(name=f"{op.name}8bit")
+    found = [states[access.tensor] for access in op.writes if access.tensor in states]
+    if not found:
+        return op
+    reads, writes = _of_states(op.reads, states), _of_states(op.writes, states)
+    saved = sum(_bytes(a) - _bytes(b) for a, b in ((op.reads, reads), (op.writes, writes)))
+    return op._replace(
+        reads=reads,
+        writes=writes,
+        traffic_bytes=max(0, op.traffic_bytes - saved),
+        workspace_bytes=None if op.workspace_bytes is None else _inside(found[0].values),
     )
 
 
-def _sizes(trace: Trace) -> dict[int, int]:
-    """The new size of each state that gets one."""
+def _inside(values: int) -> int:
+    """What an update needs only while it runs, on this host."""
+    if find_spec("numba") is not None:
+        return COMPILED_BYTES
+    return CHUNK_BYTES_A_VALUE * min(values, CHUNK_VALUES) + CHUNK_BYTES
+
+
+def _bytes(accesses: Iterable[Access]) -> int:
+    return sum(stop - start for _, start, stop in accesses)
+
+
+def _of_states(accesses: Iterable[Access], states: dict[int, _Small]) -> tuple[Access, ...]:
+    found: list[Access] = []
+    for access in accesses:
+        state = states.get(access.tensor)
+        if state is None:
+            found.append(access)
+        else:
+            found.append(Access(access.tensor, 0, state.values))
+            found.append(Access(state.scales, 0, state.scale_bytes))
+    return tuple(found)
+
+
+def _states(trace: Trace) -> dict[int, _Small]:
+    """The states that get 8 bits."""
+    allocs, whole = allocations(trace.events), embedded(trace)
+    fresh = count(1 + max(allocs, default=-1))
+    states: dict[int, _Small] = {}
+    for op in trace.ops:
+        ends = QUANTIZED.get(op.name, ()) if op.phase == "update" else ()
+        if not whole.isdisjoint(access.tensor for access in op.writes):
+            continue
+        for access in op.writes:
+            state = allocs[access.tensor]
+            values = state.nbytes // 4
+            is_large = state.kind == "state" and values >= LEAST_VALUES
+            if is_large and state.label.endswith(ends) and access.tensor not in states:
+                states[access.tensor] = _Small(values, next(fresh))
+    return states
+
+
+def embedded(trace: Trace) -> set[int]:
+    """The parameters of embeddings."""
     allocs = allocations(trace.events)
-    embedded = {
+    return {
         access.tensor
         for op in trace.ops
         if op.name == "EmbedIDFunction"
         for access in op.reads
         if allocs[access.tensor].kind == "parameter"
     }
-    sizes: dict[int, int] = {}
-    for op in trace.ops:
-        ends = QUANTIZED.get(op.name, ()) if op.phase == "update" else ()
-        if not embedded.isdisjoint(access.tensor for access in op.writes):
-            continue
-        for access in op.writes:
-            state = allocs[access.tensor]
-            values = state.nbytes // 4
-            if state.kind == "state" and state.label.endswith(ends) and values >= LEAST_VALUES:
-                sizes[access.tensor] = values + 4 * -(-values // BLOCK)
-    return sizes

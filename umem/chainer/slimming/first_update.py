@@ -1,0 +1,136 @@
+"""A diet for a program that is not edited, chosen and turned on at its first update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from umem.chainer.function_facts import is_array
+from umem.chainer.slimming.diets import Diet, diet, diet_of
+from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.errors import BudgetError, SizeError, UmemError
+from umem.trace.recording.kept_steps import Keeper, Kept, Steps
+from umem.units import parse_bytes
+
+LEAST_BATCH = 4
+"""The smallest batch that two smaller ones are recorded for."""
+
+
+class FirstUpdate(Subscriber):
+    """Watches for the first update of an optimizer, records its step and turns on what it needs.
+
+    Where the update is given a loss function and the batch, as by Chainer's ``StandardUpdater``,
+    the step is recorded at a quarter and half of that batch before it runs. Elsewhere the loop is
+    the program's: its second step is recorded as it goes, and what follows is dieted.
+
+    Args:
+        budget: as `umem.chainer.diet` takes it.
+        say: takes each line for a person.
+
+    Raises:
+        SizeError: the budget is no size.
+    """
+
+    place = -1
+
+    def __init__(self, budget: int | str, say: Callable[[str], None]) -> None:
+        self.budget_bytes = parse_bytes(budget, "budget")
+        self._say = say
+        self._keeper: Keeper | None = None
+        self._optimizer: Any = None
+        self._others: set[int] = set()
+        self._inside = False
+        self.diet: Diet | None = None
+
+    def begin(self, stack: ExitStack) -> None:
+        """Watch until the stack is left; what is on by then is taken off."""
+        subscribe(self)
+        stack.callback(self._end)
+
+    def _end(self) -> None:
+        unsubscribe(self)
+        if self._keeper is not None:
+            self._keeper.finish()
+        if self.diet is not None:
+            self.diet.undo()
+
+    def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
+        """An optimizer updates."""
+        if self._inside or method is self._optimizer:
+            proceed(method, *args, **kwargs)
+            return
+        if self._optimizer is not None:
+            self._on_another(method)
+            proceed(method, *args, **kwargs)
+            return
+        self._optimizer = method
+        if not kwargs and batch_of(args):
+            self._choose_before(method, *args)
+            method.update(*args)  # anew: what is on now has its say
+            return
+        proceed(method, *args, **kwargs)
+        self._say("the loop calls backward itself: its second step is recorded as it goes")
+        self._keeper = Keeper(Steps(1, 1), complete=self._choose_after)
+        self._keeper.start()
+
+    def _on_another(self, method: Any) -> None:
+        if id(method) not in self._others:
+            self._others.add(id(method))
+            self._say(
+                f"another optimizer, {type(method).__name__}, is as it was, and what it updates "
+                "is not counted: the diet is of the first one's step"
+            )
+
+    def _choose_before(self, optimizer: Any, loss: Any, *arrays: Any) -> None:
+        size = batch_of((loss, *arrays))
+
+        def step(part: int) -> None:
+            optimizer.update(loss, *(array[:part] for array in arrays))
+
+        self._inside = True
+        try:
+            self._turned_on(
+                diet(
+                    optimizer.target,
+                    optimizer,
+                    step,
+                    self.budget_bytes,
+                    size=size,
+                    sizes=(max(1, size // 4), max(2, size // 2)),
+                    quiet=True,
+                )
+            )
+        except (BudgetError, SizeError):
+            raise
+        except UmemError as error:
+            self._say(f"nothing could be chosen: {error}")
+        finally:
+            self._inside = False
+
+    def _choose_after(self, kept: Kept) -> None:
+        self._say("micro-batches need a loop that calls optimizer.update(lossfun, *arrays)")
+        optimizer = self._optimizer
+        try:
+            self._turned_on(diet_of(kept.trace, optimizer.target, optimizer, self.budget_bytes))
+        except BudgetError:
+            raise
+        except UmemError as error:
+            self._say(f"nothing could be chosen: {error}")
+
+    def _turned_on(self, found: Diet) -> None:
+        self.diet = found
+        for line in found.report().splitlines():
+            self._say(line)
+
+
+def batch_of(args: tuple[Any, ...]) -> int:
+    """The size of the batch that an update is given with its loss function; 0 where there is none.
+
+    It must be large enough to be recorded at two smaller ones.
+    """
+    if len(args) < 2 or not callable(args[0]):
+        return 0
+    sizes = {len(array) if is_array(array) and array.ndim else 0 for array in args[1:]}
+    size = sizes.pop()
+    return size if not sizes and size >= LEAST_BATCH else 0
