@@ -14,6 +14,7 @@ import click
 
 import umem
 from umem.cli.in_and_out import say
+from umem.cli.run_budget import Budgeting
 from umem.cli.run_recompute import Slimming
 from umem.cli.run_resume import Resuming
 from umem.cli.run_script import run_script
@@ -63,6 +64,11 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     metavar="OPTIONS",
     help="Save a Trainer's run and go on from it: every=500 or every=1epoch,keep=3,folder=PATH.",
 )
+@click.option(
+    "--budget",
+    metavar="SIZE",
+    help="Keep each step to so much, such as 4GiB, by the cheapest techniques that do.",
+)
 @click.option("--report", is_flag=True, help="Say at the end what was used, on standard error.")
 @click.option(
     "--record",
@@ -92,6 +98,9 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
 
     --recompute keeps each training step within a budget, and says at the end what it took.
 
+    --budget records the first update's step, chooses the cheapest techniques that keep it to a
+    size, and turns them on.
+
     --resume saves the whole run beside the Trainer's results; the same command goes on from there.
     """
     asked = _RunOptions(**options)
@@ -103,6 +112,11 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
     for name, given in (("--checked", asked.checked), ("--no-model", asked.no_model)):
         if given and not asked.software:
             raise click.UsageError(f"{name} needs --software GPU")
+    if asked.budget and (asked.recompute or asked.workspace or asked.record):
+        raise click.UsageError(
+            "--budget records a step and chooses what to do: leave out --recompute, --workspace "
+            "and --record"
+        )
     if asked.recompute and asked.record:
         raise click.UsageError(
             "--record would keep the steps in which --recompute learns. Record without it: "
@@ -122,6 +136,7 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
                 _import_chainer()
                 watching.follow(stack)
             Slimming(asked.recompute, asked.workspace).begin(stack)
+            Budgeting(asked.budget).begin(stack)
             Resuming(asked.resume).begin(stack)
         except UmemError as error:
             raise click.ClickException(str(error)) from error
@@ -147,6 +162,7 @@ class _RunOptions(NamedTuple):
     vram: str | None
     recompute: str | None
     workspace: str | None
+    budget: str | None
     resume: str | None
     report: bool
     record: Path | None

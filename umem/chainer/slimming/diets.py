@@ -76,26 +76,40 @@ def diet(
             f"take {format_bytes(held)}: give more, or a smaller model"
         )
     watch = _Updates(optimizer)
-    with as_it_was(model, optimizer), watch:
-        trace = umem.record_at(step, sizes)
-    subject, place = placed(trace, max(sizes) if size is None else size, budget_bytes, gpu)
+    with watch:
+        trace = recorded(model, optimizer, step, sizes)
     if not watch.splits:
         without = (*without, "accumulate")
-    chosen = cheapest(subject, place, (*without, *MISSING))
-    found = Diet(model, optimizer, chosen, budget_bytes)
+    size = max(sizes) if size is None else size
+    found = diet_of(trace, model, optimizer, budget_bytes, size=size, gpu=gpu, without=without)
     if not quiet:
         print(found.report())
     return found
 
 
-def diet_of(trace: Trace, model: Any, optimizer: Any, budget_bytes: int) -> Diet:
-    """Turn on what a recorded step asks for, whose batch cannot be taken apart.
+def recorded(model: Any, optimizer: Any, step: Callable[[int], Any], sizes: Sequence[int]) -> Trace:
+    """A step recorded at two sizes, after which all that it changed is as it was."""
+    with as_it_was(model, optimizer):
+        return umem.record_at(step, sizes)
+
+
+def diet_of(
+    trace: Trace,
+    model: Any,
+    optimizer: Any,
+    budget_bytes: int,
+    *,
+    size: int | None = None,
+    gpu: str | GpuSpec | None = None,
+    without: Collection[str] = (),
+) -> Diet:
+    """Turn on what a recorded step asks for; see `diet`.
 
     Raises:
         BudgetError: nothing fits; nothing is turned on.
     """
-    subject, place = placed(trace, None, budget_bytes, None)
-    chosen = cheapest(subject, place, ("accumulate", *MISSING))
+    subject, place = placed(trace, size, budget_bytes, gpu)
+    chosen = cheapest(subject, place, (*without, *MISSING))
     return Diet(model, optimizer, chosen, budget_bytes)
 
 

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from umem.chainer.function_facts import is_array
-from umem.chainer.slimming.diets import Diet, diet, diet_of
+from umem.chainer.slimming.diets import Diet, diet_of, recorded
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-from umem.errors import BudgetError, SizeError, UmemError
+from umem.errors import BudgetError, UmemError
 from umem.trace.recording.kept_steps import Keeper, Kept, Steps
 from umem.units import parse_bytes
 
@@ -90,18 +90,10 @@ class FirstUpdate(Subscriber):
 
         self._inside = True
         try:
-            self._turned_on(
-                diet(
-                    optimizer.target,
-                    optimizer,
-                    step,
-                    self.budget_bytes,
-                    size=size,
-                    sizes=(max(1, size // 4), max(2, size // 2)),
-                    quiet=True,
-                )
-            )
-        except (BudgetError, SizeError):
+            model, sizes = optimizer.target, (max(1, size // 4), max(2, size // 2))
+            trace = recorded(model, optimizer, step, sizes)
+            self._turned_on(diet_of(trace, model, optimizer, self.budget_bytes, size=size))
+        except BudgetError:
             raise
         except UmemError as error:
             self._say(f"nothing could be chosen: {error}")
@@ -112,7 +104,10 @@ class FirstUpdate(Subscriber):
         self._say("micro-batches need a loop that calls optimizer.update(lossfun, *arrays)")
         optimizer = self._optimizer
         try:
-            self._turned_on(diet_of(kept.trace, optimizer.target, optimizer, self.budget_bytes))
+            found = diet_of(
+                kept.trace, optimizer.target, optimizer, self.budget_bytes, without=("accumulate",)
+            )
+            self._turned_on(found)
         except BudgetError:
             raise
         except UmemError as error:
