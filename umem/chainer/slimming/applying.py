@@ -6,10 +6,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from umem.chainer.chunking.capped import workspace
+from umem.chainer.optimizers import dequantize_states, quantize_states
+from umem.chainer.precision.half_precision import half_precision
 from umem.chainer.recompute.recompute import Recompute
 from umem.predict.dieting import Combination
 
-MISSING = ("accumulate", "8-bit states", "half precision")
+MISSING = ("accumulate",)
 """What is not there yet."""
 
 
@@ -20,6 +22,11 @@ def turn_on(stack: ExitStack, chosen: Combination, model: Any, optimizer: Any) -
     the stack takes off.
     """
     change = chosen.change
+    if change.half:
+        stack.callback(half_precision(model, optimizer).undo)
+    if change.small_states:
+        quantize_states(optimizer)
+        stack.callback(dequantize_states, optimizer)
     if change.cap_bytes is not None:
         stack.callback(workspace(change.cap_bytes).enable().disable)
     if chosen.budget_bytes is None:

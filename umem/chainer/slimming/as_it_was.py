@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import chainer
 import numpy as np
 
 from umem.chainer.function_facts import is_array
@@ -57,9 +58,9 @@ class _Kept:
         for value in self._attributes.values():
             values = value.values() if type(value) is dict else value if _is_row(value) else [value]
             yield from (one for one in values if is_array(one))
-        grad = getattr(self._owner, "grad", None)
-        if is_array(grad):
-            yield grad
+        if isinstance(self._owner, chainer.Parameter) and self._owner.array is not None:
+            if self._owner.grad is not None:
+                yield self._owner.grad
 
     def put_back(self) -> None:
         for array, copy in self._copies:
