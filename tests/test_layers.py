@@ -42,6 +42,8 @@ WITH_ONE_USER = {
     "umem.chainer.slimming.as_it_was": "what a trial has changed, put back; any trial",
     "umem.chainer.resume.epoch_orders": "what iterators draw ahead, with threads of their own",
     "umem.chainer.resume.optimizer_extras": "attributes of Chainer's that it does not save itself",
+    "umem.chainer.slimming.first_update": "what Chainer tells of a script; the command knows none",
+    "umem.cli.run_budget": "--budget, with Chainer; the command would pass 350 lines",
     "umem.cli.run_recompute": "--recompute, with Chainer; the command would pass 350 lines",
     "umem.cli.run_resume": "--resume, with Chainer; the command would pass 350 lines",
     "umem.cli.run_script": "a script as __main__ and its errors; the command would pass 350 lines",

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import inf
-from typing import Protocol
+from typing import Literal, Protocol
 
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, GraphError, ScalingError, StateError
@@ -31,6 +31,12 @@ SLOWER_STATES = 3.1
 """How many times as long an update takes with states of eight bits, on NumPy without numba."""
 SLOWER_HALVES = 10.0
 """How many times as long NumPy takes for a product in half precision; more for a sum."""
+Again = int | Literal["min"] | None
+"""A budget of recomputation: bytes, the least, or none."""
+SURE = 1.1
+"""A budget in bytes is asked for where it is so many times the least: what a pass of a program
+measures may need a little more than its trace says. Below that it is "min", which never fails.
+"""
 TRIES = 3
 """How many budgets of recomputation are tried, each less by what the one before was above."""
 PARTS = ("recompute", "accumulate", "workspace", "8-bit states", "half precision")
@@ -44,14 +50,14 @@ class Combination:
 
     Attributes:
         change: all but recomputation.
-        budget_bytes: that of `umem.chainer.Recompute`; None: nothing runs again.
+        budget: that of `umem.chainer.Recompute`, in bytes or "min"; None: nothing runs again.
         peak_bytes: the most at once.
         seconds: a step's time.
         fits: whether that is within the budget.
     """
 
     change: Changes
-    budget_bytes: int | None
+    budget: Again
     peak_bytes: int
     seconds: float
     fits: bool
@@ -60,13 +66,13 @@ class Combination:
     def names(self) -> tuple[str, ...]:
         """What is done, in words."""
         change = self.change
-        micro, cap, budget = change.micro_batch, change.cap_bytes, self.budget_bytes
+        micro, cap = change.micro_batch, change.cap_bytes
         found = [
             "half precision" if change.half else "",
             "8-bit states" if change.small_states else "",
             f"micro-batches of {micro}" if micro is not None else "",
             f"workspace of at most {format_bytes(cap)}" if cap is not None else "",
-            f"recomputation within {format_bytes(budget)}" if budget is not None else "",
+            "" if self.budget is None else f"recomputation within {_shown(self.budget)}",
         ]
         return tuple(filter(None, found))
 
@@ -91,7 +97,7 @@ class Place(Protocol):
     def judged(self, prepared: Prepared) -> tuple[bool, int, float]:
         """Tell whether a step fits, its peak in bytes and its seconds."""
 
-    def recompute_budget(self, subject: Subject) -> int:
+    def recompute_budget(self, subject: Subject) -> int | Literal["min"]:
         """The budget of recomputation with which it fits; raises where there is none."""
 
 
@@ -108,14 +114,18 @@ class HostArrays:
             seconds += prepared.more * (seconds - host_seconds(prepared.less))
         return peak <= self.budget_bytes, peak, seconds
 
-    def recompute_budget(self, subject: Subject) -> int:
+    def recompute_budget(self, subject: Subject) -> int | Literal["min"]:
         """See `Place`. What a plan does not count, such as sums of gradients, it gets less."""
-        budget = self.budget_bytes
+        budget, least = self.budget_bytes, SURE * subject.least_bytes
         for _ in range(TRIES):
+            if budget < least:
+                break
             over = subject.under(budget).peak_bytes - self.budget_bytes
             if over <= 0:
                 return budget
             budget -= over + KIB
+        if subject.under(None).peak_bytes <= self.budget_bytes:
+            return "min"
         raise BudgetError("no plan leaves as little")
 
 
@@ -140,9 +150,10 @@ class PlainPool:
             seconds += prepared.more * (seconds - less)
         return step.fits, replays.peak_bytes(prepared.trace), seconds
 
-    def recompute_budget(self, subject: Subject) -> int:
+    def recompute_budget(self, subject: Subject) -> int | Literal["min"]:
         """See `Place`."""
-        return largest_budget(subject, self._gpu)
+        budget = largest_budget(subject, self._gpu)
+        return budget if budget >= SURE * subject.least_bytes else "min"
 
 
 def host_seconds(trace: Trace) -> float:
@@ -197,9 +208,12 @@ class _Candidates:
         self._subject, self._place, self._without = subject, place, without
         self.tried: list[Combination] = []
 
-    def judged(self, subject: Subject, budget: int | None = None) -> Combination:
+    def judged(self, subject: Subject, budget: Again = None) -> Combination:
         """What a step takes, under a budget of recomputation if any."""
-        prepared = subject.prepared("") if budget is None else subject.prepared("", budget)
+        if budget is None:
+            prepared = subject.prepared("")
+        else:
+            prepared = subject.prepared("", None if budget == "min" else budget)
         fits, peak, seconds = self._place.judged(prepared)
         seconds += _slower(subject) if isinstance(self._place, HostArrays) else 0.0
         found = Combination(subject.change, budget, peak, seconds, fits)
@@ -249,7 +263,7 @@ class _Candidates:
         for micro in micro_batches.micro_batches(subject):
             for found in self._again(subject.changed(micro_batch=micro)):
                 yield found
-                if found.fits and found.budget_bytes is None:
+                if found.fits and found.budget is None:
                     return
 
     def least(self) -> Combination:
@@ -274,7 +288,11 @@ class _Candidates:
             subject = subject.changed(cap_bytes=CAPS[-1])
         self.judged(subject)
         if self._may("recompute"):
-            self.judged(subject, subject.least_bytes)
+            self.judged(subject, "min")
+
+
+def _shown(budget: Again) -> str:
+    return format_bytes(budget) if isinstance(budget, int) else "the least"
 
 
 def _slower(subject: Subject) -> float:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
+from umem.chainer.accumulation.accumulating import accumulate
 from umem.chainer.chunking.capped import workspace
 from umem.chainer.optimizers import dequantize_states, quantize_states
 from umem.chainer.precision.half_precision import half_precision
 from umem.chainer.recompute.recompute import Recompute
 from umem.predict.dieting import Combination
-
-MISSING = ("accumulate",)
-"""What is not there yet."""
 
 
 def turn_on(stack: ExitStack, chosen: Combination, model: Any, optimizer: Any) -> Recompute | None:
@@ -29,6 +27,8 @@ def turn_on(stack: ExitStack, chosen: Combination, model: Any, optimizer: Any) -
         stack.callback(dequantize_states, optimizer)
     if change.cap_bytes is not None:
         stack.callback(workspace(change.cap_bytes).enable().disable)
-    if chosen.budget_bytes is None:
+    if change.micro_batch is not None:
+        stack.callback(accumulate(optimizer, micro_batch=change.micro_batch).enable().disable)
+    if chosen.budget is None:
         return None
-    return stack.enter_context(Recompute(chosen.budget_bytes))
+    return stack.enter_context(Recompute(chosen.budget))

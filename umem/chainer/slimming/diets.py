@@ -11,7 +11,7 @@ import chainer
 
 import umem
 from umem.chainer.recompute.recompute import Recompute
-from umem.chainer.slimming.applying import MISSING, turn_on
+from umem.chainer.slimming.applying import turn_on
 from umem.chainer.slimming.as_it_was import as_it_was
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.devices.open import current_device, entered_device
@@ -109,7 +109,7 @@ def diet_of(
         BudgetError: nothing fits; nothing is turned on.
     """
     subject, place = placed(trace, size, budget_bytes, gpu)
-    chosen = cheapest(subject, place, (*without, *MISSING))
+    chosen = cheapest(subject, place, without)
     return Diet(model, optimizer, chosen, budget_bytes)
 
 
