@@ -56,7 +56,11 @@ class QuantizedOptimizer(GradientMethod):
         Raises:
             GradientError: a gradient would spoil a state, and there is no dynamic loss scaling,
                 which skips such a step; nothing has changed.
+            UnsupportedError, ValueError, StateError: see `QuantizedRule.check`.
         """
+        for _, param in self._updated():
+            if isinstance(param.update_rule, QuantizedRule):
+                param.update_rule.check(param)
         super().check_nan_in_grads()
         if not self._loss_scaling_is_dynamic:
             refuse_unsafe(self._gradients(), self.t + 1)
@@ -78,19 +82,19 @@ class QuantizedOptimizer(GradientMethod):
                     return False
                 self.t -= 1  # `update` has counted it
                 raise
-        self._vet()
-        return True
-
-    def _vet(self) -> None:
-        for param in self.target.params():
+        for _, param in self._updated():
             if isinstance(param.update_rule, QuantizedRule):
                 param.update_rule.vet()
+        return True
+
+    def _updated(self) -> Iterator[tuple[str, Any]]:
+        """Yield the parameters that an update changes, by name."""
+        for name, param in self.target.namedparams(include_uninit=False):
+            if param.update_rule is not None and param.update_rule.enabled:
+                yield name, param
 
     def _gradients(self) -> Iterator[tuple[str, Any]]:
-        for name, param in self.target.namedparams():
-            rule = param.update_rule
-            if rule is not None and rule.enabled and param.grad is not None:
-                yield name, param.grad
+        return ((name, p.grad) for name, p in self._updated() if p.grad is not None)
 
 
 class Adam8bit(QuantizedOptimizer, optimizers.Adam):

@@ -29,7 +29,14 @@ from umem.chainer.optimizers.quantized_state import (
     zeros,
 )
 from umem.chainer.optimizers.saving import load, save
-from umem.chainer.optimizers.steps import SIGNS, AdamStep, MomentumStep, Step
+from umem.chainer.optimizers.steps import (
+    DECAYS,
+    HYPERPARAMETERS,
+    SIGNS,
+    AdamStep,
+    MomentumStep,
+    Step,
+)
 from umem.errors import GradientError, SizeError, StateError, UnsupportedError
 from umem.memory.blocks import managed
 from umem.memory.hints import prefetch
@@ -159,39 +166,49 @@ class QuantizedRule(UpdateRule):
     def _arguments(self, param: Any) -> tuple[Step, Any, Any, list[QuantizedState]]:
         return self.step.of(self), param.array, param.grad, self.states()
 
-    def _is_ready(self, param: Any) -> bool:
-        """See whether the states have 8 bits, and refuse what would do harm to them.
+    def check(self, param: Any) -> None:
+        """See that hyper-parameters and state are such that an update leaves the state whole.
 
         Raises:
-            GradientError, StateError, UnsupportedError, ValueError: nothing has changed.
+            UnsupportedError: amsgrad or adabound.
+            ValueError: a hyper-parameter is not finite, or decays by less than 0 or more than 1.
+            StateError: the state is of a parameter of another shape.
+        """
+        hp = self.hyperparam
+        numbers = {name: getattr(hp, name) for name in HYPERPARAMETERS[self.step]}
+        if getattr(hp, "amsgrad", False) or getattr(hp, "adabound", False):
+            raise UnsupportedError(NO_VARIANTS)
+        if wrong := {k: v for k, v in numbers.items() if not math.isfinite(v)}:
+            raise ValueError(f"hyper-parameters must be finite; got {wrong}")
+        if wrong := {k: v for k, v in numbers.items() if k in DECAYS and not 0 <= v <= 1}:
+            raise ValueError(f"hyper-parameters that decay averages are from 0 to 1; got {wrong}")
+        eps = numbers.get("eps", 0)
+        if eps and not np.float32(eps):
+            raise ValueError(f"eps is too small for float32, in which updates compute; got {eps}")
+        shapes = {value.shape for key, value in (self.state or {}).items() if key.endswith(CODES)}
+        if shapes - {param.shape}:
+            raise StateError(
+                f"the state of {param.name} is of a parameter of shape {shapes.pop()}, and it has "
+                f"{param.shape}: set the optimizer up again"
+            )
+
+    def _is_ready(self, param: Any) -> bool:
+        """Whether there is a gradient, and a state of 8 bits; refuses what `check` refuses.
+
+        Raises:
+            GradientError, and what `check` raises: nothing has changed.
         """
         vetted, self.is_vetted = self.is_vetted, False
         if param.grad is None:
             return False
-        try:
-            if not vetted:
+        if not vetted:
+            try:
+                self.check(param)
                 refuse_unsafe([(param.name or "a parameter", param.grad)], self.t)
-            if self.is_quantized:
-                self._check(param)
-        except Exception:
-            self.t -= 1  # `update` has counted it
-            raise
+            except Exception:
+                self.t -= 1  # `update` has counted it
+                raise
         return self.is_quantized
-
-    def _check(self, param: Any) -> None:
-        hp = self.hyperparam
-        if getattr(hp, "amsgrad", False) or getattr(hp, "adabound", False):
-            raise UnsupportedError(NO_VARIANTS)
-        if wrong := {k: v for k, v in hp.get_dict().items() if not math.isfinite(v)}:
-            raise ValueError(f"hyper-parameters must be finite; got {wrong}")
-        shape = next(self.state[key].shape for key in self.state if key.endswith(CODES))
-        if shape != param.shape:
-            raise StateError(
-                f"the state is of a parameter of shape {shape}, and {param.name} has "
-                f"{param.shape}: set the optimizer up again"
-            )
-        if isinstance(self, adam.AdamRule):
-            self._check_eps(np.float32)
 
 
 class Adam8bitRule(QuantizedRule, adam.AdamRule):
@@ -233,10 +250,9 @@ def quantize(rule: Any, policy: StatePolicy) -> None:
 
 def plain(rule: Any, param: Any) -> None:
     """Make a rule with 8-bit states Chainer's own again, with the values of its state."""
-    full = rule._fp32_param
-    dtype = param.dtype if full is None else full.dtype
     state = rule.state
     for name, signed in SIGNS[rule.step].items() if rule.is_quantized else ():
+        dtype = (param if rule._fp32_param is None else rule._fp32_param).dtype
         codes, scales = state.pop(name + CODES), state.pop(name + SCALES)
         values = dequantized(cuda.to_cpu(codes), cuda.to_cpu(scales), signed, dtype)
         state[name] = chainer.backend.get_device_from_array(codes).send(values)
@@ -259,9 +275,9 @@ def refuse_unsafe(gradients: Any, updates: int) -> None:
     if found is not None:
         name, grad = found
         raise GradientError(
-            f"the gradient of {name} would spoil its 8-bit state for good, in update {updates}: "
-            f"{why(grad)}. No parameter and no state was changed. Skip the step, clip gradients "
-            "before they overflow, or use optimizer.loss_scaling(), which skips such steps"
+            f"the gradient of {name} would spoil the optimizer's state for good, in update "
+            f"{updates}: {why(grad)}. No parameter and no state was changed. Skip the step, "
+            "or use optimizer.loss_scaling(), which skips such steps"
         )
 
 

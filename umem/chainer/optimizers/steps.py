@@ -49,3 +49,10 @@ SIGNS: dict[type[Step], dict[str, bool]] = {
     MomentumStep: {"v": True},
 }
 """The states of each, by name, and whether they may be negative."""
+HYPERPARAMETERS: dict[type[Step], tuple[str, ...]] = {
+    AdamStep: ("alpha", "beta1", "beta2", "eps", "eta", "weight_decay_rate"),
+    MomentumStep: ("lr", "momentum"),
+}
+"""What the numbers of each are made of, by Chainer's names."""
+DECAYS = ("beta1", "beta2", "momentum")
+"""Hyper-parameters by which averages decay."""

@@ -25,7 +25,7 @@ class CompiledUpdate:
         loop: what `compiled` gave.
     """
 
-    chunk = 256 << 10
+    chunk = 128 << 10
 
     def __init__(self, loop: Callable[..., None]) -> None:
         self._loop = loop
