@@ -14,8 +14,7 @@ import click
 
 import umem
 from umem.cli.in_and_out import say
-from umem.cli.run_budget import Budgeting
-from umem.cli.run_recompute import Slimming
+from umem.cli.run_recompute import Budgeting, Slimming
 from umem.cli.run_resume import Resuming
 from umem.cli.run_script import run_script
 from umem.cli.run_watch import Watching

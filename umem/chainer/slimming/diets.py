@@ -10,14 +10,17 @@ from typing import Any
 import chainer
 
 import umem
+from umem.chainer.accumulation.accumulating import accumulate
+from umem.chainer.chunking.capped import workspace
+from umem.chainer.optimizers import dequantize_states, quantize_states
+from umem.chainer.precision.half_precision import half_precision
 from umem.chainer.recompute.recompute import Recompute
-from umem.chainer.slimming.applying import turn_on
 from umem.chainer.slimming.as_it_was import as_it_was
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.devices.open import current_device, entered_device
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.errors import BudgetError, SizeError, StateError
-from umem.predict.dieting import PARTS, Chosen, HostArrays, Place, PlainPool, cheapest
+from umem.predict.dieting import PARTS, Chosen, Combination, HostArrays, Place, PlainPool, cheapest
 from umem.predict.techniques.subject import Subject
 from umem.trace.trace import Trace
 from umem.units import format_bytes, format_seconds, parse_bytes
@@ -76,8 +79,8 @@ def diet(
             f"take {format_bytes(held)}: give more, or a smaller model"
         )
     watch = _Updates(optimizer)
-    with watch:
-        trace = recorded(model, optimizer, step, sizes)
+    with watch, as_it_was(model, optimizer):
+        trace = umem.record_at(step, sizes)
     if not watch.splits:
         without = (*without, "accumulate")
     size = max(sizes) if size is None else size
@@ -85,12 +88,6 @@ def diet(
     if not quiet:
         print(found.report())
     return found
-
-
-def recorded(model: Any, optimizer: Any, step: Callable[[int], Any], sizes: Sequence[int]) -> Trace:
-    """A step recorded at two sizes, after which all that it changed is as it was."""
-    with as_it_was(model, optimizer):
-        return umem.record_at(step, sizes)
 
 
 def diet_of(
@@ -197,6 +194,29 @@ class Diet:
         if self._recompute is None or not self._recompute.pass_count:
             return ""
         return f"recomputation: {self._recompute.summary()}"
+
+
+def turn_on(stack: ExitStack, chosen: Combination, model: Any, optimizer: Any) -> Recompute | None:
+    """Turn a combination on until the stack is left; what converts goes first.
+
+    Returns the `Recompute` that is on, if any. Raises what its parts raise; what was on by then
+    the stack takes off.
+    """
+    change = chosen.change
+    if change.half:
+        stack.callback(half_precision(model, optimizer).undo)
+    if change.small_states:
+        quantize_states(optimizer)
+        stack.callback(dequantize_states, optimizer)
+    if change.cap_bytes is not None:
+        stack.callback(workspace(change.cap_bytes).enable().disable)
+    if change.micro_batch is not None:
+        stack.callback(
+            accumulate(optimizer, micro_batch=change.micro_batch, dropout="batch").enable().disable
+        )
+    if chosen.budget is None:
+        return None
+    return stack.enter_context(Recompute(chosen.budget))
 
 
 class _Updates(Subscriber):

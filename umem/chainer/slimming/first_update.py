@@ -6,8 +6,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+import umem
 from umem.chainer.function_facts import is_array
-from umem.chainer.slimming.diets import Diet, diet_of, recorded
+from umem.chainer.slimming.as_it_was import as_it_was
+from umem.chainer.slimming.diets import Diet, diet_of
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import BudgetError, UmemError
 from umem.trace.recording.kept_steps import Keeper, Kept, Steps
@@ -91,7 +93,8 @@ class FirstUpdate(Subscriber):
         self._inside = True
         try:
             model, sizes = optimizer.target, (max(1, size // 4), max(2, size // 2))
-            trace = recorded(model, optimizer, step, sizes)
+            with as_it_was(model, optimizer):
+                trace = umem.record_at(step, sizes)
             self._turned_on(diet_of(trace, model, optimizer, self.budget_bytes, size=size))
         except BudgetError:
             raise
