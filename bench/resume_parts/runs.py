@@ -62,14 +62,48 @@ def processes(data: Any) -> Any:
     return chainer.iterators.MultiprocessIterator(data, BATCH, n_processes=2, n_prefetch=3)
 
 
+def adam8bit() -> Any:
+    return umem.chainer.optimizers.Adam8bit(least_size=0)
+
+
+def in_parts(iterator: Any, optimizer: Any) -> Any:
+    return umem.chainer.AccumulatingUpdater(iterator, optimizer, micro_batch=6)
+
+
+def least() -> Any:
+    return umem.chainer.Recompute("min")
+
+
+def in_halves(model: Any, optimizer: Any) -> Any:
+    return umem.chainer.half_precision(model, optimizer)
+
+
+def large_scale(model: Any, optimizer: Any) -> Any:
+    """Half precision from a scale that overflows, so that steps are skipped."""
+    return umem.chainer.half_precision(model, optimizer, scale=2.0**24, interval=3)
+
+
+def groups(model: Any, optimizer: Any) -> Any:
+    """Three calls of update make one, so that snapshots lie in the middle of a group."""
+    return umem.chainer.accumulate(optimizer, steps=3).enable()
+
+
 KINDS = [
     Kind("Adam, dropout, shuffling"),
     Kind("loss scaling", optimizer=scaling_momentum),
-    Kind("Recompute", context=lambda: umem.chainer.Recompute("min")),
+    Kind("Recompute", context=least),
     Kind("MultithreadIterator", iterator=threads),
     Kind("MultiprocessIterator", iterator=processes),
-    Kind("Adam8bit", optimizer=lambda: umem.chainer.optimizers.Adam8bit(least_size=0)),
-]
+    Kind("Adam8bit", optimizer=adam8bit),
+    Kind("AccumulatingUpdater", updater=in_parts, normalized=False),
+    Kind("accumulate, inside of a group", prepare=groups, normalized=False),
+    Kind("half_precision", prepare=large_scale),
+    Kind("half_precision, Adam8bit, AccumulatingUpdater", adam8bit, processes, nullcontext, False,
+         in_halves, in_parts),
+    Kind("Recompute, Adam8bit, AccumulatingUpdater", adam8bit, processes, least, False,
+         updater=in_parts),
+]  # fmt: skip
+"""The last two with MultiprocessIterator."""
 
 
 def network(normalized: bool) -> Any:
@@ -95,7 +129,8 @@ class LossLog(training.Extension):
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
     def __call__(self, trainer: Any) -> None:
-        loss = float(trainer.observation["main/loss"].array)
+        seen = trainer.observation["main/loss"]
+        loss = float(getattr(seen, "array", seen))
         os.write(self._handle, f"{trainer.updater.iteration} {loss.hex()}\n".encode())
 
     def finalize(self) -> None:

@@ -99,6 +99,12 @@ class accumulate(Subscriber):
         """Calls of update that wait for the others of their group."""
         return self._group.count
 
+    def serialize_group(self, serializer: Any) -> None:
+        """Save or load what calls of update have left so far, for `umem.chainer.Snapshot`."""
+        self._group.serialize(serializer["group"])
+        if self._micro is not None:
+            self._micro.serialize(serializer["micro_batches"])
+
     # -- on and off ------------------------------------------------------------------------------
 
     def enable(self) -> accumulate:
@@ -190,3 +196,8 @@ class accumulate(Subscriber):
         if self._steps is not None and not self._is_inside:
             refuse_mixing(func, inputs, self._model)
         return proceed(func, inputs)
+
+
+def accumulations(optimizer: Any) -> list[accumulate]:
+    """List what accumulates for an optimizer now."""
+    return [one for one in _on if one.optimizer is optimizer]

@@ -31,6 +31,12 @@ class MicroBatches:
         self._masks_of_batch = is_of_batch(dropout)
         self._survive, self._to_prove = survive, check
 
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the size, which is less after memory ran out, and what was learned."""
+        self.size = serializer("size", self.size)
+        self._to_prove = serializer("to_prove", self._to_prove)
+        self.gradient.serialize_learned(serializer["gradient"])
+
     def leave_gradient(self, lossfun: Any, batch: Batch) -> None:
         """Leave the gradient of a batch on the parameters.
 

@@ -32,6 +32,19 @@ class Group:
         self._shares = Shares()
         self._read: list[Count | str] = []
 
+    def serialize(self, serializer: Any) -> None:
+        """Save or load a group that is not complete, its gradients too."""
+        gradients = {id(parameter): gradient for parameter, gradient in self._kept}
+        self.count = serializer("count", self.count)
+        self._to_prove = serializer("to_prove", self._to_prove)
+        self._shares.serialize(serializer["shares"])
+        self._gradient.serialize_learned(serializer["gradient"])
+        self._kept = []
+        for name, parameter in self._model.namedparams(False):
+            found = serializer["kept"](name, gradients.get(id(parameter)))
+            if found is not None:
+                self._kept.append((parameter, parameter.device.send(found)))
+
     def take(self, lossfun: Any, given: Arguments, loss_scale: Any) -> None:
         """Add the gradient of one call's samples."""
         batch = _batch(given)

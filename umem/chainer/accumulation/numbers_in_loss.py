@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from umem.chainer.accumulation.divisors import ASK, Term
 from umem.chainer.accumulation.shares import Count, Shares, counts
@@ -30,6 +31,10 @@ class DivisorReader:
     def begin(self) -> None:
         """A batch begins."""
         self._witness = None
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load what was learned of the loss, by a serializer that takes lists."""
+        self._are_counts = serializer("are_counts", self._are_counts)
 
     def read(
         self, terms: Sequence[Term], shares: Shares, part: range, size: int, terms_for: TermsFor

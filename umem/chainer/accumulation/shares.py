@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from umem.chainer.accumulation.divisors import ASK, Term
 from umem.errors import AccumulationError
@@ -78,6 +78,13 @@ class Shares:
             if count.is_constant:
                 shares[at] = float(is_first) if lead is None else shares[lead]
         return shares
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load what came in so far, by a serializer that takes lists."""
+        self._guesses = serializer("guesses", self._guesses)
+        self._kinds = serializer("kinds", self._kinds)
+        self.totals = serializer("totals", self.totals)
+        self.numbers = serializer("numbers", self.numbers)
 
     def _lead(self) -> int | None:
         """The first mean over the batch: what depends on no batch is shared out as that is."""

@@ -59,6 +59,10 @@ class AccumulatingUpdater(updaters.StandardUpdater):
         """Samples of a part, after halving where memory ran out."""
         return self._micro.size
 
+    def serialize_parts(self, serializer: Any) -> None:
+        """Save or load what StandardUpdater has not: the size, and what was learned of the loss."""
+        self._micro.serialize(serializer)
+
     def update_core(self) -> None:
         """Take the next batch."""
         iterator, optimizer = self.get_iterator("main"), self.get_optimizer("main")

@@ -46,6 +46,11 @@ class WholeGradient(Subscriber):
         self._counts_first = False
         self._thread = 0
 
+    def serialize_learned(self, serializer: Any) -> None:
+        """Save or load what was learned of the loss: sums are rounded by it."""
+        self._counts_first = serializer("counts_first", self._counts_first)
+        self._reader.serialize(serializer)
+
     # -- the parts -----------------------------------------------------------------------------
 
     def leave(self, lossfun: Any, batch: Batch, sizes: Sequence[int], loss_scale: Any) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import chainer
 from chainer.dataset import Iterator as DatasetIterator
 
+from umem.chainer.accumulation.accumulating import accumulations
+from umem.chainer.accumulation.updater import AccumulatingUpdater
 from umem.chainer.resume.collecting import Collector, Distributor, MissingValue, described
 from umem.chainer.resume.epoch_orders import remember_orders
 from umem.chainer.resume.optimizer_extras import serialize_link, serialize_optimizer
@@ -60,6 +62,8 @@ class RunState:
         self._check(snapshot)
         distributor = Distributor(snapshot.arrays, values, set(values.get(_ON_GPU, ())))
         try:
+            if self._is_lazy():  # what is kept beside a parameter can be put back once it is there
+                self._serialize(distributor)
             self._serialize(distributor)
             saved = distributor["values"]
             return {name: saved(name, None) for name in saved.names()}
@@ -67,6 +71,9 @@ class RunState:
             raise _other(snapshot, f"it has no {shown(str(error))!r}") from error
         except SnapshotError as error:
             raise _other(snapshot, str(error)) from error
+
+    def _is_lazy(self) -> bool:
+        return any(p.array is None for link in self._links.values() for p in link.params())
 
     def _serialize(self, saver: Any) -> None:
         """Every part in turn; random generators last, since others may draw as they go."""
@@ -77,6 +84,11 @@ class RunState:
             serialize_link(link, saver["kept"][name])
         for name, optimizer in self._optimizers.items():
             serialize_optimizer(optimizer, saver["optimizers"][name])
+            for accumulation in accumulations(optimizer):
+                accumulation.serialize_group(saver["accumulations"][name])
+        for name, part in self._parts.items():
+            if isinstance(_updater(part), AccumulatingUpdater):
+                _updater(part).serialize_parts(saver["accumulating"][name])
         for name, memory in self._orders.items():
             memory.serialize(saver["orders"][name])
         for name, part in self._parts.items():
@@ -86,6 +98,13 @@ class RunState:
 
     def _check(self, snapshot: SavedRun) -> None:
         """See that it is of the same model before anything is put back."""
+        for name, optimizer in self._optimizers.items():
+            count = snapshot.values.get(f"accumulations/{name}/group/count", 0)
+            if count and not accumulations(optimizer):
+                raise SnapshotError(
+                    f"{shown(snapshot.path)} was saved after {count} calls of update of a group "
+                    "of umem.chainer.accumulate: resume inside of its block"
+                )
         live = Collector()
         for name, part in self._parts.items():
             if not isinstance(part, GENERATORS):
