@@ -8,7 +8,7 @@ from typing import Any
 
 from umem.chainer.accumulation.batch_parts import MicroBatches, is_of_batch, loss_scale_of, model_of
 from umem.chainer.accumulation.group import Group
-from umem.chainer.accumulation.mixing import refuse_mixing
+from umem.chainer.accumulation.mixing import Mixing
 from umem.chainer.accumulation.splitting import Arguments, ArgumentsBatch, whole_number
 from umem.chainer.accumulation.whole_gradient import Weight
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
@@ -87,6 +87,7 @@ class accumulate(Subscriber):
         else:
             self._steps = whole_number(steps, "steps")
         self._group = Group(self._model, weight, self._steps or 1, to_prove=check)
+        self._mixing = Mixing(self._model)
         self._is_inside = False
 
     @property
@@ -194,7 +195,7 @@ class accumulate(Subscriber):
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Refuse what mixes samples."""
         if self._steps is not None and not self._is_inside:
-            refuse_mixing(func, inputs, self._model)
+            self._mixing.refuse(func, inputs)
         return proceed(func, inputs)
 
 

@@ -7,11 +7,10 @@ are the table; a function that is in neither stands between the loss and its sum
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any, NamedTuple
 
-import chainer
 from chainer.functions.array import broadcast, cast, concat, expand_dims, reshape, squeeze, stack
 from chainer.functions.array import transpose as transposing
 from chainer.functions.loss import (
@@ -148,8 +147,10 @@ class _Place(NamedTuple):
         return _Place(node, self.factor * number, (*self.numbers, number))
 
 
-def terms_of(loss: Any) -> tuple[Term, ...]:
+def terms_of(loss: Any, model: Any) -> tuple[Term, ...]:
     """Take a loss apart, a variable's node or a variable.
+
+    A term that was made of parameters of ``model`` alone is constant.
 
     Cost: the functions from the loss to its sums; where a term has no labels, up to the whole tape.
     A count of labels on a GPU waits for it.
@@ -160,16 +161,17 @@ def terms_of(loss: Any) -> tuple[Term, ...]:
     """
     todo = [_Place(getattr(loss, "node", loss), 1.0, ())]
     found: list[Term | None] = []
+    own = frozenset(id(parameter) for parameter in model.params())
     while todo:
         place = todo.pop()
         if place.factor == 0.0 or not place.node.requires_grad:
             continue
         if place.node.creator_node is None:
-            found.append(_term(place, None))
+            found.append(_term(place, None, own))
             continue
         below = _parts(place)
         if below is None:
-            found.append(_ending(place, todo))
+            found.append(_ending(place, todo, own))
         else:
             todo += reversed(below)
     return tuple(term for term in found if term is not None)
@@ -220,12 +222,12 @@ def _one_number(array: Any) -> float | None:
     return float(array[(0,) * array.ndim])
 
 
-def _ending(place: _Place, todo: list[_Place]) -> Term | None:
+def _ending(place: _Place, todo: list[_Place], own: frozenset[int]) -> Term | None:
     """The term that ends in a scalar; None where it is a sum of scalars, which are still to do."""
     node = place.node.creator_node
     func = owner_of(node)
     if type(func) in COUNTS:
-        return _term(place, COUNTS[type(func)](func, node))
+        return _term(place, COUNTS[type(func)](func, node), own)
     if type(node) not in _SUMS:
         raise AccumulationError(
             f"'{node.label}' stands between the loss and its sum or mean, and umem does not know "
@@ -233,15 +235,13 @@ def _ending(place: _Place, todo: list[_Place]) -> Term | None:
         )
     joined = node.inputs[0].creator_node
     if type(joined) in _JOINS and all(prod(x.shape) == 1 for x in joined.inputs):
-        share = 1 / len(joined.inputs) if type(node) is average.Mean else 1.0
-        todo += [
-            place._replace(node=x, factor=place.factor * share) for x in reversed(joined.inputs)
-        ]
+        number = 1 / len(joined.inputs) if type(node) is average.Mean else None
+        todo += [place.times(x, number) for x in reversed(joined.inputs)]
         return None
-    return _through_arrays(place)
+    return _through_arrays(place, own)
 
 
-def _through_arrays(place: _Place) -> Term:
+def _through_arrays(place: _Place, own: frozenset[int]) -> Term:
     """Follow a sum down, as long as what is below is linear, for the counts it was divided by."""
     node, count, numbers = place.node, None, place.numbers
     while (func := node.creator_node) is not None:
@@ -265,23 +265,22 @@ def _through_arrays(place: _Place) -> Term:
             break
         if number is not None:
             numbers = (*numbers, number)
-    return _term(place._replace(numbers=numbers), count)
+    return _term(place._replace(numbers=numbers), count, own)
 
 
-def _term(place: _Place, count: float | None) -> Term:
-    return Term(place.node, place.factor, place.numbers, count, _has_parameters_only(place.node))
+def _term(place: _Place, count: float | None, own: frozenset[int]) -> Term:
+    is_constant = all(id(leaf.get_variable_or_none()) in own for leaf in leaves(place.node))
+    return Term(place.node, place.factor, place.numbers, count, is_constant)
 
 
-def _has_parameters_only(node: Any) -> bool:
-    """Whether every leaf that a node was made of is a parameter."""
+def leaves(node: Any) -> Iterator[Any]:
+    """The nodes that a node was made of, and that no function made."""
     todo, seen = [node], set()
     while todo:
         node = todo.pop()
         func = node.creator_node
         if func is None:
-            if not isinstance(node.get_variable_or_none(), chainer.Parameter):
-                return False
+            yield node
         elif func not in seen:
             seen.add(func)
             todo += func.inputs
-    return True

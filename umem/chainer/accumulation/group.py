@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from umem.chainer.accumulation.divisors import ASK, terms_of
+from umem.chainer.accumulation.divisors import ASK, leaves, terms_of
 from umem.chainer.accumulation.numbers_in_loss import CountLearned
 from umem.chainer.accumulation.proof import prove
 from umem.chainer.accumulation.shares import Count, Shares
@@ -107,9 +107,12 @@ class Group:
 
     def read(self, outputs: Any) -> None:
         """Read by what a loss was divided, before the program goes backward from it."""
+        own = {id(parameter) for parameter in self._model.params()}
         for node, _ in outputs:
+            if all(id(leaf.get_variable_or_none()) not in own for leaf in leaves(node)):
+                continue
             try:
-                self._read.append(_one_count(node))
+                self._read.append(_one_count(node, self._model))
             except AccumulationError as error:
                 self._read.append(str(error))
 
@@ -156,9 +159,9 @@ class Group:
         return count
 
 
-def _one_count(node: Any) -> Count:
+def _one_count(node: Any, model: Any) -> Count:
     """By what a loss was divided as a whole."""
-    terms = terms_of(node)
+    terms = terms_of(node, model)
     if any(term.perhaps_counts for term in terms):
         raise AccumulationError(
             "the loss is multiplied by a number, and umem cannot tell whether that is one over a "

@@ -26,29 +26,39 @@ MIXING = (
 """Functions whose result for one sample depends on the others."""
 
 
-def refuse_mixing(func: Any, inputs: Sequence[Any], model: Any) -> None:
-    """Refuse a function whose result for one sample depends on the others.
+class Mixing:
+    """Refuses functions whose result for one sample depends on the others, for one model."""
 
-    Raises:
-        AccumulationError: it is one; names it, and the link it belongs to.
-    """
-    if not isinstance(owner_of(func), MIXING) or _is_by_sample(inputs):
-        return
-    mine = {id(x) for x in inputs}
-    link = next((n.rpartition("/")[0] for n, p in model.namedparams() if id(p) in mine), "")
-    raise AccumulationError(
-        f"'{func.label}'{f' of {link}' if link else ''} computes with all samples of a batch at "
-        "once, so parts cannot give the gradient of the whole. umem.chainer.Recompute saves memory "
-        "and gives it exactly, on the whole batch"
-    )
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._has_instances = False
 
+    def refuse(self, func: Any, inputs: Sequence[Any]) -> None:
+        """Refuse a function that is one of them.
 
-def _is_by_sample(inputs: Sequence[Any]) -> bool:
-    """Whether batch normalisation is applied to one image of all samples' channels.
+        Raises:
+            AccumulationError: it is one; names it, and the link it belongs to.
+        """
+        if not isinstance(owner_of(func), MIXING) or self._is_by_sample(inputs):
+            return
+        mine = {id(x) for x in inputs}
+        names = (name for name, p in self._model.namedparams() if id(p) in mine)
+        link = next(names, "").rpartition("/")[0]
+        raise AccumulationError(
+            f"'{func.label}'{f' of {link}' if link else ''} computes with all samples of a batch "
+            "at once, so parts cannot give the gradient of the whole. umem.chainer.Recompute saves "
+            "memory and gives it exactly, on the whole batch"
+        )
 
-    That is how instance and group normalisation are made of it.
-    """
-    x = inputs[0]
-    made_by = getattr(getattr(x, "creator_node", None), "label", None)
-    own = any(isinstance(y, chainer.Parameter) for y in inputs[1:])
-    return len(x.shape) > 2 and x.shape[0] == 1 and made_by == "Reshape" and not own
+    def _is_by_sample(self, inputs: Sequence[Any]) -> bool:
+        """Whether batch normalisation is applied to one image of all samples' channels.
+
+        That is how instance normalisation is made of it. Of one sample it looks like any other, but
+        where it was seen of several.
+        """
+        x, *others = inputs
+        if x.shape[0] != 1 or any(isinstance(y, chainer.Parameter) for y in others):
+            return False
+        made_by = getattr(getattr(x, "creator_node", None), "label", None)
+        self._has_instances |= made_by == "Reshape"
+        return self._has_instances

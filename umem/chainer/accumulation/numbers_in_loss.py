@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from umem.chainer.accumulation.divisors import ASK, Term
 from umem.chainer.accumulation.shares import Count, Shares, counts
@@ -17,15 +17,31 @@ class CountLearned(Exception):
     """A number proved to be one over a count: parts that went before were weighed wrongly."""
 
 
+class Reading(NamedTuple):
+    """By what a part's loss was divided.
+
+    Attributes:
+        counts: of each group of terms that go by one share.
+        groups: for each term the place of its group in ``counts``.
+    """
+
+    counts: list[Count]
+    groups: list[int]
+
+
 class DivisorReader:
     """Reads by what the terms of a loss were divided, for one loss function.
 
     ``loss / 4`` may divide by the samples of this part, by its labels, or by a number that has
-    nothing to do with the batch. What differs for other samples is a count.
+    nothing to do with the batch. What differs for other samples is a count. Where even the terms
+    are more for more samples, each is a sample's, and they go by one share.
     """
 
     def __init__(self) -> None:
+        self._term_count = -1
         self._are_counts: list[bool] = []
+        self._are_samples = False
+        self._common_count = 0
         self._witness: tuple[int, float] | None = None
 
     def begin(self) -> None:
@@ -34,11 +50,14 @@ class DivisorReader:
 
     def serialize(self, serializer: Any) -> None:
         """Save or load what was learned of the loss, by a serializer that takes lists."""
+        self._term_count = serializer("term_count", self._term_count)
         self._are_counts = serializer("are_counts", self._are_counts)
+        self._are_samples = serializer("are_samples", self._are_samples)
+        self._common_count = serializer("common_count", self._common_count)
 
     def read(
         self, terms: Sequence[Term], shares: Shares, part: range, size: int, terms_for: TermsFor
-    ) -> list[Count]:
+    ) -> Reading:
         """By what the terms of a part were divided.
 
         Args:
@@ -49,22 +68,53 @@ class DivisorReader:
             AccumulationError: it cannot be told.
             CountLearned: it is known now, and was not for the parts before.
         """
-        numbers = _numbers(terms)
-        if len(numbers) != len(self._are_counts):
-            others = _numbers(terms_for(_others(part, size))) if size > 1 else []
-            if len(others) != len(numbers):
+        self._learn(terms, part, size, terms_for)
+        merged = self._merged(terms)
+        numbers = _numbers(merged)
+        self._compare(numbers, shares)
+        found = counts(merged, self._are_counts)
+        for at, term in enumerate(merged):
+            # Programs divide by max(1, count), and so do Chainer's functions.
+            if term.divisor is None and found[at].value == 1.0 and term.is_zero():
+                found[at] = Count(self._settled(at, part, size, terms_for))
+        if not self._are_samples:
+            return Reading(found, [*range(len(terms))])
+        constants = iter(range(1, len(found)))
+        return Reading(found, [next(constants) if term.is_constant else 0 for term in terms])
+
+    def _learn(self, terms: Sequence[Term], part: range, size: int, terms_for: TermsFor) -> None:
+        """Compare with the loss of another count of samples, once."""
+        numbers = _numbers(self._merged(terms))
+        is_known = self._are_samples or len(terms) == self._term_count
+        if is_known and len(numbers) == len(self._are_counts):
+            return
+        others: Sequence[Term] | None = None
+        if numbers or len(terms) > 1 or len(part) == 1:
+            others = _more_or_fewer(part, size, terms_for)
+        if others is None:
+            if numbers:
                 raise AccumulationError(
                     f"the loss is multiplied by {numbers[0]:.6g}, and umem cannot tell whether "
                     f"that is one over a count of this part: {ASK}"
                 )
-            self._are_counts = [a != b for a, b in zip(numbers, others, strict=True)]
-        self._compare(numbers, shares)
-        found = counts(terms, self._are_counts)
-        for at, term in enumerate(terms):
-            # Programs divide by max(1, count), and so do Chainer's functions.
-            if term.divisor is None and found[at].value == 1.0 and term.is_zero():
-                found[at] = Count(self._settled(at, part, size, terms_for))
-        return found
+            others = terms
+        self._term_count = len(terms)
+        self._are_samples = len(others) != len(terms)
+        if self._are_samples:
+            most = max(terms, others, key=len)
+            self._common_count = _common([t.numbers for t in most if not t.is_constant])
+        mine, theirs = (_numbers(self._merged(one)) for one in (terms, others))
+        self._are_counts = [a != b for a, b in zip(mine, theirs, strict=True)]
+
+    def _merged(self, terms: Sequence[Term]) -> Sequence[Term]:
+        """The groups of terms that go by one share, each as one term."""
+        if not self._are_samples:
+            return terms
+        constants = [term for term in terms if term.is_constant]
+        ours = [term for term in terms if not term.is_constant]
+        numbers = ours[0].numbers[: self._common_count] if ours else ()
+        is_zero = all(term.is_zero() for term in ours)
+        return [Term(None, 1.0, numbers, None, False, is_zero), *constants]
 
     def _compare(self, numbers: list[float], shares: Shares) -> None:
         """Compare with the part before: what differs there is a count as well."""
@@ -88,9 +138,9 @@ class DivisorReader:
             )
         if self._witness is None:
             for one in others:
-                terms = terms_for([one])
+                terms = self._merged(terms_for([one]))
                 if not terms[at].is_zero():
-                    self._witness = one, self._count(terms, at)
+                    self._witness = one, counts(terms, self._are_counts)[at].value or 0.0
                     break
             else:
                 return 1.0
@@ -98,15 +148,30 @@ class DivisorReader:
         return self._count(terms_for([*part, one]), at) - count
 
     def _count(self, terms: Sequence[Term], at: int) -> float:
-        return counts(terms, self._are_counts)[at].value or 0.0
+        return counts(self._merged(terms), self._are_counts)[at].value or 0.0
 
 
 def _numbers(terms: Sequence[Term]) -> list[float]:
     return [number for term in terms for number in term.perhaps_counts]
 
 
-def _others(part: range, size: int) -> list[int]:
-    """Samples to compare with: another count of them."""
+def _common(numbers: Sequence[tuple[float, ...]]) -> int:
+    """How many numbers they have in common, from the first on."""
+    count = 0
+    for alike in zip(*numbers, strict=False):
+        if len(set(alike)) > 1:
+            break
+        count += 1
+    return count
+
+
+def _more_or_fewer(part: range, size: int, terms_for: TermsFor) -> Sequence[Term] | None:
+    """The terms of another count of samples; None where there is no such, or they do not fit."""
     if len(part) > 1:
-        return [part[0]]
-    return [*part, part[0] + 1 if part[0] + 1 < size else part[0] - 1]
+        return terms_for([part[0]])
+    if size == 1:
+        return None
+    try:
+        return terms_for([*part, part[0] + 1 if part[0] + 1 < size else part[0] - 1])
+    except MemoryError:
+        return None

@@ -33,7 +33,7 @@ def prove(gradient: WholeGradient, model: Any, lossfun: Any, batch: Batch, most:
     """Compare two uneven splits of some samples with all of those at once; leaves no trace.
 
     Args:
-        most: so many samples fit in memory.
+        most: so many samples fit in memory; three are tried where that is less.
 
     Returns whether it could be compared: a gradient may be infinite while a loss scale is sought.
 
@@ -42,16 +42,26 @@ def prove(gradient: WholeGradient, model: Any, lossfun: Any, batch: Batch, most:
 
     Cost: three passes over that many samples, and one more copy of the gradients.
     """
-    size = min(batch.size, max(most, LEAST))
-    chosen = ChosenSamples(batch, np.linspace(0, batch.size - 1, size).astype(int).tolist())
     state = StepState(model)
-    try:
-        with PartReports().part():
-            return _compared(gradient, model, lossfun, chosen, state)
-    finally:
-        gradient.masks = None
-        model.cleargrads()
-        state.put_back()
+    for size in sorted({min(batch.size, max(most, LEAST)), min(batch.size, most)}, reverse=True):
+        if size < 2:
+            break
+        which = np.linspace(0, batch.size - 1, size).astype(int).tolist()
+        try:
+            with PartReports().part():
+                return _compared(gradient, model, lossfun, ChosenSamples(batch, which), state)
+        except MemoryError:
+            if size <= most:
+                raise
+        finally:
+            gradient.masks = None
+            model.cleargrads()
+            state.put_back()
+    warn_at_program(
+        "no two samples fit in memory at once, so parts were not compared with a whole",
+        AccumulationWarning,
+    )
+    return True
 
 
 def _compared(
@@ -93,7 +103,7 @@ def _compared(
 def _splits(size: int) -> list[list[int]]:
     """Two uneven ones, where there are so many."""
     third = max(1, size // 3)
-    return [[1, size - 1], [size - third, third]] if size >= LEAST else [[1] * size]
+    return [[size - third, third], [1, size - 1]] if size >= LEAST else [[1] * size]
 
 
 def _refuse(

@@ -15,8 +15,8 @@ from chainer.functions.noise.dropout import Dropout
 
 from umem.chainer.accumulation.divisors import ASK, Term, terms_of
 from umem.chainer.accumulation.dropout_masks import DropoutMasks
-from umem.chainer.accumulation.mixing import refuse_mixing
-from umem.chainer.accumulation.numbers_in_loss import CountLearned, DivisorReader
+from umem.chainer.accumulation.mixing import Mixing
+from umem.chainer.accumulation.numbers_in_loss import CountLearned, DivisorReader, Reading
 from umem.chainer.accumulation.part_reports import PartReports
 from umem.chainer.accumulation.shares import Count, Shares
 from umem.chainer.accumulation.splitting import Arguments, Batch, slices
@@ -41,6 +41,7 @@ class WholeGradient(Subscriber):
         self.weight = weight
         self.masks: DropoutMasks | None = None
         self._model = model
+        self._mixing = Mixing(model)
         self._reader = DivisorReader()
         self._scalars: list[Any] = []
         self._counts_first = False
@@ -178,7 +179,8 @@ class WholeGradient(Subscriber):
                 samples = range(part.start, part.stop)
                 terms_for = partial(self._terms_for, lossfun, batch)
                 terms = terms_for(list(samples))
-                shares.of(self._reader.read(terms, shares, samples, batch.size, terms_for), 1.0)
+                found = self._reader.read(terms, shares, samples, batch.size, terms_for)
+                shares.of(found.counts, 1.0)
         finally:
             state.put_back()
         return shares.totals
@@ -191,7 +193,7 @@ class WholeGradient(Subscriber):
         try:
             with PartReports().part():
                 loss = checked(lossfun(*given.args, **given.kwargs))
-            return [term.without_tape() for term in terms_of(loss)]
+            return [term.without_tape() for term in terms_of(loss, self._model)]
         finally:
             self.masks, self._scalars = masks, scalars
             state.put_back()
@@ -204,7 +206,7 @@ class WholeGradient(Subscriber):
         given: Arguments,
         shares: Shares,
         scale: float,
-        read: Callable[..., list[Count]],
+        read: Callable[..., Reading],
     ) -> list[tuple[Any, float]]:
         """Where backward begins, and with what gradient."""
         if isinstance(self.weight, (int, float)):
@@ -212,18 +214,19 @@ class WholeGradient(Subscriber):
         if self.weight is not None:
             count = weighed(self.weight, given)
             return [(loss.node, shares.of([Count(count)], scale)[0])]
-        terms = terms_of(loss)
-        found = shares.of(read(terms, shares), scale)
+        terms = terms_of(loss, self._model)
+        counts, groups = read(terms, shares)
+        found = shares.of(counts, scale)
         if len(set(found)) == 1:
             return [(loss.node, found[0])]
-        return [(t.node, t.factor * share) for t, share in zip(terms, found, strict=True)]
+        return [(t.node, t.factor * found[at]) for t, at in zip(terms, groups, strict=True)]
 
     # -- what Chainer tells ----------------------------------------------------------------------
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Refuse what mixes samples, and give dropout the masks of the whole batch."""
         if threading.get_ident() == self._thread:
-            refuse_mixing(func, inputs, self._model)
+            self._mixing.refuse(func, inputs)
             if self.masks is not None and type(func) is Dropout and func.mask is None:
                 if chainer.config.in_recomputing:
                     raise UnsupportedError(
@@ -259,7 +262,7 @@ def weighed(weight: Any, given: Arguments) -> float:
     """
     value = weight(*given.args, **given.kwargs)
     try:
-        count = float(getattr(value, "array", value))
+        count = math.nan if isinstance(value, str) else float(getattr(value, "array", value))
     except (TypeError, ValueError):
         count = math.nan
     if not (math.isfinite(count) and count >= 0):

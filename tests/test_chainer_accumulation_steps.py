@@ -1,0 +1,567 @@
+"""What goes wrong in a step, what acts once a step, and what is held meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import random
+import tracemalloc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from umem.compat.installation import find_package
+
+if find_package() is None:
+    pytest.skip("no Chainer", allow_module_level=True)
+
+import umem.chainer  # isort: skip  (before chainer)
+import chainer
+import chainer.functions as F
+import chainer.links as L
+from accumulation_cases import FULL, LOSSES, Net, apart, gradients, optimizer_of, parameters, some
+from chainer import optimizer_hooks as hooks
+from chainer import optimizers
+
+from umem.errors import AccumulationError, OutOfMemoryError, SizeError, StateError, UnsupportedError
+
+MEAN, VALID = LOSSES["mean"], LOSSES["valid labels"]
+accumulate, AccumulatingUpdater = umem.chainer.accumulate, umem.chainer.AccumulatingUpdater
+
+
+def updater(net: Any, micro_batch: Any = 4, count: int = FULL, **options: Any) -> Any:
+    iterator = chainer.iterators.SerialIterator(
+        list(zip(*some(), strict=True)), count, shuffle=False
+    )
+    return AccumulatingUpdater(iterator, optimizer_of(net), micro_batch, **options)
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, "4", True, np.nan])
+@pytest.mark.parametrize("name", ["steps", "micro_batch"])
+def test_a_size_is_a_whole_number_above_zero(name: str, size: Any) -> None:
+    optimizer = optimizer_of(Net(MEAN))
+    with pytest.raises(SizeError, match=f"{name} must be a whole number above 0, not"):
+        accumulate(optimizer, **{name: size})
+
+
+@pytest.mark.parametrize("size", [0, 2.5, "4", None])
+def test_so_it_is_of_an_updater(size: Any) -> None:
+    with pytest.raises(SizeError, match="micro_batch must be a whole number above 0, not"):
+        updater(Net(MEAN), size)
+
+
+def test_an_integer_of_numpys_is_one() -> None:
+    assert accumulate(optimizer_of(Net(MEAN)), np.int64(3)).micro_batch is None
+    assert updater(Net(MEAN), np.int64(3)).micro_batch == 3
+
+
+@pytest.mark.parametrize("sizes", [{}, {"steps": 2, "micro_batch": 2}])
+def test_one_of_steps_and_micro_batch_is_given(sizes: Any) -> None:
+    with pytest.raises(SizeError, match="give one of steps= and micro_batch="):
+        accumulate(optimizer_of(Net(MEAN)), **sizes)
+
+
+@pytest.mark.parametrize("options", [{"survive": True}, {"dropout": "batch"}])
+def test_what_needs_the_whole_batch_needs_micro_batch(options: Any) -> None:
+    with pytest.raises(StateError, match="need micro_batch="):
+        accumulate(optimizer_of(Net(MEAN)), 4, **options)
+
+
+def test_an_unknown_way_of_dropout_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match='is "micro" or "batch", not \'whole\''):
+        accumulate(optimizer_of(Net(MEAN)), micro_batch=4, dropout="whole")
+
+
+def test_an_optimizer_without_a_model_is_refused() -> None:
+    with pytest.raises(StateError, match=r"call optimizer\.setup\(model\) first"):
+        accumulate(optimizers.Adam(), 4)
+    samples = chainer.iterators.SerialIterator([1], 1)
+    with pytest.raises(StateError, match=r"call optimizer\.setup\(model\) first"):
+        AccumulatingUpdater(samples, optimizers.Adam(), 4)
+
+
+def test_what_is_no_optimizer_by_gradients_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"is no chainer\.GradientMethod"):
+        accumulate(chainer.Optimizer().setup(Net(MEAN)), 4)
+
+
+def test_arguments_of_differing_lengths_are_named() -> None:
+    net = Net(MEAN)
+    x, t = some()
+    told = "differing lengths: argument 1 has 11, t has 10"
+    with (
+        accumulate(optimizer := optimizer_of(net), micro_batch=4),
+        pytest.raises(SizeError, match=told),
+    ):
+        optimizer.update(net, x, t=t[:10])
+
+
+def test_an_empty_batch_is_refused() -> None:
+    net = Net(MEAN)
+    x, t = some()
+    with accumulate(optimizer := optimizer_of(net), micro_batch=4):
+        with pytest.raises(SizeError, match="the batch is empty"):
+            optimizer.update(net, x[:0], t[:0])
+        with pytest.raises(SizeError, match="no argument of the loss function has a first"):
+            optimizer.update(lambda: net(x, t))
+    assert optimizer.t == 0
+
+
+def test_micro_batches_need_a_loss_function() -> None:
+    with (
+        accumulate(optimizer := optimizer_of(Net(MEAN)), micro_batch=4),
+        pytest.raises(StateError, match=r"takes optimizer\.update\(lossfun, \*args\) in parts"),
+    ):
+        optimizer.update()
+
+
+@pytest.mark.parametrize("result", [None, 3.0, np.zeros(())])
+def test_a_loss_that_is_none_is_refused(result: Any) -> None:
+    with (
+        accumulate(optimizer := optimizer_of(Net(MEAN)), micro_batch=4),
+        pytest.raises(AccumulationError, match="must return a scalar Variable, not"),
+    ):
+        optimizer.update(lambda x: result, some()[0])
+
+
+def test_so_is_one_for_each_sample() -> None:
+    net = Net(lambda net, y, t: F.sum(y, axis=1))
+    with (
+        accumulate(optimizer := optimizer_of(net), micro_batch=4),
+        pytest.raises(AccumulationError, match=r"a scalar Variable, not shape \(4,\)"),
+    ):
+        optimizer.update(net, *some())
+
+
+def test_a_micro_batch_larger_than_the_batch_is_the_whole_batch() -> None:
+    net, plain = Net(VALID), Net(VALID)
+    updater(net, 100).update()
+    optimizer_of(plain).update(plain, *some())
+    assert np.array_equal(gradients(net), gradients(plain))
+
+
+def test_a_loss_that_is_nan_is_chainers_matter() -> None:
+    net = Net(lambda net, y, t: F.mean(y) * np.nan)
+    with accumulate(optimizer := optimizer_of(net), micro_batch=4):
+        optimizer.update(net, *some())
+    assert optimizer.t == 1 and np.isnan(parameters(net)).all()
+
+
+def test_an_optimizer_is_accumulated_once_at_a_time() -> None:
+    net = Net(MEAN)
+    optimizer = optimizer_of(net)
+    twice = accumulate(optimizer, 2)
+    with accumulate(optimizer, 3) as first:
+        with pytest.raises(StateError, match="is accumulated already"):
+            twice.enable()
+        with pytest.raises(StateError, match="is accumulated already"), first:
+            pass
+    with pytest.raises(StateError, match="is not on"):
+        twice.disable()
+    with twice:
+        optimizer.update(net, *some())
+    assert optimizer.t == 1
+
+
+# -- where it fails --------------------------------------------------------------------------------
+
+
+class Failing(Net):
+    """Fails at a call, after it drew and kept something."""
+
+    def __init__(self, at: int, error: BaseException) -> None:
+        super().__init__(MEAN, ratio=0.2)
+        self.calls, self.at, self.error = [0], at, error
+        self.add_persistent("seen", np.zeros(()))
+
+    def __call__(self, x: Any, t: Any) -> Any:
+        self.seen += 1
+        loss = super().__call__(x, t)
+        self.calls[0] += 1
+        if self.calls[0] == self.at:
+            raise self.error
+        return loss
+
+
+@pytest.mark.parametrize("error", [KeyError("mine"), KeyboardInterrupt(), MemoryError()])
+@pytest.mark.parametrize("at", [1, 2, 5])
+def test_after_an_error_everything_is_as_before_the_step(at: int, error: BaseException) -> None:
+    net = Failing(at, error)
+    before = parameters(net)
+    optimizer = optimizer_of(net, optimizers.Adam)
+    np.random.seed(5)
+    random.seed(5)
+    state, python = np.random.get_state()[1].tolist(), random.getstate()
+    with accumulate(optimizer, micro_batch=4):
+        with pytest.raises(type(error)):
+            optimizer.update(net, *some())
+        assert np.random.get_state()[1].tolist() == state and random.getstate() == python
+        assert (float(net.seen), optimizer.t) == (0.0, 0)
+        assert np.array_equal(parameters(net), before)
+        assert all(p.grad is None for p in net.params())
+        net.at = 0
+        optimizer.update(net, *some())
+    assert optimizer.t == 1
+
+
+def test_an_error_that_leaves_the_block_drops_the_calls_of_the_group() -> None:
+    net = Net(MEAN)
+    optimizer = optimizer_of(net)
+    accumulated = accumulate(optimizer, 3)
+    with pytest.raises(KeyError), accumulated:
+        optimizer.update(net, *some())
+        raise KeyError
+    assert optimizer.t == 0 and accumulated.count == 0
+    optimizer.update(net, *some())
+    assert optimizer.t == 1
+
+
+def test_an_error_in_a_call_of_update_drops_the_group_and_the_next_begins_anew() -> None:
+    net, plain = Net(VALID), Net(VALID)
+    x, t = some()
+    with accumulate(optimizer := optimizer_of(net), 2) as accumulated:
+        optimizer.update(net, x[:3], t[:3])
+        with pytest.raises(ZeroDivisionError):
+            optimizer.update(lambda: 1 / 0)
+        assert accumulated.count == 0
+        optimizer.update(net, x[:4], t[:4])
+        optimizer.update(net, x[4:], t[4:])
+    optimizer_of(plain).update(plain, x, t)
+    assert optimizer.t == 1 and apart(gradients(plain), gradients(net)) < 1e-13
+
+
+# -- out of memory ---------------------------------------------------------------------------------
+
+
+class Small(Net):
+    """A network that fits only so many samples; each call leaves a large array in its frame."""
+
+    def __init__(self, most: int, error: type[BaseException] = OutOfMemoryError) -> None:
+        super().__init__(VALID, ratio=0.3)
+        self.most, self.error = most, error
+        self.sizes: list[int] = []
+        self.held: list[Any] = []
+
+    def __call__(self, x: Any, t: Any) -> Any:
+        held = np.ones(1000).view(type("Watched", (np.ndarray,), {}))
+        self.held.append(weakref.ref(held))
+        loss = super().__call__(x, t)
+        if len(x) > self.most:
+            raise self.error(f"{len(x)} do not fit")
+        return loss
+
+
+@pytest.mark.filterwarnings("ignore::umem.errors.AccumulationWarning")
+@pytest.mark.parametrize("error", [OutOfMemoryError, MemoryError])
+@pytest.mark.parametrize("most", [1, 2, 3, 5])
+def test_a_step_that_does_not_fit_is_done_again_with_half(
+    most: int, error: type[BaseException]
+) -> None:
+    net, plain = Small(most, error), Net(VALID, ratio=0.3)
+    optimizer = optimizer_of(net, lambda: optimizers.SGD(0))
+    with accumulate(optimizer, micro_batch=8, survive=True, dropout="batch", check=False) as parts:
+        np.random.seed(1)
+        optimizer.update(net, *some())
+        after = np.random.rand()
+        assert parts.micro_batch <= most and optimizer.t == 1
+        size = parts.micro_batch
+        optimizer.update(net, *some())
+        assert parts.micro_batch == size
+    np.random.seed(1)
+    optimizer_of(plain, lambda: optimizers.SGD(0)).update(plain, *some())
+    assert np.random.rand() == after
+    np.random.seed(1)
+    with accumulate(optimizer, micro_batch=size, dropout="batch"):
+        optimizer.update(net, *some())
+    assert apart(gradients(plain), gradients(net)) < 1e-13
+    assert not any(held() is not None for held in net.held)
+
+
+def test_a_proof_that_does_not_fit_is_done_with_half_too() -> None:
+    net = Small(4)
+    with accumulate(optimizer := optimizer_of(net), micro_batch=8, survive=True) as parts:
+        optimizer.update(net, *some())
+    assert parts.micro_batch == 4 and optimizer.t == 1
+
+
+@pytest.mark.filterwarnings("ignore::umem.errors.AccumulationWarning")
+@pytest.mark.parametrize(("most", "survive"), [(0, True), (2, False)])
+def test_what_does_not_fit_at_all_is_raised(most: int, survive: bool) -> None:
+    net = Small(most)
+    before = parameters(net)
+    with (
+        accumulate(optimizer := optimizer_of(net), micro_batch=8, survive=survive),
+        pytest.raises(OutOfMemoryError, match="do not fit"),
+    ):
+        optimizer.update(net, *some())
+    assert optimizer.t == 0 and np.array_equal(parameters(net), before)
+
+
+def test_an_updater_survives_with_the_same_batch() -> None:
+    net, plain = Small(2), Net(VALID)
+    net.ratio = 0.0
+    parts = updater(net, 8, survive=True)
+    parts.update()
+    optimizer_of(plain).update(plain, *some())
+    assert parts.micro_batch == 2 and parts.iteration == 1
+    assert apart(gradients(plain), gradients(net)) < 1e-13
+
+
+def test_nothing_is_held_by_what_ran_out() -> None:
+    """No traceback: its frames would hold the arrays of the passes that failed."""
+    gc.collect()
+    gc.disable()  # what a frame held is gone without it
+    try:
+        net = Small(2)
+        with accumulate(optimizer := optimizer_of(net), micro_batch=8, survive=True, check=False):
+            optimizer.update(net, *some())
+        assert len(net.held) == 8 and not any(held() is not None for held in net.held)
+    finally:
+        gc.enable()
+
+
+# -- what acts once --------------------------------------------------------------------------------
+
+
+def once(optimizer: Any, calls: list[str]) -> None:
+    def hook(one: Any) -> None:
+        calls.append("hook")
+
+    for it in (hooks.WeightDecay(0.1), hooks.GradientClipping(0.05), hooks.GradientNoise(0.0)):
+        optimizer.add_hook(it)
+    optimizer.add_hook(hook, "mine")
+
+
+SCALES: dict[str, Any] = {
+    "none": lambda optimizer: None,
+    "static": lambda optimizer: optimizer.set_loss_scale(64.0),
+    "dynamic": lambda optimizer: optimizer.loss_scaling(),
+}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("kind", ["micro_batch", "steps", "by hand"])
+def test_hooks_and_the_loss_scale_act_once_an_update(kind: str, scale: str) -> None:
+    found = []
+    x, t = some()
+    for way in ("whole", kind):
+        net, calls = Net(VALID), []
+        optimizer = optimizer_of(net, optimizers.Adam)
+        once(optimizer, calls)
+        SCALES[scale](optimizer)
+        for _ in range(3):
+            if way == "whole":
+                optimizer.update(net, x, t)
+            elif way == "micro_batch":
+                with accumulate(optimizer, micro_batch=4):
+                    optimizer.update(net, x, t)
+            else:
+                with accumulate(optimizer, 3):
+                    for part in (slice(0, 4), slice(4, 8), slice(8, 11)):
+                        if way == "steps":
+                            optimizer.update(net, x[part], t[part])
+                        else:
+                            net.cleargrads()
+                            net(x[part], t[part]).backward(loss_scale=optimizer._loss_scale)
+                            optimizer.update()
+        found.append((parameters(net), calls, optimizer.t, optimizer._loss_scale))
+    (whole, *facts), (parts, *others) = found
+    assert facts == others and facts[1] == 3
+    assert np.abs(whole - parts).max() < 1e-13
+
+
+def test_two_optimizers_are_accumulated_beside_each_other() -> None:
+    """As of a generator and a discriminator: each loss leaves gradients on both."""
+    x, _ = some()
+    found = []
+    for steps in (1, 2):
+        makes, judges = Net(MEAN), Net(MEAN)
+        judges.second.W.array[...] *= 2
+        first, second = optimizer_of(makes), optimizer_of(judges)
+        with accumulate(first, steps), accumulate(second, steps):
+            for part in ((slice(0, 11),), (slice(0, 7), slice(7, 11)))[steps - 1]:
+                made = F.pad(makes.second(makes.first(x[part])), ((0, 0), (0, 1)), "constant")
+                makes.cleargrads()
+                F.mean(judges.second(judges.first(made)) ** 2).backward()
+                first.update()
+                judges.cleargrads()
+                F.mean(judges.second(judges.first(made.array)) ** 3).backward()
+                second.update()
+        found.append((gradients(makes), gradients(judges), first.t, second.t))
+    (a, b, *counts), (c, d, *others) = found
+    assert counts == others == [1, 1]
+    assert apart(a, c) < 1e-13 and apart(b, d) < 1e-13
+
+
+def test_calls_left_over_at_the_end_of_the_block_are_one_update() -> None:
+    net, plain = Net(VALID), Net(VALID)
+    x, t = some()
+    optimizer, other = optimizer_of(net), optimizer_of(plain)
+    with accumulate(optimizer, 2) as accumulated:
+        for start in (0, 4, 8):
+            optimizer.update(net, x[start : start + 4], t[start : start + 4])
+        assert (optimizer.t, accumulated.count) == (1, 1)
+    other.update(plain, x[:8], t[:8])
+    other.update(plain, x[8:], t[8:])
+    assert optimizer.t == 2 and accumulated.count == 0
+    assert np.abs(parameters(net) - parameters(plain)).max() < 1e-13
+
+
+def test_it_is_on_from_enable_to_disable() -> None:
+    net = Net(VALID)
+    optimizer = optimizer_of(net)
+    accumulated = accumulate(optimizer, micro_batch=4).enable()
+    sizes: list[int] = []
+    try:
+        net.loss = lambda net, y, t: (sizes.append(len(y)), VALID(net, y, t))[1]
+        optimizer.update(net, *some())
+    finally:
+        accumulated.disable()
+    assert sizes[-3:] == [4, 4, 3]
+    optimizer.update(net, *some())
+    assert sizes[-1] == 11
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+def test_arrays_variables_lists_and_keywords_are_cut_and_the_rest_goes_everywhere() -> None:
+    seen = []
+
+    def lossfun(x: Any, rows: Any, steps: Any, *, scale: float, y: Any, none: None) -> Any:
+        seen.append((x.shape, len(rows), [s.shape for s in steps], scale, y.shape, none))
+        assert type(rows) is tuple and isinstance(y, chainer.Variable)
+        return F.mean(net.first(x)) + 0 * F.mean(y)
+
+    net = Net(MEAN)
+    x, _ = some()
+    rows, steps = tuple(range(11)), [np.zeros((11, 2)), np.zeros((11, 3))]
+    with accumulate(optimizer := optimizer_of(net), micro_batch=6, check=False):
+        optimizer.update(
+            lossfun, x, rows, steps, scale=2.0, y=chainer.Variable(x[:, :1]), none=None
+        )
+    whole, half = ((6, 5), 6, [(6, 2), (6, 3)], 2.0, (6, 1), None), 5
+    assert seen[-2] == whole and seen[-1][:2] == ((5, 5), half)
+
+
+def test_gradients_of_inputs_are_those_of_the_parts() -> None:
+    """A variable that the program made goes into the graph of each part."""
+    net = Net(MEAN)
+    x, _ = some()
+    made = chainer.Parameter(x.copy())
+    y = made * 2
+    with accumulate(optimizer := optimizer_of(net), micro_batch=4, check=False):
+        optimizer.update(lambda y: F.mean(net.first(y) ** 2), y)
+    found = made.grad
+    made.cleargrad()
+    plain = Net(MEAN)
+    F.mean(plain.first(made * 2) ** 2).backward()
+    assert apart(made.grad, found) < 1e-13
+
+
+# -- an updater ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("converter", ["padding", "ragged", "dict", "one"])
+def test_converters_of_any_kind(converter: str) -> None:
+    draw = np.random.RandomState(4)
+    rows = [draw.randn(n, 5) for n in (3, 1, 4, 2, 5, 2, 1)]
+
+    def loss(x: Any = None, **more: Any) -> Any:
+        x = more.get("rows", x)
+        if isinstance(x, list):
+            total = [F.reshape(F.sum(F.tanh(net.first(row))), (1,)) for row in x]
+            return F.mean(F.concat(total, 0))
+        y = F.tanh(net.first(x.reshape(-1, 5)))
+        return F.sum(y) / len(x)
+
+    converters: dict[str, Any] = {
+        "padding": lambda b, d: chainer.dataset.concat_examples(b, d, padding=0),
+        "ragged": lambda b, d: (list(b),),
+        "dict": lambda b, d: {"rows": list(b)},
+        "one": lambda b, d: list(b),
+    }
+    found = []
+    for size in (7, 2):
+        net = Net(MEAN)
+        iterator = chainer.iterators.SerialIterator(rows, 7, shuffle=False)
+        one = AccumulatingUpdater(
+            iterator, optimizer_of(net), size, converter=converters[converter], loss_func=loss
+        )
+        one.update()
+        found.append(gradients(net.first))
+    assert apart(*found) < 1e-13
+
+
+def test_a_trainer_sees_the_loss_of_the_whole_batch() -> None:
+    seen = []
+    for size in (FULL, 4):
+        net = Net(VALID)
+        trainer = chainer.training.Trainer(updater(net, size), (1, "iteration"))
+        trainer.extend(lambda trainer: seen.append(dict(trainer.observation)))
+        trainer.run()
+    for whole, parts in [seen]:
+        assert abs(float(whole["main/loss"].item()) - float(parts["main/loss"])) < 1e-13
+        assert abs(parts["main/rows"] - (16 + 16 + 9) / 11) < 1e-13
+
+
+def test_an_updater_is_saved_as_chainers_and_goes_on(tmp_path: Any) -> None:
+    path = str(tmp_path / "run.npz")
+    nets = Net(VALID), Net(VALID), Net(VALID)
+    going, stopped, resumed = (updater(net, 2, count=4) for net in nets)
+    for _ in range(4):
+        going.update()
+    for _ in range(2):
+        stopped.update()
+    chainer.serializers.save_npz(path, stopped)
+    chainer.serializers.load_npz(path, resumed)
+    for _ in range(2):
+        resumed.update()
+    assert np.array_equal(parameters(nets[0]), parameters(nets[2]))
+    assert (resumed.iteration, resumed.epoch) == (going.iteration, going.epoch) == (4, 1)
+    plain = chainer.training.StandardUpdater(
+        chainer.iterators.SerialIterator(list(zip(*some(), strict=True)), 4, shuffle=False),
+        optimizer_of(Net(VALID)),
+    )
+    chainer.serializers.load_npz(path, plain)
+    assert plain.iteration == 2
+
+
+def test_an_epoch_ends_as_without() -> None:
+    net = Net(VALID)
+    one = updater(net, 2, count=4)
+    for _ in range(3):
+        one.update()
+    assert one.is_new_epoch and one.get_optimizer("main").epoch == 1
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_gradients_are_there_once() -> None:
+    """The most that a step needs grows by no gradient where it is taken in parts."""
+    size = 600
+
+    def peak(parts: int) -> int:
+        with chainer.using_config("dtype", np.float64):
+            net = L.Linear(size, size)
+        optimizer = optimizer_of(net)
+        x = np.ones((8, size))
+        with accumulate(optimizer, micro_batch=8 // parts, check=False):
+            for _ in range(2):
+                net.cleargrads()
+                gc.collect()
+                tracemalloc.start()
+                optimizer.update(lambda x: F.mean(net(x)), x)
+                most = tracemalloc.get_traced_memory()[1]
+                tracemalloc.stop()
+        return most
+
+    # Chainer adds a part's gradient to the one before, and makes a third of them.
+    assert peak(4) <= peak(1) + 2.1 * 8 * size * size
+    assert peak(8) <= peak(4) * 1.05
