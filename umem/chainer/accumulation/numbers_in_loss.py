@@ -17,7 +17,7 @@ class CountLearned(Exception):
     """A number proved to be one over a count: parts that went before were weighed wrongly."""
 
 
-class Reading(NamedTuple):
+class DivisorsRead(NamedTuple):
     """By what a part's loss was divided.
 
     Attributes:
@@ -57,7 +57,7 @@ class DivisorReader:
 
     def read(
         self, terms: Sequence[Term], shares: Shares, part: range, size: int, terms_for: TermsFor
-    ) -> Reading:
+    ) -> DivisorsRead:
         """By what the terms of a part were divided.
 
         Args:
@@ -78,9 +78,9 @@ class DivisorReader:
             if term.divisor is None and found[at].value == 1.0 and term.is_zero():
                 found[at] = Count(self._settled(at, part, size, terms_for))
         if not self._are_samples:
-            return Reading(found, [*range(len(terms))])
+            return DivisorsRead(found, [*range(len(terms))])
         constants = iter(range(1, len(found)))
-        return Reading(found, [next(constants) if term.is_constant else 0 for term in terms])
+        return DivisorsRead(found, [next(constants) if term.is_constant else 0 for term in terms])
 
     def _learn(self, terms: Sequence[Term], part: range, size: int, terms_for: TermsFor) -> None:
         """Compare with the loss of another count of samples, once."""

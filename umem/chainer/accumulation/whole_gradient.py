@@ -16,7 +16,7 @@ from chainer.functions.noise.dropout import Dropout
 from umem.chainer.accumulation.divisors import ASK, Term, terms_of
 from umem.chainer.accumulation.dropout_masks import DropoutMasks
 from umem.chainer.accumulation.mixing import Mixing
-from umem.chainer.accumulation.numbers_in_loss import CountLearned, DivisorReader, Reading
+from umem.chainer.accumulation.numbers_in_loss import CountLearned, DivisorReader, DivisorsRead
 from umem.chainer.accumulation.part_reports import PartReports
 from umem.chainer.accumulation.shares import Count, Shares
 from umem.chainer.accumulation.splitting import Arguments, Batch, slices
@@ -206,7 +206,7 @@ class WholeGradient(Subscriber):
         given: Arguments,
         shares: Shares,
         scale: float,
-        read: Callable[..., Reading],
+        read: Callable[..., DivisorsRead],
     ) -> list[tuple[Any, float]]:
         """Where backward begins, and with what gradient."""
         if isinstance(self.weight, (int, float)):
