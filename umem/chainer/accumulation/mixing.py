@@ -27,11 +27,15 @@ MIXING = (
 
 
 class Mixing:
-    """Refuses functions whose result for one sample depends on the others, for one model."""
+    """Refuses functions whose result for one sample depends on the others, for one model.
+
+    Attributes:
+        has_instances: instance normalisation was seen, of several samples.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._has_instances = False
+        self.has_instances = False
 
     def refuse(self, func: Any, inputs: Sequence[Any]) -> None:
         """Refuse a function that is one of them.
@@ -60,5 +64,5 @@ class Mixing:
         if x.shape[0] != 1 or any(isinstance(y, chainer.Parameter) for y in others):
             return False
         made_by = getattr(getattr(x, "creator_node", None), "label", None)
-        self._has_instances |= made_by == "Reshape"
-        return self._has_instances
+        self.has_instances |= made_by == "Reshape"
+        return self.has_instances

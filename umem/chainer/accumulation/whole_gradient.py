@@ -50,6 +50,7 @@ class WholeGradient(Subscriber):
     def serialize_learned(self, serializer: Any) -> None:
         """Save or load what was learned of the loss: sums are rounded by it."""
         self._counts_first = serializer("counts_first", self._counts_first)
+        self._mixing.has_instances = serializer("has_instances", self._mixing.has_instances)
         self._reader.serialize(serializer)
 
     # -- the parts -----------------------------------------------------------------------------
