@@ -19,6 +19,7 @@ from umem.chainer.optimizers.rules import (
     quantize,
     refuse_unsafe,
 )
+from umem.chainer.precision.half_precision import judges
 from umem.errors import GradientError, UnsupportedError
 
 
@@ -54,15 +55,14 @@ class QuantizedOptimizer(GradientMethod):
         """Look at all gradients, before hooks, which would spread NaN, and any update.
 
         Raises:
-            GradientError: a gradient would spoil a state, and there is no dynamic loss scaling,
-                which skips such a step; nothing has changed.
+            GradientError: a gradient would spoil a state, and neither dynamic loss scaling nor
+                `umem.chainer.half_precision` is there to skip the step; nothing has changed.
             UnsupportedError, ValueError, StateError: see `QuantizedRule.check`.
         """
-        for _, param in self._updated():
-            if isinstance(param.update_rule, QuantizedRule):
-                param.update_rule.check(param)
+        for rule, param in self._quantized():
+            rule.check(param)
         super().check_nan_in_grads()
-        if not self._loss_scaling_is_dynamic:
+        if not (self._loss_scaling_is_dynamic or judges(self)):
             refuse_unsafe(self._gradients(), self.t + 1)
 
     def is_safe_to_update(self) -> bool:
@@ -71,21 +71,32 @@ class QuantizedOptimizer(GradientMethod):
         Raises:
             GradientError: see `check_nan_in_grads`; hooks have changed gradients.
         """
+        has_hooks = bool(self._hookable._pre_update_hooks)
+        in_half = judges(self)  # it shows hooks gradients of its own, once it has judged them
         if not super().is_safe_to_update():
             return False
-        if self._hookable._pre_update_hooks or self._loss_scaling_is_dynamic:
-            try:
-                refuse_unsafe(self._gradients(), self.t)
-            except GradientError:
-                if self._loss_scaling_is_dynamic:
-                    self._loss_scaling_isnan = self._loss_scaling_isnan_ever = True
-                    return False
-                self.t -= 1  # `update` has counted it
-                raise
+        if not in_half and (has_hooks or self._loss_scaling_is_dynamic):
+            if not self._is_safe_by_now():
+                return False
+        for rule, _ in self._quantized():
+            rule.vet(by_optimizer=not (in_half and has_hooks))
+        return True
+
+    def _is_safe_by_now(self) -> bool:
+        try:
+            refuse_unsafe(self._gradients(), self.t)
+        except GradientError:
+            if self._loss_scaling_is_dynamic:
+                self._loss_scaling_isnan = self._loss_scaling_isnan_ever = True
+                return False
+            self.t -= 1  # `update` has counted it
+            raise
+        return True
+
+    def _quantized(self) -> Iterator[tuple[QuantizedRule, Any]]:
         for _, param in self._updated():
             if isinstance(param.update_rule, QuantizedRule):
-                param.update_rule.vet()
-        return True
+                yield param.update_rule, param
 
     def _updated(self) -> Iterator[tuple[str, Any]]:
         """Yield the parameters that an update changes, by name."""

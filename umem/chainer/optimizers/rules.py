@@ -94,9 +94,9 @@ class QuantizedRule(UpdateRule):
     is_vetted = False
     t: int
 
-    def vet(self) -> None:
-        """Note that the gradient was looked at, unless a hook of this rule is yet to change it."""
-        self.is_vetted = not self._hookable._pre_update_hooks
+    def vet(self, by_optimizer: bool) -> None:
+        """Note whether the gradient was looked at, and no hook of this rule is yet to change it."""
+        self.is_vetted = by_optimizer and not self._hookable._pre_update_hooks
 
     @property
     def is_quantized(self) -> bool:

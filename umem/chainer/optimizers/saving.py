@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from chainer.backends import cuda
 
 from umem.chainer.optimizers.dynamic_map import VERSION
 from umem.chainer.optimizers.quantized_state import BLOCK, CODES, SCALES, block_count, quantized
@@ -75,7 +76,7 @@ def _read(serializer: Any, key: str) -> Any:
         value = serializer(key, None)
     except KeyError:
         return None
-    return None if value is None else np.array(value)
+    return None if value is None else np.array(cuda.to_cpu(value))
 
 
 def _check_format(block: Any, version: Any) -> None:

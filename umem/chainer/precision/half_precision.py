@@ -188,6 +188,11 @@ class HalfPrecision(Subscriber):
 _on: list[HalfPrecision] = []
 
 
+def judges(optimizer: Any) -> bool:
+    """Tell whether half precision judges an optimizer's gradients, and skips bad steps."""
+    return any(one.optimizer is optimizer for one in _on)
+
+
 def _scale_for(gradients: list[Any]) -> float:
     """The scale of a backward: of several models the smallest, and no more than a half can be."""
     scale = min(one.scale for one in _on)
