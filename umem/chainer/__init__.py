@@ -17,6 +17,7 @@ from umem.chainer.lookahead.prefetch import LookaheadPrefetch  # noqa: E402
 from umem.chainer.memory_report import MemoryReport  # noqa: E402
 from umem.chainer.precision.bfloat16_states import bfloat16_states  # noqa: E402
 from umem.chainer.precision.half_precision import half_precision  # noqa: E402
+from umem.chainer.precision.saved_in import saved_in  # noqa: E402
 from umem.chainer.recompute.recompute import Recompute  # noqa: E402
 from umem.chainer.resume.in_a_loop import resume_run, save_run  # noqa: E402
 from umem.chainer.resume.snapshot_extension import Snapshot  # noqa: E402
@@ -43,5 +44,6 @@ __all__ = [
     "half_precision",
     "resume_run",
     "save_run",
+    "saved_in",
     "workspace",
 ]
