@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import chainer
 from chainer import _backprop, _backprop_utils, function_node, link, optimizer, training, variable
+from chainer.functions.normalization import layer_normalization
 
 from umem.chainer.chunking.functions import RULES
 from umem.chainer.chunking.normalizing import NORMALIZATION
@@ -112,6 +113,10 @@ class Subscriber:
         """A convolution or a pooling computes, forward or backward, from columns."""
         return proceed(func, *arrays)
 
+    def layer_norm_back(self, proceed: Proceed, func: Any, indexes: Any, gradients: Any) -> Any:
+        """Layer normalisation computes its gradients."""
+        return proceed(func, indexes, gradients)
+
     def normalize(self, proceed: Proceed, norm: Any, *args: Any, **kwargs: Any) -> Any:
         """Batch normalisation computes, forward, where no library does."""
         return proceed(norm, *args, **kwargs)
@@ -177,6 +182,7 @@ POINTS = (
     # What computes where no library of NVIDIA's or Intel's does.
     *(Point(kind, name, "compute") for kind, rule in RULES.items() for name in rule.methods),
     *(Point(kind, name, "evaluate") for kind, name in _computing()),
+    Point(layer_normalization.LayerNormalization, "backward", "layer_norm_back"),
     Point(NORMALIZATION, "forward", "normalize"),
     Point(NORMALIZATION, "backward", "normalize_back"),
 )

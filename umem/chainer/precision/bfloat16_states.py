@@ -6,8 +6,9 @@ from types import TracebackType
 from typing import Any
 from zlib import crc32
 
-from umem.chainer.precision.floats import SINGLE, WORD, from_words, to_words
+from umem.chainer.precision.floats import SINGLE
 from umem.chainer.precision.terms import check_optimizer
+from umem.chainer.precision.words import WORD, from_words, to_words
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import StateError
 

@@ -19,12 +19,21 @@ from typing import Any
 
 import chainer
 import numpy as np
-from chainer.functions.array.cast import Cast
 
 from umem.chainer.function_facts import arrays_on, owner_of
-from umem.chainer.precision.floats import HALF, SINGLE, quiet, to_half, to_single
+from umem.chainer.precision.floats import (
+    HALF,
+    SINGLE,
+    layer_norm_back,
+    product,
+    quiet,
+    rectified,
+    to_half,
+    to_single,
+    where_positive,
+)
 from umem.chainer.precision.masters import Masters
-from umem.chainer.precision.terms import ELEMENTWISE, MOVES, SAMPLEWISE, suited
+from umem.chainer.precision.terms import ELEMENTWISE, MOVES, SAMPLEWISE, TAKE_BOTH, suited
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 
 _RUNS_FORWARD = ("Forget", "Checkpoint")
@@ -83,14 +92,24 @@ class _InHalves(Subscriber):
         """Compute halves on NumPy as float32."""
         return _evaluate(proceed, func, inputs)
 
+    def layer_norm_back(self, proceed: Proceed, func: Any, indexes: Any, gradients: Any) -> Any:
+        """Go backward through a layer normalisation at once, which Chainer does in 30 functions."""
+        arrays = [func.inputs[0].data, gradients[0].array]
+        if chainer.config.enable_backprop or _kinds(arrays) != {HALF}:
+            return proceed(func, indexes, gradients)
+        gamma = func.inputs[1].data
+        with quiet():
+            found = layer_norm_back(arrays[0], to_single(gamma), arrays[1], func.eps)
+        return tuple([chainer.Variable(_half(found[index])) for index in indexes])
+
     def compute(self, proceed: Proceed, func: Any, *arrays: Any) -> Any:
         """The same for what computes from columns."""
         if isinstance(arrays[0], tuple):  # a pooling
-            if not are_halves(arrays[0]):
+            if _kinds(arrays[0]) != {HALF}:
                 return proceed(func, *arrays)
             with quiet():
                 return at_once(proceed, func, arrays[0])
-        if not are_halves(arrays):
+        if _kinds(arrays) != {HALF}:
             return proceed(func, *arrays)
         computes = kernel_gradient if hasattr(func, "W_dtype") else convolve
         with quiet():
@@ -148,7 +167,7 @@ def by_rows(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> tuple[Any, 
         if not made:
             made = [np.empty((count, *y.shape[1:]), HALF) for y in part]
         for y, of_part in zip(made, part, strict=True):
-            y[rows] = of_part
+            to_half(of_part, out=y[rows])
     return tuple(made)
 
 
@@ -202,7 +221,7 @@ def convolve(proceed: Proceed, func: Any, x: Any, kernel: Any, bias: Any, *more:
         (part,) = proceed(func, to_single(x[rows]), kernel, bias, *more)
         if y is None:
             y = np.empty((len(x), *part.shape[1:]), HALF)
-        y[rows] = part
+        to_half(part, out=y[rows])
     return (y,)
 
 
@@ -225,50 +244,6 @@ def _samples(x: Any) -> list[slice]:
     return [slice(start, start + step) for start in range(0, max(1, len(x)), step)]
 
 
-# -- products -------------------------------------------------------------------------------------
-
-TILE = 1024
-"""Rows and columns of a tile: 4 MiB in float32, whose conversion is a twentieth of its product."""
-
-
-def product(a: Any, b: Any, bias: Any = None) -> Any:
-    """Multiply two matrices of halves, with sums in float32 and one rounding at the end.
-
-    It takes three tiles, 12 MiB at most, beside the result.
-
-    Args:
-        a: of shape (m, k), in any layout.
-        b: of shape (k, n), in any layout.
-        bias: of shape (n,), added to each row; None for none.
-
-    Returns:
-        A half array of shape (m, n).
-    """
-    y = np.empty((a.shape[0], b.shape[1]), HALF)
-    for columns in _tiles(b.shape[1]):
-        added = None if bias is None else to_single(bias[columns])
-        for rows in _tiles(a.shape[0]):
-            y[rows, columns] = _tile_of_product(a[rows], b[:, columns], added)
-    return y
-
-
-def _tile_of_product(a: Any, b: Any, bias: Any) -> Any:
-    total = np.zeros((a.shape[0], b.shape[1]), SINGLE) if not a.shape[1] else None
-    for inner in _tiles(a.shape[1]):
-        part = to_single(a[:, inner]) @ to_single(b[inner])
-        if total is None:
-            total = part
-        else:
-            total += part
-    if bias is not None:
-        total += bias
-    return total
-
-
-def _tiles(length: int) -> list[slice]:
-    return [slice(start, start + TILE) for start in range(0, length, TILE)]
-
-
 # -- which way ------------------------------------------------------------------------------------
 
 Rule = Callable[..., tuple[Any, ...]]
@@ -276,19 +251,22 @@ Rule = Callable[..., tuple[Any, ...]]
 
 def _evaluate(proceed: Proceed, func: Any, inputs: Any) -> Any:
     """Compute a function that `umem.chainer.tap` tells of, by its rule where it reads halves."""
-    if type(func) is Cast:
-        with quiet():
-            return proceed(func, inputs)
-    if not are_halves(inputs):
+    kinds, name = _kinds(inputs), type(func).__name__
+    if name == "Cast" and {*kinds, np.dtype(func.type)} == {HALF, SINGLE}:
+        return _cast(func, inputs[0])
+    if HALF not in kinds:
         return proceed(func, inputs)
     with quiet():
-        return _rule_of(func, inputs)(proceed, func, inputs)
+        if kinds == {HALF}:
+            return _rule_of(func, inputs)(proceed, func, inputs)
+        if name.removesuffix("Grad") in TAKE_BOTH:
+            return _normalization(proceed, func, inputs)
+        return proceed(func, inputs)
 
 
-def are_halves(inputs: Any) -> bool:
-    """Whether all floating-point inputs, one at least, are halves of NumPy."""
-    kinds = {x.dtype for x in inputs if type(x) is np.ndarray and x.dtype.kind == "f"}
-    return kinds == {HALF}
+def _kinds(inputs: Any) -> set[Any]:
+    """The types of the floating-point arrays of NumPy among some inputs."""
+    return {x.dtype for x in inputs if type(x) is np.ndarray and x.dtype.kind == "f"}
 
 
 def _rule_of(func: Any, inputs: tuple[Any, ...]) -> Rule:
@@ -333,8 +311,40 @@ def _matmul(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
 
 def _sum(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
     (x,) = inputs
-    y = x.sum(axis=func.axis, keepdims=func.keepdims, dtype=SINGLE)
-    return (to_half(np.asarray(y)),)
+    if func.axis is not None and not {0, -x.ndim} & {*func.axis}:
+        return by_rows(proceed, func, inputs)
+    count = len(x) if x.ndim else 1
+    step = max(1, PART_BYTES * count // max(1, 4 * x.size))
+    if step >= count:
+        return at_once(proceed, func, inputs)
+    parts = (to_single(x[start : start + step]) for start in range(0, count, step))
+    total = sum(part.sum(axis=func.axis, keepdims=func.keepdims) for part in parts)
+    return (to_half(np.asarray(total)),)
 
 
-_OWN: dict[str, Rule] = {**dict.fromkeys(_PRODUCTS, _linear), "MatMul": _matmul, "Sum": _sum}
+def _normalization(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
+    y, *of_parameters = proceed(func, tuple(map(_single, inputs)))
+    return (to_half(y), *of_parameters)  # parameters and their gradients are float32
+
+
+def _cast(func: Any, x: Any) -> Any:
+    func._in_type = x.dtype.type  # as Chainer's forward leaves it
+    return (to_half(x) if np.dtype(func.type) == HALF else to_single(x),)
+
+
+def _relu(_: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
+    func.retain_outputs((0,))
+    return (rectified(inputs[0]),)
+
+
+def _relu_gradient(_: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
+    return (where_positive(func.b, inputs[0]),)
+
+
+_OWN: dict[str, Rule] = {
+    **dict.fromkeys(_PRODUCTS, _linear),
+    "MatMul": _matmul,
+    "ReLU": _relu,
+    "ReLUGrad2": _relu_gradient,
+    "Sum": _sum,
+}

@@ -10,7 +10,7 @@ import numpy as np
 from chainer.backend import get_array_module
 from chainer.serializer import Deserializer
 
-from umem.chainer.precision.floats import quiet, to_half, to_single
+from umem.chainer.precision.floats import to_half, to_single
 from umem.chainer.precision.loss_scale import LossScale
 
 _CHUNK = 1 << 16
@@ -91,8 +91,7 @@ class Masters:
 
     def round(self, parameter: Any) -> None:
         """Write the master to the parameter's own array."""
-        with quiet():
-            parameter.array[...] = self.of(parameter).array
+        to_half(self.of(parameter).array, out=parameter.array)
 
     def let_gradients_go(self) -> None:
         """Hold no gradient in float32."""

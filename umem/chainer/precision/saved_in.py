@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
-from umem.chainer.precision.floats import SINGLE, from_words, to_words
+from umem.chainer.precision.floats import SINGLE
+from umem.chainer.precision.words import from_words, to_words
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import StateError, UnsupportedError
 
