@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,20 @@ from umem.compat.installation import find_package
 if find_package() is None:
     pytest.skip("no Chainer", allow_module_level=True)
 
-from resume_cases import ITERATORS, dataset, losses, network, train
+from resume_cases import ITERATORS, dataset, losses, network, train, trainer
 
 import umem.chainer  # isort: skip
 import chainer
 
-from umem.errors import SnapshotError, SnapshotWarning, StateError
+from umem.errors import (
+    FileError,
+    SizeError,
+    SnapshotError,
+    SnapshotWarning,
+    StateError,
+    UnsupportedError,
+)
+from umem.snapshots import FileOperations
 
 
 @pytest.mark.parametrize("iterator", ITERATORS)
@@ -120,3 +131,277 @@ def test_two_runs_in_one_folder_are_told(tmp_path: Path) -> None:
 
 def test_losses_are_read_whole(tmp_path: Path) -> None:
     assert train(tmp_path, 2) == losses(tmp_path)
+
+
+# -- what goes wrong ---------------------------------------------------------------------------
+
+
+def test_a_part_that_cannot_be_put_back_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    np.random.seed(0)
+    model = run_once(network())
+    optimizer = chainer.optimizers.Adam().setup(model)
+    umem.chainer.save_run(tmp_path, model=model, optimizer=optimizer, wait=True)
+    np.random.seed(1)
+    other = run_once(network())
+    theirs = chainer.optimizers.Adam().setup(other)
+    before = [p.array.copy() for p in other.params()]
+    state = np.random.get_state()
+    with pytest.raises(SnapshotError, match=r"it has no 'parts/more/lacking'"):
+        umem.chainer.resume_run(tmp_path, model=other, optimizer=theirs, more=Needing())
+    for parameter, array in zip(other.params(), before, strict=True):
+        np.testing.assert_array_equal(parameter.array, array)
+        assert parameter.update_rule.state is None and parameter.update_rule.t == 0
+    np.testing.assert_array_equal(np.random.get_state()[1], state[1])
+
+
+class Needing:
+    """A part that asks for something."""
+
+    def serialize(self, serializer: Any) -> None:
+        serializer("lacking", 1)
+
+
+def test_a_value_that_json_cannot_say_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"'values/odd' is a set, which .* no pickle"):
+        umem.chainer.save_run(tmp_path, step=1, model=network(), odd={1})
+    assert list(tmp_path.glob("step-*")) == []
+
+
+def test_without_an_optimizer_the_step_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(SizeError, match="give step="):
+        umem.chainer.save_run(tmp_path, model=network())
+    with pytest.raises(SizeError, match="whole number from 0 on, got -1"):
+        umem.chainer.save_run(tmp_path, step=-1, model=network())
+
+
+@pytest.mark.parametrize("options", [{"keep": 0}, {"keep": 1.5}, {"on_error": "ignore"}])
+def test_options_that_are_none_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(SizeError, match="must be"):
+        umem.chainer.save_run(tmp_path, step=1, **options)
+    with pytest.raises(SizeError, match="must be"):
+        umem.chainer.Snapshot(**options)
+    with pytest.raises(SizeError, match="every must be a whole number from 1 on"):
+        umem.chainer.Snapshot(every=0)
+
+
+class FullDisk(FileOperations):
+    """A disk with no room."""
+
+    def free_bytes(self, path: Path) -> int:
+        return 100
+
+
+class FailingDisk(FileOperations):
+    """A disk that fails once it is written to."""
+
+    def write(self, handle: int, data: memoryview) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_ends_the_training_at_once_with_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("umem.chainer.resume.saver.FileOperations", FullDisk)
+    run = trainer(tmp_path, 12)
+    with pytest.raises(FileError, match=r"the disk is full; it needs [\d.]+ KiB, 100 B free"):
+        run.run(show_loop_exception_msg=False)
+    assert run.updater.iteration == 5
+
+
+def test_what_fails_while_it_is_written_reaches_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("umem.chainer.resume.saver.FileOperations", FailingDisk)
+    run = trainer(tmp_path, 12)
+    with pytest.raises(FileError, match="no space left on device"):
+        run.run(show_loop_exception_msg=False)
+    assert run.updater.iteration == 10
+    with pytest.raises(FileError, match="no space left"):  # by the last one too
+        trainer(tmp_path / "last", 6).run()
+
+
+@pytest.mark.parametrize("disk", [FullDisk, FailingDisk])
+def test_by_option_training_goes_on_with_a_warning(
+    disk: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(tmp_path / "whole", 12)
+    monkeypatch.setattr("umem.chainer.resume.saver.FileOperations", disk)
+    with pytest.warns(SnapshotWarning, match="training goes on") as told:
+        assert train(tmp_path / "warned", 12, on_error="warn") == whole
+    assert len([one for one in told if one.category is SnapshotWarning]) == 2
+
+
+def test_an_error_of_the_training_is_not_hidden_by_one_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("umem.chainer.resume.saver.FileOperations", FailingDisk)
+    run = trainer(tmp_path, 12)
+
+    def fail(trainer: Any) -> None:
+        raise KeyError("mine")
+
+    run.extend(fail, trigger=(7, "iteration"), name="fail")
+    with pytest.warns(SnapshotWarning, match="no space left"), pytest.raises(KeyError):
+        run.run(show_loop_exception_msg=False)
+
+
+def test_the_copy_is_made_before_the_next_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is slow until the training is over writes what the arrays were."""
+    go_on = threading.Event()
+
+    class SlowDisk(FileOperations):
+        def write(self, handle: int, data: memoryview) -> None:
+            assert go_on.wait(20)
+            super().write(handle, data)
+
+    monkeypatch.setattr("umem.chainer.resume.saver.FileOperations", SlowDisk)
+    model = run_once(network())
+    wanted = {name: p.array.copy() for name, p in model.namedparams()}
+    umem.chainer.save_run(tmp_path / "run", step=1, model=model)
+    for parameter in model.params():
+        parameter.array[...] = 0
+    go_on.set()
+    umem.chainer.resume_run(tmp_path / "run", model=model)
+    for name, parameter in model.namedparams():
+        np.testing.assert_array_equal(parameter.array, wanted[name])
+
+
+def test_a_read_only_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match=r"no snapshots can be written to .*/file/run: .*director"):
+        umem.chainer.resume_run(tmp_path / "file/run", model=network())
+
+
+# -- what else is kept -------------------------------------------------------------------------
+
+
+class Recurrent(chainer.Chain):
+    """An LSTM that goes on from its last state, as in truncated backpropagation through time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.lstm = chainer.links.LSTM(4, 6)
+            self.out = chainer.links.Linear(6, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.lstm(x))
+
+
+def unroll(folder: Path, steps: int) -> list[float]:
+    np.random.seed(0)
+    model = Recurrent()
+    optimizer = chainer.optimizers.Adam().setup(model)
+    x = np.random.rand(30, 2, 4).astype(np.float32)
+    done, found = umem.chainer.resume_run(folder, model=model, optimizer=optimizer), []
+    for step in range(done.step, steps):
+        loss = chainer.functions.mean_squared_error(model(x[step]), x[step + 1])
+        model.cleargrads()
+        loss.backward()
+        loss.unchain_backward()
+        optimizer.update()
+        found.append(float(loss.array))
+        if step % 4 == 3:
+            umem.chainer.save_run(folder, model=model, optimizer=optimizer)
+    return found
+
+
+def test_the_state_of_a_recurrent_link_goes_on(tmp_path: Path) -> None:
+    whole = unroll(tmp_path / "whole", 14)
+    first = unroll(tmp_path / "parts", 10)
+    assert first[:8] + unroll(tmp_path / "parts", 14) == whole
+
+
+def test_a_graph_behind_the_state_is_warned_of(tmp_path: Path) -> None:
+    model = Recurrent()
+    model(np.ones((2, 4), np.float32))
+    with pytest.warns(SnapshotWarning, match="/lstm keeps c, h with a graph behind"):
+        umem.chainer.save_run(tmp_path, step=1, model=model)
+
+
+def test_generators_of_every_kind_go_on(tmp_path: Path) -> None:
+    def generators() -> dict[str, Any]:
+        return {
+            "old": np.random.RandomState(1),
+            "new": np.random.default_rng(2),
+            "philox": np.random.Generator(np.random.Philox(3)),
+            "python": random.Random(4),
+        }
+
+    def draw(them: dict[str, Any]) -> list[float]:
+        return [them["old"].randn(), them["new"].random(), them["philox"].normal(),
+                them["python"].gauss(0, 1), np.random.rand(), random.random()]  # fmt: skip
+
+    first = generators()
+    draw(first)
+    umem.chainer.save_run(tmp_path, step=1, **first)
+    wanted = [draw(first) for _ in range(3)]
+    second = generators()
+    umem.chainer.resume_run(tmp_path, **second)
+    assert [draw(second) for _ in range(3)] == wanted
+
+
+def test_values_come_back_as_they_were(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "best": 0.1, "none": None, "inf": float("-inf"), "names": ["a", ("b", 2)],
+        "found": {"x": np.float32(0.1), "n": np.int64(3)}, "yes": True,
+    }  # fmt: skip
+    umem.chainer.save_run(tmp_path, step=4, **values)
+    done = umem.chainer.resume_run(tmp_path)
+    assert done.step == 4 and done.values == values
+    assert type(done.values["found"]["x"]) is np.float32
+    assert np.isnan(umem.chainer.resume_run(save_nan(tmp_path)).values["nan"])
+
+
+def save_nan(folder: Path) -> Path:
+    umem.chainer.save_run(folder, step=5, nan=float("nan"))
+    return folder
+
+
+def test_what_an_optimizer_trains_is_saved_with_it(tmp_path: Path) -> None:
+    model = run_once(network())
+    optimizer = chainer.optimizers.SGD().setup(model)
+    wanted = [p.array.copy() for p in model.params()]
+    umem.chainer.save_run(tmp_path, optimizer=optimizer)
+    for parameter in model.params():
+        parameter.array[...] = 0
+    umem.chainer.resume_run(tmp_path, optimizer=optimizer)
+    for parameter, array in zip(model.params(), wanted, strict=True):
+        np.testing.assert_array_equal(parameter.array, array)
+
+
+def test_no_thread_and_no_file_stays_open(tmp_path: Path) -> None:
+    train(tmp_path, 10)
+    before = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    train(tmp_path, 60, every=2)
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
+
+
+def test_the_hyperparameters_that_a_schedule_left_go_on(tmp_path: Path) -> None:
+    def rate(updates: int, folder: str) -> float:
+        run = trainer(tmp_path / folder, updates)
+        run.run()
+        return float(run.updater.get_optimizer("main").alpha)
+
+    whole = rate(14, "whole")
+    rate(8, "parts")
+    assert rate(14, "parts") == whole < 0.001
+
+
+def test_a_parameter_that_never_got_its_shape_is_none_of_ours(tmp_path: Path) -> None:
+    def train_some(updates: int) -> list[float]:
+        np.random.seed(0)
+        model, found = network(), []
+        model.add_link("unused", chainer.links.Linear(None, 3))
+        optimizer = chainer.optimizers.Adam().setup(model)
+        done = umem.chainer.resume_run(tmp_path, model=model, optimizer=optimizer)
+        for _ in range(done.step, updates):
+            optimizer.update(model, *chainer.dataset.concat_examples(dataset()[:16]))
+            found.append(float(model.loss.array))
+        umem.chainer.save_run(tmp_path, model=model, optimizer=optimizer, wait=True)
+        return found
+
+    train_some(3)
+    assert len(train_some(5)) == 2

@@ -74,14 +74,23 @@ class Distributor(serializer.Deserializer):
         arrays: by name, each the taker's own.
         values: as a `Collector` has them.
         on_gpu: the names of arrays that lay on a GPU.
+        strict: raise a MissingValue where there is nothing of a name; else leave what is there.
     """
 
-    def __init__(self, arrays: Any, values: Mapping[str, Any], on_gpu: Any, path: str = "") -> None:
+    def __init__(
+        self,
+        arrays: Any,
+        values: Mapping[str, Any],
+        on_gpu: Any,
+        path: str = "",
+        *,
+        strict: bool = True,
+    ) -> None:
         self._all = arrays, values, on_gpu
-        self._path = path
+        self._path, self.strict = path, strict
 
     def __getitem__(self, key: str) -> Distributor:
-        return Distributor(*self._all, f"{self._path}{key.strip('/')}/")
+        return Distributor(*self._all, f"{self._path}{key.strip('/')}/", strict=self.strict)
 
     def __call__(self, key: str, value: Any) -> Any:
         arrays, values, on_gpu = self._all
@@ -91,6 +100,8 @@ class Distributor(serializer.Deserializer):
         try:
             stored = arrays[name]
         except KeyError:
+            if not self.strict:
+                return value
             raise MissingValue(name) from None
         if isinstance(value, np.ndarray):
             _check_alike(name, stored, value)
@@ -100,6 +111,8 @@ class Distributor(serializer.Deserializer):
             _check_alike(name, stored, value)
             value.set(stored)
             return value
+        if value is None:  # as Chainer's own give it: whoever asks puts it on a device
+            return stored
         return cuda.to_gpu(stored) if name in on_gpu and cuda.available else stored
 
     def names(self) -> Iterator[str]:

@@ -25,6 +25,17 @@ def serialize_optimizer(optimizer: Any, saver: Any) -> None:
             _serialize_rule(rule, parameter, saver["rules"][name])
 
 
+def expect_no_state(optimizer: Any, saver: Any) -> None:
+    """Have rules that had no state when they were saved look for none; others raise without one.
+
+    Chainer's look for none where they are off; `serialize_optimizer` says whether they are.
+    """
+    for name, parameter in optimizer.target.namedparams():
+        rule = getattr(parameter, "update_rule", None)
+        if rule is not None and not saver["rules"][name]("has_state", None):
+            rule.enabled = False
+
+
 def _serialize_loss_scaling(optimizer: Any, saver: Any) -> None:
     """Chainer keeps it in attributes of these names, from the moment it is asked for."""
     now = {k: v for k, v in vars(optimizer).items() if k.startswith("_loss_scal")}
@@ -41,6 +52,7 @@ def _serialize_rule(rule: Any, parameter: Any, saver: Any) -> None:
     numbers = {k: v for k, v in vars(rule).items() if type(v) in (bool, int, float)}
     vars(rule).update(saver("numbers", numbers))
     _serialize_hyperparameters(rule.hyperparam, saver)
+    saver("has_state", rule.state is not None)
     master = rule._fp32_param
     array = saver("master", None if master is None else master.array)
     if array is not None and master is None:
@@ -71,15 +83,18 @@ def serialize_link(link: Any, saver: Any) -> None:
 
 def _kept_variables(link: Any) -> Iterator[tuple[str, str, Any]]:
     for path, each in link.namedlinks():
-        for name, value in sorted(vars(each).items()):
-            if not isinstance(value, chainer.Variable) or isinstance(value, chainer.Parameter):
-                continue
-            if value.array is not None and value.creator_node is None:
-                yield path, name, value
-            elif value.array is not None and hasattr(each, "reset_state"):
-                warn_at_program(
-                    f"{path}'s {name} has a graph behind it, which a snapshot does not hold: a run "
-                    "that goes on from it would begin without. Cut the graph after each update, "
-                    "by loss.unchain_backward()",
-                    SnapshotWarning,
-                )
+        kept = [(n, v) for n, v in sorted(vars(each).items()) if _is_kept(v)]
+        yield from ((path, name, value) for name, value in kept if value.creator_node is None)
+        grown = [name for name, value in kept if value.creator_node is not None]
+        if grown and hasattr(each, "reset_state"):
+            warn_at_program(
+                f"{path} keeps {', '.join(grown)} with a graph behind, which a snapshot does not "
+                "hold: a run that goes on from it would begin without. Cut the graph after each "
+                "update, by loss.unchain_backward()",
+                SnapshotWarning,
+            )
+
+
+def _is_kept(value: Any) -> bool:
+    is_variable = isinstance(value, chainer.Variable) and not isinstance(value, chainer.Parameter)
+    return is_variable and value.array is not None

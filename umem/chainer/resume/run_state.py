@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import chainer
+import numpy as np
 from chainer.dataset import Iterator as DatasetIterator
 
 from umem.chainer.accumulation.accumulating import accumulations
 from umem.chainer.accumulation.updater import AccumulatingUpdater
 from umem.chainer.resume.collecting import Collector, Distributor, MissingValue, described
 from umem.chainer.resume.epoch_orders import remember_orders
-from umem.chainer.resume.optimizer_extras import serialize_link, serialize_optimizer
+from umem.chainer.resume.optimizer_extras import (
+    expect_no_state,
+    serialize_link,
+    serialize_optimizer,
+)
 from umem.chainer.resume.random_states import GENERATORS, serialize_generator, serialize_global
-from umem.errors import SnapshotError
+from umem.errors import SnapshotError, UmemError
 from umem.printable import shown
 from umem.snapshots import SavedRun
 
@@ -55,28 +61,47 @@ class RunState:
     def put_back(self, snapshot: SavedRun) -> dict[str, Any]:
         """Make the run what it was; returns the plain values that were saved with it.
 
+        Holds a copy of what the run is now meanwhile, which is little where it has not begun.
+
         Raises:
             SnapshotError: it is of another model, or of other parts.
+            Whatever is raised, the run is as it was, but that a parameter may have got its shape.
         """
         values = snapshot.values
         self._check(snapshot)
         distributor = Distributor(snapshot.arrays, values, set(values.get(_ON_GPU, ())))
+        before = _Before(self)
         try:
             if self._is_lazy():  # what is kept beside a parameter can be put back once it is there
-                self._serialize(distributor)
-            self._serialize(distributor)
+                self._load(distributor)
+            self._load(distributor)
             saved = distributor["values"]
             return {name: saved(name, None) for name in saved.names()}
         except MissingValue as error:
+            before.put_back()
             raise _other(snapshot, f"it has no {shown(str(error))!r}") from error
-        except SnapshotError as error:
+        except UmemError as error:
+            before.put_back()
             raise _other(snapshot, str(error)) from error
+        except BaseException:
+            before.put_back()
+            raise
+
+    def _load(self, distributor: Distributor) -> None:
+        for name, optimizer in self._optimizers.items():
+            expect_no_state(optimizer, distributor["optimizers"][name])
+        self._serialize(distributor)
 
     def _is_lazy(self) -> bool:
         return any(p.array is None for link in self._links.values() for p in link.params())
 
-    def _serialize(self, saver: Any) -> None:
-        """Every part in turn; random generators last, since others may draw as they go."""
+    def rules(self) -> list[Any]:
+        """The update rules of every parameter that an optimizer trains."""
+        parameters = [p for link in self._links.values() for p in link.params()]
+        return [p.update_rule for p in parameters if p.update_rule is not None]
+
+    def serialize(self, saver: Any) -> None:
+        """Save or load every part in turn, but for the generators that everybody draws from."""
         for name, part in self._parts.items():
             if not isinstance(part, GENERATORS):
                 part.serialize(saver["parts"][name])
@@ -94,6 +119,10 @@ class RunState:
         for name, part in self._parts.items():
             if isinstance(part, GENERATORS):
                 serialize_generator(part, saver["generators"][name])
+
+    def _serialize(self, saver: Any) -> None:
+        """The same, and those last, since parts may draw as they go."""
+        self.serialize(saver)
         serialize_global(saver["random"])
 
     def _check(self, snapshot: SavedRun) -> None:
@@ -136,6 +165,26 @@ class RunState:
                 if path is not None and name.endswith(path):
                     yield name[: -len(path)] + "/"
                     break
+
+
+class _Before:
+    """What a run is before it is put back, so that it can be that again."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        collector = Collector()
+        state.serialize(collector)
+        self._saved = collector.copies(), collector.values, set(collector.on_gpu())
+        self._rules = [(rule, rule.state and dict(rule.state)) for rule in state.rules()]
+        self._numpy, self._python = np.random.get_state(), random.getstate()
+
+    def put_back(self) -> None:
+        """Make the run that again."""
+        for rule, kept in self._rules:
+            rule._state = kept
+        self._state.serialize(Distributor(*self._saved, strict=False))
+        np.random.set_state(self._numpy)
+        random.setstate(self._python)
 
 
 def _other(snapshot: SavedRun, what: str) -> SnapshotError:
