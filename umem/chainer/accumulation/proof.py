@@ -25,7 +25,7 @@ more."""
 ROUNDINGS = 64
 RANDOM = ("Zoneout", "RReLU", "Gaussian", "SimplifiedDropconnect", "GumbelSoftmax")
 """Functions that draw, for where the generator cannot be read."""
-LEAST = 3
+LEAST = 4
 """The fewest samples that have two uneven splits."""
 
 
@@ -33,7 +33,7 @@ def prove(gradient: WholeGradient, model: Any, lossfun: Any, batch: Batch, most:
     """Compare two uneven splits of some samples with all of those at once; leaves no trace.
 
     Args:
-        most: so many samples fit in memory; three are tried where that is less.
+        most: so many samples fit in memory; four are tried where that is less.
 
     Returns whether it could be compared: a gradient may be infinite while a loss scale is sought.
 
@@ -101,9 +101,14 @@ def _compared(
 
 
 def _splits(size: int) -> list[list[int]]:
-    """Two uneven ones, where there are so many."""
-    third = max(1, size // 3)
-    return [[size - third, third], [1, size - 1]] if size >= LEAST else [[1] * size]
+    """Two uneven ones, where there are so many.
+
+    A size comes back at once, so that `umem.chainer.Recompute` does not take graphs for strange.
+    """
+    if size < LEAST:
+        return [[1] * size]
+    part = size // 4
+    return [[part, part, size - 2 * part], [size - 2 * part, part, part]]
 
 
 def _refuse(
