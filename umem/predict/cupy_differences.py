@@ -30,7 +30,7 @@ CORRECT: tuple[Correct, ...] = ("auto", "cudnn", "off")
 CUDNN_LIMIT_BYTES = 8 * MIB
 """CuPy's default, which ``chainer.backends.cuda.set_max_workspace_size`` changes."""
 
-_DONE = "corrected"
+DONE = "corrected"
 """The key that the meta of a corrected trace has."""
 
 Rule = Callable[[Op, int], int]
@@ -136,11 +136,11 @@ def on_gpu(trace: Trace, correct: Correct = "auto") -> Trace:
 
     Workspace is corrected where it was measured. Cost: one pass over the events.
     """
-    if correct == "off" or trace.backend != "numpy" or _DONE in trace.meta:
+    if correct == "off" or trace.backend != "numpy" or DONE in trace.meta:
         return trace
     more = WITH_CUDNN if correct == "cudnn" else WITHOUT_CUDNN
     rules = {name: each.rule for each in (*CORRECTIONS, *OWN, *more) for name in each.ops}
-    meta = {**trace.meta, _DONE: correct}
+    meta = {**trace.meta, DONE: correct}
     return Trace(_corrected(trace.events, rules), trace.backend, meta)
 
 

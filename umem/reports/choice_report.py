@@ -99,6 +99,7 @@ _MEANINGS = {
     "range": "range: every cost of the model at the quick, and at the slow end of its own",
     "peak": "peak: what tensors and workspace hold at once",
     "host": "host: the host memory needed for what has no room in VRAM; make sure of as much",
+    "exact": "exact: to the bit, up to rounding, or with numbers of so many bits",
     "moved": "moved: what goes over the bus in a step",
 }
 
@@ -131,8 +132,12 @@ def _figures(options: Sequence[Option]) -> list[Column]:
         host = [format_bytes(option.host_bytes) for option in options]
         found.insert(-1, Column("host", host, drop=2))
     if not all(option.exact for option in options):
-        found.append(Column("exact", ["yes" if option.exact else "no" for option in options]))
+        found.append(Column("exact", [_exactness(option) for option in options], left=True))
     return found
+
+
+def _exactness(option: Option) -> str:
+    return "yes" if option.exact else f"no: {option.tolerance}" if option.tolerance else "no"
 
 
 def _range(option: Option) -> str:
@@ -165,9 +170,19 @@ def _host_bound(who: str, bound: Sequence[Option], width: int) -> Iterator[Text]
 
 def _code(number: int, option: Option, width: int) -> list[str]:
     """The line that turns it on, over several lines where it is too long for one."""
-    line = option.line or "nothing is to be done"
+    *before, line = (option.line or "nothing is to be done").splitlines()
     first = f"{number:>2} "
+    if before:
+        rest = _code_lines(" " * len(first), line, width)
+        return [first + before[0], *(" " * len(first) + one for one in before[1:]), *rest]
+    return _code_lines(first, line, width)
+
+
+def _code_lines(first: str, line: str, width: int) -> list[str]:
+    """A line of code behind a number or spaces."""
     if len(first) + len(line) <= width:
+        return [first + line]
+    if not line.startswith("with "):
         return [first + line]
     managers = re.split(r"(?<=\)), ", line.removeprefix("with ").removesuffix(":"))
     rest = [" " * (len(first) + 2) + f"{manager}," for manager in managers]

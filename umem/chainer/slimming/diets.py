@@ -12,6 +12,7 @@ import chainer
 import umem
 from umem.chainer.accumulation.accumulating import accumulate
 from umem.chainer.chunking.capped import workspace
+from umem.chainer.function_facts import is_array
 from umem.chainer.optimizers import dequantize_states, quantize_states
 from umem.chainer.precision.half_precision import half_precision
 from umem.chainer.recompute.recompute import Recompute
@@ -219,6 +220,15 @@ def turn_on(stack: ExitStack, chosen: Combination, model: Any, optimizer: Any) -
     return stack.enter_context(Recompute(chosen.budget))
 
 
+def batch_of(args: tuple[Any, ...]) -> int:
+    """The size of the batch that an update is given with its loss function, or 0."""
+    if len(args) < 2 or not callable(args[0]):
+        return 0
+    sizes = {len(array) if is_array(array) and array.ndim else 0 for array in args[1:]}
+    size = sizes.pop()
+    return 0 if sizes else size
+
+
 class _Updates(Subscriber):
     """Watches whether updates are given the batch, so that it can be taken apart."""
 
@@ -236,7 +246,7 @@ class _Updates(Subscriber):
         """Count an update."""
         if method is self._optimizer:
             self.count += 1
-            self._given_count += len(args) > 1 and callable(args[0])
+            self._given_count += batch_of(args) > 0
         proceed(method, *args, **kwargs)
 
     @property

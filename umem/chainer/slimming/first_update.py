@@ -7,9 +7,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import umem
-from umem.chainer.function_facts import is_array
 from umem.chainer.slimming.as_it_was import as_it_was
-from umem.chainer.slimming.diets import Diet, diet_of
+from umem.chainer.slimming.diets import Diet, batch_of, diet_of
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import BudgetError, UmemError
 from umem.trace.recording.kept_steps import Keeper, Kept, Steps
@@ -67,7 +66,7 @@ class FirstUpdate(Subscriber):
             proceed(method, *args, **kwargs)
             return
         self._optimizer = method
-        if not kwargs and batch_of(args):
+        if not kwargs and batch_of(args) >= LEAST_BATCH:
             self._choose_before(method, *args)
             method.update(*args)  # anew: what is on now has its say
             return
@@ -120,15 +119,3 @@ class FirstUpdate(Subscriber):
         self.diet = found
         for line in found.report().splitlines():
             self._say(line)
-
-
-def batch_of(args: tuple[Any, ...]) -> int:
-    """The size of the batch that an update is given with its loss function; 0 where there is none.
-
-    It must be large enough to be recorded at two smaller ones.
-    """
-    if len(args) < 2 or not callable(args[0]):
-        return 0
-    sizes = {len(array) if is_array(array) and array.ndim else 0 for array in args[1:]}
-    size = sizes.pop()
-    return size if not sizes and size >= LEAST_BATCH else 0

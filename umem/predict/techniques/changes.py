@@ -31,7 +31,7 @@ class Changes:
     shown: int = SHOWN
 
     def of(self, recorded: Trace, size: StepSize | None) -> Trace:
-        """The changed step.
+        """The changed step, as it runs where it was recorded; `on_device` does the rest.
 
         Raises:
             ScalingError, SizeError: see `Trace.at`. StateError: a change has nothing to change.
@@ -41,11 +41,17 @@ class Changes:
             micro = self.micro_batch if size is None else with_batch(size, self.micro_batch)
             passes = min(self.shown, self.passes(size))
             trace = accumulated(recorded.at(micro), trace, passes)
-        if self.half:
-            trace = in_half(trace)
         if self.small_states:
             trace = with_small_states(trace)
         return trace if self.cap_bytes is None else under_cap(trace, self.cap_bytes)
+
+    def on_device(self, trace: Trace) -> Trace:
+        """The rest of the change, of a trace that was corrected for where it runs.
+
+        Raises:
+            StateError: there is nothing to change.
+        """
+        return in_half(trace) if self.half else trace
 
     def passes(self, size: StepSize | None) -> int:
         """How many micro-batches a step has."""

@@ -180,7 +180,8 @@ class _Passes:
     def events(self, passes: int) -> Iterator[Event]:
         """The step with so many passes."""
         has_marks = any(isinstance(event, Mark) for event in self._body)
-        entries = 1 + max((op.entry.number for op in self._ops() if op.entry), default=-1)
+        numbers = [op.entry.number for op in self._ops() if op.entry]
+        entries = 1 + max(numbers, default=-1) - min(numbers, default=0)
         yield from (self._whole(event) for event in self._found)
         for number in range(passes):
             for event in self._body:

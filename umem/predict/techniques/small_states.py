@@ -58,7 +58,27 @@ def with_small_states(trace: Trace) -> Trace:
             f"no state of the step has {LEAST_VALUES:,} values or more of a kind that can be "
             f"quantised: {known}, embeddings aside"
         )
-    return trace.with_events(_smaller(trace.events, states, embedded(trace)))
+    whole = embedded(trace)
+    renamed = {
+        access.tensor for op in trace.ops if _is_quantized(op, whole) for access in op.writes
+    }
+    events = (_renamed(event, renamed) for event in trace.events)
+    return trace.with_events(_smaller(events, states, whole))
+
+
+def _is_quantized(op: Op, whole: set[int]) -> bool:
+    """Tell whether an operation is an update by a rule that has states of 8 bits, or could have."""
+    if op.phase != "update" or op.name not in QUANTIZED:
+        return False
+    return whole.isdisjoint(access.tensor for access in op.writes)
+
+
+def _renamed(event: Event, tensors: set[int]) -> Event:
+    """States under the name of their new rule."""
+    if isinstance(event, Alloc) and event.kind == "state" and event.tensor in tensors:
+        rule, _, name = event.label.partition(".")
+        return event._replace(label=f"{rule}8bit.{name}")
+    return event
 
 
 class _Small(NamedTuple):
@@ -78,9 +98,8 @@ def _smaller(
 ) -> Iterator[Event]:
     for event in events:
         state = states.get(event.tensor) if isinstance(event, (Alloc, Free)) else None
-        if isinstance(event, Op) and event.phase == "update":
-            is_whole = any(access.tensor in whole for access in event.writes)
-            yield event if is_whole or event.name not in QUANTIZED else _update(event, states)
+        if isinstance(event, Op):
+            yield _update(event, states) if _is_quantized(event, whole) else event
         elif state is None:
             yield event
         elif isinstance(event, Alloc):
@@ -137,10 +156,8 @@ def _states(trace: Trace) -> dict[int, _Small]:
     fresh = count(1 + max(allocs, default=-1))
     states: dict[int, _Small] = {}
     for op in trace.ops:
-        ends = QUANTIZED.get(op.name, ()) if op.phase == "update" else ()
-        if not whole.isdisjoint(access.tensor for access in op.writes):
-            continue
-        for access in op.writes:
+        ends = QUANTIZED[op.name] if _is_quantized(op, whole) else ()
+        for access in op.writes if ends else ():
             state = allocs[access.tensor]
             values = state.nbytes // 4
             is_large = state.kind == "state" and values >= LEAST_VALUES

@@ -67,7 +67,7 @@ class Subject:
         trace = change.of(recorded, size)
         self.caveat = missing_when_repeated(trace)
         self.cap_advice = None if change != UNCHANGED else cap_advice(trace, on_gpu)
-        corrected = on_gpu(trace, correct)
+        corrected = change.on_device(on_gpu(trace, correct))
         check_figures(corrected.events)
         self.trace = steady(corrected, STEPS)
         self.replays = Replays(self.gpus) if replays is None else replays
