@@ -47,7 +47,7 @@ def test_the_answer_is_of_the_rows() -> None:
     ]  # fmt: skip
     assert bench.answer({"rows": rows}) == (
         "Adam8bit keeps 2.00 bytes an element and takes 2.50 without of the time of Chainer's "
-        "Adam; over the seeds the loss on what is held out changes by +2.0 % in the mean (+2.0 % for a "
-        "seed); 3 of 1,000 codes are not the nearest."
+        "Adam; over the seeds the loss on what is held out changes by +2.0 % in the mean (+2.0 % "
+        "for a seed); 3 of 1,000 codes are not the nearest."
     )
     assert bench.notes({"rows": rows}) == ["Mean loss within 1.0 % over the seeds: one missed."]

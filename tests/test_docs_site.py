@@ -19,7 +19,7 @@ REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 
 
 def public_names() -> list[str]:
-    modules = ("umem", "umem.chainer", "umem.planner", "umem.graphs")
+    modules = check_site.PUBLIC
     return [f"{name}.{part}" for name in modules for part in importlib.import_module(name).__all__]
 
 
