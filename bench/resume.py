@@ -24,7 +24,7 @@ import click
 import common
 from report_tables import Row, Table, counted, figure, quantity, text
 from resume_parts.costs import blocked, growth
-from resume_parts.kills import kill
+from resume_parts.kills import kill, warm_up
 from resume_parts.prefixes import try_all
 from resume_parts.runs import KINDS
 
@@ -115,6 +115,7 @@ def main(quick: bool, kills: int, seed: int, path: Path | None) -> None:
     common.writable(path)
     kinds = KINDS[:2] if quick else KINDS
     kills = min(kills, 6) if quick else kills
+    warm_up(kinds)
     rows: list[dict[str, Any]] = []
     shares = Counter(number % len(kinds) for number in range(kills))
     for number, kind in enumerate(kinds):

@@ -10,12 +10,12 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from resume_parts.runs import Kind, train
+from resume_parts.runs import Kind, serial, train
 from umem.chainer.resume import saver
 from umem.snapshots import FileOperations
 
@@ -140,6 +140,14 @@ def losses(folder: Path) -> list[tuple[int, str]]:
     """The update and the loss of every line that was written, in order."""
     lines = (folder / "losses").read_text().splitlines() if (folder / "losses").exists() else []
     return [(int(number), loss) for number, loss in (line.split() for line in lines)]
+
+
+def warm_up(kinds: Sequence[Kind]) -> None:
+    """Have this process load and compile what its children would, where that starts no thread."""
+    for kind in kinds:
+        if kind.iterator is serial:
+            with tempfile.TemporaryDirectory() as name:
+                train(kind, Path(name), 1)
 
 
 def kill(kind: Kind, kills: int, seed: int) -> dict[str, Any]:

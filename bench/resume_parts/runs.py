@@ -24,6 +24,10 @@ KEEP = 2
 BATCH = 16
 
 
+def serial(data: Any) -> Any:
+    return chainer.iterators.SerialIterator(data, BATCH)
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of run.
@@ -40,7 +44,7 @@ class Kind:
 
     name: str
     optimizer: Callable[[], Any] = chainer.optimizers.Adam
-    iterator: Callable[[Any], Any] = lambda data: chainer.iterators.SerialIterator(data, BATCH)
+    iterator: Callable[[Any], Any] = serial
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     normalized: bool = True
     prepare: Callable[[Any, Any], Any] = lambda model, optimizer: None
