@@ -143,9 +143,9 @@ def losses(folder: Path) -> list[tuple[int, str]]:
 
 
 def warm_up(kinds: Sequence[Kind]) -> None:
-    """Have this process load and compile what its children would, where that starts no thread."""
+    """Have this process load and compile what its children would, where that leaves nothing on."""
     for kind in kinds:
-        if kind.iterator is serial:
+        if kind.iterator is serial and kind.prepare is None:
             with tempfile.TemporaryDirectory() as name:
                 train(kind, Path(name), 1)
 

@@ -38,7 +38,7 @@ class Kind:
         iterator: makes its iterator of a data set.
         context: what the training runs under.
         normalized: whether the network has batch normalisation.
-        prepare: changes model and optimizer, once they are set up.
+        prepare: changes model and optimizer, once they are set up, for the rest of the process.
         updater: makes the updater of an iterator and an optimizer.
     """
 
@@ -47,7 +47,7 @@ class Kind:
     iterator: Callable[[Any], Any] = serial
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     normalized: bool = True
-    prepare: Callable[[Any, Any], Any] = lambda model, optimizer: None
+    prepare: Callable[[Any, Any], Any] | None = None
     updater: Callable[[Any, Any], Any] = training.StandardUpdater
 
 
@@ -146,7 +146,8 @@ def train(kind: Kind, folder: Path, updates: int = UPDATES) -> None:
     np.random.seed(0)
     model = network(kind.normalized)
     optimizer = kind.optimizer().setup(model)
-    kind.prepare(model, optimizer)
+    if kind.prepare is not None:
+        kind.prepare(model, optimizer)
     updater = kind.updater(kind.iterator(dataset()), optimizer)
     trainer = training.Trainer(updater, (updates, "iteration"), out=str(folder))
     name = "alpha" if "alpha" in vars(optimizer.hyperparam) else "lr"
