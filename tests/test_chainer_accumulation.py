@@ -55,7 +55,7 @@ def parts() -> Iterator[tuple[Any, Any]]:
         yield x[part], t[part]
 
 
-UNCLEAR = "twice differentiable", "sum by a count of labels"
+UNCLEAR = "twice differentiable", "sum by a count of labels", "all by a count of labels"
 """Losses that divide by max(1, count), of which only 1 is seen where nothing was counted."""
 ALONE = {name for name in LOSSES if "two" not in name and "and a sum" not in name} - {*UNCLEAR}
 """Losses that divide by one count, of which the total may be known in the end."""

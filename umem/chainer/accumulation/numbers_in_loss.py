@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isclose
 from typing import Any, NamedTuple
 
 from umem.chainer.accumulation.divisors import ASK, Term
@@ -35,6 +36,9 @@ class DivisorReader:
     ``loss / 4`` may divide by the samples of this part, by its labels, or by a number that has
     nothing to do with the batch. What differs for other samples is a count. Where even the terms
     are more for more samples, each is a sample's, and they go by one share.
+
+    Programs divide by ``max(1, count)``, so that 1 may be 0. It is taken for 1 where every count so
+    far was the same for each sample, as ``len(x)`` is, and the term is not 0.
     """
 
     def __init__(self) -> None:
@@ -42,11 +46,13 @@ class DivisorReader:
         self._are_counts: list[bool] = []
         self._are_samples = False
         self._common_count = 0
-        self._witness: tuple[int, float] | None = None
+        self._by_sample: list[float] = []
+        self._vary: list[bool] = []
+        self._witnesses: dict[int, tuple[list[int], float]] = {}
 
     def begin(self) -> None:
         """A batch begins."""
-        self._witness = None
+        self._witnesses = {}
 
     def serialize(self, serializer: Any) -> None:
         """Save or load what was learned of the loss, by a serializer that takes lists."""
@@ -54,6 +60,8 @@ class DivisorReader:
         self._are_counts = serializer("are_counts", self._are_counts)
         self._are_samples = serializer("are_samples", self._are_samples)
         self._common_count = serializer("common_count", self._common_count)
+        self._by_sample = serializer("by_sample", self._by_sample)
+        self._vary = serializer("vary", self._vary)
 
     def read(
         self, terms: Sequence[Term], shares: Shares, part: range, size: int, terms_for: TermsFor
@@ -73,10 +81,16 @@ class DivisorReader:
         numbers = _numbers(merged)
         self._compare(numbers, shares)
         found = counts(merged, self._are_counts)
+        self._see_whether_they_vary(found, len(part), shares)
         for at, term in enumerate(merged):
-            # Programs divide by max(1, count), and so do Chainer's functions.
-            if term.divisor is None and found[at].value == 1.0 and term.is_zero():
-                found[at] = Count(self._settled(at, part, size, terms_for))
+            if term.divisor is not None or term.is_constant or found[at].value != 1.0:
+                continue
+            is_zero = term.is_zero()
+            if self._vary[at] or is_zero:
+                counted = self._settled(at, part, size, terms_for, is_zero=is_zero)
+                found[at] = Count(counted, divided=1.0)
+            else:
+                shares.has_trusted = True
         if not self._are_samples:
             return DivisorsRead(found, [*range(len(terms))])
         constants = iter(range(1, len(found)))
@@ -91,6 +105,7 @@ class DivisorReader:
         others: Sequence[Term] | None = None
         if numbers or len(terms) > 1 or len(part) == 1:
             others = _more_or_fewer(part, size, terms_for)
+        other_size = len(part) if others is None else 1 if len(part) > 1 else 2
         if others is None:
             if numbers:
                 raise AccumulationError(
@@ -105,6 +120,24 @@ class DivisorReader:
             self._common_count = _common([t.numbers for t in most if not t.is_constant])
         mine, theirs = (_numbers(self._merged(one)) for one in (terms, others))
         self._are_counts = [a != b for a, b in zip(mine, theirs, strict=True)]
+        found = (counts(self._merged(one), self._are_counts) for one in (terms, others))
+        a, b = (
+            [(c.value or 0.0) / n for c in one]
+            for one, n in zip(found, (len(part), other_size), strict=True)
+        )
+        self._by_sample, self._vary = a, [not isclose(x, y) for x, y in zip(a, b, strict=True)]
+
+    def _see_whether_they_vary(
+        self, found: Sequence[Count], sample_count: int, shares: Shares
+    ) -> None:
+        """Learn that a count is not the same for each sample."""
+        new = [
+            not known and not isclose((count.value or 0.0) / sample_count, before)
+            for count, before, known in zip(found, self._by_sample, self._vary, strict=True)
+        ]
+        self._vary = [a or b for a, b in zip(self._vary, new, strict=True)]
+        if any(new) and shares.has_trusted:
+            raise CountLearned
 
     def _merged(self, terms: Sequence[Term]) -> Sequence[Term]:
         """The groups of terms that go by one share, each as one term."""
@@ -128,24 +161,36 @@ class DivisorReader:
             self._are_counts = [a or b for a, b in zip(self._are_counts, new, strict=True)]
             raise CountLearned
 
-    def _settled(self, at: int, part: range, size: int, terms_for: TermsFor) -> float:
-        """Tell 0 from 1, where a term is zero: by how much another sample's count grows with it."""
-        others = [i for i in range(size) if i not in part]
-        if not others:
-            raise AccumulationError(
-                "a part's loss is 0, and was divided by 1: umem cannot tell whether anything was "
-                f"counted in it. Use micro_batch= instead of steps=, or {ASK}"
-            )
-        if self._witness is None:
-            for one in others:
-                terms = self._merged(terms_for([one]))
-                if not terms[at].is_zero():
-                    self._witness = one, counts(terms, self._are_counts)[at].value or 0.0
-                    break
-            else:
-                return 1.0
-        one, count = self._witness
-        return self._count(terms_for([*part, one]), at) - count
+    def _settled(
+        self, at: int, part: range, size: int, terms_for: TermsFor, *, is_zero: bool
+    ) -> float:
+        """Tell 0 from 1: by how much the count of other samples grows with the part."""
+        witness, count = self._witnesses.get(at, ([], 0.0))
+        if not count or not set(part).isdisjoint(witness):
+            others = [i for i in range(size) if i not in part]
+            if not others:
+                raise AccumulationError(
+                    "a part's loss was divided by 1: umem cannot tell whether anything was counted "
+                    f"in it. Use micro_batch= instead of steps=, or {ASK}"
+                )
+            witness, count = self._some_with_more(at, others, len(part), terms_for)
+            self._witnesses[at] = witness, count
+        if not witness:
+            return 0.0 if is_zero else 1.0
+        return self._count(terms_for([*part, *witness]), at) - count
+
+    def _some_with_more(
+        self, at: int, others: list[int], most: int, terms_for: TermsFor
+    ) -> tuple[list[int], float]:
+        """Some samples, as few as possible, in which at least 2 were counted; and how many."""
+        few = 1
+        while few <= max(4, most):
+            for start in range(0, len(others), few):
+                some = others[start : start + few]
+                if (count := self._count(terms_for(some), at)) >= 2:
+                    return some, count
+            few *= 2
+        return [], 1.0
 
     def _count(self, terms: Sequence[Term], at: int) -> float:
         return counts(self._merged(terms), self._are_counts)[at].value or 0.0

@@ -13,10 +13,18 @@ APART = 1e-9
 
 
 class Count(NamedTuple):
-    """By what a term was divided: None for a sum; ``is_constant``: it depends on no batch."""
+    """How much of what a term is divided by was counted in a part.
+
+    Attributes:
+        value: None for a sum.
+        is_constant: it depends on no batch.
+        divided: by what the part was divided, where that is not ``value``: programs divide by 1
+            where they have counted nothing.
+    """
 
     value: float | None
     is_constant: bool = False
+    divided: float | None = None
 
 
 def counts(terms: Sequence[Term], are_counts: Sequence[bool]) -> list[Count]:
@@ -41,6 +49,7 @@ class Shares:
     Attributes:
         totals: by what the whole is divided, as far as parts were seen, of each term.
         numbers: those in the loss of the last part.
+        has_trusted: a count of 1 was taken for one.
     """
 
     def __init__(self, totals: Sequence[float] | None = None) -> None:
@@ -48,6 +57,7 @@ class Shares:
         self._kinds: list[tuple[bool, bool]] | None = None
         self.totals: list[float] = []
         self.numbers: list[float] = []
+        self.has_trusted = False
 
     def of(self, found: Sequence[Count], scale: float) -> list[float]:
         """The share of a part, of each term.
@@ -69,14 +79,20 @@ class Shares:
                 f"the loss has {len(kinds)} terms of which umem read other divisors than in the "
                 f"part before, with {len(self._kinds or ())}: {ASK}"
             )
+        lead = self._lead()
+        counted = [1.0 if count.value is None else count.value for count in found]
+        self.totals = [total + value for total, value in zip(self.totals, counted, strict=True)]
         shares = []
         for at, count in enumerate(found):
-            self.totals[at] += 1.0 if count.value is None else count.value
-            shares.append(1.0 if count.value is None else count.value / self._guesses[at])
-        lead = self._lead()
-        for at, count in enumerate(found):
             if count.is_constant:
-                shares[at] = float(is_first) if lead is None else shares[lead]
+                shares.append(
+                    float(is_first) if lead is None else counted[lead] / self._guesses[lead]
+                )
+            elif count.value is None:
+                shares.append(1.0)
+            else:
+                divided = count.value if count.divided is None else count.divided
+                shares.append(divided / self._guesses[at])
         return shares
 
     def serialize(self, serializer: Any) -> None:
@@ -85,6 +101,7 @@ class Shares:
         self._kinds = serializer("kinds", self._kinds)
         self.totals = serializer("totals", self.totals)
         self.numbers = serializer("numbers", self.numbers)
+        self.has_trusted = serializer("has_trusted", self.has_trusted)
 
     def _lead(self) -> int | None:
         """The first mean over the batch: what depends on no batch is shared out as that is."""
@@ -93,19 +110,13 @@ class Shares:
 
     def factor(self) -> float | None:
         """What the sum of the parts is to be multiplied by; None: there is no one such number."""
-        factors = [
-            guess / (total or 1.0)
-            for guess, total, (is_sum, is_constant) in zip(
-                self._guesses, self.totals, self._kinds or (), strict=True
-            )
-            if not is_sum and not is_constant
-        ]
-        if not all(is_constant for _, is_constant in self._kinds or ()):
-            factors += [
-                1.0 for is_sum, is_constant in self._kinds or () if is_sum and not is_constant
-            ]
+        factors = set()
+        for at, (is_sum, is_constant) in enumerate(self._kinds or ()):
+            if not is_constant:
+                factors.add(1.0 if is_sum else self._guesses[at] / (self.totals[at] or 1.0))
         if not factors:
             return 1.0
         if max(factors) - min(factors) > APART * max(factors):
             return None
-        return 1.0 if abs(factors[0] - 1.0) <= APART else factors[0]
+        factor = max(factors)
+        return 1.0 if abs(factor - 1.0) <= APART else factor

@@ -68,7 +68,7 @@ class WholeGradient(Subscriber):
             while True:
                 self._reader.begin()
                 try:
-                    if self._counts_first and totals is None:
+                    if self._counts_first and totals is None and len(parts) > 1:
                         totals = self._totals(lossfun, batch, parts)
                     shares = self._gone_through(lossfun, batch, parts, loss_scale, totals)
                 except CountLearned:
