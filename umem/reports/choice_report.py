@@ -99,7 +99,6 @@ _MEANINGS = {
     "range": "range: every cost of the model at the quick, and at the slow end of its own",
     "peak": "peak: what tensors and workspace hold at once",
     "host": "host: the host memory needed for what has no room in VRAM; make sure of as much",
-    "exact": "exact: to the bit, up to rounding, or with numbers of so many bits",
     "moved": "moved: what goes over the bus in a step",
 }
 
@@ -169,24 +168,17 @@ def _host_bound(who: str, bound: Sequence[Option], width: int) -> Iterator[Text]
 
 
 def _code(number: int, option: Option, width: int) -> list[str]:
-    """The line that turns it on, over several lines where it is too long for one."""
-    *before, line = (option.line or "nothing is to be done").splitlines()
-    first = f"{number:>2} "
-    if before:
-        rest = _code_lines(" " * len(first), line, width)
-        return [first + before[0], *(" " * len(first) + one for one in before[1:]), *rest]
-    return _code_lines(first, line, width)
-
-
-def _code_lines(first: str, line: str, width: int) -> list[str]:
-    """A line of code behind a number or spaces."""
-    if len(first) + len(line) <= width:
-        return [first + line]
-    if not line.startswith("with "):
-        return [first + line]
-    managers = re.split(r"(?<=\)), ", line.removeprefix("with ").removesuffix(":"))
-    rest = [" " * (len(first) + 2) + f"{manager}," for manager in managers]
-    return [f"{first}with (", *rest, " " * len(first) + "):"]
+    """The lines that turn it on, one over several where it is too long for the width."""
+    first, found = f"{number:>2} ", []
+    for line in (option.line or "nothing is to be done").splitlines():
+        if len(first) + len(line) <= width or not line.startswith("with "):
+            found.append(first + line)
+        else:
+            managers = re.split(r"(?<=\)), ", line.removeprefix("with ").removesuffix(":"))
+            rest = [" " * (len(first) + 2) + f"{manager}," for manager in managers]
+            found += [f"{first}with (", *rest, " " * len(first) + "):"]
+        first = " " * len(first)
+    return found
 
 
 def _dropped(dropped: Sequence[Option], width: int, *, every: bool) -> Iterator[Text]:
