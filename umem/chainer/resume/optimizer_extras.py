@@ -39,7 +39,8 @@ def expect_no_state(optimizer: Any, saver: Any) -> None:
 def _serialize_loss_scaling(optimizer: Any, saver: Any) -> None:
     """Chainer keeps it in attributes of these names, from the moment it is asked for."""
     now = {k: v for k, v in vars(optimizer).items() if k.startswith("_loss_scal")}
-    vars(optimizer).update(saver("loss_scaling", now))
+    saved = saver("loss_scaling", now)
+    vars(optimizer).update({k: v for k, v in saved.items() if k.startswith("_loss_scal")})
 
 
 def _serialize_hyperparameters(hyperparameters: Any, saver: Any) -> None:
@@ -50,7 +51,8 @@ def _serialize_hyperparameters(hyperparameters: Any, saver: Any) -> None:
 
 def _serialize_rule(rule: Any, parameter: Any, saver: Any) -> None:
     numbers = {k: v for k, v in vars(rule).items() if type(v) in (bool, int, float)}
-    vars(rule).update(saver("numbers", numbers))
+    saved = saver("numbers", numbers)
+    vars(rule).update({k: v for k, v in saved.items() if k in numbers})
     _serialize_hyperparameters(rule.hyperparam, saver)
     saver("has_state", rule.state is not None)
     master = rule._fp32_param
