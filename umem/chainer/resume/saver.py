@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -77,7 +78,8 @@ class RunSaver:
             return
         if not folder.parent.exists():
             self._make_folder(folder.parent)
-        self._operations.make_folder(folder)
+        with contextlib.suppress(FileExistsError):  # another process was quicker
+            self._operations.make_folder(folder)
         self._operations.synchronize_folder(folder.parent)
 
     def resume(self, state: RunState) -> Resumed:
