@@ -254,7 +254,7 @@ def _evaluate(proceed: Proceed, func: Any, inputs: Any) -> Any:
     kinds, name = _kinds(inputs), type(func).__name__
     if name == "Cast" and {*kinds, np.dtype(func.type)} == {HALF, SINGLE}:
         return _cast(func, inputs[0])
-    if HALF not in kinds:
+    if HALF not in kinds or name == "Cast":
         return proceed(func, inputs)
     with quiet():
         if kinds == {HALF}:

@@ -8,8 +8,8 @@ from typing import Any
 import chainer
 import chainerx
 import numpy as np
-from chainer.function import FunctionAdapter
 
+from umem.chainer.function_facts import owner_of
 from umem.chainer.precision.floats import HALF, SINGLE, constant_to_half
 from umem.errors import StateError, UnsupportedError
 
@@ -135,14 +135,15 @@ def _kept(model: Any, keep: Iterable[str]) -> list[Any]:
 # -- what functions are given --------------------------------------------------------------------
 
 HALVES = frozenset((
-    "BilinearFunction", "Convolution2DFunction", "ConvolutionND", "Deconvolution2DFunction",
+    "Convolution2DFunction", "ConvolutionND", "Deconvolution2DFunction",
     "DeconvolutionND", "EinSum", "LinearFunction", "LocalConvolution2DFunction", "MatMul",
     "TensorDot",
 ))  # fmt: skip
 """Products: what they are given becomes half."""
 SINGLES = frozenset((
-    "BatchDet", "BatchInv", "BatchL2NormSquared", "BatchMatMul", "Cholesky", "Cumprod", "Cumsum",
-    "FFT", "Inv", "LogSoftmax", "LogSumExp", "Mean", "NormalizeL2", "Prod", "Sum",
+    "BatchDet", "BatchInv", "BatchL2NormSquared", "BatchMatMul", "BilinearFunction", "Cholesky",
+    "Cumprod", "Cumsum", "FFT", "Inv", "LogSoftmax", "LogSumExp", "Mean", "NormalizeL2", "Prod",
+    "ROIAverageAlign2D", "ROIMaxAlign2D", "ResizeImages", "Sum",
 ))  # fmt: skip
 """Sums, and what NumPy or Chainer has in float32 only; beside losses and evaluations."""
 SINGLE_MODULES = ("chainer.functions.loss.", "chainer.functions.evaluation.")
@@ -161,7 +162,7 @@ def suited(func: Any, inputs: Any) -> Any:
     Only what reads a half, and is Chainer's own, is given anything but what it was given.
     """
     kinds = [x.dtype for x in inputs]
-    kind = type(func)
+    kind = type(owner_of(func))
     if HALF not in kinds or not kind.__module__.startswith("chainer."):
         return inputs
     name = kind.__name__
@@ -169,7 +170,7 @@ def suited(func: Any, inputs: Any) -> Any:
         if name == "SoftmaxCrossEntropy":
             func.cache_score = False  # it would keep a second float32 array as large as its input
         return tuple([_as_single(x) for x in inputs])
-    if kind is FunctionAdapter or name in TAKE_BOTH:
+    if name in TAKE_BOTH:
         return inputs
     if name in HALVES or (name in LIKE_FIRST and kinds[0] == HALF):
         return tuple([_as_half(x) for x in inputs])
