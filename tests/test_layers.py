@@ -35,7 +35,7 @@ WITH_ONE_USER = {
     "umem.chainer.lookahead.session": "one time inside the block; the public class is the block",
     "umem.chainer.lookahead.side_stream": "the only touch of streams, which has never run on a GPU",
     "umem.chainer.optimizers.saving": "what a saved state is; the rules beside it are long",
-    "umem.chainer.precision.halves": "one for all models in half precision; a model has its own",
+    "umem.chainer.precision.halves": "arithmetic of halves on NumPy, which subscribes to nothing",
     "umem.chainer.recompute.executor": "what Chainer tells; the public class is for people",
     "umem.chainer.recompute.graphs_seen": "what is remembered; the pass that goes on is apart",
     "umem.chainer.resume.epoch_orders": "what iterators draw ahead, with threads of their own",

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import chainer
 from chainer import _backprop, _backprop_utils, function_node, link, optimizer, training, variable
+from chainer.functions.math import basic_math
 from chainer.functions.normalization import layer_normalization
 
 from umem.chainer.chunking.functions import RULES
@@ -113,6 +114,10 @@ class Subscriber:
         """A convolution or a pooling computes, forward or backward, from columns."""
         return proceed(func, *arrays)
 
+    def operand(self, proceed: Proceed, x: Any, value: Any) -> Any:
+        """What a variable is added to or multiplied by is brought to its type, if an array."""
+        return proceed(x, value)
+
     def layer_norm_back(self, proceed: Proceed, func: Any, indexes: Any, gradients: Any) -> Any:
         """Layer normalisation computes its gradients."""
         return proceed(func, indexes, gradients)
@@ -182,6 +187,7 @@ POINTS = (
     # What computes where no library of NVIDIA's or Intel's does.
     *(Point(kind, name, "compute") for kind, rule in RULES.items() for name in rule.methods),
     *(Point(kind, name, "evaluate") for kind, name in _computing()),
+    Point(basic_math, "_preprocess_rhs", "operand"),
     Point(layer_normalization.LayerNormalization, "backward", "layer_norm_back"),
     Point(NORMALIZATION, "forward", "normalize"),
     Point(NORMALIZATION, "backward", "normalize_back"),

@@ -12,10 +12,9 @@ import chainer
 from chainer import configuration
 
 from umem.chainer.precision.floats import HALF, all_finite, is_finite
-from umem.chainer.precision.halves import halves
 from umem.chainer.precision.loss_scale import LossScale, ScaleState
 from umem.chainer.precision.masters import Masters, MastersView, serialize
-from umem.chainer.precision.terms import check, chosen
+from umem.chainer.precision.terms import check, chosen, halves, is_of_halves
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import StateError
 
@@ -151,7 +150,8 @@ class HalfPrecision(Subscriber):
         self, proceed: Proceed, outputs: Any, retain_grad: Any = False, loss_scale: Any = None
     ) -> None:
         """Scale the gradients that a backward starts from, unless it is inside of another."""
-        if getattr(self._here, "is_backward", False) or self is not _on[0]:
+        is_inside = getattr(self._here, "is_backward", False)
+        if is_inside or self is not _on[0] or not any(is_of_halves(y) for y, _ in outputs):
             proceed(outputs, retain_grad, loss_scale)
             return
         if loss_scale is None:
@@ -319,6 +319,7 @@ class Updates(Subscriber):
                 now.unscaled = [one for one in parameters if self._masters.of(one) is None]
                 for parameter in now.unscaled:
                     parameter.grad /= parameter.dtype.type(now.divisor)
+                    parameter._loss_scale = None  # Chainer would divide by it once more
         return now.is_bad
 
     def _parameters(self) -> dict[str, Any]:

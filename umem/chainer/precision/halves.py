@@ -1,7 +1,4 @@
-"""What goes on while any model is in half precision: types are suited, and NumPy computes halves.
-
-There is one subscriber for all models. It acts on what reads a half and nothing else: a model in
-float32 beside one in half precision computes as ever.
+"""How Chainer's functions compute with halves on NumPy: as float32, in parts, rounded at the end.
 
 NumPy has no fast arithmetic of halves: an addition takes 58 times that of float32, a product of
 matrices ten times. A function that goes element by element, or sample by sample, is computed a part
@@ -11,7 +8,6 @@ float32 copies of all it reads.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,7 +16,6 @@ from typing import Any
 import chainer
 import numpy as np
 
-from umem.chainer.function_facts import arrays_on, owner_of
 from umem.chainer.precision.floats import (
     HALF,
     SINGLE,
@@ -32,92 +27,6 @@ from umem.chainer.precision.floats import (
     to_single,
     where_positive,
 )
-from umem.chainer.precision.masters import Masters
-from umem.chainer.precision.terms import ELEMENTWISE, MOVES, SAMPLEWISE, TAKE_BOTH, suited
-from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-
-_RUNS_FORWARD = ("Forget", "Checkpoint")
-"""Functions whose backward runs a program's forward again, in which types are suited as in it."""
-
-
-class _InHalves(Subscriber):
-    """Suits types in forward, and computes halves on NumPy as float32."""
-
-    place = -2
-
-    def __init__(self) -> None:
-        self._here = threading.local()
-        self._holders: list[Masters] = []
-
-    def hold(self, masters: Masters) -> None:
-        """Be on for a model, whose masters are shown every function's inputs first."""
-        self._holders = [*self._holders, masters]
-        subscribe(self)
-
-    def let_go(self, masters: Masters) -> None:
-        """Be off with the last one."""
-        self._holders = [one for one in self._holders if one is not masters]
-        if not self._holders:
-            unsubscribe(self)
-        if self._holders:  # another thread came in between
-            subscribe(self)
-
-    def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Give a function the types that suit it; in backward they are right already."""
-        if getattr(self._here, "is_backward", False):
-            return proceed(func, inputs)
-        for masters in self._holders:
-            masters.adopt(inputs)
-        given = suited(func, inputs)
-        if given is inputs and not any(x.dtype == HALF for x in inputs):
-            return proceed(func, inputs)
-        with quiet():
-            return proceed(func, given)
-
-    def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
-        """Leave types alone while a function computes its gradients."""
-        before = getattr(self._here, "is_backward", False)
-        self._here.is_backward = type(func).__name__ not in _RUNS_FORWARD
-        try:
-            proceed(func, *args)
-        finally:
-            self._here.is_backward = before
-
-    def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
-        """Let gradients overflow without a warning."""
-        with quiet():
-            proceed(*args, **kwargs)
-
-    def evaluate(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Compute halves on NumPy as float32."""
-        return _evaluate(proceed, func, inputs)
-
-    def layer_norm_back(self, proceed: Proceed, func: Any, indexes: Any, gradients: Any) -> Any:
-        """Go backward through a layer normalisation at once, which Chainer does in 30 functions."""
-        arrays = [func.inputs[0].data, gradients[0].array]
-        if chainer.config.enable_backprop or _kinds(arrays) != {HALF}:
-            return proceed(func, indexes, gradients)
-        gamma = func.inputs[1].data
-        with quiet():
-            found = layer_norm_back(arrays[0], to_single(gamma), arrays[1], func.eps)
-        return tuple([chainer.Variable(_half(found[index])) for index in indexes])
-
-    def compute(self, proceed: Proceed, func: Any, *arrays: Any) -> Any:
-        """The same for what computes from columns."""
-        if isinstance(arrays[0], tuple):  # a pooling
-            if _kinds(arrays[0]) != {HALF}:
-                return proceed(func, *arrays)
-            with quiet():
-                return at_once(proceed, func, arrays[0])
-        if _kinds(arrays) != {HALF}:
-            return proceed(func, *arrays)
-        computes = kernel_gradient if hasattr(func, "W_dtype") else convolve
-        with quiet():
-            return computes(proceed, func, *arrays)
-
-
-halves = _InHalves()
-
 
 # -- parts ----------------------------------------------------------------------------------------
 
@@ -126,11 +35,8 @@ PART_BYTES = 1 << 18
 
 
 def at_once(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Compute on float32 copies of all inputs; what the function keeps on itself is rounded too."""
-    before = {id(array) for _, array in arrays_on(owner_of(func))}
-    outputs = proceed(func, tuple([_single(x) for x in inputs]))
-    _round_kept(owner_of(func), before, max(x.size for x in inputs))
-    return tuple([_half(y) for y in outputs])
+    """Compute on float32 copies of all inputs; what the function keeps on itself stays float32."""
+    return tuple(map(_half, proceed(func, tuple(map(_single, inputs)))))
 
 
 def elementwise(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -205,14 +111,6 @@ def _half(y: Any) -> Any:
     return to_half(y) if getattr(y, "dtype", None) == SINGLE else y
 
 
-def _round_kept(owner: Any, before: set[int], size: int) -> None:
-    """Round the large arrays that a function has just put on itself, such as a dropout's mask."""
-    for name, array in list(vars(owner).items()):
-        if isinstance(array, np.ndarray) and array.dtype == SINGLE and array.size >= size:
-            if id(array) not in before:
-                setattr(owner, name, to_half(array))
-
-
 def convolve(proceed: Proceed, func: Any, x: Any, kernel: Any, bias: Any, *more: Any) -> Any:
     """Convolve, forward or transposed, some samples at a time."""
     kernel, bias = _single(kernel), _single(bias)
@@ -246,12 +144,13 @@ def _samples(x: Any) -> list[slice]:
 
 # -- which way ------------------------------------------------------------------------------------
 
+Proceed = Callable[..., Any]
 Rule = Callable[..., tuple[Any, ...]]
 
 
-def _evaluate(proceed: Proceed, func: Any, inputs: Any) -> Any:
+def evaluate(proceed: Proceed, func: Any, inputs: Any) -> Any:
     """Compute a function that `umem.chainer.tap` tells of, by its rule where it reads halves."""
-    kinds, name = _kinds(inputs), type(func).__name__
+    kinds, name = kinds_of(inputs), type(func).__name__
     if name == "Cast" and {*kinds, np.dtype(func.type)} == {HALF, SINGLE}:
         return _cast(func, inputs[0])
     if HALF not in kinds or name == "Cast":
@@ -264,9 +163,31 @@ def _evaluate(proceed: Proceed, func: Any, inputs: Any) -> Any:
         return proceed(func, inputs)
 
 
-def _kinds(inputs: Any) -> set[Any]:
+def kinds_of(inputs: Any) -> set[Any]:
     """The types of the floating-point arrays of NumPy among some inputs."""
     return {x.dtype for x in inputs if type(x) is np.ndarray and x.dtype.kind == "f"}
+
+
+def from_columns(proceed: Proceed, func: Any, *arrays: Any) -> Any:
+    """As `evaluate`, for convolutions and poolings; theirs are other arguments."""
+    is_pooling = isinstance(arrays[0], tuple)
+    if kinds_of(arrays[0] if is_pooling else arrays) != {HALF}:
+        return proceed(func, *arrays)
+    with quiet():
+        if is_pooling:
+            return at_once(proceed, func, arrays[0])
+        return (kernel_gradient if hasattr(func, "W_dtype") else convolve)(proceed, func, *arrays)
+
+
+def layer_norm_gradients(proceed: Proceed, func: Any, indexes: Any, gradients: Any) -> Any:
+    """Go backward through a layer normalisation at once, which Chainer does in 30 functions."""
+    arrays = [func.inputs[0].data, gradients[0].array]
+    if chainer.config.enable_backprop or kinds_of(arrays) != {HALF}:
+        return proceed(func, indexes, gradients)
+    gamma = to_single(func.inputs[1].data)
+    with quiet():
+        found = layer_norm_back(arrays[0], gamma, arrays[1], func.eps)
+    return tuple([chainer.Variable(_half(found[index])) for index in indexes])
 
 
 def _rule_of(func: Any, inputs: tuple[Any, ...]) -> Rule:
@@ -332,6 +253,14 @@ def _cast(func: Any, x: Any) -> Any:
     return (to_half(x) if np.dtype(func.type) == HALF else to_single(x),)
 
 
+def _dropout(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
+    (x,) = inputs
+    if func.mask is None:
+        kept = np.random.rand(*x.shape) >= func.dropout_ratio  # as Chainer draws
+        func.mask = kept * HALF.type(1 / (1 - func.dropout_ratio))
+    return elementwise(proceed, func, inputs)
+
+
 def _relu(_: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
     func.retain_outputs((0,))
     return (rectified(inputs[0]),)
@@ -343,8 +272,34 @@ def _relu_gradient(_: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
 
 _OWN: dict[str, Rule] = {
     **dict.fromkeys(_PRODUCTS, _linear),
+    "Dropout": _dropout,
     "MatMul": _matmul,
     "ReLU": _relu,
     "ReLUGrad2": _relu_gradient,
     "Sum": _sum,
 }
+
+
+MOVES = frozenset((
+    "AsStrided", "Broadcast", "BroadcastTo", "Concat", "Copy", "Depth2Space", "Diagonal", "Dstack",
+    "EmbedIDFunction", "ExpandDims", "Flip", "FlipLR", "FlipUD", "GetItem", "Hstack", "Identity",
+    "Moveaxis", "Pad", "PadSequence", "Permutate", "Repeat", "Reshape", "Rollaxis", "SelectItem",
+    "Separate", "Shift", "Space2Depth", "SplitAxis", "Squeeze", "Stack", "Swapaxes", "Tile",
+    "Transpose", "TransposeSequence", "Vstack", "Where",
+))  # fmt: skip
+"""Functions that compute nothing."""
+ELEMENTWISE = frozenset((
+    "ClippedReLU", "ClippedReLUGrad2", "Clip", "ClipGrad", "Cos", "DropoutGrad",
+    "ELU", "ELUGrad",
+    "Erf", "Exp", "HardSigmoid", "HardSigmoidGrad", "LeakyReLU", "Log", "Log1p", "ReLUGrad2",
+    "Sigmoid", "SigmoidGrad", "Sin", "Softplus", "SoftplusGrad", "Sqrt", "Square", "Tanh",
+    "TanhGrad", "_LeakyReLUGrad",
+))  # fmt: skip
+"""Functions beside Chainer's own list that go element by element and keep nothing of it."""
+SAMPLEWISE = frozenset(("LayerNormalization", "LogSoftmax", "Softmax", "_SoftmaxGrad"))
+"""Functions of which each row goes by itself, unless they go along the first axis."""
+TAKE_BOTH = frozenset((
+    "BatchNormalization", "DecorrelatedBatchNormalization", "FixedBatchNormalization",
+    "FixedDecorrelatedBatchNormalization",
+))  # fmt: skip
+"""Normalisations of Chainer that compute halves in the type of their parameters, by themselves."""

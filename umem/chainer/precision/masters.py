@@ -129,14 +129,16 @@ def _take_over(half: Any, single: Any) -> None:
 class MastersView:
     """A model as an optimizer's hooks are to see it: its parameters are the masters.
 
-    All else is the model's.
+    They are in ``params``, in ``namedparams`` and in its own attributes; all else is the model's,
+    links below it too.
     """
 
     def __init__(self, model: Any, masters: Masters) -> None:
         self._model, self._of_model = model, masters
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        value = getattr(self._model, name)
+        return self._stand_in(value) if isinstance(value, chainer.Parameter) else value
 
     def params(self, include_uninit: bool = True) -> Iterator[Any]:
         """As the model's, with masters in the place of halves."""

@@ -1,7 +1,8 @@
-"""The terms of half precision: what a model must be, what becomes half, how functions compute."""
+"""The terms of half precision: what a model must be, what becomes half, how functions see it."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +11,10 @@ import chainerx
 import numpy as np
 
 from umem.chainer.function_facts import owner_of
-from umem.chainer.precision.floats import HALF, SINGLE, constant_to_half
+from umem.chainer.precision.floats import HALF, SINGLE, constant_to_half, quiet
+from umem.chainer.precision.halves import TAKE_BOTH, evaluate, from_columns, layer_norm_gradients
+from umem.chainer.precision.masters import Masters
+from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import StateError, UnsupportedError
 
 _NO_BFLOAT16 = (
@@ -147,11 +151,6 @@ SINGLES = frozenset((
 ))  # fmt: skip
 """Sums, and what NumPy or Chainer has in float32 only; beside losses and evaluations."""
 SINGLE_MODULES = ("chainer.functions.loss.", "chainer.functions.evaluation.")
-TAKE_BOTH = frozenset((
-    "BatchNormalization", "DecorrelatedBatchNormalization", "FixedBatchNormalization",
-    "FixedDecorrelatedBatchNormalization",
-))  # fmt: skip
-"""Normalisations of Chainer that compute halves in the type of their parameters, by themselves."""
 LIKE_FIRST = frozenset(("GroupNormalization", "LayerNormalization", "LocalResponseNormalization"))
 """Normalisations that want their parameters in the type of what they normalise."""
 
@@ -205,23 +204,83 @@ def _as_single(x: Any) -> Any:
     return chainer.functions.cast(x, SINGLE) if x.dtype == HALF else x
 
 
-# -- how NumPy computes them ----------------------------------------------------------------------
+# -- while any model is in half precision -------------------------------------------------------
 
-MOVES = frozenset((
-    "AsStrided", "Broadcast", "BroadcastTo", "Concat", "Copy", "Depth2Space", "Diagonal", "Dstack",
-    "EmbedIDFunction", "ExpandDims", "Flip", "FlipLR", "FlipUD", "GetItem", "Hstack", "Identity",
-    "Moveaxis", "Pad", "PadSequence", "Permutate", "Repeat", "Reshape", "Rollaxis", "SelectItem",
-    "Separate", "Shift", "Space2Depth", "SplitAxis", "Squeeze", "Stack", "Swapaxes", "Tile",
-    "Transpose", "TransposeSequence", "Vstack", "Where",
-))  # fmt: skip
-"""Functions that compute nothing."""
-ELEMENTWISE = frozenset((
-    "ClippedReLU", "ClippedReLUGrad2", "Clip", "ClipGrad", "Cos", "DropoutGrad",
-    "ELU", "ELUGrad",
-    "Erf", "Exp", "HardSigmoid", "HardSigmoidGrad", "LeakyReLU", "Log", "Log1p", "ReLUGrad2",
-    "Sigmoid", "SigmoidGrad", "Sin", "Softplus", "SoftplusGrad", "Sqrt", "Square", "Tanh",
-    "TanhGrad", "_LeakyReLUGrad",
-))  # fmt: skip
-"""Functions beside Chainer's own list that go element by element and keep nothing of it."""
-SAMPLEWISE = frozenset(("LayerNormalization", "LogSoftmax", "Softmax", "_SoftmaxGrad"))
-"""Functions of which each row goes by itself, unless they go along the first axis."""
+_RUNS_FORWARD = ("Forget", "Checkpoint")
+"""Functions whose backward runs a program's forward again, in which types are suited as in it."""
+
+
+def is_of_halves(x: Any) -> bool:
+    """Whether an array, a variable or its node is a half, or was computed from one."""
+    return x.dtype == HALF or hasattr(getattr(x, "node", x), "_umem_of_halves")
+
+
+class _InHalves(Subscriber):
+    """Suits types in forward, and computes halves on NumPy as float32."""
+
+    place = -2
+
+    def __init__(self) -> None:
+        self._here = threading.local()
+        self._holders: list[Masters] = []
+
+    def hold(self, masters: Masters) -> None:
+        """Be on for a model, whose masters are shown every function's inputs first."""
+        self._holders = [*self._holders, masters]
+        subscribe(self)
+
+    def let_go(self, masters: Masters) -> None:
+        """Be off with the last one."""
+        self._holders = [one for one in self._holders if one is not masters]
+        if not self._holders:
+            unsubscribe(self)
+        if self._holders:  # another thread came in between
+            subscribe(self)
+
+    def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
+        """Give a function the types that suit it; in backward they are right already."""
+        if getattr(self._here, "is_backward", False):
+            return proceed(func, inputs)
+        for masters in self._holders:
+            masters.adopt(inputs)
+        if not any(map(is_of_halves, inputs)):
+            return proceed(func, inputs)
+        with quiet():
+            outputs = proceed(func, suited(func, inputs))
+        for y in outputs:
+            y.node._umem_of_halves = True
+        return outputs
+
+    def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
+        """Leave types alone while a function computes its gradients."""
+        before = getattr(self._here, "is_backward", False)
+        self._here.is_backward = type(func).__name__ not in _RUNS_FORWARD
+        try:
+            proceed(func, *args)
+        finally:
+            self._here.is_backward = before
+
+    def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
+        """Let gradients overflow without a warning."""
+        with quiet():
+            proceed(*args, **kwargs)
+
+    def evaluate(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
+        """Compute halves on NumPy as float32."""
+        return evaluate(proceed, func, inputs)
+
+    def operand(self, proceed: Proceed, x: Any, value: Any) -> Any:
+        """Cut a constant to the largest halves where Chainer would make it infinite."""
+        is_half = x.dtype == HALF and isinstance(value, chainer.get_array_types())
+        return _as_half(value) if is_half else proceed(x, value)
+
+    def layer_norm_back(self, proceed: Proceed, *given: Any) -> Any:
+        """Go backward through a layer normalisation at once."""
+        return layer_norm_gradients(proceed, *given)
+
+    def compute(self, proceed: Proceed, func: Any, *arrays: Any) -> Any:
+        """As `evaluate`, for what computes from columns."""
+        return from_columns(proceed, func, *arrays)
+
+
+halves = _InHalves()

@@ -1,0 +1,169 @@
+"""Arithmetic of halves on NumPy: conversions, products and checks, by NumPy's own or float64."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from umem.compat.installation import find_package
+
+if find_package() is None:
+    pytest.skip("no Chainer", allow_module_level=True)
+
+import umem.chainer  # isort: skip  (before chainer)
+import chainer
+import chainer.functions as F
+import chainer.links as L
+
+from umem.chainer.precision import floats
+
+HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """NaN is NaN, whatever its bits."""
+    assert a.dtype == b.dtype and a.shape == b.shape
+    bits = f"u{a.itemsize}"
+    return bool(((a.view(bits) == b.view(bits)) | (np.isnan(a) & np.isnan(b))).all())
+
+
+def floats_of_every_kind() -> Any:
+    """Random bits, and every half with its neighbours and the middles between halves."""
+    bits = np.random.RandomState(0).randint(0, 2**32, 300_000, dtype=np.uint64).astype(np.uint32)
+    near = HALVES.astype(np.float32).view(np.uint32)
+    found = [bits, near, near + np.uint32(1), near - np.uint32(1), near + np.uint32(0x1000)]
+    found += [near + np.uint32(0x1001), near + np.uint32(0xFFF)]
+    return np.concatenate(found).view(np.float32)
+
+
+def test_rounding_to_halves_is_numpys_own() -> None:
+    x = floats_of_every_kind()
+    with np.errstate(all="ignore"):
+        assert same_bits(floats.to_half(x), x.astype(np.float16))
+
+
+def test_every_half_becomes_what_numpy_makes_of_it() -> None:
+    assert same_bits(floats.to_single(HALVES), HALVES.astype(np.float32))
+
+
+@pytest.mark.parametrize("lay", [lambda x: x, lambda x: x.T, lambda x: x[::2, 1:], lambda x: x[0]])
+def test_conversions_take_any_layout_and_write_to_any_place(lay: Any) -> None:
+    x = lay(np.random.RandomState(0).randn(6, 8).astype("f"))
+    assert same_bits(floats.to_half(x), x.astype("e"))
+    assert same_bits(floats.to_single(x.astype("e")), x.astype("e").astype("f"))
+    out = lay(np.zeros((6, 8), "e"))
+    floats.to_half(x, out=out)
+    assert np.array_equal(out, x.astype("e"))
+
+
+def test_conversions_of_nothing_and_of_one_number() -> None:
+    for x in (np.zeros((0, 3), "f"), np.float32(1.5).reshape(()), np.zeros((3, 0), "f").T):
+        assert floats.to_single(floats.to_half(x)).shape == x.shape
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 4, 5), (1, 1, 1), (2100, 700, 3), (5, 2300, 1030), (4, 0, 3)]
+)
+def test_products_are_those_of_float64_rounded_once(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    rng = np.random.RandomState(0)
+    a, b, bias = (rng.randn(*s).astype("e") for s in ((k, m), (k, n), (n,)))
+    y = floats.product(a.T, b, bias)
+    exact = a.T.astype(float) @ b.astype(float) + bias
+    assert y.dtype == np.float16 and y.flags.c_contiguous
+    np.testing.assert_allclose(y, exact, rtol=2.0**-10, atol=1e-4 * np.sqrt(max(k, 1)))
+
+
+def test_rectified_and_where_positive_are_exact() -> None:
+    with np.errstate(all="ignore"):
+        expected = np.maximum(HALVES.astype("f"), 0).astype("e")
+        chosen = np.where(HALVES.astype("f") > 0, np.float16(2.5), np.float16(0))
+    found = floats.rectified(HALVES)
+    assert ((found == expected) | (np.isnan(found) & np.isnan(expected))).all()
+    is_number = ~np.isnan(HALVES)
+    got = floats.where_positive(HALVES, np.full(HALVES.shape, 2.5, "e"))
+    assert np.array_equal(got[is_number], chosen[is_number])
+
+
+@pytest.mark.parametrize("dtype", ["e", "f", "d"])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_one_number_that_is_not_finite_is_found_anywhere(dtype: str, bad: float) -> None:
+    arrays = [
+        np.ones(0, dtype),
+        np.full(70_000, np.finfo(dtype).max, dtype),
+        np.ones((3, 4), dtype),
+    ]
+    assert floats.all_finite(arrays) and floats.all_finite([])
+    for array in arrays[1:]:
+        for place in (0, array.size // 2, array.size - 1):
+            before, array.flat[place] = array.flat[place], bad
+            assert not floats.all_finite(arrays)
+            assert not floats.is_finite(array)
+            array.flat[place] = before
+
+
+def test_layer_normalisation_goes_backward_as_in_float64() -> None:
+    rng = np.random.RandomState(0)
+    x, gy = rng.randn(50, 33).astype("e"), rng.randn(50, 33).astype("e")
+    gamma = rng.randn(33).astype("f")
+    found = floats.layer_norm_back(x, gamma, gy, 1e-5)
+    wide = [chainer.Variable(a.astype(float)) for a in (x, gamma, np.zeros(33))]
+    y = F.layer_normalization(*wide, eps=1e-5)
+    y.grad = gy.astype(float)
+    y.backward()
+    for got, variable in zip(found, wide, strict=True):
+        bound = 2e-3 * np.abs(variable.grad).max()
+        np.testing.assert_allclose(got, variable.grad, rtol=0, atol=bound)
+
+
+def test_parts_of_large_arrays_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rule, with parts of a few rows, beside float32."""
+    from umem.chainer.precision import halves
+
+    rng = np.random.RandomState(0)
+    x = rng.randn(40, 3, 8, 8).astype("e")
+
+    def run(dtype: str) -> list[Any]:
+        np.random.seed(1)
+        model = chainer.Sequential(
+            L.Convolution2D(3, 4, 3, groups=1), F.relu, L.Convolution2D(4, 4, 3, groups=2), F.tanh,
+            L.Deconvolution2D(4, 2, 3), F.sigmoid,
+            lambda h: F.average_pooling_2d(h, 2) + F.max_pooling_2d(h, 2), L.Linear(18, 12), F.elu,
+            L.LayerNormalization(12), F.softmax, lambda h: F.matmul(h.reshape(40, 3, 4), h.reshape(
+                40, 4, 3)), F.dropout, L.Linear(9, 1),
+        )  # fmt: skip
+        optimizer = chainer.optimizers.SGD().setup(model)
+        is_half = dtype == "e"
+        half = umem.chainer.half_precision(model, optimizer, scale=64) if is_half else None
+        loss = F.mean(model(x.astype(dtype)) ** 2)
+        model.cleargrads()
+        loss.backward()
+        found = [loss.array] + [
+            p.grad.astype("f") / (64 if half else 1) for _, p in sorted(model.namedparams())
+        ]
+        if half:
+            half.undo()
+        return found
+
+    plain = run("f")
+    for part_bytes in (1 << 18, 1 << 9):
+        monkeypatch.setattr(halves, "PART_BYTES", part_bytes)
+        for got, expected in zip(run("e"), plain, strict=True):
+            bound = 2e-2 * np.abs(expected).max()
+            np.testing.assert_allclose(got, expected, rtol=0, atol=bound)
+
+
+def test_no_warning_of_overflow_reaches_the_program() -> None:
+    model = L.Linear(4, 4, initialW=1000)
+    optimizer = chainer.optimizers.SGD().setup(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with umem.chainer.half_precision(model, optimizer) as half:
+            optimizer.update(
+                lambda: F.softmax_cross_entropy(model(np.full((2, 4), 60.0, "f")), np.zeros(2, "i"))
+            )
+            assert half.skipped_steps == 1
+            F.exp(model(np.full((2, 4), 1e9, "f")) * 1e9)
