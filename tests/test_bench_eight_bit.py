@@ -39,8 +39,8 @@ def test_a_python_without_bitsandbytes_is_said() -> None:
 def test_the_answer_is_of_the_rows() -> None:
     bench = module("eight_bit").BENCH
     rows = [
-        {"part": "update", "rule": "Adam", "path": "NumPy", "ratio": 2.5, "state_bytes": 20,
-         "elements": 10},
+        {"part": "update", "rule": "Adam", "path": "NumPy", "ratio": 2.5, "count": 1,
+         "state_bytes": 20, "elements": 10},
         {"part": "training", "network": "one", "seed": 0, "whole": 1.0, "small": 1.02,
          "change": 0.02},
         {"part": "codes", "values": 1000, "wrong": 3},

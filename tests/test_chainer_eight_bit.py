@@ -506,8 +506,27 @@ def test_an_eps_that_is_nothing_in_float32_is_refused() -> None:
     model = words()
     optimizer = Adam8bit(eps=1e-60).setup(model)
     given_gradients(model)
-    with pytest.raises(ValueError, match="too small"):
+    with pytest.raises(ValueError, match="eps"):
         optimizer.update()
+
+
+def test_an_optimizer_without_a_model() -> None:
+    with pytest.raises(StateError, match=r"call its setup\(model\)"):
+        Adam8bit().update()
+
+
+def test_no_eps_and_no_gradient_is_no_error_of_division() -> None:
+    model = words()
+    optimizer = Adam8bit(eps=0).setup(model)
+    given_gradients(model)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for param in model.params():
+            param.update_rule.enabled = param is model.out.W
+        model.out.W.grad[:] = 0
+        model.out.W.grad[:, 80:] = 1
+        optimizer.update()  # Chainer's Adam has NaN there too: 0 / 0
+    assert np.isfinite(model.out.W.array[:, 80:]).all()
+    assert np.isfinite(model.out.W.update_rule.state["v_scales"]).all()
 
 
 def test_names_to_keep() -> None:

@@ -20,7 +20,7 @@ from umem.chainer.optimizers.rules import (
     refuse_unsafe,
 )
 from umem.chainer.precision.half_precision import judges
-from umem.errors import GradientError, UnsupportedError
+from umem.errors import GradientError, StateError, UnsupportedError
 
 
 class QuantizedOptimizer(GradientMethod):
@@ -50,6 +50,17 @@ class QuantizedOptimizer(GradientMethod):
             plain(param.update_rule, param)
         paths.prepare(link, self.create_update_rule().step)
         return self
+
+    def update(self, lossfun: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Update the parameters, as in Chainer.
+
+        Raises:
+            StateError: there is no model yet.
+            GradientError, UnsupportedError, ValueError: see `check_nan_in_grads`.
+        """
+        if self.target is None:
+            raise StateError("the optimizer is not set up: call its setup(model) first")
+        super().update(lossfun, *args, **kwargs)
 
     def check_nan_in_grads(self) -> None:
         """Look at all gradients, before hooks, which would spread NaN, and any update.
@@ -131,7 +142,7 @@ class Adam8bit(QuantizedOptimizer, optimizers.Adam):
 
     Raises:
         UnsupportedError: ``amsgrad`` or ``adabound``.
-        GradientError: by ``update``, where a gradient has NaN, infinity, or a value beyond 9.2e18;
+        GradientError: by ``update``, where a gradient has NaN, infinity, or a value beyond 1.8e19;
             no parameter and no state has changed. Under ``loss_scaling()`` the step is skipped.
 
     Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from umem.chainer.optimizers.steps import (
     AdamStep,
     MomentumStep,
     Step,
+    is_sound,
 )
 from umem.errors import GradientError, SizeError, StateError, UnsupportedError
 from umem.memory.blocks import managed
@@ -171,20 +171,18 @@ class QuantizedRule(UpdateRule):
 
         Raises:
             UnsupportedError: amsgrad or adabound.
-            ValueError: a hyper-parameter is not finite, or decays by less than 0 or more than 1.
+            ValueError: a hyper-parameter is not finite or out of range.
             StateError: the state is of a parameter of another shape.
         """
-        hp = self.hyperparam
-        numbers = {name: getattr(hp, name) for name in HYPERPARAMETERS[self.step]}
-        if getattr(hp, "amsgrad", False) or getattr(hp, "adabound", False):
+        hp = self.hyperparam.get_dict()
+        if hp.get("amsgrad") or hp.get("adabound"):
             raise UnsupportedError(NO_VARIANTS)
-        if wrong := {k: v for k, v in numbers.items() if not math.isfinite(v)}:
-            raise ValueError(f"hyper-parameters must be finite; got {wrong}")
-        if wrong := {k: v for k, v in numbers.items() if k in DECAYS and not 0 <= v <= 1}:
-            raise ValueError(f"hyper-parameters that decay averages are from 0 to 1; got {wrong}")
-        eps = numbers.get("eps", 0)
-        if eps and not np.float32(eps):
-            raise ValueError(f"eps is too small for float32, in which updates compute; got {eps}")
+        names = HYPERPARAMETERS[self.step]
+        if wrong := {name: hp[name] for name in names if not is_sound(name, hp[name])}:
+            raise ValueError(
+                f"hyper-parameters would spoil the state: {wrong}. They must be finite, "
+                f"{', '.join(DECAYS)} from 0 to 1, and eps be no less than 1e-45, or 0"
+            )
         shapes = {value.shape for key, value in (self.state or {}).items() if key.endswith(CODES)}
         if shapes - {param.shape}:
             raise StateError(

@@ -6,7 +6,10 @@ product is added without being rounded: so all paths give the same bits.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class AdamStep(NamedTuple):
@@ -56,3 +59,10 @@ HYPERPARAMETERS: dict[type[Step], tuple[str, ...]] = {
 """What the numbers of each are made of, by Chainer's names."""
 DECAYS = ("beta1", "beta2", "momentum")
 """Hyper-parameters by which averages decay."""
+
+
+def is_sound(name: str, value: float) -> bool:
+    """Tell whether a hyper-parameter leaves states finite; eps must not be nothing in float32."""
+    if not math.isfinite(value) or (name in DECAYS and not 0 <= value <= 1):
+        return False
+    return name != "eps" or not value or bool(np.float32(value))

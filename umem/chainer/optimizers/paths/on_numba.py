@@ -51,7 +51,8 @@ def compiled(step: str) -> Callable[..., None] | None:
         import numba
     except ImportError:  # also one that does not know this NumPy yet
         return None
-    jit = numba.njit(nogil=True)
+    # As NumPy divides: Python's rule is a branch at each division, which also ends vector code.
+    jit = numba.njit(nogil=True, error_model="numpy")
     made: Callable[..., None] = jit((_adam if step == "AdamStep" else _momentum)(jit(_quantize)))
     return made
 
@@ -71,11 +72,10 @@ def _quantize(values: Array, codes: Array, scales: Array, block: int, table: Arr
     for i in range(count):
         values[i] = values[i] / scale
     for i in range(count):
-        prefix = np.uint32(bits[i] >> np.uint32(16))
-        low = np.uint32(bits[i] & np.uint32(0xFFFF))
-        if prefix >= np.uint32(0x8000):
-            low = np.uint32(low ^ np.uint32(0xFFFF))
-        codes[i] = np.uint8(np.uint32(table[prefix] + low) >> np.uint32(16))
+        flip = np.uint32(np.uint32(np.int32(bits[i]) >> np.int32(31)) & np.uint32(0xFFFF))
+        low = np.uint32(np.uint32(bits[i] & np.uint32(0xFFFF)) ^ flip)
+        found = np.uint32(table[bits[i] >> np.uint32(16)] + low)
+        codes[i] = np.uint8(found >> np.uint32(16))
 
 
 def _adam(quantize: Callable[..., None]) -> Callable[..., None]:
@@ -89,10 +89,10 @@ def _adam(quantize: Callable[..., None]) -> Callable[..., None]:
             m_scale, v_scale = m_scales[block], v_scales[block]
             part, slope = x[start:stop], grad[start:stop]
             m_part, v_part = m_codes[start:stop], v_codes[start:stop]
+            for i in range(stop - start):  # apart from what follows, which are vectors then
+                m[i], v[i] = m_map[m_part[i]], v_map[v_part[i]]
             for i in range(stop - start):
-                g = slope[i]
-                m_now = m_map[m_part[i]] * m_scale
-                v_now = v_map[v_part[i]] * v_scale
+                g, m_now, v_now = slope[i], m[i] * m_scale, v[i] * v_scale
                 m_now += first_rate * (g - m_now)
                 v_now += second_rate * (g * g - v_now)
                 m[i], v[i] = m_now, v_now
@@ -111,7 +111,9 @@ def _momentum(quantize: Callable[..., None]) -> Callable[..., None]:
             scale = scales[block]
             part, slope, codes_part = x[start:stop], grad[start:stop], codes[start:stop]
             for i in range(stop - start):
-                v[i] = keep * (values[codes_part[i]] * scale) - rate * slope[i]
+                v[i] = values[codes_part[i]]
+            for i in range(stop - start):
+                v[i] = keep * (v[i] * scale) - rate * slope[i]
                 part[i] += v[i]
             quantize(v, codes_part, scales, block, table)
 
