@@ -39,7 +39,7 @@ from umem.chainer.optimizers.quantized_state import BLOCK, dequantized, quantize
 from umem.units import MIB
 
 ELEMENTS, QUICK_ELEMENTS = 8 << 20, 1 << 19
-STEPS, QUICK_STEPS = 600, 3
+STEPS, QUICK_STEPS = 300, 3
 HELD_OUT, QUICK_HELD_OUT = 50, 2
 """Batches that the loss is the mean of."""
 SEEDS = (0, 1, 2)
@@ -349,7 +349,7 @@ BENCH = common.Bench("eight_bit", __doc__, answer, tables=tables, notes=notes)
 
 @click.command(help=__doc__)
 @click.option("--elements", type=click.IntRange(4096), default=ELEMENTS, show_default=True)
-@click.option("--repeats", type=click.IntRange(1), default=15, show_default=True)
+@click.option("--repeats", type=click.IntRange(1), default=9, show_default=True)
 @click.option("--bitsandbytes", "beside", help="A Python in which bitsandbytes is installed.")
 @click.option("--quick", is_flag=True, help="A smaller parameter, three steps, one seed.")
 @common.json_option
