@@ -102,12 +102,16 @@ KINDS = [
     Kind("AccumulatingUpdater", updater=in_parts, normalized=False),
     Kind("accumulate, inside of a group", prepare=groups, normalized=False),
     Kind("half_precision", prepare=large_scale),
-    Kind("half_precision, Adam8bit, AccumulatingUpdater", adam8bit, processes, nullcontext, False,
-         in_halves, in_parts),
-    Kind("Recompute, Adam8bit, AccumulatingUpdater", adam8bit, processes, least, False,
-         updater=in_parts),
-]  # fmt: skip
-"""The last two with MultiprocessIterator."""
+    Kind(
+        "all: Adam8bit, half_precision, AccumulatingUpdater, Recompute, MultiprocessIterator",
+        optimizer=adam8bit,
+        iterator=processes,
+        context=least,
+        normalized=False,
+        prepare=in_halves,
+        updater=in_parts,
+    ),
+]
 
 
 def network(normalized: bool) -> Any:

@@ -271,7 +271,8 @@ class _InHalves(Subscriber):
 
     def operand(self, proceed: Proceed, x: Any, value: Any) -> Any:
         """Cut a constant to the largest halves where Chainer would make it infinite."""
-        is_half = x.dtype == HALF and isinstance(value, chainer.get_array_types())
+        is_array = isinstance(value, chainer.get_array_types())
+        is_half = x.dtype == HALF and is_array and value.dtype.kind == "f"
         return _as_half(value) if is_half else proceed(x, value)
 
     def layer_norm_back(self, proceed: Proceed, *given: Any) -> Any:
