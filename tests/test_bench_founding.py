@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench_scripts import module
+from bench_scripts import module, written
 from click.testing import CliRunner
 
 import umem.chainer  # isort: skip  (before chainer)
@@ -126,3 +126,27 @@ def test_a_small_table(tmp_path: Path) -> None:
     model = module("models").build("RoBERTa", founding_table.SMALL)
     lasting = 16 * sum(p.size for p in model.link.params()) / founding_table.MIB
     assert rows["base"]["simulated_lasting_mib"] == pytest.approx(lasting)
+
+
+def test_what_is_measured_is_of_trainings_that_ran(tmp_path: Path) -> None:
+    asked = ["--measure", "--quick", "--repeats", "1"]
+    content, printed = written(tmp_path, "founding_table.py", *asked)
+    assert not content["simulated"] and "(measured)" in printed
+    base, diet, everything = content["rows"]
+    assert base["technique"] == "base" and base["time_ratio"] == 1 and base["passed"] is None
+    for row in (diet, everything):
+        assert row["tensor_bytes"] > 0  # on so small a network, above all of the techniques
+        assert row["process_bytes"] > 0 and row["time_ratio"] > 0
+        assert row["tensors_saved"] == pytest.approx(1 - row["tensor_bytes"] / base["tensor_bytes"])
+
+
+def compared(saved: float, time: float, *, is_timed: bool = True) -> Any:
+    base = {"published_mib": 2, "tensor_bytes": 100, "process_bytes": 100, "seconds": [1.0]}
+    row = {"published_mib": None, "tensor_bytes": 100 - saved, "process_bytes": 10}
+    more = {"seconds": [time], "target": 0.8, "is_timed": is_timed}
+    return module("founding_parts.measuring").compared({**row, **more}, base)["passed"]
+
+
+def test_a_target_is_met_by_both_counts_and_by_the_time() -> None:
+    assert compared(80, 1.5) and compared(80, 9.0, is_timed=False)
+    assert not compared(79, 1.0) and not compared(80, 1.51)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from software_programs import needs_compiler, needs_cupy
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 ON_VIRTUAL = {"03_gcn": ["--device", "virtual:v100-16gb"]}
-ON_NUMPY = ("04_before_renting", "05_budget")
+ON_NUMPY = ("04_before_renting", "05_budget", "06_masked_lm", "07_a_billion")
 
 
 def run(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -22,7 +23,7 @@ def run(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
@@ -40,6 +41,56 @@ def test_a_budget_changes_no_bit() -> None:
     assert result.returncode == 0, result.stderr
     assert "losses are the same to the bit: True" in result.stdout
     assert "planned by" in result.stdout
+
+
+TECHNIQUES = {
+    "none": [],
+    "exact": ["--recompute", "min", "--micro-batch", "5"],
+    "small": ["--adam8bit", "--half"],
+    "all": ["--recompute", "min", "--micro-batch", "5", "--adam8bit", "--half"],
+}
+
+
+@pytest.mark.thorough
+def test_a_language_model_learns_the_same_with_every_technique(tmp_path: Path) -> None:
+    losses = {}
+    for name, flags in TECHNIQUES.items():
+        sizes = ["--hidden", "64", "--length", "32", "--vocabulary", "400", "--batch", "16"]
+        folder = tmp_path / name
+        asked = ["--steps", "20", "--out", str(folder), *sizes, *flags]
+        result = run(ROOT / "examples" / "06_masked_lm.py", *asked)
+        assert result.returncode == 0, result.stderr
+        losses[name] = [row["main/loss"] for row in json.loads((folder / "log").read_text())]
+    assert losses["none"][-1] < 0.97 * losses["none"][0]
+    assert losses["exact"] == pytest.approx(losses["none"], rel=0.02)  # other dropout masks
+    assert losses["small"] == pytest.approx(losses["none"], rel=0.02)
+    assert losses["all"] == pytest.approx(losses["none"], rel=0.02)
+
+
+@pytest.mark.thorough
+def test_a_language_model_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = ROOT / "examples" / "06_masked_lm.py"
+    sizes = ["--hidden", "64", "--length", "32", "--vocabulary", "400", "--batch", "16"]
+    logs = []
+    for name, parts in (("whole", ["30"]), ("parts", ["20", "30"])):
+        folder = tmp_path / name
+        for steps in parts:
+            asked = ["--steps", steps, "--out", str(folder), "--snapshot", str(folder / "saved")]
+            result = run(path, *asked, *sizes, "--adam8bit")
+            assert result.returncode == 0, result.stderr
+        logs.append([row["main/loss"] for row in json.loads((folder / "log").read_text())])
+    assert len(logs[0]) == 3 and logs[0] == logs[1]
+
+
+@pytest.mark.thorough
+def test_a_billion_parameters_fit_with_recomputation_and_small_states() -> None:
+    result = run(ROOT / "examples" / "07_a_billion.py")
+    assert result.returncode == 0, result.stderr
+    head, *lines = result.stdout.splitlines()
+    assert head == "1.08 billion parameters on a simulated Tesla V100 16 GB:"
+    fits = [line for line in lines if "does not fit" not in line]
+    assert any("8-bit, recompute min" in line for line in fits)
+    assert any("does not fit: nothing" in line for line in lines)
 
 
 @pytest.mark.parametrize(
