@@ -117,6 +117,24 @@ def test_so_are_masters_of_halves(kind: Callable[[], Any]) -> None:
     assert apart(whole, found) < 0.02 and apart(full, found) < 0.02
 
 
+def test_the_proof_waits_for_a_scale_at_which_sums_over_parts_are_finite() -> None:
+    net = L.Linear(8, 2, initialW=0)
+    optimizer = optimizers.SGD(1e-9).setup(net)
+    x, t = np.ones((6, 16, 8), np.float32), np.zeros((6, 16), np.int32)
+    t[:4, 1:] = -1  # one label in each of the first samples: the sum grows over its first parts
+
+    def loss(x: Any, t: Any) -> Any:
+        return F.softmax_cross_entropy(net(x.reshape(-1, 8)), t.ravel())
+
+    with (
+        umem.chainer.half_precision(net, optimizer) as half,
+        umem.chainer.accumulate(optimizer, micro_batch=4),
+    ):
+        for _ in range(8):  # each gradient is half of the scale
+            optimizer.update(loss, x, t)
+        assert 0 < optimizer.t < 8 and half.scale < 65504
+
+
 @pytest.mark.parametrize("micro_batch", [8, 22])
 def test_regions_of_checkpoint_are_run_again_part_by_part(micro_batch: int) -> None:
     found = []

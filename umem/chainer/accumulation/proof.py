@@ -89,7 +89,11 @@ def _compared(
     if not math.isfinite(norm):
         return False
     for sizes in _splits(chosen.size):
-        apart = _apart(whole, gradients(sizes))
+        parts = gradients(sizes)
+        if _are_half(parts) and not math.isfinite(_norm(parts)):
+            return False
+        apart = _apart(whole, parts)
+        del parts
         if apart <= _allowed(whole) * norm:
             continue
         if not has_drawn:  # a norm near zero: other orders of the same samples are as far
@@ -136,6 +140,11 @@ def _refuse(
 def _allowed(gradients: Sequence[Any]) -> float:
     coarsest = max(np.finfo(g.dtype).eps for g in gradients if g is not None)
     return max(MOST_APART, ROUNDINGS * float(coarsest) if coarsest > 1e-5 else 0.0)
+
+
+def _are_half(gradients: Sequence[Any]) -> bool:
+    """Tell whether some are float16, which a sum over parts leaves before the whole's mean does."""
+    return any(g is not None and g.dtype == np.float16 for g in gradients)
 
 
 def _norm(gradients: Sequence[Any]) -> float:
