@@ -28,8 +28,8 @@ class DropoutMasks:
     whole batch would draw others.
     """
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int, *, stay: bool = False) -> None:
+        self._size, self._stay = size, stay
         self._kept: list[_Packed] = []
         self._start = self._count = self._call = 0
 
@@ -43,8 +43,9 @@ class DropoutMasks:
         self._start, self._count, self._call = part.start, part.stop - part.start, 0
 
     def again(self) -> None:
-        """The generators were put back: draw anew."""
-        self._kept = []
+        """The generators were put back: draw anew, but where masks are to stay."""
+        if not self._stay:
+            self._kept = []
 
     def mask(self, ratio: float, x: Any, label: str) -> Any:
         """The mask of the next call, for its input.

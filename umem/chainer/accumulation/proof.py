@@ -67,9 +67,11 @@ def prove(gradient: WholeGradient, model: Any, lossfun: Any, batch: Batch, most:
 def _compared(
     gradient: WholeGradient, model: Any, lossfun: Any, chosen: ChosenSamples, state: StepState
 ) -> bool:
+    masks = DropoutMasks(chosen.size, stay=True)  # CuPy's generator cannot be put back
+
     def gradients(sizes: Sequence[int], samples: Batch = chosen) -> list[Any]:
         state.put_back()
-        gradient.masks = DropoutMasks(chosen.size)
+        gradient.masks = masks
         gradient.leave(lossfun, samples, sizes, None)
         found = [p.grad for p in model.params()]
         model.cleargrads()
@@ -77,7 +79,6 @@ def _compared(
 
     with random_functions() as others:
         whole = gradients([chosen.size])
-    has_drawn = gradient.masks is not None and gradient.masks.are_used
     norm = _norm(whole)
     if others:
         warn_at_program(
@@ -96,7 +97,7 @@ def _compared(
         del parts
         if apart <= _allowed(whole) * norm:
             continue
-        if not has_drawn:  # a norm near zero: other orders of the same samples are as far
+        if not masks.are_used:  # a norm near zero: other orders of the same samples are as far
             backwards = ChosenSamples(chosen, range(chosen.size)[::-1])
             if apart <= 3 * _apart(whole, gradients([chosen.size], backwards)):
                 continue
@@ -248,6 +249,7 @@ def what_mixes(
     Cost: two times forward over the samples.
     """
     others = ChosenSamples(chosen, [chosen.size - 1, *range(1, chosen.size)])
+    gradient.masks = DropoutMasks(chosen.size, stay=True)
     once, again = (_calls(lossfun, batch, state, gradient) for batch in (chosen, others))
     kinds: dict[int, str] = {}
     origins: dict[int, str] = {}
@@ -274,9 +276,9 @@ def _calls(
 ) -> list[_Call]:
     calls = _Calls()
     state.put_back()
-    gradient.masks = DropoutMasks(batch.size)
     part = slice(0, batch.size)
-    gradient.masks.begin(part)
+    if gradient.masks is not None:
+        gradient.masks.begin(part)
     given = batch.take(part)
     with gradient.listening(), PartReports().part():
         subscribe(calls)
