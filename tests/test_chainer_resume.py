@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -268,7 +269,19 @@ def test_the_copy_is_made_before_the_next_update(
         np.testing.assert_array_equal(parameter.array, wanted[name])
 
 
-def test_a_read_only_folder_is_told(tmp_path: Path) -> None:
+def test_a_disk_that_goes_away_is_told_at_the_next_snapshot(tmp_path: Path) -> None:
+    run = trainer(tmp_path, 12)
+
+    def take_away(trainer: Any) -> None:
+        shutil.rmtree(tmp_path / "snapshots")
+
+    run.extend(take_away, trigger=(7, "iteration"), name="take away")
+    with pytest.raises(FileError, match=r"there is no such file or folder; it needs .* KiB"):
+        run.run(show_loop_exception_msg=False)
+    assert run.updater.iteration == 10
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match=r"no snapshots can be written to .*/file/run: .*director"):
         umem.chainer.resume_run(tmp_path / "file/run", model=network())

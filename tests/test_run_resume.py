@@ -15,6 +15,8 @@ from umem.compat.installation import find_package
 if find_package() is None:
     pytest.skip("no Chainer", allow_module_level=True)
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
@@ -46,6 +48,22 @@ def test_a_folder_of_its_own_and_epochs(run: Run, tmp_path: Path) -> None:
     result = run(TRAINER, "--resume", "every=1epoch,folder=here", arguments=("-e", "1"))
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "here/step-4/manifest.json").is_file()
+
+
+def test_each_trainer_of_a_script_has_a_folder_of_its_own(run: Run, tmp_path: Path) -> None:
+    result = run(TRAINER + "\n    main()\n", "--resume", "every=2", arguments=("-e", "1"))
+    assert result.returncode == 0, result.stderr
+    for name in ("snapshots", "snapshots-2"):
+        assert (tmp_path / "result" / name / "step-4/manifest.json").is_file()
+
+
+def test_it_goes_with_a_budget(run: Run) -> None:
+    options = ("--resume", "every=3", "--recompute", "min")
+    whole = run(TRAINER, arguments=("-e", "2", "-o", "whole"))
+    assert run(TRAINER, *options, arguments=("-e", "1")).returncode == 0
+    rest = run(TRAINER, *options, arguments=("-e", "2"))
+    assert "umem: resumed from" in rest.stderr
+    assert rest.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -282,6 +282,13 @@ def test_a_full_disk_is_told_with_bytes_and_nothing_is_left(operation: str, tmp_
     assert found is not None and found.step == (2 if "step-2" in names else 1)
 
 
+def test_a_read_only_disk_is_told(tmp_path: Path) -> None:
+    disk = FailingDisk("make_folder", 0, OSError(30, "Read-only file system"))
+    with pytest.raises(FileError, match=r"read-only file system; it needs [\d.]+ KiB"):
+        write(tmp_path, 2, disk)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="there is no such file or folder"):
         write(tmp_path / "gone", 1)
