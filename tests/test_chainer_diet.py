@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +16,13 @@ from umem.units import KIB, MIB
 if find_package() is None:
     pytest.skip("no Chainer", allow_module_level=True)
 
-pytestmark = pytest.mark.thorough
-
 import umem.chainer  # isort: skip
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+
+pytestmark = pytest.mark.thorough
 
 
 class Net(chainer.Chain):
@@ -174,7 +175,8 @@ def test_micro_batches_give_the_same_results_up_to_rounding() -> None:
 def test_states_of_eight_bits_and_micro_batches_together_and_undone() -> None:
     run = Run(width=512, depth=4)
     least = sum(4 * param.array.nbytes for param in run.model.params())
-    with run.diet(round(0.85 * least), without=["half precision"]) as found:
+    without = ["half precision", "recompute", "workspace"]
+    with run.diet(round(0.97 * least), size=2048, without=without) as found:
         change = found.chosen.best.change
         assert change.small_states and change.micro_batch is not None
         for _ in range(2):
@@ -304,3 +306,12 @@ def test_an_optimizer_without_small_states_gets_something_else() -> None:
     with run.diet(round(0.7 * run.plain_bytes())) as found:
         assert not any(one.change.small_states for one in found.chosen.tried)
         run.step(64)
+
+
+def test_the_code_of_its_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).resolve().parents[1] / "docs" / "diet.md"
+    _, code, *_ = page.read_text(encoding="utf-8").split("```python\n")
+    names: dict[str, Any] = {}
+    exec(code.partition("```")[0], names)
+    assert names["diet"].chosen.best.names
+    assert capsys.readouterr().out.count("umem diet for 16.0 MiB") == 2
