@@ -39,8 +39,8 @@ from umem.chainer.optimizers.quantized_state import BLOCK, dequantized, quantize
 from umem.units import MIB
 
 ELEMENTS, QUICK_ELEMENTS = 8 << 20, 1 << 19
-STEPS, QUICK_STEPS = 300, 3
-HELD_OUT, QUICK_HELD_OUT = 50, 2
+STEPS, QUICK_STEPS = 150, 3
+HELD_OUT, QUICK_HELD_OUT = 25, 2
 """Batches that the loss is the mean of."""
 SEEDS = (0, 1, 2)
 RULES, COUNTS = ("Adam", "MomentumSGD"), (1, 128)
@@ -113,11 +113,13 @@ def updates(rule: str, elements: int, count: int, repeats: int, beside: str | No
     if paths.compiled("AdamStep") is not None:
         found.append(way("Numba", nullcontext, small(), elements, count))
     others: list[float] = []
-    for repeat in range(repeats):
-        for one in found[:: 1 if repeat % 2 else -1]:
-            one.update()
-        if beside is not None and (rule, count) == ("Adam", 1):
-            others.append(of_bitsandbytes(beside, elements))
+    is_there = beside is not None and (rule, count) == ("Adam", 1)
+    with bitsandbytes(beside, elements) if is_there else nullcontext() as theirs:
+        for repeat in range(repeats):
+            for one in found[:: 1 if repeat % 2 else -1]:
+                one.update()
+            if theirs is not None:
+                others.append(theirs())
     rows = [update_row(rule, one, plain) for one in found]
     if others:
         rows.append(
@@ -149,29 +151,44 @@ def ratio(seconds: list[float], plain: list[float]) -> float:
 
 
 BITSANDBYTES = """
-import time, torch, bitsandbytes
+import sys, time, torch, bitsandbytes
 torch.set_num_threads(1)
 torch.manual_seed(0)
 parameter = torch.nn.Parameter(torch.randn({elements}))
 optimizer = bitsandbytes.optim.Adam8bit([parameter])
 parameter.grad = 1e-3 * torch.randn({elements})
 optimizer.step()
-seconds = []
-for _ in range(3):
+for line in sys.stdin:
     start = time.process_time()
     optimizer.step()
-    seconds.append(time.process_time() - start)
-print(sorted(seconds)[1])
+    print(time.process_time() - start, flush=True)
 """
 
 
-def of_bitsandbytes(python: str, elements: int) -> float:
-    """The time of a step of bitsandbytes' Adam8bit, one thread, in a process of its own."""
-    code = BITSANDBYTES.format(elements=elements)
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise click.ClickException(f"bitsandbytes does not run there: {done.stderr[-500:]}")
-    return float(done.stdout)
+@contextmanager
+def bitsandbytes(python: str, elements: int) -> Iterator[Callable[[], float]]:
+    """Have bitsandbytes' Adam8bit in a process of its own, one thread; each call times a step."""
+    process = subprocess.Popen(
+        [python, "-c", BITSANDBYTES.format(elements=elements)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def step() -> float:
+        try:
+            print("step", file=process.stdin, flush=True)
+            return float(process.stdout.readline())  # type: ignore[union-attr]
+        except (BrokenPipeError, ValueError):
+            _, said = process.communicate()
+            raise click.ClickException(f"bitsandbytes does not run there: {said[-500:]}") from None
+
+    try:
+        yield step
+    finally:
+        process.kill()
+        process.communicate()
 
 
 # -- what is learnt ----------------------------------------------------------------------------
