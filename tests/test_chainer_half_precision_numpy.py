@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import warnings
 from typing import Any
 
@@ -167,3 +168,37 @@ def test_no_warning_of_overflow_reaches_the_program() -> None:
             )
             assert half.skipped_steps == 1
             F.exp(model(np.full((2, 4), 1e9, "f")) * 1e9)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"normalize": False}, {"reduce": "no"}, {"ignore_label": 2}, {"class_weight": None}],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(9000, 40), (7, 5, 3), (6, 4, 2, 2)])
+def test_a_cross_entropy_of_halves_is_that_of_float32_with_no_float32_copy(
+    shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    rng = np.random.RandomState(0)
+    if "class_weight" in options:
+        options = {"class_weight": rng.rand(shape[1]).astype("f")}
+    x, t = rng.randn(*shape).astype("e"), rng.randint(0, shape[1], (shape[0], *shape[2:]))
+
+    def run(dtype: str) -> tuple[Any, Any, int]:
+        v = chainer.Variable(x.astype(dtype))
+        tracemalloc.start()
+        y = F.softmax_cross_entropy(v, t.astype("i"), **options)
+        kept = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        y.grad = np.ones(y.shape, y.dtype)
+        y.backward()
+        return y.array, v.grad.astype(float), kept
+
+    expected, gradient, plain = run("f")
+    model = L.Linear(1, 1)
+    with umem.chainer.half_precision(model, chainer.optimizers.SGD().setup(model), scale=16):
+        found, halves, kept = run("e")
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(halves / 16, gradient, atol=1e-3 * np.abs(gradient).max())
+    assert shape[0] < 9000 or kept < plain / 10

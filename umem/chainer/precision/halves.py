@@ -160,6 +160,8 @@ def evaluate(proceed: Proceed, func: Any, inputs: Any) -> Any:
             return _rule_of(func, inputs)(proceed, func, inputs)
         if name.removesuffix("Grad") in TAKE_BOTH:
             return _normalization(proceed, func, inputs)
+        if name == "_SoftmaxCrossEntropyGrad_NoDoubleBackprop" and inputs[0].dtype == HALF:
+            return _cross_entropy_gradient(proceed, func, inputs)
         return proceed(func, inputs)
 
 
@@ -230,6 +232,31 @@ def _matmul(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
     return at_once(proceed, func, inputs)
 
 
+def _cross_entropy(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
+    """The loss in float32, of scores that stay halves: some samples at a time."""
+    x, t = inputs
+    whole, func.reduce = func.reduce, "no"
+    try:
+        parts = [proceed(func, (to_single(x[rows]), t[rows]))[0] for rows in _samples(x)]
+    finally:
+        func.reduce = whole
+    loss = np.concatenate(parts)
+    if whole == "no":
+        return (loss,)
+    count = (t != func.ignore_label).sum() if func.normalize else len(x)
+    func._coeff = 1.0 / max(count, 1)  # as Chainer's forward leaves it
+    return (np.asarray(loss.sum(dtype=float) * func._coeff, SINGLE),)
+
+
+def _cross_entropy_gradient(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
+    x, t, gy = inputs
+    gx = np.empty(x.shape, HALF)
+    for rows in _samples(x):
+        of_rows = gy if gy.ndim == 0 else gy[rows]
+        to_half(proceed(func, (to_single(x[rows]), t[rows], of_rows))[0], out=gx[rows])
+    return (gx,)
+
+
 def _sum(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
     (x,) = inputs
     if func.axis is not None and not {0, -x.ndim} & {*func.axis}:
@@ -274,6 +301,7 @@ _OWN: dict[str, Rule] = {
     **dict.fromkeys(_PRODUCTS, _linear),
     "Dropout": _dropout,
     "MatMul": _matmul,
+    "SoftmaxCrossEntropy": _cross_entropy,
     "ReLU": _relu,
     "ReLUGrad2": _relu_gradient,
     "Sum": _sum,

@@ -168,12 +168,20 @@ def suited(func: Any, inputs: Any) -> Any:
     if name in SINGLES or kind.__module__.startswith(SINGLE_MODULES):
         if name == "SoftmaxCrossEntropy":
             func.cache_score = False  # it would keep a second float32 array as large as its input
+            if _is_computed_by_samples(inputs):
+                return inputs
         return tuple([_as_single(x) for x in inputs])
     if name in TAKE_BOTH:
         return inputs
     if name in HALVES or (name in LIKE_FIRST and kinds[0] == HALF):
         return tuple([_as_half(x) for x in inputs])
     return _alike(inputs)
+
+
+def _is_computed_by_samples(inputs: Any) -> bool:
+    """Whether a cross entropy is computed in float32 from halves, as on NumPy, with no cast."""
+    x, t = (getattr(x, "array", x) for x in inputs)
+    return type(x) is np.ndarray and len(x) > 0 and t.dtype.kind == "i" and t.ndim == x.ndim - 1
 
 
 def _alike(inputs: Any) -> Any:
