@@ -84,7 +84,7 @@ def test_recompute_keeps_to_its_budget_and_to_the_bits() -> None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert_same(state_of(model), state_of(other))
-    of_python = 32 << 10  # functions, nodes and variables, which are no arrays
+    of_python = 64 << 10  # functions, nodes and variables, which are no arrays
     assert 900 << 10 < held + peak <= (1100 << 10) + of_python
 
 

@@ -136,7 +136,7 @@ def test_a_file_that_does_not_say_its_format_is_refused() -> None:
         ({"m_scales": np.zeros(7, "f")}, "7 scales where 125 belong"),
         ({"m_codes": np.zeros((200, 160), "f")}, "codes are float32"),
         ({"v_scales": np.full(125, np.nan, "f")}, "not finite, or negative"),
-        ({"v_codes": None}, "codes or scales, and not both"),
+        ({"v_codes": None}, "not whole: it has .*v_scales"),
     ],
 )
 def test_arrays_that_do_not_belong_together_are_refused(change: Any, what: str) -> None:
@@ -174,6 +174,15 @@ def test_whole_states_are_quantised_as_they_are_loaded() -> None:
     load(saved(optimizer), again)
     quantize_states(optimizer)
     assert_same(state_of(model), state_of(other))
+
+
+@pytest.mark.parametrize("kinds", [(Adam8bit, MomentumSGD8bit), (MomentumSGD8bit, Adam8bit)])
+def test_the_state_of_another_optimizer_is_refused(kinds: Any) -> None:
+    saver, loader = kinds
+    optimizer = saver(embeddings=True).setup(words())
+    train(optimizer.target, optimizer, 1)
+    with pytest.raises(DataError, match="not this optimizer's"):
+        load(saved(optimizer), loader(embeddings=True).setup(words()))
 
 
 def test_chainers_optimizer_does_not_take_codes_for_values() -> None:

@@ -11,16 +11,8 @@ from chainer import optimizers
 from umem.chainer.optimizers import paths
 from umem.chainer.optimizers.eight_bit import Adam8bit, AdamW8bit, MomentumSGD8bit
 from umem.chainer.optimizers.gradient_check import first_unsafe, why
-from umem.chainer.optimizers.rules import (
-    LEAST_SIZE,
-    NO_VARIANTS,
-    QUANTIZED,
-    QuantizedRule,
-    StatePolicy,
-    kept_by,
-    plain,
-    quantize,
-)
+from umem.chainer.optimizers.rules import NO_VARIANTS, QUANTIZED, QuantizedRule, plain, quantize
+from umem.chainer.optimizers.state_policy import LEAST_SIZE, StatePolicy, kept_by
 from umem.errors import StateError, UnsupportedError
 
 SMALL = {

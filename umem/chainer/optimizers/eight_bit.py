@@ -9,16 +9,8 @@ from chainer import optimizers
 from chainer.optimizer import GradientMethod
 
 from umem.chainer.optimizers import paths
-from umem.chainer.optimizers.rules import (
-    LEAST_SIZE,
-    NO_VARIANTS,
-    QuantizedRule,
-    StatePolicy,
-    kept_by,
-    plain,
-    quantize,
-    refuse_unsafe,
-)
+from umem.chainer.optimizers.rules import NO_VARIANTS, QuantizedRule, plain, quantize, refuse_unsafe
+from umem.chainer.optimizers.state_policy import LEAST_SIZE, StatePolicy, kept_by
 from umem.chainer.precision.half_precision import judges
 from umem.errors import GradientError, StateError, UnsupportedError
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 import chainer
 import numpy as np
-from chainer import links
 from chainer.backends import cuda
 from chainer.optimizer import UpdateRule
 from chainer.optimizers import adam, momentum_sgd
@@ -28,6 +24,7 @@ from umem.chainer.optimizers.quantized_state import (
     zeros,
 )
 from umem.chainer.optimizers.saving import load, save
+from umem.chainer.optimizers.state_policy import StatePolicy
 from umem.chainer.optimizers.steps import (
     DECAYS,
     HYPERPARAMETERS,
@@ -37,48 +34,9 @@ from umem.chainer.optimizers.steps import (
     Step,
     is_sound,
 )
-from umem.errors import GradientError, SizeError, StateError, UnsupportedError
+from umem.errors import GradientError, StateError, UnsupportedError
 from umem.memory.blocks import managed
 from umem.memory.hints import prefetch
-
-LEAST_SIZE = 4096
-
-
-@dataclass(frozen=True)
-class StatePolicy:
-    """Which states have 8 bits, and where they lie; see `Adam8bit`."""
-
-    keep: Sequence[str] = ()
-    least_size: int = LEAST_SIZE
-    embeddings: bool = False
-    paged: bool = False
-
-    def __post_init__(self) -> None:
-        if isinstance(self.keep, str) or not all(isinstance(name, str) for name in self.keep):
-            raise TypeError(f"keep must be a sequence of names of parameters; got {self.keep!r}")
-        if isinstance(self.least_size, bool) or not isinstance(self.least_size, int):
-            raise TypeError(f"least_size must be a number of elements; got {self.least_size!r}")
-        if self.least_size < 0:
-            raise SizeError(f"least_size must be at least 0 elements; got {self.least_size}")
-
-
-def kept_by(policy: StatePolicy, link: Any) -> list[Any]:
-    """List the parameters of a model whose states have 32 bits whatever their size.
-
-    Raises:
-        ValueError: a name is that of no parameter.
-    """
-    kept: dict[int, Any] = {}
-    for pattern in policy.keep:
-        found = {id(p): p for name, p in link.namedparams() if fnmatchcase(name, pattern)}
-        if not found:
-            names = ", ".join(name for name, _ in link.namedparams())
-            raise ValueError(f"keep has {pattern!r}, which is no parameter of the model: {names}")
-        kept |= found
-    if not policy.embeddings:
-        embeddings = (one for one in link.links() if isinstance(one, links.EmbedID))
-        kept |= {id(p): p for one in embeddings for p in one.params(include_uninit=True)}
-    return list(kept.values())
 
 
 class QuantizedRule(UpdateRule):

@@ -13,8 +13,10 @@ from chainer.backends import cuda
 
 from umem.chainer.optimizers.dynamic_map import VERSION
 from umem.chainer.optimizers.quantized_state import BLOCK, CODES, SCALES, block_count, quantized
+from umem.chainer.optimizers.steps import SIGNS
 from umem.errors import DataError
 
+NAMES = sorted({name for signs in SIGNS.values() for name in signs})
 BLOCK_KEY, VERSION_KEY = "quantization_block", "quantization_version"
 
 
@@ -46,11 +48,17 @@ def load(serializer: Any, signs: dict[str, bool], least_size: int) -> dict[str, 
 
 def _small(serializer: Any, signs: dict[str, bool]) -> dict[str, Any] | None:
     """Read a state of 8 bits; None where there is none."""
-    keys = [name + end for name in signs for end in (CODES, SCALES)]
-    found = {key: _read(serializer, key) for key in keys}
-    if all(value is None for value in found.values()):
+    keys = [name + end for name in NAMES for end in (CODES, SCALES)]
+    found = {key: value for key in keys if (value := _read(serializer, key)) is not None}
+    if not found:
         return None
     _check_format(_read(serializer, BLOCK_KEY), _read(serializer, VERSION_KEY))
+    wanted = {name + end for name in signs for end in (CODES, SCALES)}
+    if found.keys() != wanted:
+        raise DataError(
+            f"the 8-bit state is not this optimizer's, or not whole: it has {sorted(found)}, and "
+            f"{sorted(wanted)} make one"
+        )
     for name in signs:
         _check_arrays(name, found[name + CODES], found[name + SCALES])
     return found
@@ -89,8 +97,6 @@ def _check_format(block: Any, version: Any) -> None:
 
 
 def _check_arrays(name: str, codes: Any, scales: Any) -> None:
-    if codes is None or scales is None:
-        raise DataError(f"the 8-bit state {name!r} has codes or scales, and not both")
     if codes.dtype != np.uint8 or scales.shape != (block_count(codes.size),):
         raise DataError(
             f"the 8-bit state {name!r} is none: codes are {codes.dtype} of shape {codes.shape}, "
