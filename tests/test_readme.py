@@ -41,7 +41,7 @@ def test_the_code_of_the_readme_runs(number: int, capsys: pytest.CaptureFixture[
 def test_the_readme_has_both_commands_and_code_early() -> None:
     first = README.split("## Chainer")[0]
     assert "make demo" in first and "make test" in first
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5
 
 
 def test_every_file_the_readme_links_to_exists() -> None:
