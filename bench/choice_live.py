@@ -1,6 +1,6 @@
 """How near is the step time that `umem.choose` predicts to a run on the same virtual GPU?
 
-Each technique that fits is run live under the line of code that the choice gives for it, on a
+Each technique that fits and is a block of code is run live in that block, on a
 virtual GPU with a share of the VRAM that the step needs; the host waits for the GPU after each
 step. A run on the virtual GPU sees no workspace, and the trace has none either; `Recompute`
 measures NumPy's all the same, plans with it, and may refuse a budget. The mean of the last steps is
@@ -77,6 +77,8 @@ def measure(model: tuple[str, str], batch: int) -> list[dict[str, Any]]:
     vram = max(4 * BLOCK_BYTES, round(ROOM * peak) // BLOCK_BYTES * BLOCK_BYTES)
     rows = []
     for option in choose(trace, GPU, vram=vram).options:
+        if option.line is not None and not option.line.startswith("with "):
+            continue  # it converts the optimizer or the model, before any block
         row = {
             "model": model[0],
             "batch": batch,

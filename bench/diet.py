@@ -151,13 +151,12 @@ def answer(result: common.Result) -> str:
     rows = [row for row in result["rows"] if not row["error"]]
     rest = len(result["rows"]) - len(rows)
     over = [row["measured_bytes"] / row["budget_bytes"] - 1 for row in rows if not row["kept"]]
-    said = f", the others by up to {figure(100 * max(over))}%," if over else ""
-    kept = sum(row["kept"] for row in rows)
+    said = f" (the worst is {figure(100 * max(over))}% over it)" if over else ""
+    slower = [row["measured_slower"] for row in rows]
     return (
-        f"{kept} of {len(rows)} dieted steps kept to their budget{said} "
-        f"for {figure(min(row['measured_slower'] for row in rows))} to "
-        f"{figure(max(row['measured_slower'] for row in rows))} times the processor time of a "
-        f"plain step, and for {rest or 'no'} other budgets nothing was found that fits."
+        f"{sum(row['kept'] for row in rows)} of {len(rows)} dieted steps keep to their budget"
+        f"{said}, for {figure(min(slower))} to {figure(max(slower))} times the processor time of a "
+        f"plain step; for {rest or 'no'} other budgets nothing was found that fits."
     )
 
 
