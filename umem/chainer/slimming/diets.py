@@ -18,7 +18,8 @@ from umem.chainer.precision.half_precision import half_precision
 from umem.chainer.recompute.recompute import Recompute
 from umem.chainer.slimming.as_it_was import as_it_was
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-from umem.devices.open import current_device, entered_device
+from umem.devices.cost import cuda_model
+from umem.devices.open import entered_device
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.errors import BudgetError, SizeError, StateError
 from umem.predict.dieting import PARTS, Chosen, Combination, HostArrays, Place, PlainPool, cheapest
@@ -127,10 +128,10 @@ def _gpu_of(trace: Trace, gpu: str | GpuSpec | None) -> GpuSpec | None:
     """The GPU whose times count; None where NumPy computes and nobody models a GPU."""
     if gpu is not None:
         return gpu_spec(gpu)
-    device = current_device() if trace.backend == "cupy" else entered_device()
-    if device is None:
+    entered = entered_device()
+    if trace.backend == "numpy" and entered is None:
         return None
-    spec = getattr(device, "spec", None)
+    spec = getattr(cuda_model() if entered is None else entered, "spec", None)
     return spec if isinstance(spec, GpuSpec) else gpu_spec("t4")
 
 
