@@ -76,6 +76,12 @@ def test_an_unknown_way_of_dropout_is_refused() -> None:
         accumulate(optimizer_of(Net(MEAN)), micro_batch=4, dropout="whole")
 
 
+@pytest.mark.parametrize("weight", ["4", True, np.nan, np.ones(3), [1]])
+def test_a_weight_is_a_function_or_a_number(weight: Any) -> None:
+    with pytest.raises(UnsupportedError, match="weight= is a function or a finite number, not"):
+        accumulate(optimizer_of(Net(MEAN)), 4, weight=weight)
+
+
 def test_an_optimizer_without_a_model_is_refused() -> None:
     with pytest.raises(StateError, match=r"call optimizer\.setup\(model\) first"):
         accumulate(optimizers.Adam(), 4)
@@ -531,6 +537,15 @@ def test_an_updater_is_saved_as_chainers_and_goes_on(tmp_path: Any) -> None:
     assert plain.iteration == 2
 
 
+def test_of_several_optimizers_the_main_one_is_accumulated() -> None:
+    net, other = Net(VALID), optimizer_of(Net(MEAN))
+    samples = chainer.iterators.SerialIterator(list(zip(*some(), strict=True)), FULL)
+    optimizers_of = {"main": optimizer_of(net), "other": other}
+    one = AccumulatingUpdater({"main": samples}, optimizers_of, 4, loss_scale=8.0)
+    one.update()
+    assert (one.get_optimizer("main").t, other.t) == (1, 0)
+
+
 def test_an_epoch_ends_as_without() -> None:
     net = Net(VALID)
     one = updater(net, 2, count=4)
@@ -540,6 +555,29 @@ def test_an_epoch_ends_as_without() -> None:
 
 
 # -- memory ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_masks_of_a_batch_are_kept_with_a_bit_an_element() -> None:
+    rows, width = 64, 20_000
+    net = L.Linear(1, width)
+    held = []
+
+    def loss(x: Any) -> Any:
+        gc.collect()
+        held.append(tracemalloc.get_traced_memory()[0])
+        return F.mean(F.dropout(net(x), 0.3))
+
+    x = np.ones((rows, 1), "f")
+    with accumulate(optimizer := optimizer_of(net), micro_batch=4, dropout="batch", check=False):
+        optimizer.update(loss, x)
+        held.clear()
+        tracemalloc.start()
+        optimizer.update(loss, x)
+        tracemalloc.stop()
+    gradients_bytes = 2 * 4 * width
+    assert 0 <= held[1] - held[0] - rows * width / 8 - gradients_bytes < 50_000
+    assert abs(held[-1] - held[1]) < 20_000
 
 
 @pytest.mark.thorough

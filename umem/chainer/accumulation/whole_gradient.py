@@ -38,7 +38,7 @@ class WholeGradient(Subscriber):
     place = -1
 
     def __init__(self, model: Any, weight: Weight) -> None:
-        self.weight = weight
+        self.weight = _checked_weight(weight)
         self.masks: DropoutMasks | None = None
         self._model = model
         self._mixing = Mixing(model)
@@ -241,6 +241,18 @@ class WholeGradient(Subscriber):
             # Alive until backward, so that a term can be seen to be 0.
             self._scalars += [y for y in outputs if y.size == 1]
         return outputs
+
+
+def _checked_weight(weight: Weight) -> Weight:
+    """What was given as ``weight=``.
+
+    Raises:
+        UnsupportedError: it is neither a function nor a finite number.
+    """
+    is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+    if weight is None or callable(weight) or (is_number and math.isfinite(weight)):
+        return weight
+    raise UnsupportedError(f"weight= is a function or a finite number, not {weight!r}")
 
 
 def checked(loss: Any) -> Any:
