@@ -15,6 +15,7 @@ if find_package() is None:
 
 import umem.chainer  # isort: skip  (before chainer)
 import chainer
+import chainer.functions as F
 from accumulation_cases import (
     FULL,
     LOSSES,
@@ -26,6 +27,8 @@ from accumulation_cases import (
     some,
     whole_gradient,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from umem.errors import AccumulationError
 
@@ -123,3 +126,31 @@ def test_the_fault_of_2024_is_caught() -> None:
     with wrong, pytest.raises(AccumulationError, match="something else than weight="):
         optimizer.update(net, *some())
     assert optimizer.t == 0 and np.array_equal(before, parameters(net))
+
+
+LEFT_OUT = "penalty", "two", "minus", "and a sum"
+TERMS = [name for name in LOSSES if not any(word in name for word in LEFT_OUT)]
+"""Single terms that do not cancel each other."""
+ADDED = st.lists(
+    st.tuples(st.sampled_from(TERMS), st.sampled_from([1.0, 0.3, 2.0])), min_size=1, max_size=3
+)
+
+
+@pytest.mark.thorough
+@settings(max_examples=25)
+@given(ADDED, st.sampled_from([0.0, 0.1]), st.integers(1, 12), st.integers(0, 9))
+def test_any_sum_of_losses_cut_anywhere(
+    added: list[tuple[str, float]], penalty: float, size: int, seed: int
+) -> None:
+    def loss(net: Any, y: Any, t: Any) -> Any:
+        total = sum(scale * LOSSES[name](net, y, t) for name, scale in added)
+        return total + penalty * F.sum(net.first.W**2) if penalty else total
+
+    draw = np.random.RandomState(seed)
+    x, t = draw.randn(12, 5), draw.randint(-1, 4, 12).astype("i")
+    t[0] = 1  # a weighted mean of nothing is nothing
+    net, plain = Net(loss), Net(loss)
+    optimizer_of(plain).update(plain, x, t)
+    with umem.chainer.accumulate(optimizer := optimizer_of(net), micro_batch=size):
+        optimizer.update(net, x, t)
+    assert apart(gradients(plain), gradients(net)) < 1e-12
