@@ -91,6 +91,8 @@ def read(operations: FileOperations, path: Path) -> SavedRun:
         _check(operations, path / ARRAYS, manifest.files[ARRAYS])
         text = _check(operations, path / VALUES, manifest.files[VALUES], content=True)
         values = json.loads(text)
+        if not isinstance(values, dict):
+            raise ValueError(f"{VALUES} is no dictionary")
         arrays = ArraysInFile(path / ARRAYS)
     except NewerVersionError as error:
         raise NewerVersionError(f"{shown(path)}: {error}") from None
