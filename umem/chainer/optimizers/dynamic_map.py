@@ -1,7 +1,8 @@
 """The 256 values that a byte of optimizer state stands for, and the nearest of them to a float32.
 
 Dynamic quantisation of Dettmers et al., "8-bit Optimizers via Block-wise Quantization"
-(arXiv 2110.02861): values from 1e-7 to 1, with fewer digits the smaller they are.
+(arXiv 2110.02861): 0, and values over seven powers of ten up to 1, with fewer digits the smaller
+they are.
 """
 
 from __future__ import annotations

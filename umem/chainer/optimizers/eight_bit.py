@@ -119,8 +119,8 @@ class Adam8bit(QuantizedOptimizer, optimizers.Adam):
     states of 32 bits. NumPy and CuPy arrays of 16, 32 or 64 bits; what is computed is float32,
     and a parameter of 64 bits is changed in 64. See docs/small-states.md.
 
-    Cost: at most the time of Chainer's own update with Numba (bench/eight_bit.py), one look at all
-    gradients before each update included. Thread-safety: as Chainer's.
+    Cost: with Numba less time than Chainer's own update for large parameters, and more for small
+    ones (bench/eight_bit.py); one look at all gradients is in it. Thread-safety: as Chainer's.
 
     Args:
         alpha, beta1, beta2, eps, eta, weight_decay_rate: as in Chainer.
