@@ -37,10 +37,12 @@ def prepare(subject: Subject, gpu: GpuSpec, parts: tuple[str, ...]) -> Prepared:
     )
     micro = None
     if SPLIT in parts:
-        micro = fitting_micro_batch(changed, lambda one: _fits(one, changed, gpu, parts))
+        micro = fitting_micro_batch(changed, lambda one: _fits(one, subject, gpu, parts))
         changed = changed.changed(micro_batch=micro)
     line = lines(parts, micro, CAP_BYTES, "min" if RERUN in parts else None)
-    return changed.prepared(line, None) if RERUN in parts else changed.prepared(line)
+    if RERUN not in parts:
+        return changed.prepared(line)
+    return changed.prepared_with(line, subject.plans(None))
 
 
 def fitting_micro_batch(subject: Subject, fits: Callable[[Subject], bool]) -> int:
@@ -59,7 +61,7 @@ def _fits(split: Subject, whole: Subject, gpu: GpuSpec, parts: tuple[str, ...]) 
     """Tell whether a micro-batch fits; a plan of the whole batch is a plan of it, and is there."""
     if RERUN not in parts:
         return split.fits(gpu)
-    trace = split.rewritten(whole.plans(None))
+    trace = split.with_plans(whole.plans(None))
     return trace.peak_bytes <= gpu.usable_bytes and split.fits(gpu, trace)
 
 

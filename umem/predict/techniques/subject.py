@@ -112,6 +112,19 @@ class Subject:
             line, self.under(budget), lambda less: less.rewritten(self.plans(budget))
         )
 
+    def prepared_with(self, line: str, plans: list[Plan]) -> Prepared:
+        """The same under plans that were made without the change, such as for a whole batch.
+
+        They are plans of the changed step, too, and are not made again for it.
+        """
+        return self._shown(line, self.with_plans(plans), lambda less: less.with_plans(plans))
+
+    def with_plans(self, plans: list[Plan]) -> Trace:
+        """The trace under plans, made once."""
+        same = tuple((plan.blocks, plan.kept, plan.recomputed, plan.stashed) for plan in plans)
+        self._shared.add(same)
+        return self.made_once(same, lambda: self.rewritten(plans))
+
     def _shown(self, line: str, trace: Trace, less_of: Callable[[Subject], Trace]) -> Prepared:
         more = self.change.passes(self.size) - self.change.shown
         if more <= 0:
