@@ -9,6 +9,7 @@ import chainer  # noqa: E402, F401  (the layer must be in place first)
 from umem.chainer import optimizers as optimizers  # noqa: E402
 from umem.chainer.accumulation.accumulating import accumulate  # noqa: E402
 from umem.chainer.accumulation.updater import AccumulatingUpdater  # noqa: E402
+from umem.chainer.batch_finder import find_batch  # noqa: E402
 from umem.chainer.checkpointing.regions import checkpoint, checkpoint_sequential, checkpointed  # noqa: E402
 from umem.chainer.chunking.capped import workspace  # noqa: E402
 from umem.chainer.current_device import device  # noqa: E402
@@ -41,6 +42,7 @@ __all__ = [
     "chunked_updates",
     "device",
     "diet",
+    "find_batch",
     "half_precision",
     "resume_run",
     "save_run",

@@ -15,6 +15,13 @@ from rich.text import Text
 
 from umem.as_json import json_text
 from umem.cli import in_and_out as saying
+from umem.cli.choose_batch import (
+    BatchOptions,
+    batch_options,
+    check_batch_options,
+    doublings,
+    say_batches,
+)
 from umem.cli.in_and_out import (
     Caps,
     StepSizesType,
@@ -26,7 +33,7 @@ from umem.cli.in_and_out import (
     write,
 )
 from umem.devices.specs import GPUS, GpuSpec, gpu_spec
-from umem.errors import UmemError
+from umem.errors import BudgetError, UmemError
 from umem.predict.choosing import Choice, Search, gpu_asked_for
 from umem.predict.techniques.options import Option
 from umem.predict.techniques.registry import TECHNIQUES
@@ -139,6 +146,7 @@ NOTHING_FITS = 3
     metavar="N",
     help="The size to choose for; along axes with names: batch=64,length=512.",
 )
+@batch_options
 @click.option("--gpu", default=None, metavar="NAME", help="A GPU of the table (default: t4).")
 @click.option("--vram", metavar="SIZE", help="Usable VRAM instead of the table's, as 12GiB.")
 @click.option("--all", "every", is_flag=True, help="Also what does not fit, with the reasons.")
@@ -152,13 +160,18 @@ def command(max_events: int, max_bytes: int, **options: Any) -> None:
 
     Each result is printed as it is found; Ctrl-C keeps them, with exit status 130.
 
+    With --batch: the largest batch that fits, and the one of least time a sample.
+
     TRACE is what umem.record() or umem.record_at(), saved, or `umem run --record` has written.
     Nothing is run: memory and times are those of the model of a GPU, and simulated.
     The exit status is 3 where nothing makes the step fit, and then no picture is written.
     """
     if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
+    told = BatchOptions(*(options.pop(name) for name in BatchOptions._fields))
     asked = _ChooseOptions(**options)
+    others = {"--all": asked.every, "--all-gpus": asked.all_gpus, "--png": asked.png is not None}
+    check_batch_options(asked.batch, told, others)
     if asked.all_gpus and (asked.gpu is not None or asked.vram is not None):
         raise click.UsageError(
             "--all-gpus asks for every GPU of the table: leave --gpu and --vram out"
@@ -169,6 +182,9 @@ def command(max_events: int, max_bytes: int, **options: Any) -> None:
     refuse([] if png is None else [png], asked.traces, force=asked.force)
     refuse_picture(png)
     try:
+        if asked.batch:
+            _answer_batch(asked, told, Caps(max_events, max_bytes))
+            return
         best = _answer(asked, Caps(max_events, max_bytes))
     except UmemError as error:
         raise click.ClickException(str(error)) from error
@@ -190,6 +206,7 @@ class _ChooseOptions(NamedTuple):
     traces: tuple[Path, ...]
     sizes: tuple[StepSize, ...] | None
     size: StepSize | None
+    batch: bool
     gpu: str | None
     vram: str | None
     every: bool
@@ -197,6 +214,16 @@ class _ChooseOptions(NamedTuple):
     as_json: bool
     png: Path | None
     force: bool
+
+
+def _answer_batch(asked: _ChooseOptions, told: BatchOptions, read: Caps) -> None:
+    gpu = gpu_asked_for("t4" if asked.gpu is None else asked.gpu, asked.vram)
+    trace = _load(asked.traces, asked.sizes, read)
+    try:
+        say_batches(trace, gpu, asked.size, told, as_json=asked.as_json)
+    except BudgetError as error:
+        say(str(error), err=True)
+        click.get_current_context().exit(NOTHING_FITS)
 
 
 def _answer(asked: _ChooseOptions, read: Caps) -> Option | None:
@@ -222,6 +249,10 @@ def _answer(asked: _ChooseOptions, read: Caps) -> Option | None:
                 f"\nThis is size {size_text(trace.sizes[-1])}, the largest recorded; "
                 f"--size {_example(trace)} takes the step to another."
             )
+        if trace.sizes and not asked.all_gpus:
+            say("\nTwice as much (simulated, in plain memory):")
+            for line in doublings(trace, one, asked.size):
+                say(line)
         _say_what_next(asked)
     return best
 

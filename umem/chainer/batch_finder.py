@@ -1,0 +1,127 @@
+"""`find_batch`: the batch that fits, without a trial; one live step confirms it on a device."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from chainer.backends import cuda
+
+import umem
+from umem.devices.open import entered_device
+from umem.devices.specs import GpuSpec
+from umem.errors import StateError
+from umem.memory.limits import Size
+from umem.predict.batches.finding import batches_of
+from umem.predict.batches.found_batches import FoundBatch
+from umem.trace.axes import StepSize, size_text
+from umem.trace.trace import Trace
+from umem.units import format_bytes
+
+__all__ = ["find_batch"]
+LIVE_STEPS = 2
+"""The second finds the gradients of the first."""
+
+
+def find_batch(
+    step: Callable[..., Any] | Trace,
+    gpu: str | GpuSpec = "t4",
+    vram: Size | None = None,
+    *,
+    sizes: Sequence[int] | Mapping[str, Sequence[int]] = (4, 8),
+    size: StepSize | None = None,
+    effective: int | None = None,
+    maximum: int | None = None,
+    margin: float = 0.0,
+    confirm: bool | None = None,
+) -> FoundBatch:
+    """Find the largest batch that fits a GPU, and that of least time a sample, without a trial.
+
+    The step is recorded at two small sizes, which trains it six times on them, and taken to others
+    by replays on the model of the GPU, with its pool's rounding and gaps: simulated. The largest
+    batch fits, and the next one does not. Whether a batch fits may depend on how it divides the
+    pool's pieces, so that now and then a larger one fits again: what is found is the last before
+    the first failure that the search came to.
+
+    Cost: besides the recording at most 12 replays for the largest batch, 12 for the quickest, and
+    up to some twenty with plans of recomputation for a wanted batch.
+
+    Args:
+        step: makes its input for a size and runs one training step on it, an update included; or
+            the trace of one, as `umem.record_at` makes it.
+        gpu: a name of the table, such as ``"v100-16gb"``.
+        vram: usable VRAM instead of the table's figure, as an int or text.
+        sizes: where the step is recorded; see `umem.record_at`. The axis ``batch``, or else the
+            first, is the batch.
+        size: where the step has several axes, the other sizes, ``{"length": 512}``; None: the
+            largest recorded.
+        effective: a wanted batch: also say which micro-batch and budget of `Recompute` give it in
+            the least time.
+        maximum: the largest batch that is asked for, such as the size of the data set.
+        margin: the share of VRAM that is left free, such as 0.05.
+        confirm: run two steps of the largest batch where the step runs on a device, real or
+            software GPU; None: if it does. Running out of memory there is survived and said, and
+            what it held is let go.
+
+    Raises:
+        BudgetError: a batch of one does not fit; says what it needs and what could help.
+        StateError: ``confirm`` without a device. ScalingError, SizeError, UnknownGpuError, and
+        what the step raises: see `umem.record_at`, `umem.replay`.
+    """
+    trace = step if isinstance(step, Trace) else umem.record_at(step, sizes)
+    if isinstance(step, Trace) and confirm:
+        raise StateError("a trace cannot be run to confirm it: give the step itself")
+    has_device = trace.backend == "cupy" or (confirm and entered_device() is not None)
+    if confirm and not has_device:
+        raise StateError(
+            "there is no device to confirm a batch on: the step ran on NumPy. Run it on a GPU or "
+            "a umem.software_gpu, or leave confirm out"
+        )
+    found = batches_of(
+        trace, gpu, vram=vram, size=size, effective=effective, maximum=maximum, margin=margin
+    )
+    if isinstance(step, Trace) or confirm is False or not has_device:
+        return found
+    confirmed, said = _confirmed(step, found.size)
+    return replace(found, confirmed=confirmed, confirmation=said)
+
+
+def _confirmed(step: Callable[..., Any], size: StepSize) -> tuple[bool, str]:
+    """Run a step of a size; out of memory is survived, and nothing of it kept."""
+    what = f"size {size_text(size)}"
+    _let_go()
+    try:
+        for _ in range(LIVE_STEPS):
+            step(**size) if isinstance(size, Mapping) else step(size)
+        return True, f"Confirmed: {what} ran on the device{_held()}."
+    except MemoryError as error:
+        said = str(error).partition("\n")[0]
+        _forget(error)
+    finally:
+        _let_go()
+    return False, f"Not confirmed: {what} ran out of memory on the device: {said}"
+
+
+def _held() -> str:
+    if not cuda.available:
+        return ""
+    pool = cuda.cupy.get_default_memory_pool()
+    return f", whose pool holds {format_bytes(pool.total_bytes())}"
+
+
+def _forget(error: BaseException) -> None:
+    """Let go of what the frames of an error and of those behind it hold."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen.__traceback__ = None
+        seen = seen.__cause__ or seen.__context__
+
+
+def _let_go() -> None:
+    gc.collect()
+    if cuda.available:
+        cuda.cupy.get_default_memory_pool().free_all_blocks()

@@ -1,0 +1,94 @@
+"""``umem choose TRACE --batch``: the batch that fits; and what doubling each size costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import click
+
+import umem
+from umem.as_json import json_text
+from umem.cli.in_and_out import say
+from umem.devices.specs import GpuSpec
+from umem.predict.batches.finding import batches_of
+from umem.trace.axes import StepSize
+from umem.trace.trace import Trace
+
+
+class BatchOptions(NamedTuple):
+    """What ``--batch`` may be told besides."""
+
+    effective: int | None
+    maximum: int | None
+    margin: float
+
+    @property
+    def given(self) -> list[str]:
+        """The options that were given, by name."""
+        known = {"--effective": self.effective, "--maximum": self.maximum, "--margin": self.margin}
+        return [name for name, value in known.items() if value is not None and value != 0.0]
+
+
+def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--batch`` and what goes with it."""
+    options = (
+        click.option(
+            "--batch", is_flag=True, help="The largest batch that fits, and the quickest."
+        ),
+        click.option(
+            "--effective",
+            type=int,
+            metavar="N",
+            help="With --batch: which micro-batch and recomputation give a batch of N.",
+        ),
+        click.option(
+            "--maximum", type=int, metavar="N", help="With --batch: no batch above N is asked for."
+        ),
+        click.option(
+            "--margin",
+            type=float,
+            default=0.0,
+            metavar="SHARE",
+            help="With --batch: the share of VRAM that is left free, as 0.05.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def check_batch_options(batch: bool, told: BatchOptions, others: dict[str, bool]) -> None:
+    """Refuse what does not go with ``--batch``, and what goes only with it.
+
+    Raises:
+        click.UsageError: names the options.
+    """
+    if not batch and told.given:
+        raise click.UsageError(f"{', '.join(told.given)}: only with --batch")
+    wrong = [name for name, is_given in others.items() if is_given]
+    if batch and wrong:
+        raise click.UsageError(f"--batch finds batches of one GPU: leave {', '.join(wrong)} out")
+
+
+def say_batches(
+    trace: Trace, gpu: GpuSpec, size: StepSize | None, told: BatchOptions, *, as_json: bool
+) -> None:
+    """Say which batches fit.
+
+    Raises:
+        UmemError: see `batches_of`.
+    """
+    found = batches_of(trace, gpu, size=size, **told._asdict())
+    if as_json:
+        say(json_text(found))
+        return
+    say(str(found))
+    for line in doublings(trace, gpu, found.size):
+        say(line)
+
+
+def doublings(trace: Trace, gpu: GpuSpec, size: StepSize | None) -> Iterator[str]:
+    """Yield what doubling each size of a step costs, a line each; nothing for one size."""
+    for doubled in umem.double_each(trace, gpu, size) if trace.sizes else ():
+        yield f"  {doubled}"

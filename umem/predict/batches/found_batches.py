@@ -1,0 +1,157 @@
+"""What was found of the batches that fit a GPU, for a person and for a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from umem.as_json import named
+from umem.trace.axes import StepSize
+from umem.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True)
+class BatchStep:
+    """A settled step with a batch that fits; simulated.
+
+    Attributes:
+        batch: its samples.
+        peak_bytes: the most that tensors and workspace hold; ``reserved_bytes`` what the pool
+            takes for that.
+        seconds: its time.
+    """
+
+    batch: int
+    peak_bytes: int
+    reserved_bytes: int
+    seconds: float
+
+    @property
+    def seconds_per_sample(self) -> float:
+        """Its time over its samples."""
+        return self.seconds / self.batch
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for a JSON file; what the model says is under names that say so."""
+        return named(self, ("batch", *_FIGURES), _FIGURES)
+
+
+_FIGURES = ("peak_bytes", "reserved_bytes", "seconds", "seconds_per_sample")
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A step of a wanted batch in micro-batches, and under a budget; simulated.
+
+    Attributes:
+        effective: the samples of an update.
+        micro_batch: those of a pass; ``pass_count`` how many there are.
+        budget_bytes: that of `umem.chainer.Recompute`; None: nothing runs again.
+        peak_bytes: the most that tensors and workspace hold.
+        seconds: the time of all passes and the update.
+        line: the code that turns it on; None: nothing is to be done.
+    """
+
+    effective: int
+    micro_batch: int
+    budget_bytes: int | None
+    peak_bytes: int
+    seconds: float
+    line: str | None
+
+    @property
+    def pass_count(self) -> int:
+        """How many micro-batches an update has."""
+        return -(-self.effective // self.micro_batch)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for a JSON file; what the model says is under names that say so."""
+        told = ("effective", "micro_batch", "pass_count", "budget_bytes", "line")
+        return named(self, (*told, "peak_bytes", "seconds"), ("peak_bytes", "seconds"))
+
+
+@dataclass(frozen=True)
+class FoundBatch:
+    """The batches that a step fits a GPU with; simulated.
+
+    Attributes:
+        title: the GPU; ``vram_bytes`` what the step may take of it.
+        size: the step's sizes with the largest batch.
+        largest: the largest batch: it fits, and ``next_batch`` does not, for ``next_reason``.
+            Where the maximum fits, there is no next.
+        quickest: the smallest batch of which a sample takes at most 2% longer than the least.
+        pair: for a wanted batch the micro-batch and the budget of least time; None where none
+            was wanted, or for ``no_pair``.
+        replay_count: the replays that found the largest; ``all_replay_count`` with all others.
+        caveat: what the trace does not know, so that the real step needs more; or None.
+        confirmed: whether a step of the largest batch ran on the device that is there; None
+            where none was tried. ``confirmation`` says where, or why not.
+    """
+
+    gpu: str
+    title: str
+    vram_bytes: int
+    size: StepSize
+    largest: BatchStep
+    next_batch: int | None
+    next_reason: str | None
+    quickest: BatchStep
+    pair: MicroBatch | None
+    no_pair: str | None
+    replay_count: int
+    all_replay_count: int
+    caveat: str | None = None
+    confirmed: bool | None = None
+    confirmation: str | None = None
+    simulated: Literal[True] = True
+
+    @property
+    def batch(self) -> int:
+        """The largest batch."""
+        return self.largest.batch
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"{self.title}, {format_bytes(self.vram_bytes)} of VRAM; all figures are simulated."
+        yield f"largest batch         {_said(self.largest)}"
+        if self.next_batch is not None:
+            yield f"  {self.next_batch:,} does not fit: {self.next_reason}"
+        yield f"least time a sample   {_said(self.quickest)}"
+        if self.pair is not None:
+            yield f"{f'batch {self.pair.effective:,}':<22}{_said_pair(self.pair)}"
+            yield f"  {self.pair.line or 'nothing is to be done'}"
+        elif self.no_pair is not None:
+            yield f"no way to the wanted batch: {self.no_pair}"
+        if self.caveat is not None:
+            yield f"The trace does not know everything: {self.caveat}."
+        if self.confirmation is not None:
+            yield self.confirmation
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for a JSON file."""
+        return named(self, _JSON_FIELDS)
+
+
+_JSON_FIELDS = (
+    "simulated", "gpu", "title", "vram_bytes", "size", "largest", "next_batch", "next_reason",
+    "quickest", "pair", "no_pair", "replay_count", "all_replay_count", "caveat", "confirmed",
+    "confirmation",
+)  # fmt: skip
+
+
+def _said(step: BatchStep) -> str:
+    each = format_seconds(step.seconds_per_sample)
+    return (
+        f"{step.batch:,}: {format_seconds(step.seconds)}, {each} a sample, peak "
+        f"{format_bytes(step.peak_bytes)}"
+    )
+
+
+def _said_pair(pair: MicroBatch) -> str:
+    how = "" if pair.pass_count == 1 else f"{pair.pass_count} micro-batches of {pair.micro_batch:,}"
+    budget = "" if pair.budget_bytes is None else f"recomputed in {format_bytes(pair.budget_bytes)}"
+    parts = ", ".join(filter(None, (how, budget))) or "as it is"
+    return f"{parts}: {format_seconds(pair.seconds)}, peak {format_bytes(pair.peak_bytes)}"
