@@ -181,7 +181,7 @@ def test_a_wanted_batch_that_fits_is_run_as_it_is() -> None:
     found = batches_of(recorded(), "t4", vram=VRAM, effective=64)
     assert found.pair is not None
     assert (found.pair.micro_batch, found.pair.pass_count) == (64, 1)
-    assert found.pair.budget_bytes is None
+    assert found.pair.budget is None
     assert found.pair.line is None
     assert "as it is" in str(found)
 

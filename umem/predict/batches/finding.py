@@ -110,7 +110,7 @@ def _paired(
     found: list[MicroBatch] = []
     reason = None
     for micro in _micro_batches(effective, largest):
-        if micro < largest and any(pair.budget_bytes is None for pair in found):
+        if micro < largest and any(pair.budget is None for pair in found):
             continue  # a smaller one is slower than one that fits as it is
         try:
             found.append(_in_micro_batches(whole, place, effective, micro))
@@ -136,13 +136,17 @@ def _micro_batches(effective: int, largest: int) -> list[int]:
 def _in_micro_batches(whole: Subject, place: PlainPool, effective: int, micro: int) -> MicroBatch:
     subject = whole if micro == effective else whole.changed(micro_batch=micro)
     budget = None
-    prepared = subject.prepared("")
-    fits, peak, seconds = place.judged(prepared)
+    fits, peak, seconds = place.judged(subject.prepared(""))
     if not fits:
-        budget = place.recompute_budget(subject)
-        fits, peak, seconds = place.judged(subject.prepared("", budget))
+        planned = place.recompute_budget(subject)
+        budget = planned if isinstance(planned, str) else _text(planned)
+        prepared = subject.prepared("", None if isinstance(planned, str) else planned)
+        fits, peak, seconds = place.judged(prepared)
         if not fits:
             raise BudgetError("no plan of recomputation has room")
-    said = None if budget is None else f"{budget // MIB}MiB" if budget % MIB == 0 else str(budget)
-    line = lines((), None if micro == effective else micro, None, said)
+    line = lines((), None if micro == effective else micro, None, budget)
     return MicroBatch(effective, micro, budget, peak, seconds, line or None)
+
+
+def _text(nbytes: int) -> str:
+    return str(nbytes) if nbytes % MIB else f"{nbytes // MIB}MiB"

@@ -47,7 +47,7 @@ class MicroBatch:
     Attributes:
         effective: the samples of an update.
         micro_batch: those of a pass; ``pass_count`` how many there are.
-        budget_bytes: that of `umem.chainer.Recompute`; None: nothing runs again.
+        budget: that of `umem.chainer.Recompute`, as ``"1200MiB"``; None: nothing runs again.
         peak_bytes: the most that tensors and workspace hold.
         seconds: the time of all passes and the update.
         line: the code that turns it on; None: nothing is to be done.
@@ -55,7 +55,7 @@ class MicroBatch:
 
     effective: int
     micro_batch: int
-    budget_bytes: int | None
+    budget: str | None
     peak_bytes: int
     seconds: float
     line: str | None
@@ -67,7 +67,7 @@ class MicroBatch:
 
     def to_json(self) -> dict[str, Any]:
         """Return it for a JSON file; what the model says is under names that say so."""
-        told = ("effective", "micro_batch", "pass_count", "budget_bytes", "line")
+        told = ("effective", "micro_batch", "pass_count", "budget", "line")
         return named(self, (*told, "peak_bytes", "seconds"), ("peak_bytes", "seconds"))
 
 
@@ -152,6 +152,6 @@ def _said(step: BatchStep) -> str:
 
 def _said_pair(pair: MicroBatch) -> str:
     how = "" if pair.pass_count == 1 else f"{pair.pass_count} micro-batches of {pair.micro_batch:,}"
-    budget = "" if pair.budget_bytes is None else f"recomputed in {format_bytes(pair.budget_bytes)}"
+    budget = "" if pair.budget is None else f"recomputed within {pair.budget}"
     parts = ", ".join(filter(None, (how, budget))) or "as it is"
     return f"{parts}: {format_seconds(pair.seconds)}, peak {format_bytes(pair.peak_bytes)}"
