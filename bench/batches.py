@@ -3,8 +3,8 @@
 Found: `umem.predict.batches`, on a step recorded at batches of 4 and 8, in at most 12 replays.
 Judged by other code than the search's, that of ``umem.choose``: a steady step at the found batch,
 and at the next one, through the pool of the virtual GPU in plain memory. ``scaled`` judges the
-recorded step taken to both batches; ``recorded`` a real step that was recorded at both, where that
-is small enough: it has the workspace that NumPy really takes, which the scaled one predicts.
+recorded step taken to both batches; ``recorded``, for some models and little VRAM, a real step that
+was recorded at both: it has the workspace that NumPy really takes, which the scaled one predicts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ VRAMS = (512 * MIB, GIB, 4 * GIB, 15 * GIB, 80 * GIB)
 QUICK_VRAMS = (64 * MIB, GIB)
 FOUND = ("quickest_batch", "replay_count", "seconds", "scaled", "recorded")
 RECORDED_BYTES = 512 * MIB
-"""Up to so much VRAM the found batches are also recorded."""
+"""Up to so much VRAM the found batches of these models are also recorded."""
+RECORDED_MODELS = ("autoencoder", "language model", "MLP")
 
 
 def fits(trace: umem.Trace, vram: int, batch: int) -> bool:
@@ -58,7 +59,7 @@ def measure(name: str, vram: int, trace: umem.Trace, step: Callable[[int], Any])
     pair = found.batch, found.batch + 1
     scaled = [fits(trace, vram, batch) for batch in pair]
     recorded = None
-    if vram <= RECORDED_BYTES:
+    if vram <= RECORDED_BYTES and name in RECORDED_MODELS:
         real = umem.record_at(step, pair)
         recorded = [fits(real, vram, batch) for batch in pair]
     return {

@@ -22,6 +22,8 @@ from umem.trace.trace import Trace
 from umem.units import format_bytes
 
 __all__ = ["find_batch"]
+ON_A_DEVICE = ("cupy", "software")
+"""The backends of traces whose steps ran on a GPU, real or software."""
 LIVE_STEPS = 2
 """The second finds the gradients of the first."""
 
@@ -74,7 +76,7 @@ def find_batch(
     trace = step if isinstance(step, Trace) else umem.record_at(step, sizes)
     if isinstance(step, Trace) and confirm:
         raise StateError("a trace cannot be run to confirm it: give the step itself")
-    has_device = trace.backend == "cupy" or (confirm and entered_device() is not None)
+    has_device = trace.backend in ON_A_DEVICE or (confirm and entered_device() is not None)
     if confirm and not has_device:
         raise StateError(
             "there is no device to confirm a batch on: the step ran on NumPy. Run it on a GPU or "
