@@ -41,6 +41,6 @@ def test_the_answer_is_of_the_rows() -> None:
     ]  # fmt: skip
     assert bench.answer({"rows": rows}) == (
         "Half precision takes 40.0 % less memory at the peak and 1.25 of the time of float32 on "
-        "this CPU, activations saved in bfloat16 30.0 % less and 1.10 of the time; over the seeds the "
-        "mean loss on what is held out changes by +5.0 %."
+        "this CPU, activations saved in bfloat16 30.0 % less and 1.10 of the time; over the seeds "
+        "the mean loss on what is held out changes by +5.0 %."
     )
