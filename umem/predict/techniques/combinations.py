@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, GraphError, ScalingError, StateError
 from umem.predict.techniques import half_widths, micro_batches, small_states
 from umem.predict.techniques.capped_workspace import CAP_BYTES
 from umem.predict.techniques.subject import Subject
 from umem.predict.techniques.technique import Prepared
+from umem.trace.trace import Trace
 from umem.units import MIB
 
 SMALL, HALF, SPLIT, RERUN, CAP = "8-bit states", "half", "accumulate", "recompute min", "workspace"
@@ -37,7 +36,7 @@ def prepare(subject: Subject, gpu: GpuSpec, parts: tuple[str, ...]) -> Prepared:
     )
     micro = None
     if SPLIT in parts:
-        micro = fitting_micro_batch(changed, lambda one: _fits(one, subject, gpu, parts))
+        micro = micro_batches.fitting(changed, gpu, lambda one: _made(one, subject, parts))
         changed = changed.changed(micro_batch=micro)
     line = lines(parts, micro, CAP_BYTES, "min" if RERUN in parts else None)
     if RERUN not in parts:
@@ -45,24 +44,9 @@ def prepare(subject: Subject, gpu: GpuSpec, parts: tuple[str, ...]) -> Prepared:
     return changed.prepared_with(line, subject.plans(None))
 
 
-def fitting_micro_batch(subject: Subject, fits: Callable[[Subject], bool]) -> int:
-    """The largest micro-batch with which a step fits, of those that halve the batch.
-
-    Raises:
-        StateError: the batch cannot be split. BudgetError: none fits.
-    """
-    for micro in micro_batches.micro_batches(subject):
-        if fits(subject.changed(micro_batch=micro)):
-            return micro
-    raise BudgetError("with a micro-batch of one sample the step does not fit either")
-
-
-def _fits(split: Subject, whole: Subject, gpu: GpuSpec, parts: tuple[str, ...]) -> bool:
-    """Tell whether a micro-batch fits; a plan of the whole batch is a plan of it, and is there."""
-    if RERUN not in parts:
-        return split.fits(gpu)
-    trace = split.with_plans(whole.plans(None))
-    return trace.peak_bytes <= gpu.usable_bytes and split.fits(gpu, trace)
+def _made(split: Subject, whole: Subject, parts: tuple[str, ...]) -> Trace:
+    """A split step; a plan of the whole batch is a plan of it, and is there."""
+    return split.with_plans(whole.plans(None)) if RERUN in parts else split.trace
 
 
 def _is_enough(subject: Subject, gpu: GpuSpec, part: str) -> bool:

@@ -11,7 +11,7 @@ step, which also takes a larger one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -47,10 +47,37 @@ def prepare(subject: Subject, gpu: GpuSpec) -> Prepared:
     """
     if subject.fits(gpu):
         raise StateError("the step fits with its whole batch")
-    for micro in micro_batches(subject):
-        split = subject.changed(micro_batch=micro)
-        if split.fits(gpu):
-            return split.prepared(f"with {line(micro)}:")
+    micro = fitting(subject, gpu, lambda split: split.trace)
+    return subject.changed(micro_batch=micro).prepared(f"with {line(micro)}:")
+
+
+def fitting(subject: Subject, gpu: GpuSpec, made: Callable[[Subject], Trace]) -> int:
+    """The largest micro-batch with which a step fits, of those that halve the batch.
+
+    Those whose tensors have no room are left out by halves; of the others a pool's gaps decide.
+
+    Args:
+        made: the trace that is made of a split step.
+
+    Raises:
+        StateError: the batch cannot be split. BudgetError: none fits.
+    """
+
+    def has_room(micro: int) -> bool:
+        peak = made(subject.changed(micro_batch=micro)).peak_bytes
+        return peak <= gpu.usable_bytes
+
+    sizes = list(micro_batches(subject))
+    low, high = 0, len(sizes)
+    if sizes and has_room(sizes[-1]):
+        high -= 1
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if has_room(sizes[middle]) else (middle + 1, high)
+        for micro in sizes[low:]:
+            split = subject.changed(micro_batch=micro)
+            if split.fits(gpu, made(split)):
+                return micro
     raise BudgetError("with a micro-batch of one sample the step does not fit either")
 
 
