@@ -23,7 +23,7 @@ import common
 import numpy as np
 from models import build
 from prediction import MODELS, QUICK, SIZES
-from report_tables import counted, figure, quantity, text, verdict
+from report_tables import counted, quantity, text, verdict
 
 import umem
 import umem.chainer
@@ -96,7 +96,7 @@ def answer(result: common.Result) -> str:
     least = f", {without} more have no room for a batch of one" if without else ""
     return (
         f"For {exact} of {len(rows)} pairs of a model and VRAM the batch fits and the next one "
-        f"does not, in at most {figure(most)} replays; of {len(live)} of them that were recorded "
+        f"does not, in at most {most} replays; of {len(live)} of them that were recorded "
         f"at both batches {agreed} agree{least}."
     )
 
