@@ -15,7 +15,10 @@ from umem.compat.installation import find_package
 if find_package() is None:
     pytest.skip("no Chainer", allow_module_level=True)
 
-from umem.chainer.optimizers import Adam8bit, paths
+import umem.chainer  # noqa: F401  isort: skip  (before chainer)
+import chainer
+
+from umem.chainer.optimizers import Adam8bit, AdamW8bit, MomentumSGD8bit, paths
 from umem.chainer.optimizers.dynamic_map import dynamic_map
 from umem.chainer.optimizers.paths.on_cuda import SOURCE, TYPES, compiler_options
 from umem.chainer.optimizers.quantized_state import QuantizedState, zeros
@@ -68,6 +71,29 @@ def test_numba_gives_the_bits_of_numpy(
         plain = updated(step, x, 5)
     for one, other in zip(compiled, plain, strict=True):
         assert one.tobytes() == other.tobytes()
+
+
+@needs_numba
+@pytest.mark.parametrize("kind", [Adam8bit, AdamW8bit, MomentumSGD8bit])
+def test_hyperparameters_of_64_bits_give_the_same_bits_too(
+    monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    def parameter() -> bytes:
+        model = chainer.Chain()
+        with model.init_scope():
+            model.w = chainer.Parameter(np.full(4096, 1e-3, np.float32))
+        optimizer = kind().setup(model)
+        hyperparameters = optimizer.hyperparam.get_dict()
+        for name in hyperparameters.keys() - {"amsgrad", "adabound"}:
+            setattr(optimizer.hyperparam, name, np.float64(0.997 * hyperparameters[name]))
+        for grad in gradients(4096, 5):
+            model.w.grad = grad
+            optimizer.update()
+        return bytes(model.w.array.tobytes())
+
+    compiled = parameter()
+    monkeypatch.setattr(paths, "compiled", lambda name: None)
+    assert parameter() == compiled
 
 
 def test_without_numba_numpy_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

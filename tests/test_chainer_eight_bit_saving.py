@@ -90,6 +90,19 @@ def test_an_optimizer_that_has_not_begun() -> None:
     assert again.t == 2
 
 
+def test_a_file_from_before_the_first_update_begins_anew() -> None:
+    optimizer = Adam8bit(embeddings=True).setup(words())
+    content = saved(optimizer)
+    train(optimizer.target, optimizer, 3)
+    expected = state_of(optimizer.target)
+    again = Adam8bit(embeddings=True).setup(words())
+    train(again.target, again, 5)
+    load(content, again)
+    again.target.copyparams(words())
+    train(again.target, again, 3)
+    assert_same(state_of(again.target), expected)
+
+
 def test_a_file_without_the_state_is_refused_as_by_chainer() -> None:
     model = words()
     optimizer = Adam8bit().setup(model)
@@ -133,8 +146,9 @@ def test_a_file_that_does_not_say_its_format_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"m_scales": np.zeros(7, "f")}, "7 scales where 125 belong"),
+        ({"m_scales": np.zeros(7, "f")}, "7 scales of float32, where 125 of float32 belong"),
         ({"m_codes": np.zeros((200, 160), "f")}, "codes are float32"),
+        ({"m_scales": np.zeros(125)}, "125 scales of float64"),
         ({"v_scales": np.full(125, np.nan, "f")}, "not finite, or negative"),
         ({"v_codes": None}, "not whole: it has .*v_scales"),
     ],
@@ -174,6 +188,19 @@ def test_whole_states_are_quantised_as_they_are_loaded() -> None:
     load(saved(optimizer), again)
     quantize_states(optimizer)
     assert_same(state_of(model), state_of(other))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e39])
+def test_whole_states_that_8_bits_cannot_hold_are_refused(value: float) -> None:
+    optimizer = chainer.optimizers.Adam().setup(words())
+    train(optimizer.target, optimizer, 1)
+    content = saved(optimizer)
+    content["out/W/v"] = content["out/W/v"].astype("d")
+    content["out/W/v"][0, 3] = value
+    again = Adam8bit().setup(words())
+    with pytest.raises(DataError, match=r"'v': 1 of 32000 values .*first at \(0, 3\)"):
+        load(content, again)
+    assert again.target.out.W.update_rule.state is None
 
 
 @pytest.mark.parametrize("kinds", [(Adam8bit, MomentumSGD8bit), (MomentumSGD8bit, Adam8bit)])

@@ -106,10 +106,11 @@ class QuantizedRule(UpdateRule):
             return
         updates = serializer("t", self.t)
         state = load(serializer, SIGNS[self.step], self.policy.least_size)
-        if state is not None:
-            self._state = state
-        elif updates and self.enabled and getattr(serializer, "strict", True):
+        strict = getattr(serializer, "strict", True)
+        if state is None and updates and self.enabled and strict:
             raise KeyError(f"no state {', '.join(SIGNS[self.step])} after {updates} updates")
+        if state is not None or (strict and not updates):
+            self._state = state
         self.t = updates
 
     def states(self) -> list[QuantizedState]:

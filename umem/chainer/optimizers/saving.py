@@ -12,12 +12,14 @@ import numpy as np
 from chainer.backends import cuda
 
 from umem.chainer.optimizers.dynamic_map import VERSION
+from umem.chainer.optimizers.gradient_check import first_unsafe, why
 from umem.chainer.optimizers.quantized_state import BLOCK, CODES, SCALES, block_count, quantized
 from umem.chainer.optimizers.steps import SIGNS
 from umem.errors import DataError
 
 NAMES = sorted({name for signs in SIGNS.values() for name in signs})
 BLOCK_KEY, VERSION_KEY = "quantization_block", "quantization_version"
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def save(serializer: Any, updates: int, state: dict[str, Any] | None) -> None:
@@ -41,7 +43,8 @@ def load(serializer: Any, signs: dict[str, bool], least_size: int) -> dict[str, 
         None where there is no state.
 
     Raises:
-        DataError: blocks of another size, another map, or arrays that do not belong together.
+        DataError: blocks of another size, another map, arrays that do not belong together, or NaN
+            or infinity.
     """
     return _small(serializer, signs) or _whole(serializer, signs, least_size)
 
@@ -73,6 +76,8 @@ def _whole(serializer: Any, signs: dict[str, bool], least_size: int) -> dict[str
     for name, value in found.items():
         if value.size < least_size:
             state[name] = value
+        elif first_unsafe([(name, value)], LARGEST) is not None:
+            raise DataError(f"8 bits cannot hold the state {name!r}: {why(value, LARGEST)}")
         else:
             state[name + CODES], state[name + SCALES] = quantized(value, signs[name])
     return state
@@ -97,10 +102,12 @@ def _check_format(block: Any, version: Any) -> None:
 
 
 def _check_arrays(name: str, codes: Any, scales: Any) -> None:
-    if codes.dtype != np.uint8 or scales.shape != (block_count(codes.size),):
+    types = (codes.dtype, scales.dtype)
+    if types != (np.uint8, np.float32) or scales.shape != (block_count(codes.size),):
         raise DataError(
             f"the 8-bit state {name!r} is none: codes are {codes.dtype} of shape {codes.shape}, "
-            f"with {scales.size} scales where {block_count(codes.size)} belong to it"
+            f"with {scales.size} scales of {scales.dtype}, where {block_count(codes.size)} of "
+            "float32 belong to it"
         )
     if not (np.isfinite(scales).all() and (scales >= 0).all()):
         raise DataError(f"the 8-bit state {name!r} has scales that are not finite, or negative")

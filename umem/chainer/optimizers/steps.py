@@ -31,7 +31,8 @@ class AdamStep(NamedTuple):
         """Read the numbers of a rule's hyper-parameters and its count of updates."""
         hp = rule.hyperparam
         decay = 1.0 - hp.eta * hp.weight_decay_rate
-        return cls(1.0 - hp.beta1, 1.0 - hp.beta2, rule.alpha_t, hp.eps, -hp.eta, decay)
+        numbers = (1.0 - hp.beta1, 1.0 - hp.beta2, rule.alpha_t, hp.eps, -hp.eta, decay)
+        return cls(*map(float, numbers))  # NumPy would compute in 64 bits with an np.float64
 
 
 class MomentumStep(NamedTuple):
@@ -43,7 +44,7 @@ class MomentumStep(NamedTuple):
     @classmethod
     def of(cls, rule: Any) -> MomentumStep:
         """Read the numbers of a rule's hyper-parameters."""
-        return cls(rule.hyperparam.momentum, rule.hyperparam.lr)
+        return cls(float(rule.hyperparam.momentum), float(rule.hyperparam.lr))
 
 
 Step = AdamStep | MomentumStep
