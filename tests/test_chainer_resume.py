@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from resume_cases import ITERATORS, dataset, losses, network, train, trainer
 
 import umem.chainer  # isort: skip
 import chainer
+import chainer.links as L
 
 from umem.errors import (
     FileError,
@@ -273,7 +273,7 @@ def test_a_disk_that_goes_away_is_told_at_the_next_snapshot(tmp_path: Path) -> N
     run = trainer(tmp_path, 12)
 
     def take_away(trainer: Any) -> None:
-        shutil.rmtree(tmp_path / "snapshots")
+        (tmp_path / "snapshots").rename(tmp_path / "gone")  # at once, whoever writes to it
 
     run.extend(take_away, trigger=(7, "iteration"), name="take away")
     with pytest.raises(FileError, match=r"there is no such file or folder; it needs .* KiB"):
@@ -418,3 +418,70 @@ def test_a_parameter_that_never_got_its_shape_is_none_of_ours(tmp_path: Path) ->
 
     train_some(3)
     assert len(train_some(5)) == 2
+
+
+@pytest.mark.parametrize("other", ["MomentumSGD", "SGD", "AdaDelta"])
+def test_states_of_another_rule_are_refused(other: str, tmp_path: Path) -> None:
+    train(tmp_path, 6)
+    with pytest.raises(SnapshotError, match=r"/W' is updated by AdamRule there and by .*Rule here"):
+        train(tmp_path, 8, optimizer=getattr(chainer.optimizers, other))
+
+
+def test_a_rule_of_8_bits_takes_what_its_plain_one_left(tmp_path: Path) -> None:
+    train(tmp_path, 6)
+    assert len(train(tmp_path, 8, optimizer=umem.chainer.optimizers.Adam8bit)) == 8
+
+
+def save(folder: Path, updates: int) -> None:
+    umem.chainer.save_run(folder, step=updates, wait=True, model=run_once(network()))
+
+
+def test_a_run_that_was_not_resumed_leaves_a_later_one_alone(tmp_path: Path) -> None:
+    save(tmp_path, 30)
+    with pytest.raises(StateError, match=r"step 5 cannot be saved: .* has step 30 of a run"):
+        save(tmp_path, 5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.lock", "step-30"]
+    umem.chainer.resume_run(tmp_path, model=run_once(network()))
+    save(tmp_path, 30)
+    save(tmp_path, 31)
+
+
+def test_after_a_torn_one_that_was_passed_over_earlier_steps_are_saved(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    save(tmp_path, 15)
+    (tmp_path / "step-15/values.json").unlink()
+    with pytest.warns(SnapshotWarning, match="taking step-10"):
+        umem.chainer.resume_run(tmp_path, model=run_once(network()))
+    save(tmp_path, 12)
+    assert (tmp_path / "step-12").is_dir()
+
+
+def test_parts_that_would_overwrite_each_other_are_refused(tmp_path: Path) -> None:
+    first, second = L.Linear(2, 2), L.Linear(2, 2)
+    parts = {"a": chainer.Sequential(first), "a/0": second}
+    with pytest.raises(UnsupportedError, match="two things would be saved as 'parts/a/0/"):
+        umem.chainer.save_run(tmp_path, step=1, **parts)
+    with pytest.raises(UnsupportedError, match="two things would be saved as 'values/x'"):
+        umem.chainer.save_run(tmp_path, step=1, **{"x": 1, "/x": 2})
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_data_set_of_another_length_is_refused(shuffle: bool, tmp_path: Path) -> None:
+    def batches(count: int) -> Any:
+        return chainer.iterators.SerialIterator(dataset(count), 16, shuffle=shuffle)
+
+    umem.chainer.save_run(tmp_path, step=1, data=batches(100))
+    with pytest.raises(SnapshotError, match=r"100.* there and .*30"):
+        umem.chainer.resume_run(tmp_path, data=batches(30))
+
+
+@pytest.mark.parametrize(
+    "every", [2.5, "3", None, (0, "epoch"), (5,), (1, "x"), (float("nan"), "epoch")]
+)
+def test_triggers_that_are_none_are_refused(every: Any) -> None:
+    with pytest.raises(SizeError, match="every must be a whole number from 1 on, or a trigger"):
+        umem.chainer.Snapshot(every=every)
+
+
+def test_a_whole_number_of_numpy_is_one() -> None:
+    assert umem.chainer.Snapshot(every=np.int64(4)).trigger == (4, "iteration")

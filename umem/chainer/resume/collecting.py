@@ -35,13 +35,18 @@ class Collector(serializer.Serializer):
         name = self._path + key.lstrip("/")
         if isinstance(value, (np.ndarray, cuda.ndarray)):
             check_type(name, value.dtype)
+            if name in self.values or self.arrays.get(name, value) is not value:
+                raise _twice(name)
             self.arrays[name] = value
         elif isinstance(value, chainer.get_array_types()):
             raise UnsupportedError(
                 f"{name!r} is a {type(value).__name__}; snapshots hold arrays of NumPy and CuPy"
             )
         else:
-            self.values[name] = coded(name, value)
+            content = coded(name, value)
+            if name in self.arrays or self.values.get(name, content) != content:
+                raise _twice(name)
+            self.values[name] = content
         return value
 
     def copies(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -58,6 +63,13 @@ def _copy(array: Any) -> np.ndarray[Any, Any]:
         array = cuda.to_cpu(array)  # a copy already
         return np.ascontiguousarray(array).reshape(array.shape)
     return np.array(array, array.dtype.newbyteorder("="), order="C")
+
+
+def _twice(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"two things would be saved as {name!r}, and one be lost: give parts and links names that "
+        "differ, without a slash"
+    )
 
 
 class MissingValue(KeyError):

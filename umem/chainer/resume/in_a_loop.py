@@ -76,7 +76,8 @@ def save_run(
     Raises:
         FileError: it cannot be written; the message has the bytes needed and free.
         UnsupportedError: a part is none of these.
-        StateError: another run writes to the folder.
+        StateError: another run writes to the folder; or a snapshot of a later step is there, which
+            this run was not resumed from. Nothing was saved.
     """
     check_options(keep, on_error)
     saver = _saver(folder)

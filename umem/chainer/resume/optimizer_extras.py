@@ -8,7 +8,7 @@ from typing import Any
 import chainer
 from chainer import serializer
 
-from umem.errors import SnapshotWarning, warn_at_program
+from umem.errors import SnapshotError, SnapshotWarning, warn_at_program
 
 
 def serialize_optimizer(optimizer: Any, saver: Any) -> None:
@@ -25,15 +25,29 @@ def serialize_optimizer(optimizer: Any, saver: Any) -> None:
             _serialize_rule(rule, parameter, saver["rules"][name])
 
 
-def expect_no_state(optimizer: Any, saver: Any) -> None:
+def expect_states(optimizer: Any, saver: Any) -> None:
     """Have rules that had no state when they were saved look for none; others raise without one.
 
     Chainer's look for none where they are off; `serialize_optimizer` says whether they are.
+
+    Raises:
+        SnapshotError: a parameter was updated by another rule. MomentumSGD would take Adam's mean
+            of squares, which is ``v`` too, for its velocity.
     """
     for name, parameter in optimizer.target.namedparams():
         rule = getattr(parameter, "update_rule", None)
-        if rule is not None and not saver["rules"][name]("has_state", None):
+        if rule is None:
+            continue
+        there, here = saver["rules"][name]("kind", None), _kind(rule)
+        if there != here:
+            raise SnapshotError(f"{name!r} is updated by {there} there and by {here} here")
+        if not saver["rules"][name]("has_state", None):
             rule.enabled = False
+
+
+def _kind(rule: Any) -> str:
+    """Name what a rule computes; one of 8 bits takes the state of its plain one."""
+    return type(rule).__name__.replace("8bit", "")
 
 
 def _serialize_loss_scaling(optimizer: Any, saver: Any) -> None:
@@ -55,6 +69,7 @@ def _serialize_rule(rule: Any, parameter: Any, saver: Any) -> None:
     vars(rule).update({k: v for k, v in saved.items() if k in numbers})
     _serialize_hyperparameters(rule.hyperparam, saver)
     saver("has_state", rule.state is not None)
+    saver("kind", _kind(rule))
     master = rule._fp32_param
     array = saver("master", None if master is None else master.array)
     if array is not None and master is None:

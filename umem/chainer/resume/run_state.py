@@ -14,11 +14,7 @@ from umem.chainer.accumulation.accumulating import accumulations
 from umem.chainer.accumulation.updater import AccumulatingUpdater
 from umem.chainer.resume.collecting import Collector, Distributor, MissingValue, described
 from umem.chainer.resume.epoch_orders import remember_orders
-from umem.chainer.resume.optimizer_extras import (
-    expect_no_state,
-    serialize_link,
-    serialize_optimizer,
-)
+from umem.chainer.resume.optimizer_extras import expect_states, serialize_link, serialize_optimizer
 from umem.chainer.resume.random_states import GENERATORS, serialize_generator, serialize_global
 from umem.errors import SnapshotError, UmemError
 from umem.printable import shown
@@ -89,7 +85,7 @@ class RunState:
 
     def _load(self, distributor: Distributor) -> None:
         for name, optimizer in self._optimizers.items():
-            expect_no_state(optimizer, distributor["optimizers"][name])
+            expect_states(optimizer, distributor["optimizers"][name])
         self._serialize(distributor)
 
     def _is_lazy(self) -> bool:
@@ -114,6 +110,8 @@ class RunState:
         for name, part in self._parts.items():
             if isinstance(_updater(part), AccumulatingUpdater):
                 _updater(part).serialize_parts(saver["accumulating"][name])
+        for name, iterator in _iterators(self._parts):
+            _serialize_length(iterator, name, saver["items"])
         for name, memory in self._orders.items():
             memory.serialize(saver["orders"][name])
         for name, part in self._parts.items():
@@ -233,3 +231,12 @@ def _iterators(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, part
         for key, iterator in getattr(_updater(part), "_iterators", {}).items():
             yield f"{name}.{key}", iterator
+
+
+def _serialize_length(iterator: Any, name: str, saver: Any) -> None:
+    """Save how many items an iterator has, or see that there are as many."""
+    items: Any = getattr(iterator, "dataset", None)
+    if hasattr(items, "__len__"):
+        there = saver(name, len(items))
+        if there != len(items):
+            raise SnapshotError(f"{name!r} has {there:,} items there and {len(items):,} here")

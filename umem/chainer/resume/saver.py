@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from umem.chainer.resume.run_state import RunState
-from umem.errors import FileError, SizeError, SnapshotWarning, warn_at_program
+from umem.errors import FileError, SizeError, SnapshotWarning, StateError, warn_at_program
 from umem.files import reason
 from umem.printable import quoted, shown
 from umem.snapshots import BackgroundWriter, Claim, FileOperations, read_newest, sweep
+from umem.snapshots.reading import places_in
 from umem.snapshots.writing import check_room, needed_bytes, prune, write_snapshot
 
 
@@ -61,6 +62,8 @@ class RunSaver:
         self.folder, self.keep, self.on_error = folder, keep, on_error
         self._operations = FileOperations() if operations is None else operations
         self._writer = BackgroundWriter()
+        self._last: int | None = None
+        """The step that the run was at when it was saved or put back; None where it was neither."""
         try:
             self._make_folder(folder)
             self._claim = Claim(folder)
@@ -94,11 +97,13 @@ class RunSaver:
             instead = "the run begins anew" if snapshot is None else f"taking {snapshot.path.name}"
             warn_at_program(f"{problem}; {instead}", SnapshotWarning)
         if snapshot is None:
+            self._last = 0
             return Resumed()
         try:
             values = state.put_back(snapshot)
         finally:
             snapshot.close()
+        self._last = snapshot.step
         print(f"umem: resumed from {shown(snapshot.path)}", file=sys.stderr)
         return Resumed(snapshot.step, snapshot.path, values)
 
@@ -108,6 +113,7 @@ class RunSaver:
         Raises:
             FileError: the disk has no room, or the snapshot before could not be written; not
                 where ``on_error`` is "warn".
+            StateError: a later snapshot is there that this run was not resumed from.
         """
         try:
             self._writer.wait()
@@ -119,7 +125,21 @@ class RunSaver:
         except FileError as error:
             self._tell(error)
             return
+        self._expect_no_later(step)
+        self._last = step
         self._writer.start(partial(self._write, step, collected.copies(), collected.values))
+
+    def _expect_no_later(self, step: int) -> None:
+        """See that a run that goes on from here will not go on from an older one's snapshot."""
+        if self._last is not None and step >= self._last:
+            return  # what is later than where it was put back to was not whole
+        places = places_in(self._operations, self.folder)
+        if places and places[-1][0] > step:
+            raise StateError(
+                f"step {step} cannot be saved: {shown(self.folder)} has step {places[-1][0]} of a "
+                "run that this one was not resumed from, and whoever resumes would get that. "
+                "Call resume_run before the loop, or name another folder to begin anew"
+            )
 
     def _write(self, step: int, arrays: Any, values: Any) -> None:
         path = write_snapshot(self._operations, self.folder, step, arrays, values)

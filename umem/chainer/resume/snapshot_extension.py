@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from math import inf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from chainer import training
 
 from umem.chainer.resume.run_state import RunState
@@ -56,9 +58,7 @@ class Snapshot(training.Extension):
         on_error: str = "raise",
     ) -> None:
         check_options(keep, on_error)
-        if isinstance(every, int) and (isinstance(every, bool) or every < 1):
-            raise SizeError(f"every must be a whole number from 1 on, got {quoted(every)}")
-        self.trigger = (every, "iteration") if isinstance(every, int) else every
+        self.trigger = _trigger(every)
         self.resumed = Resumed()
         self._keep, self._on_error = keep, on_error
         self._folder = None if folder is None else as_path(folder)
@@ -85,3 +85,19 @@ class Snapshot(training.Extension):
         saver, self._saver = self._saver, None
         if saver is not None:
             saver.close()
+
+
+def _trigger(every: Any) -> Any:
+    if callable(every):
+        return every
+    match every:
+        case bool():
+            pass
+        case int() | np.integer() if every >= 1:
+            return int(every), "iteration"
+        case (int() | float() as period, "iteration" | "epoch") if 0 < period < inf:
+            return every
+    raise SizeError(
+        'every must be a whole number from 1 on, or a trigger such as (1, "epoch"), got '
+        f"{quoted(every)}"
+    )
