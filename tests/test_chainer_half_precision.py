@@ -519,6 +519,36 @@ def test_a_saved_run_goes_on_to_the_bit(kind: str, tmp_path: Path) -> None:
     assert (*found, values(model)) == expected
 
 
+@pytest.mark.parametrize("kind", ["npz", "hdf5"])
+@pytest.mark.parametrize("undone", [False, True])
+def test_the_optimizer_may_be_loaded_before_a_model_without_arrays(
+    undone: bool, kind: str, tmp_path: Path
+) -> None:  # the order of Chainer's own snapshots
+    if kind == "hdf5":
+        pytest.importorskip("h5py")
+
+    def begin(seed: int) -> Any:
+        np.random.seed(seed)
+        model = L.Classifier(chainer.Sequential(L.Linear(None, 40), F.relu, L.Linear(None, 5)))
+        optimizer = chainer.optimizers.Adam(1e-2).setup(model)
+        return model, optimizer, half_precision(model, optimizer)
+
+    batch = images()[1][0].reshape(len(images()[1][0]), -1), images()[1][1]
+    model, optimizer, half = begin(0)
+    with half:
+        train(model, optimizer, batch, 3)
+        getattr(chainer.serializers, f"save_{kind}")(str(tmp_path / "model"), model)
+        getattr(chainer.serializers, f"save_{kind}")(str(tmp_path / "optimizer"), optimizer)
+        train(model, optimizer, batch, 0 if undone else 3)
+    expected = values(model)
+    model, optimizer, half = begin(4)
+    with half:
+        getattr(chainer.serializers, f"load_{kind}")(str(tmp_path / "optimizer"), optimizer)
+        getattr(chainer.serializers, f"load_{kind}")(str(tmp_path / "model"), model)
+        train(model, optimizer, batch, 0 if undone else 3)
+    assert values(model) == expected
+
+
 def test_a_snapshot_of_umem_goes_on_to_the_bit(tmp_path: Path) -> None:
     def begin(seed: int) -> Any:
         model, batch = images(seed)

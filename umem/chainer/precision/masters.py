@@ -8,6 +8,7 @@ from typing import Any
 import chainer
 import numpy as np
 from chainer.backend import get_array_module
+from chainer.backends.cuda import to_cpu
 from chainer.serializer import Deserializer
 
 from umem.chainer.precision.floats import to_half, to_single
@@ -32,6 +33,7 @@ class Masters:
     def __init__(self, parameters: list[Any]) -> None:
         self._masters: dict[int, tuple[Any, Any]] = {}
         self._waiting: dict[int, Any] = {}
+        self._loaded: dict[int, Any] = {}
         for parameter in parameters:
             self._waiting[id(parameter)] = parameter
         self.adopt(parameters)
@@ -44,8 +46,16 @@ class Masters:
             if id(variable) in self._waiting and variable.array is not None:
                 self._split(self._waiting.pop(id(variable)))
 
+    def hold(self, parameter: Any, loaded: Any) -> None:
+        """Keep what a file has for the master of a parameter that has no array yet."""
+        if id(parameter) in self._waiting and loaded is not None:
+            self._loaded[id(parameter)] = np.array(to_cpu(loaded), np.float32)
+
     def _split(self, parameter: Any) -> None:
-        master = chainer.Parameter(parameter.array, name=parameter.name)
+        single = self._loaded.pop(id(parameter), None)
+        if single is None or single.shape != parameter.shape:
+            single = parameter.array
+        master = chainer.Parameter(single, name=parameter.name)
         master.cleargrad()
         rule = parameter.update_rule
         master.update_rule = rule
@@ -100,6 +110,7 @@ class Masters:
 
     def join(self) -> None:
         """Give the parameters their float32 arrays back; gradients are cleared."""
+        self.adopt(list(self._waiting.values()))
         self.catch_up()
         for parameter, master in self:
             parameter.cleargrad()
@@ -108,6 +119,7 @@ class Masters:
                 parameter.update_rule._fp32_param = None
         self._masters.clear()
         self._waiting.clear()
+        self._loaded.clear()
 
 
 def _take_over(half: Any, single: Any) -> None:
@@ -176,8 +188,18 @@ def serialize(serializer: Any, model: Any, masters: Masters, scale: LossScale) -
             return
         raise
     scale.restore(state)  # type: ignore[arg-type]
-    for name, parameter in model.namedparams(False):
+    for name, parameter in model.namedparams():
         master = masters.of(parameter)
         if master is not None:
             serializer[name]("master", master.array)
             masters.round(parameter)
+        elif parameter.array is None and isinstance(serializer, Deserializer):
+            masters.hold(parameter, _read(serializer, name))
+
+
+def _read(serializer: Any, name: str) -> Any:
+    """Read a master; None where the file has none, which npz and HDF5 say differently."""
+    try:
+        return serializer[name]("master", None)
+    except (KeyError, ValueError):
+        return None
