@@ -107,6 +107,17 @@ LOSSES: dict[str, Loss] = {
         F.softmax_cross_entropy(y, t) + 0.1 * F.sum(net.first.W**2)
     ),
     "a sum and a penalty": lambda net, y, t: F.sum(y**2) + 0.1 * F.sum(net.first.W**2),
+    "mean of single losses": lambda net, y, t: F.mean(
+        F.softmax_cross_entropy(y, t, reduce="no")
+    ),
+    "sum of each sample's mean": lambda net, y, t: F.sum(F.mean(y**2, axis=1)),
+    "mean of sums over samples": lambda net, y, t: F.mean(F.sum(y**2, axis=0)),
+    "a mean and a penalty for leaving 0.1": lambda net, y, t: (
+        F.mean(y**2) + 0.1 * F.sum((net.first.W - np.full(net.first.W.shape, 0.1, y.dtype)) ** 2)
+    ),
+    "a mean and a sum of rows": lambda net, y, t: (
+        F.mean(y**2) + 0.1 * F.sum(net.second.W[t.clip(0)] ** 2)
+    ),
     "two counts and a penalty": lambda net, y, t: (
         F.softmax_cross_entropy(y, t) + F.mean(y**2) + 0.1 * F.mean(net.first.W**2)
     ),

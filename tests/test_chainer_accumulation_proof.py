@@ -18,7 +18,17 @@ import umem.chainer  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
 import chainer.links as L
-from accumulation_cases import FULL, LOSSES, Net, apart, gradients, optimizer_of, parameters, some
+from accumulation_cases import (
+    FULL,
+    LOSSES,
+    Net,
+    apart,
+    gradients,
+    optimizer_of,
+    parameters,
+    some,
+    valid,
+)
 
 from umem.errors import AccumulationError, AccumulationWarning
 
@@ -369,3 +379,128 @@ def test_losses_made_one_by_one_are_exact(name: str, size: int) -> None:
     with umem.chainer.accumulate(optimizer := optimizer_of(net), micro_batch=size):
         optimizer.update(net, *some())
     assert apart(gradients(plain), gradients(net)) < 1e-13
+
+
+# -- what the first comparison does not show -------------------------------------------------------
+
+
+def apart_after(loss: Any, *batches: tuple[Any, ...], **how: Any) -> list[float]:
+    """How far each step's gradient is from plain Chainer's."""
+    nets = Net(loss), Net(loss)
+    plain, ours = map(optimizer_of, nets)
+    found = []
+    with umem.chainer.accumulate(ours, **how):
+        for batch in batches:
+            plain.update(nets[0], *batch)
+            ours.update(nets[1], *batch)
+            found.append(apart(*map(gradients, nets)))
+    return found
+
+
+def by_labels(net: Any, y: Any, t: Any) -> Any:
+    return F.sum(F.softmax_cross_entropy(y, t, reduce="no")) / valid(t)
+
+
+def one_in_each_four() -> tuple[Any, Any]:
+    x, t = some(16)
+    t[:] = -1
+    t[::4] = 1
+    return x, t
+
+
+def test_one_label_in_each_part_is_counted() -> None:
+    assert max(apart_after(by_labels, one_in_each_four(), micro_batch=4)) < 1e-13
+
+
+def test_one_label_in_each_call_of_update_is_refused() -> None:
+    x, t = one_in_each_four()
+    net = Net(by_labels)
+    before = parameters(net)
+    with (
+        umem.chainer.accumulate(optimizer := optimizer_of(net), steps=4),
+        pytest.raises(AccumulationError, match="whether anything was counted in it"),
+    ):
+        optimizer.update(net, x[:4], t[:4])
+    assert (parameters(net) == before).all()
+
+
+def test_a_factor_of_one_is_no_count() -> None:
+    x, t = some(16)
+    assert max(apart_after(lambda net, y, t: F.sum(y**2) / 1, (x, t), micro_batch=4)) < 1e-13
+
+
+def test_a_penalty_that_is_zero_in_the_first_step_counts_once() -> None:
+    """Its gradient is 0 then, which the comparison does not see."""
+
+    def loss(net: Any, y: Any, t: Any) -> Any:
+        return F.softmax_cross_entropy(y, t) + F.sum((net.first.W - net.start) ** 2)
+
+    nets = Net(loss), Net(loss)
+    for net in nets:
+        net.start = net.first.W.array.copy()
+    plain, ours = map(optimizer_of, nets)
+    for optimizer in (plain, ours):
+        optimizer.hyperparam.lr = 0.1
+    with umem.chainer.accumulate(ours, micro_batch=4):
+        for _ in range(3):
+            plain.update(nets[0], *some())
+            ours.update(nets[1], *some())
+            assert apart(*map(gradients, nets)) < 1e-13
+
+
+@pytest.mark.parametrize("first", [3, None])
+def test_the_longest_length_is_no_count(first: int | None) -> None:
+    """All of one length in the first step: it looks like a factor."""
+
+    def loss(net: Any, y: Any, lengths: Any) -> Any:
+        return F.sum(y**2) / float(lengths.max())
+
+    x, _ = some(16)
+    lengths = np.array([2, 3, 1, 4] * 3 + [2, 1, 3, 2])
+    with pytest.raises(AccumulationError, match=r"which is not their sum|of its norm away"):
+        batches = [(x, np.full(16, first))] if first else []
+        apart_after(loss, *batches, (x, lengths), micro_batch=4)
+
+
+def test_a_mean_of_what_is_padded_in_each_part_is_refused() -> None:
+    """All of one length in the first step: it adds up."""
+
+    class Padded(chainer.Chain):
+        def __init__(self) -> None:
+            super().__init__()
+            with self.init_scope():
+                self.layer = chainer.links.Linear(1, 2)
+
+        def __call__(self, sequences: Any) -> Any:
+            x = F.pad_sequence(sequences).array
+            return F.mean(self.layer(x.reshape(-1, 1)) ** 2)
+
+    def sequences(lengths: list[int]) -> list[Any]:
+        return [np.ones(n, "f") for n in lengths]
+
+    net = Padded()
+    with umem.chainer.accumulate(optimizer := optimizer_of(net), micro_batch=4):
+        optimizer.update(net, sequences([5] * 12))
+        with pytest.raises(AccumulationError, match="which is not their sum"):
+            optimizer.update(net, sequences([1, 2, 3, 4] + [2, 7, 1, 5] + [3] * 4))
+
+
+def test_samples_without_a_label_prove_nothing() -> None:
+    """The comparison waits for a step whose gradient is not 0."""
+    x, t = some(16)
+    net = Net(lambda net, y, t: F.softmax_cross_entropy(y * F.broadcast_to(F.mean(y), y.shape), t))
+    with umem.chainer.accumulate(optimizer := optimizer_of(net), micro_batch=4):
+        optimizer.update(net, x, np.full_like(t, -1))
+        with pytest.raises(AccumulationError, match="mixes samples"):
+            optimizer.update(net, x, t.clip(0))
+
+
+def test_backward_by_hand_from_rows_of_a_parameter_is_refused() -> None:
+    """They may be those of the samples, and then count each time."""
+    net = Net(lambda net, y, t: F.mean(y**2) + 0.1 * F.sum(net.second.W[t.clip(0)] ** 2))
+    with (
+        umem.chainer.accumulate(optimizer := optimizer_of(net), steps=2),
+        pytest.raises(AccumulationError, match="rows of a parameter"),
+    ):
+        net(*some()).backward()
+        optimizer.update()

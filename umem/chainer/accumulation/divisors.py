@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any, NamedTuple
 
-from chainer.functions.array import broadcast, cast, concat, expand_dims, reshape, squeeze, stack
+from chainer.functions.array import (
+    broadcast,
+    cast,
+    concat,
+    expand_dims,
+    get_item,
+    reshape,
+    squeeze,
+    stack,
+)  # fmt: skip
 from chainer.functions.array import transpose as transposing
 from chainer.functions.loss import (
     contrastive,
@@ -27,7 +36,7 @@ from chainer.functions.loss import (
 from chainer.functions.math import average, basic_math, identity
 from chainer.functions.math import sum as summing
 
-from umem.chainer.function_facts import owner_of
+from umem.chainer.function_facts import is_array, owner_of
 from umem.errors import AccumulationError
 
 ASK = (
@@ -45,7 +54,9 @@ class Term(NamedTuple):
         numbers: those by which the program has multiplied, each perhaps one over a count.
         divisor: by what a mean has divided; None for a sum.
         is_constant: it depends on parameters alone, and on no batch.
-        was_zero: whether it was 0, where the tape was let go.
+        others: shapes of what it was made of beside parameters.
+        was: its value, where the tape was let go.
+        are_labels: the divisor counts labels, which add up whatever they are.
     """
 
     node: Any
@@ -53,23 +64,34 @@ class Term(NamedTuple):
     numbers: tuple[float, ...]
     divisor: float | None
     is_constant: bool
-    was_zero: bool | None = None
+    others: tuple[tuple[int, ...], ...] = ()
+    was: float | None = None
+    are_labels: bool = False
 
     @property
     def perhaps_counts(self) -> tuple[float, ...]:
         """The numbers of which some may be one over a count of the batch."""
         return () if self.is_constant else self.numbers
 
-    def is_zero(self) -> bool:
-        """Whether it is known to be 0: its variable is alive, and is."""
-        if self.was_zero is not None:
-            return self.was_zero
+    def value(self) -> float | None:
+        """Its value, where that is known: its variable is alive."""
+        if self.node is None:
+            return self.was
         y = self.node.get_variable_or_none()
-        return y is not None and not bool(y.array.any())
+        return None if y is None else float(y.array.sum())
+
+    def is_zero(self) -> bool:
+        """Whether it is known to be 0."""
+        return self.value() == 0.0
 
     def without_tape(self) -> Term:
         """The same, holding nothing of the tape."""
-        return self._replace(node=None, was_zero=self.is_zero())
+        return self._replace(node=None, was=self.value())
+
+    def is_like(self, other: Term) -> bool:
+        """Whether it is the same for other samples, of another count."""
+        value = self.value()
+        return self.others == other.others and value is not None and value == other.value()
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -227,7 +249,9 @@ def _ending(place: _Place, todo: list[_Place], own: frozenset[int]) -> Term | No
     node = place.node.creator_node
     func = owner_of(node)
     if type(func) in COUNTS:
-        return _term(place, COUNTS[type(func)](func, node), own)
+        term = _term(place, COUNTS[type(func)](func, node), own)
+        are_labels = COUNTS[type(func)] is _valid_labels and func.normalize
+        return term._replace(are_labels=are_labels and not getattr(func, "soft_target", False))
     if type(node) not in _SUMS:
         raise AccumulationError(
             f"'{node.label}' stands between the loss and its sum or mean, and umem does not know "
@@ -248,13 +272,20 @@ def _through_arrays(place: _Place, own: frozenset[int]) -> Term:
         kind, owner = type(func), owner_of(func)
         number = None
         if kind is average.Mean:
-            count = (count or 1.0) * prod(func.inputs[0].shape) / max(prod(node.shape), 1)
+            mine = prod(func.inputs[0].shape) / max(prod(node.shape), 1)
+            if count is None and node.shape:
+                number = 1.0 / mine if mine else None  # of the mean of each sample, perhaps
+            else:
+                count = (count or 1.0) * mine
+            node = func.inputs[0]
+        elif kind is summing.Sum and count and node.shape and func.axis and 0 in func.axis:
+            number, count = 1.0 / count, None  # a mean of what samples were added up to, perhaps
             node = func.inputs[0]
         elif kind in _SUMS or kind in PLAIN:
             node = func.inputs[0]
         elif type(owner) in COUNTS:
-            inner = COUNTS[type(owner)](owner, func)
-            count = inner if count is None or inner is None else count * inner
+            inner = COUNTS[type(owner)](owner, func)  # None where it has not reduced: no divisor
+            count = inner if count is None else count * (inner or 1.0)
             break
         elif kind in (basic_math.Mul, basic_math.Div, basic_math.MulConstant):
             scaled = _scaled(func)
@@ -269,18 +300,32 @@ def _through_arrays(place: _Place, own: frozenset[int]) -> Term:
 
 
 def _term(place: _Place, count: float | None, own: frozenset[int]) -> Term:
-    is_constant = all(id(leaf.get_variable_or_none()) in own for leaf in leaves(place.node))
-    return Term(place.node, place.factor, place.numbers, count, is_constant)
+    beside = [x.shape for x in leaves(place.node) if id(x.get_variable_or_none()) not in own]
+    return Term(place.node, place.factor, place.numbers, count, not beside, tuple(beside))
 
 
 def leaves(node: Any) -> Iterator[Any]:
     """The nodes that a node was made of, and that no function made."""
+    if node.creator_node is None:
+        yield node
+    for func in _functions(node):
+        yield from (x for x in func.inputs if x.creator_node is None)
+
+
+def takes_rows(node: Any) -> bool:
+    """Tell whether rows were taken by an array of places to make a node, which may be a batch's."""
+    return any(
+        any(is_array(place) or isinstance(place, list) for place in func.slices)
+        for func in _functions(node)
+        if type(func) is get_item.GetItem
+    )
+
+
+def _functions(node: Any) -> Iterator[Any]:
     todo, seen = [node], set()
     while todo:
-        node = todo.pop()
-        func = node.creator_node
-        if func is None:
-            yield node
-        elif func not in seen:
+        func = todo.pop().creator_node
+        if func is not None and func not in seen:
             seen.add(func)
+            yield func
             todo += func.inputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from umem.chainer.accumulation.divisors import ASK, leaves, terms_of
+from umem.chainer.accumulation.divisors import ASK, leaves, takes_rows, terms_of
 from umem.chainer.accumulation.numbers_in_loss import CountLearned
 from umem.chainer.accumulation.proof import prove
 from umem.chainer.accumulation.shares import Count, Shares
@@ -169,6 +169,11 @@ def _one_count(node: Any, model: Any) -> Count:
         )
     found = {term.divisor for term in terms if not term.is_constant}
     are_constant = any(term.is_constant for term in terms)
+    if any(term.is_constant and takes_rows(term.node) for term in terms):
+        raise AccumulationError(
+            "the loss has a term of rows of a parameter, and umem cannot tell whether they go by "
+            f"the samples of this part: give the loss function to optimizer.update, or {ASK}"
+        )
     if len(found) != 1 or (are_constant and None in found):
         raise AccumulationError(
             "the loss has terms that were divided by different counts: give the loss function to "

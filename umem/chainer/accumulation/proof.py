@@ -48,7 +48,7 @@ def prove(gradient: WholeGradient, model: Any, lossfun: Any, batch: Batch, most:
             break
         which = np.linspace(0, batch.size - 1, size).astype(int).tolist()
         try:
-            with PartReports().part():
+            with PartReports().part(), gradient.compared():
                 return _compared(gradient, model, lossfun, ChosenSamples(batch, which), state)
         except MemoryError:
             if size <= most:
@@ -87,7 +87,7 @@ def _compared(
             AccumulationWarning,
         )
         return True
-    if not math.isfinite(norm):
+    if not math.isfinite(norm) or not norm:  # zeros show nothing
         return False
     for sizes in _splits(chosen.size):
         parts = gradients(sizes)

@@ -53,6 +53,15 @@ class WholeGradient(Subscriber):
         self._mixing.has_instances = serializer("has_instances", self._mixing.has_instances)
         self._reader.serialize(serializer)
 
+    @contextmanager
+    def compared(self) -> Iterator[None]:
+        """While it is on, parts are compared with a whole."""
+        self._reader.to_check = False
+        try:
+            yield
+        finally:
+            self._reader.to_check = True
+
     # -- the parts -----------------------------------------------------------------------------
 
     def leave(self, lossfun: Any, batch: Batch, sizes: Sequence[int], loss_scale: Any) -> None:
