@@ -398,3 +398,24 @@ def test_the_first_pass_drops_by_a_fixed_rule(make: Any, share: float) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < share * peaks[0]
+
+
+def test_what_a_pass_took_more_is_forgotten_when_there_is_more_to_plan_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A budget that no plan keeps to is said; state that comes later does not end the run."""
+    monkeypatch.setattr(graphs_seen, "OBJECTS", 0)
+    links = [part for _ in range(8) for part in (L.Linear(64, 64), F.tanh)]
+    model = chainer.Sequential(*links)
+    optimizer = chainer.optimizers.Adam().setup(model)
+    x = np.ones((2000, 64), "f")
+    memory = umem.chainer.Recompute("3MiB")
+    monkeypatch.setattr(HostPeaks, "peak", lambda self, cleared: 30 << 20)
+    with pytest.warns(RecomputeWarning, match="this one stays"), memory:
+        for step in range(8):
+            loss = F.mean(model(x) ** 2)
+            model.cleargrads()
+            loss.backward()
+            del loss
+            if step >= 5:
+                optimizer.update()

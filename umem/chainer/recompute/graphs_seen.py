@@ -93,7 +93,8 @@ class Graphs:
 
     def _forget_plan(self, number: int) -> None:
         """Have the plan made anew: there is more to count than there was."""
-        seen = self.note(number, refused=None, measured_bytes=None, followed=False)
+        forgotten = {"refused": None, "measured_bytes": None, "slack_bytes": 0}
+        seen = self.note(number, **forgotten, followed=False)
         if seen is not None:
             self._put(replace(seen, plan=None))
 
