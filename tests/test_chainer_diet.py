@@ -22,6 +22,10 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
+from umem.chainer.slimming.as_it_was import as_it_was
+from umem.chainer.slimming.diets import diet_of
+from umem.predict.dieting import PARTS
+
 pytestmark = pytest.mark.thorough
 
 
@@ -293,6 +297,34 @@ def test_a_model_that_is_none_or_has_no_arrays_yet_is_refused() -> None:
     optimizer = chainer.optimizers.SGD().setup(lazy)
     with pytest.raises(StateError, match="/0/W has no array yet: run the model once"):
         umem.chainer.diet(lazy, optimizer, run.step, "1GiB")
+
+
+def test_a_step_that_does_not_update_the_optimizer_is_refused() -> None:
+    run = Run()
+    for step in (Run().step, lambda size: run.model(*data(size, 256))):
+        with pytest.raises(StateError, match="the step has no update of the Adam that was given"):
+            umem.chainer.diet(run.model, run.optimizer, step, "1GiB", sizes=(64, 128), quiet=True)
+    run.step(64)
+    assert run.optimizer.t == 1
+
+
+def test_parameters_that_have_no_array_yet_have_the_least_of_recomputation() -> None:
+    lazy = chainer.Sequential(*[part for _ in range(6) for part in (L.Linear(None, 256), F.relu)])
+    optimizer = chainer.optimizers.SGD().setup(lazy)
+    ones = np.ones((512, 256), np.float32)
+
+    def step(size: int) -> None:
+        optimizer.update(lambda x: F.mean(lazy(x) ** 2), ones[:size])
+
+    with as_it_was(lazy, optimizer):
+        trace = umem.record_at(step, (64, 128))
+    budget = round(0.9 * trace.at(512).peak_bytes)
+    others = [part for part in PARTS if part != "recompute"]
+    with diet_of(trace, lazy, optimizer, budget, size=512, without=others) as found:
+        assert found.chosen.best.budget == "min"
+        step(512)
+    with diet_of(trace, lazy, optimizer, budget, size=512, without=others) as found:
+        assert isinstance(found.chosen.best.budget, int)
 
 
 @pytest.mark.parametrize("without", ["recompute", ["magic"]])

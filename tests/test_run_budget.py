@@ -91,7 +91,7 @@ def test_a_loop_that_goes_backward_itself_is_dieted_later_and_says_so(tmp_path: 
     plain = execute("-m", "umem", "run", path, cwd=tmp_path)
     found = execute("-m", "umem", "run", "--budget", "10MiB", path, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
-    assert "its second step is recorded as it goes" in found.stderr
+    assert "the second step is recorded as it goes" in found.stderr
     assert "micro-batches need a loop that calls optimizer.update(lossfun, *arrays)" in found.stderr
     assert "umem diet for 10.0 MiB" in found.stderr and "micro-batches of" not in found.stderr
     assert last_number(found.stdout) == last_number(plain.stdout)  # recomputation, to the bit

@@ -26,6 +26,8 @@ from umem.units import KIB, MIB, format_apart, format_bytes
 
 WORTH = 0.95
 """What is less exact has to take at most this share of the time of what is more exact."""
+ROUNDING_RANK = 1
+"""The last rank at which results are those of the plain step, up to rounding."""
 ROOMY_BYTES = 1 << 43
 CAPS = (16 * MIB, MIB)
 SLOWER_STATES = 3.1
@@ -104,10 +106,15 @@ class Place(Protocol):
 
 
 class HostArrays:
-    """The memory of NumPy's arrays."""
+    """The memory of NumPy's arrays.
 
-    def __init__(self, budget_bytes: int) -> None:
-        self.budget_bytes = budget_bytes
+    Args:
+        budget_bytes: how much there is.
+        sure: a budget of recomputation below so many times the least is "min"; inf: always.
+    """
+
+    def __init__(self, budget_bytes: int, sure: float = SURE) -> None:
+        self.budget_bytes, self._sure = budget_bytes, sure
 
     def judged(self, prepared: Prepared) -> tuple[bool, int, float]:
         """See `Place`."""
@@ -118,7 +125,7 @@ class HostArrays:
 
     def recompute_budget(self, subject: Subject) -> int | Literal["min"]:
         """See `Place`. What a plan does not count, such as sums of gradients, it gets less."""
-        budget, least = self.budget_bytes, SURE * subject.least_bytes
+        budget, least = self.budget_bytes, self._sure * subject.least_bytes
         for _ in range(TRIES):
             if budget < least:
                 break
@@ -137,10 +144,12 @@ class PlainPool:
     Args:
         gpu: the GPU with so much.
         subject: the step, which replays are made with.
+        sure: as of `HostArrays`.
     """
 
-    def __init__(self, gpu: GpuSpec, subject: Subject) -> None:
+    def __init__(self, gpu: GpuSpec, subject: Subject, sure: float = SURE) -> None:
         self.budget_bytes, self._gpu, self._subject = gpu.usable_bytes, gpu, subject
+        self._sure = sure
         self._roomy = gpu.with_vram(ROOMY_BYTES)
 
     def judged(self, prepared: Prepared) -> tuple[bool, int, float]:
@@ -157,7 +166,7 @@ class PlainPool:
     def recompute_budget(self, subject: Subject) -> int | Literal["min"]:
         """See `Place`."""
         budget = largest_budget(subject, self._gpu)
-        return budget if budget >= SURE * subject.least_bytes else "min"
+        return budget if budget >= self._sure * subject.least_bytes else "min"
 
 
 def host_seconds(trace: Trace) -> float:
@@ -179,7 +188,8 @@ def cheapest(subject: Subject, place: Place, without: Collection[str] = ()) -> C
 
     What is exact goes first: results to the bit, then up to rounding, then 8-bit states, then half
     precision. The next less exact is taken only where it takes at most 95% of the time, and not
-    looked for where that cannot be. The plain step is what is chosen where it fits.
+    looked for where that cannot be; 8 and 16 bits where times were measured on the host, which
+    scatter, only where nothing else fits. The plain step is what is chosen where it fits.
 
     Args:
         subject: the step at the wanted size.
@@ -192,8 +202,11 @@ def cheapest(subject: Subject, place: Place, without: Collection[str] = ()) -> C
     search = _Candidates(subject, place, without)
     plain = search.judged(subject)
     best = plain if plain.fits else None
+    is_measured = isinstance(place, HostArrays)
     for rank in range(4):
         if best is not None and plain.seconds >= WORTH * best.seconds:
+            break
+        if best is not None and is_measured and rank > ROUNDING_RANK:
             break
         found = [one for one in search.of_rank(rank) if one.fits]
         quickest = min(found, key=lambda one: one.seconds, default=None)

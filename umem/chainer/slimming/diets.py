@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
+from math import inf
 from types import TracebackType
 from typing import Any
 
@@ -22,7 +23,16 @@ from umem.devices.cost import cuda_model
 from umem.devices.open import entered_device
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.errors import BudgetError, SizeError, StateError
-from umem.predict.dieting import PARTS, Chosen, Combination, HostArrays, Place, PlainPool, cheapest
+from umem.predict.dieting import (
+    PARTS,
+    SURE,
+    Chosen,
+    Combination,
+    HostArrays,
+    Place,
+    PlainPool,
+    cheapest,
+)
 from umem.predict.techniques.subject import Subject
 from umem.trace.trace import Trace
 from umem.units import format_bytes, format_seconds, parse_bytes
@@ -51,7 +61,8 @@ def diet(
     for the thread and process that call, until `Diet.undo` or the end of ``with``.
 
     What is exact goes first: results to the bit, then up to rounding, then 8-bit states, then half
-    precision; the less exact is taken only where it takes at most 95% of the time.
+    precision; the less exact is taken only where it takes at most 95% of the time, and on NumPy,
+    where times scatter, the last two only where nothing else fits.
 
     Args:
         model: the link that is trained.
@@ -69,8 +80,9 @@ def diet(
 
     Raises:
         SizeError: the budget is no size. StateError: the model or the optimizer is none, or not
-            ready. BudgetError: nothing fits; names the least that would. ScalingError: see
-            `umem.record_at`. In each case nothing is turned on, and all is as before.
+            ready, or the step does not update it. BudgetError: nothing fits; names the least that
+            would. ScalingError: see `umem.record_at`. In each case nothing is turned on, and all is
+            as before, but for another model that the step trained.
     """
     budget_bytes = _checked(model, optimizer, step, budget)
     _check_parts(without)
@@ -82,7 +94,15 @@ def diet(
         )
     watch = _Updates(optimizer)
     with watch, as_it_was(model, optimizer):
+        count = optimizer.t
         trace = umem.record_at(step, sizes)
+        updated = watch.count > 0 or optimizer.t > count
+    if not updated:
+        raise StateError(
+            f"the step has no update of the {type(optimizer).__name__} that was given: call "
+            "optimizer.update in it, and give its model with it; another one that it trains has "
+            "taken the recorded steps"
+        )
     if not watch.splits:
         without = (*without, "accumulate")
     size = max(sizes) if size is None else size
@@ -107,21 +127,23 @@ def diet_of(
     Raises:
         BudgetError: nothing fits; nothing is turned on.
     """
-    subject, place = placed(trace, size, budget_bytes, gpu)
+    settled = all(param.array is not None for param in model.params())
+    # First passes that make parameters were seen to need more than the trace says.
+    subject, place = placed(trace, size, budget_bytes, gpu, SURE if settled else inf)
     chosen = cheapest(subject, place, without)
     return Diet(model, optimizer, chosen, budget_bytes)
 
 
 def placed(
-    trace: Trace, size: int | None, budget_bytes: int, gpu: str | GpuSpec | None
+    trace: Trace, size: int | None, budget_bytes: int, gpu: str | GpuSpec | None, sure: float = SURE
 ) -> tuple[Subject, Place]:
     """The step to choose for, and where it runs: on the host, or a GPU with so much VRAM."""
     spec = _gpu_of(trace, gpu)
     if spec is None:
-        return Subject(trace, (), size, correct="off"), HostArrays(budget_bytes)
+        return Subject(trace, (), size, correct="off"), HostArrays(budget_bytes, sure)
     spec = spec.with_vram(budget_bytes)
     subject = Subject(trace, [spec], size)
-    return subject, PlainPool(spec, subject)
+    return subject, PlainPool(spec, subject, sure)
 
 
 def _gpu_of(trace: Trace, gpu: str | GpuSpec | None) -> GpuSpec | None:

@@ -71,7 +71,10 @@ class FirstUpdate(Subscriber):
             method.update(*args)  # anew: what is on now has its say
             return
         proceed(method, *args, **kwargs)
-        self._say("the loop calls backward itself: its second step is recorded as it goes")
+        self._say(
+            f"the first update is not given a batch of at least {LEAST_BATCH}, as in "
+            "optimizer.update(lossfun, *arrays): the second step is recorded as it goes"
+        )
         self._keeper = Keeper(Steps(1, 1), complete=self._choose_after)
         self._keeper.start()
 
