@@ -504,3 +504,15 @@ def test_backward_by_hand_from_rows_of_a_parameter_is_refused() -> None:
     ):
         net(*some()).backward()
         optimizer.update()
+
+
+@pytest.mark.parametrize("power", [0, 1])
+def test_a_loss_that_goes_by_the_order_of_samples_is_refused(power: int) -> None:
+    """Backwards it is another one too, which is not a matter of rounding."""
+
+    def loss(net: Any, y: Any, t: Any) -> Any:
+        before = np.arange(1.0, len(y) + 1) if power else np.roll(y.array[:, 0], 1)
+        return F.sum(F.sum(y, axis=1) * before)
+
+    with pytest.raises(AccumulationError, match="of its norm away"):
+        update(Net(loss))

@@ -99,7 +99,9 @@ def _compared(
             continue
         if not masks.are_used:  # a norm near zero: other orders of the same samples are as far
             backwards = ChosenSamples(chosen, range(chosen.size)[::-1])
-            if apart <= 3 * _apart(whole, gradients([chosen.size], backwards)):
+            alone = max(_norm(gradients([1], ChosenSamples(chosen, [at]))) for at in (0, -1))
+            another_order = _apart(whole, gradients([chosen.size], backwards))
+            if apart <= min(3 * another_order, _allowed(whole) * alone):
                 continue
         _refuse(apart / norm if norm else math.inf, sizes, chosen, lossfun, state, gradient)
     return True
