@@ -280,6 +280,20 @@ def test_an_update_of_sgd_is_that_of_the_masters_by_the_gradients_in_float32() -
         np.testing.assert_allclose(parameter.array, masters[name], rtol=1e-6, atol=1e-9)
 
 
+def test_parameters_may_be_updated_one_by_one_without_the_optimizer() -> None:
+    def trained(one_by_one: bool) -> dict[str, bytes]:
+        model, batch = images()
+        optimizer = set_up(model, chainer.optimizers.SGD)
+        with half_precision(model, optimizer):
+            model.cleargrads()
+            model(*batch).backward()
+            for update in [p.update for p in model.params()] if one_by_one else [optimizer.update]:
+                update()
+        return values(model)
+
+    assert trained(True) == trained(False)
+
+
 def test_small_updates_add_up_in_the_masters_where_halves_would_not_move() -> None:
     model = Blowing(np.ones(4))
     optimizer = set_up(model, chainer.optimizers.SGD, 1e-4)

@@ -250,8 +250,8 @@ class Updates(Subscriber):
         self._now: Judgement | None = None
 
     @contextmanager
-    def one_step(self) -> Iterator[Judgement]:
-        """One call of the optimizer's update."""
+    def one_step(self, is_whole: bool = True) -> Iterator[Judgement]:
+        """One call of the optimizer's update; scales are known until a whole one is over."""
         self._now = judgement = Judgement()
         try:
             yield judgement
@@ -260,7 +260,8 @@ class Updates(Subscriber):
             self._masters.let_gradients_go()
             for parameter in judgement.unscaled:
                 parameter.grad *= parameter.dtype.type(judgement.divisor)
-            if judgement.is_bad is not None:
+                parameter._loss_scale = judgement.divisor
+            if is_whole and judgement.is_bad is not None:
                 self._used.clear()
             if judgement.is_bad:
                 judgement.names = [
@@ -304,8 +305,8 @@ class Updates(Subscriber):
             self._masters.update(lambda one: proceed(rule, one), parameter, now.divisor)
 
     def _update_alone(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
-        """``parameter.update()``, by no optimizer: it is a step of its own."""
-        with self.one_step():
+        """``parameter.update()``, by no optimizer: a step of its own, and others may follow."""
+        with self.one_step(is_whole=False):
             self.update(proceed, rule, parameter)
 
     def _is_bad(self, now: Judgement) -> bool:
