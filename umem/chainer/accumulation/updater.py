@@ -18,11 +18,12 @@ class AccumulatingUpdater(updaters.StandardUpdater):
 
     The gradient is that of the whole batch; see `umem.chainer.accumulate` for how, and for
     ``weight``, ``check``, ``dropout`` and ``survive``. What the loss function reports is reported
-    for the whole batch: a loss by its share, other figures by samples.
+    for the whole batch: a loss by its share, other figures by samples. Other arguments are those of
+    ``chainer.training.StandardUpdater``, by keyword.
 
     Args:
-        iterator, optimizer, and others by keyword: as of ``chainer.training.StandardUpdater``.
-            Of several optimizers the one named "main" is accumulated, by the iterator of that name.
+        iterator: gives the batches; of several, the one named "main".
+        optimizer: the one that is accumulated; of several, the one named "main".
         micro_batch: samples of a part; the last may be short. More than the batch is the whole.
 
     A batch is converted at once, so that padding is that of the whole, and its arrays are cut; what

@@ -42,7 +42,7 @@ def quantize_states(
 
     Args:
         optimizer: of exactly one of those classes, and set up.
-        keep, least_size, embeddings, paged: see `Adam8bit`.
+        keep: see `Adam8bit`, as for the others.
 
     Raises:
         StateError: it is not set up, or has 8-bit states already; or a state has NaN or infinity.

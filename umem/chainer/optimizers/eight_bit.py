@@ -123,8 +123,9 @@ class Adam8bit(QuantizedOptimizer, optimizers.Adam):
     ones (bench/eight_bit.py); one look at all gradients is in it. Thread-safety: as Chainer's.
 
     Args:
-        alpha, beta1, beta2, eps, eta, weight_decay_rate: as in Chainer.
-        amsgrad, adabound: there is no 8-bit form.
+        alpha: as in Chainer, and so are the other hyper-parameters.
+        amsgrad: there is no 8-bit form of it.
+        adabound: nor of it.
         keep: names of parameters that keep states of 32 bits, as ``namedparams`` has them, or
             patterns such as ``"/head/*"``.
         least_size: parameters with fewer elements keep states of 32 bits.
@@ -164,11 +165,7 @@ class Adam8bit(QuantizedOptimizer, optimizers.Adam):
 
 
 class AdamW8bit(QuantizedOptimizer, optimizers.AdamW):
-    """AdamW with 8-bit states; see `Adam8bit`.
-
-    Args:
-        alpha, beta1, beta2, eps, eta, weight_decay_rate: as in Chainer.
-        keep, least_size, embeddings, paged: see `Adam8bit`.
+    """AdamW with 8-bit states; its arguments are those of Chainer's AdamW and of `Adam8bit`.
 
     Raises:
         GradientError: see `Adam8bit`.
@@ -193,11 +190,9 @@ class AdamW8bit(QuantizedOptimizer, optimizers.AdamW):
 
 
 class MomentumSGD8bit(QuantizedOptimizer, optimizers.MomentumSGD):
-    """Momentum SGD whose velocity takes 1.02 bytes an element instead of 4; see `Adam8bit`.
+    """Momentum SGD whose velocity takes 1.02 bytes an element instead of 4.
 
-    Args:
-        lr, momentum: as in Chainer.
-        keep, least_size, embeddings, paged: see `Adam8bit`.
+    Its arguments are those of Chainer's MomentumSGD, and those by keyword of `Adam8bit`.
 
     Raises:
         GradientError: see `Adam8bit`.

@@ -64,7 +64,8 @@ def half_precision(
             model; the model is in half precision already, or on several devices.
         UnsupportedError: another dtype, ChainerX arrays, or an optimizer that is no GradientMethod.
         PrecisionError: from an update, where gradients are not finite at a scale of 1.
-        Nothing has changed then.
+
+    After each of these nothing has changed.
     """
     check(model, optimizer, dtype, scale, interval)
     return HalfPrecision(optimizer, chosen(model, keep), LossScale(float(scale), int(interval)))
