@@ -1,12 +1,12 @@
 """Train a masked language model, with any of the techniques that make it need less.
 
-python examples/06_masked_lm.py [--text FILE] [--steps 30] [--batch 64]
-    [--micro-batch 16] [--recompute min] [--adam8bit] [--half] [--snapshot FOLDER]
-
-`umem run --budget 400MiB examples/06_masked_lm.py` chooses among the techniques by itself.
+python examples/06_masked_lm.py [--micro-batch 16] [--recompute min] [--adam8bit] [--half]
+umem run --budget 60MiB examples/06_masked_lm.py     chooses among them by itself
 """
 
 import argparse
+from contextlib import nullcontext
+from functools import partial
 
 import umem.chainer  # isort: skip  (before Chainer, which it makes ready for today's NumPy)
 import chainer
@@ -42,9 +42,11 @@ def train(asked):
         umem.chainer.half_precision(model, optimizer)
     if asked.adam8bit:
         umem.chainer.optimizers.quantize_states(optimizer)
-    with umem.chainer.Recompute(asked.recompute or "100%"):
-        parts = asked.micro_batch or asked.batch
-        updater = umem.chainer.AccumulatingUpdater(iterator, optimizer, micro_batch=parts)
+    kind = chainer.training.StandardUpdater
+    if asked.micro_batch:
+        kind = partial(umem.chainer.AccumulatingUpdater, micro_batch=asked.micro_batch)
+    updater = kind(iterator, optimizer)
+    with umem.chainer.Recompute(asked.recompute) if asked.recompute else nullcontext():
         trainer = chainer.training.Trainer(updater, (asked.steps, "iteration"), asked.out)
         trainer.extend(extensions.LogReport(trigger=(10, "iteration")))
         trainer.extend(extensions.PrintReport(["iteration", "main/loss", "elapsed_time"]))
