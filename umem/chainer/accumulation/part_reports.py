@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import chainer
@@ -35,12 +35,10 @@ class PartReports:
         """While it is on, what is reported belongs to a part, and nobody else sees it."""
         part = PartReport()
         self._parts.append(part)
-        try:
-            current = reporter.get_current_reporter()
-        except IndexError:  # nobody listens
-            yield part
-            return
-        with current.scope(part.values):
+        scope: AbstractContextManager[Any] = nullcontext()
+        with suppress(IndexError):  # nobody listens
+            scope = reporter.get_current_reporter().scope(part.values)
+        with scope:  # outside of what handles that error, whose frames an error here would hold
             yield part
 
     def report(self, factor: float) -> None:
