@@ -120,6 +120,17 @@ STEPS = (
         240,
         (*TESTING, *CHAINER),
     ),
+    Step(
+        "diet-tests",
+        tests(
+            "test_gpu_eight_bit.py",
+            "test_gpu_half_precision.py",
+            "test_gpu_accumulation.py",
+            "test_gpu_resume.py",
+        ),
+        240,
+        (*TESTING, *CHAINER),
+    ),
     *(
         Step(
             f"{kind}s-{dtype}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -33,7 +34,7 @@ from umem.cli.in_and_out import (
     write,
 )
 from umem.devices.specs import GPUS, GpuSpec, gpu_spec
-from umem.errors import BudgetError, UmemError
+from umem.errors import BudgetError, ScalingError, SizeError, UmemError
 from umem.predict.choosing import Choice, Search, gpu_asked_for
 from umem.predict.techniques.options import Option
 from umem.predict.techniques.registry import TECHNIQUES
@@ -250,9 +251,11 @@ def _answer(asked: _ChooseOptions, read: Caps) -> Option | None:
                 f"--size {_example(trace)} takes the step to another."
             )
         if trace.sizes and not asked.all_gpus:
-            say("\nTwice as much (simulated, in plain memory):")
-            for line in doublings(trace, one, asked.size):
-                say(line)
+            with suppress(ScalingError, SizeError):  # then there is no step of twice the size
+                lines = list(doublings(trace, one, asked.size))
+                say("\nTwice as much (simulated, in plain memory):")
+                for line in lines:
+                    say(line)
         _say_what_next(asked)
     return best
 
