@@ -132,7 +132,11 @@ def test_numbers_that_are_used_again_change_nothing() -> None:
     numbers = [event.tensor for event in distinct(trace).events if isinstance(event, Alloc)]
     assert len(set(numbers)) == len(numbers) > len(set(now.values()))
     check(distinct(trace))
-    assert tried(trace) == tried(distinct(trace))
+    used_again, told_apart = tried(trace).options, tried(distinct(trace)).options
+    assert [o.name for o in used_again] == [o.name for o in told_apart]
+    assert [o.peak_bytes for o in used_again] == [o.peak_bytes for o in told_apart]
+    seconds = [o.seconds for o in told_apart]
+    assert [o.seconds for o in used_again] == pytest.approx(seconds)  # sums in another order
 
 
 # -- figures -----------------------------------------------------------------------------------
