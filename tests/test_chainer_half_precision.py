@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -783,3 +784,14 @@ def test_options_that_make_no_sense_are_refused(options: Any, reason: str) -> No
     with pytest.raises(StateError, match=reason):
         half_precision(model, set_up(model), **options)
     assert {p.dtype for p in model.params()} == {np.dtype("f")}
+
+
+def test_a_copy_of_the_optimizer_is_refused_until_it_is_undone() -> None:
+    model = chainer.Sequential(L.Linear(3, 2))
+    optimizer = chainer.optimizers.Adam().setup(model)
+    with half_precision(model, optimizer):
+        with pytest.raises(StateError, match="cannot be copied"):
+            copy.deepcopy(optimizer)
+        copy.deepcopy(model)
+    assert copy.deepcopy(optimizer).target is not model
+    assert "__deepcopy__" not in vars(optimizer)

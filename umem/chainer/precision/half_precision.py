@@ -92,6 +92,7 @@ class HalfPrecision(Subscriber):
         for subscriber in (self, self._updates):
             subscribe(subscriber)
         halves.hold(self._masters)
+        optimizer.__deepcopy__ = _no_copy
 
     # -- what is asked -----------------------------------------------------------------------
 
@@ -127,6 +128,7 @@ class HalfPrecision(Subscriber):
         if not self._is_on:
             raise StateError("half precision was undone already: the model is in float32")
         self._is_on = False
+        vars(self.optimizer).pop("__deepcopy__", None)
         _on.remove(self)
         halves.let_go(self._masters)
         for subscriber in (self, self._updates):
@@ -187,6 +189,14 @@ class HalfPrecision(Subscriber):
 
 
 _on: list[HalfPrecision] = []
+
+
+def _no_copy(memo: dict[int, Any]) -> Any:
+    """Refuse to copy an optimizer: its masters and its scale are found by the very object."""
+    raise StateError(
+        "an optimizer that trains halves cannot be copied: undo half_precision first, or copy the "
+        "model and set up a new optimizer for it"
+    )
 
 
 def judges(optimizer: Any) -> bool:
