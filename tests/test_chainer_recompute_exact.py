@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -227,6 +228,33 @@ def test_a_failed_backward_leaves_the_gradients_that_a_plain_one_leaves() -> Non
     assert found == expected and len(found) > 18
     assert any(g is None for seen in found[10:] for g in seen)
     assert memory.planned_count
+
+
+def test_old_gradients_go_as_backward_adds_to_them() -> None:
+    class Watch(chainer.FunctionHook):
+        name = "watch"
+
+        def backward_postprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
+            alive.append(sum(reference() is not None for reference in old))
+
+    def step(model: Any, x: Any, t: Any) -> Any:
+        loss = model.loss(x, t)
+        loss.backward()
+        again = model.loss(x, t)
+        old[:] = [weakref.ref(p.grad) for p in params(model) if p.grad is not None]
+        counts.append(len(old))
+        alive.clear()
+        with Watch():
+            again.backward()
+        return again
+
+    old: list[Any] = []
+    alive: list[int] = []
+    counts: list[int] = []
+    memory = umem.chainer.Recompute("min")
+    run(lambda link, h: F.tanh(link(h)), step, memory, steps=4)
+    assert memory.planned_count
+    assert counts[-1] > 10 and alive[len(alive) // 2] < 0.7 * counts[-1] and alive[-1] < 3
 
 
 def params(model: Any) -> list[Any]:

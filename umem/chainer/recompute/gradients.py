@@ -13,7 +13,8 @@ Cost: a waiting gradient takes its memory; nothing where the two orders agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from chainer import _backprop_utils
@@ -115,17 +116,25 @@ class GradientSums:
 
 
 class OldGradients:
-    """The old gradients that one backward has taken.
+    """The old gradients that one backward has taken, and may have to put back.
 
-    Cost: they live until it is over; nothing where gradients are cleared before.
+    One that a plain backward has taken by then as well is let go.
+
+    Cost: where the plan takes a step before others that a plain backward takes earlier, the old
+    gradients of that step live until those are over. Nothing where gradients are cleared before.
 
     Args:
         plain: a call's place in a plain backward.
+        calls: those of the pass.
     """
 
-    def __init__(self, plain: Mapping[int, int]) -> None:
+    def __init__(self, plain: Mapping[int, int], calls: Sequence[Call]) -> None:
         self._plain = plain
-        self._taken: dict[Any, Any] = {}
+        self._calls = calls
+        self._taken: dict[Any, Any] = {}  # None: there was none, or nobody puts it back
+        self._held: set[Any] = set()
+        self._to_come = sorted(plain.values(), reverse=True)
+        self._done: set[int] = set()
         self._count = 0
         self._at: int | None = None
 
@@ -135,20 +144,33 @@ class OldGradients:
         for node, found in gradients.items():
             if node.creator_node is None and node not in self._taken:
                 self._taken[node] = found[0] if found else None
+                if found:
+                    self._held.add(node)
+        self._done.add(self._plain.get(call, -1))
+        while self._to_come and self._to_come[-1] in self._done:
+            self._to_come.pop()
+        if self._held:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Hold no gradient that a plain backward takes before the first step to come."""
+        place = self._to_come[-1] if self._to_come else len(self._plain)
+        for node in [node for node in self._held if self._first_uses.get(node, -1) < place]:
+            self._held.discard(node)
+            self._taken[node] = None
 
     def end(self) -> None:
         """A step is over."""
         self._at = None
         self._count += 1
 
-    def put_back(self, calls: Iterable[Call]) -> None:
+    def put_back(self) -> None:
         """Leave what a plain backward would leave that failed in the same call.
 
         Where no call has failed but something between them (a hook), after as many calls.
         """
-        first = self._first_uses(calls)
         last = self._count - 1 if self._at is None else self._plain.get(self._at, -1)
-        for node, place in first.items():
+        for node, place in self._first_uses.items():
             variable = node.get_variable_or_none()
             if variable is None:
                 continue
@@ -157,10 +179,11 @@ class OldGradients:
             elif node in self._taken:
                 variable.grad_var = self._taken[node]
 
-    def _first_uses(self, calls: Iterable[Call]) -> dict[Any, int]:
+    @cached_property
+    def _first_uses(self) -> dict[Any, int]:
         """By leaf, the place in a plain backward of the first call that comes to it."""
         first: dict[Any, int] = {}
-        for call in calls:
+        for call in self._calls:
             place = self._plain.get(call.index)
             if place is None or not call.has_graph:
                 continue

@@ -267,7 +267,7 @@ class Pass:
             self.never = refuse
             self.use_plain_ranks()
         elif seen is not None and plan is not None and not seen.history.keeps_order:
-            self._gradients = OldGradients(seen.history.order)
+            self._gradients = OldGradients(seen.history.order, self.calls)
             if plan.contended:
                 self._sums = GradientSums(seen.history.order, plan.contended)
 
@@ -333,7 +333,7 @@ class Pass:
     def finish(self, whole: bool) -> bool:
         """Backward is over, ``whole``: without an exception; whether it was the first one."""
         if self._gradients is not None and not whole:
-            self._gradients.put_back(self.calls)
+            self._gradients.put_back()
         self._gradients = None
         plan = self._plan
         if not self.went_back and plan is not None and self.never is None:
