@@ -1,0 +1,66 @@
+"""A tier below the one that arrays are in: pinned host memory below a GPU, files below the host."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from umem.units import BLOCK_BYTES
+
+SMALLEST_BYTES = BLOCK_BYTES // 32
+"""Arrays below 64 KiB stay: their way costs more than their room is worth."""
+
+
+class Sent(Protocol):
+    """An array on its way down, below, or on its way back.
+
+    Attributes:
+        nbytes: the bytes of the array.
+    """
+
+    nbytes: int
+
+    def is_gone(self) -> bool:
+        """Tell whether the copy below is whole, so that the array may be let go at once."""
+
+    def let_go(self) -> None:
+        """Hold the array no more, once the copy below is whole; whoever has to wait for it, waits.
+
+        On a GPU that is the stream that computes, never the host.
+        """
+
+    def fetch(self) -> None:
+        """Begin to bring the array back, beside what runs; a second time does nothing."""
+
+    def array(self) -> Any:
+        """The array: contents, shape, type and strides as they were; waits for what is under way.
+
+        It is held by the caller alone, and may be asked for again once it was let go.
+        """
+
+    def forget(self) -> None:
+        """Give up the room below; a second time does nothing."""
+
+
+class Tier(Protocol):
+    """Where arrays go.
+
+    Attributes:
+        name: in words, such as "pinned host memory".
+        sent_bytes, fetched_bytes: what went down, and what came back.
+        waited_seconds: how long the program waited for either, where that can be known.
+    """
+
+    name: str
+    sent_bytes: int
+    fetched_bytes: int
+    waited_seconds: float
+
+    def send(self, array: Any) -> Sent | None:
+        """Begin to copy an array down, which owns dense memory in any order of its axes.
+
+        None: there is no room, and the array stays where it is. Nobody may change it from now on
+        until it is let go.
+        """
+
+    def close(self) -> None:
+        """Wait for what is under way, and give up everything; a second time does nothing."""
