@@ -23,7 +23,7 @@ GPUS = [gpu_spec(name) for name in ("t4", "h200", "p100-16gb")]
 
 @st.composite
 def steps(draw: Any) -> list[Any]:
-    """A step, twice: tensors that come and go, operations on them, prefetches in between."""
+    """A step, twice: tensors that come and go, operations, prefetches and copies in between."""
     events: list[Any] = [Alloc(0, 3 << 20, "parameter", "W", True), Mark("start")]
     number = 0
     for _ in range(2):
@@ -41,16 +41,21 @@ def steps(draw: Any) -> list[Any]:
                 del alive[gone]
                 events.append(Free(gone))
             elif what == "hint":
-                tensor = draw(st.sampled_from(list(alive)))
-                place, overlap = draw(st.sampled_from((0, "cpu"))), draw(st.booleans())
-                events.append(
-                    Hint("prefetch", (Access(tensor, 0, alive[tensor]),), place, overlap=overlap)
-                )
+                events.append(hint(draw, alive))
             else:
                 events.append(operation(draw, alive))
         events += [operation(draw, alive), *(Free(tensor) for tensor in alive if tensor)]
         events.append(Mark("step"))
     return events
+
+
+def hint(draw: Any, alive: dict[int, int]) -> Hint:
+    tensor = draw(st.sampled_from(list(alive)))
+    whole = (Access(tensor, 0, alive[tensor]),)
+    if draw(st.booleans()):
+        return Hint(draw(st.sampled_from(("send", "fetch"))), whole, overlap=True)
+    place, overlap = draw(st.sampled_from((0, "cpu"))), draw(st.booleans())
+    return Hint("prefetch", whole, place, overlap=overlap)
 
 
 def operation(draw: Any, alive: dict[int, int]) -> Op:
@@ -104,6 +109,9 @@ def test_a_layout_is_replayed_as_the_model_follows_it(
         for ours, theirs in zip(replayer.clocks, model.clocks, strict=True):
             assert ours.seconds == theirs.seconds
             assert ours.link_seconds == theirs.link_seconds
+            assert ours.stall_seconds == theirs.stall_seconds
+    assert replayer.copies.sent_bytes == model.copies.sent_bytes
+    assert replayer.copies.fetched_bytes == model.copies.fetched_bytes
     moves, theirs = replayer.moves, model.counters.moves
     for name in ("migrated_in", "populated", "migrated_out", "dropped", "prefetched_out"):
         assert getattr(moves, name) == getattr(theirs, name)

@@ -275,7 +275,7 @@ def _report(process: int) -> None:
     if figures is not None and figures.seconds is not None:
         click.echo(
             f"{'peak':<14}{format_bytes(figures.peak_bytes)} of tensors\n"
-            f"{'moved':<14}{format_bytes(figures.migrated_bytes)} (simulated)\n"
+            f"{'moved':<14}{format_bytes(figures.moved_bytes)} (simulated)\n"
             f"{'time':<14}{format_seconds(figures.seconds)} (simulated)",
             err=True,
         )

@@ -251,8 +251,8 @@ class Simulated:
 
     @property
     def moved(self) -> str:
-        """The bytes of the blocks that moved."""
-        return format_bytes(self.cost.migrated_bytes)
+        """The bytes that went over the bus."""
+        return format_bytes(self.cost.moved_bytes)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ class StepCost:
         populated_bytes: blocks that were given memory when they were first written.
         remote_bytes: what was read and written over the bus in place.
         uploaded_bytes: what the program copied from the host.
+        sent_bytes, fetched_bytes: what was copied to pinned host memory to make room, and back.
         fault_count: the blocks that faults brought in or populated.
     """
 
@@ -43,6 +44,8 @@ class StepCost:
     populated_bytes: int | None = None
     remote_bytes: int | None = None
     uploaded_bytes: int | None = None
+    sent_bytes: int | None = None
+    fetched_bytes: int | None = None
     fault_count: int | None = None
     op_count: int | None = None
 
@@ -52,9 +55,17 @@ class StepCost:
         return _sum(self.migrated_in_bytes, self.migrated_out_bytes)
 
     @property
+    def copied_bytes(self) -> int:
+        """What was sent and fetched, both ways."""
+        return (self.sent_bytes or 0) + (self.fetched_bytes or 0)
+
+    @property
     def moved_bytes(self) -> int | None:
-        """Everything that went over the bus: blocks both ways, and what was used in place."""
-        return _sum(self.migrated_bytes, self.remote_bytes)
+        """Everything that went over the bus: blocks and copies both ways, and what was used there.
+
+        Uploads, which every technique has, are left out.
+        """
+        return _sum(_sum(self.migrated_bytes, self.remote_bytes), self.copied_bytes)
 
 
 def _sum(one: int | None, other: int | None) -> int | None:

@@ -80,6 +80,8 @@ def steady_steps(
         migrated_in_bytes=_mean(start.migrated_in_bytes, end.migrated_in_bytes, count),
         migrated_out_bytes=_mean(start.migrated_out_bytes, end.migrated_out_bytes, count),
         remote_bytes=_mean(start.remote_bytes, end.remote_bytes, count),
+        sent_bytes=_mean(start.sent_bytes, end.sent_bytes, count),
+        fetched_bytes=_mean(start.fetched_bytes, end.fetched_bytes, count),
         host_bytes=_host_bytes(end, mode, gpus[0]),
         host_seconds=host_seconds,
         op_count=op_count,
@@ -127,6 +129,8 @@ def _on_layout(
             reserved_peak_bytes=layout.reserved_bytes,
             migrated_in_bytes=moves.migrated_in * BLOCK_BYTES,
             migrated_out_bytes=(moves.migrated_out + moves.prefetched_out) * BLOCK_BYTES,
+            sent_bytes=replayer.copies.sent_bytes,
+            fetched_bytes=replayer.copies.fetched_bytes,
         )
         ends.append(_StepEnd([clock.seconds for clock in clocks], so_far))
     return ends

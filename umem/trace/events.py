@@ -20,7 +20,9 @@ LARGEST_TOTAL_BYTES = 1 << 54
 """The most that all allocations of a trace may come to, workspace included: 16 PiB."""
 LONGEST_TEXT = 10_000
 """The most letters of a name."""
-ACTIONS = ("prefetch", "discard", "read_mostly", "preferred_location", "accessed_by")
+COPIES = ("send", "fetch")
+"""The actions that copy: to pinned host memory, and from there."""
+ACTIONS = ("prefetch", "discard", "read_mostly", "preferred_location", "accessed_by", *COPIES)
 
 
 class Access(NamedTuple):
@@ -100,10 +102,12 @@ class Op(NamedTuple):
 
 
 class Hint(NamedTuple):
-    """A prefetch, a discard or advice was given.
+    """A prefetch, a discard or advice was given, or a copy to or from pinned host memory begun.
 
-    ``action`` is ``prefetch``, ``discard`` or an advice; ``place`` a GPU's ordinal or ``"cpu"``;
-    ``overlap`` says that a prefetch runs beside the operations, on a stream of its own.
+    ``action`` is ``prefetch``, ``discard``, ``send``, ``fetch`` or an advice; ``place`` a GPU's
+    ordinal or ``"cpu"``; ``overlap`` says that a prefetch runs beside the operations, on a stream
+    of its own, as a copy always does. What is sent stays until it is freed, which waits for the
+    copy; what is fetched was allocated before, and who uses it waits for the copy.
     """
 
     action: str
@@ -249,6 +253,8 @@ class Checker:
             _check_count(hint.place, "place")
         _check_type(hint.unset, bool, "unset")
         _check_type(hint.overlap, bool, "overlap")
+        if hint.action in COPIES and not hint.overlap:
+            raise TraceError(f"a {hint.action} runs beside the operations, and overlap is False")
         self._check_accesses(hint.accesses)
 
     def _check_accesses(self, accesses: tuple[Access, ...]) -> None:

@@ -1,4 +1,4 @@
-"""The file format of traces, version 4.
+"""The file format of traces, version 5.
 
 gzip-compressed UTF-8 text, one JSON value a line. The first line is an object,
 ``{"format": "umem-trace", "version": 3, "backend": "numpy", "meta": {...}}``. Then one array an
@@ -12,10 +12,10 @@ file is told from a short one. Loading parses JSON and executes nothing. The fil
 member, with nothing behind it, and no line is longer than `LINE_BYTES`.
 
 A trace of several sizes has them in its first line, ``"sizes": [4, 8]``, ascending, and then the
-events of one size after another, each closed by its own ``["end", event_count]``. Where the sizes
-are along axes with names, which is what version 4 adds and all that is written as such, the first
-line has the names too, and for each size one number an axis: ``"axes": ["batch", "length"],
-"sizes": [[4, 16], [4, 32], [8, 16], [8, 32]]``, a whole grid.
+events of one size after another, each closed by its own ``["end", event_count]``. Where they are
+along axes with names, which version 4 adds, it has the names too, and one number an axis for each
+size: ``"axes": ["batch", "length"], "sizes": [[4, 16], [4, 32], [8, 16], [8, 32]]``, a whole grid.
+Version 5 adds the hints ``"send"`` and ``"fetch"``. A file is of the lowest version from 3 up.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -32,7 +33,7 @@ from umem.errors import FileError, TraceError
 from umem.files import check_target, open_regular, reason, whole
 from umem.printable import quoted, shown
 from umem.trace.axes import Point, in_order, points_of
-from umem.trace.events import CODES, LONGEST_TEXT, TYPES, Checker, Event, decode
+from umem.trace.events import CODES, COPIES, LONGEST_TEXT, TYPES, Checker, Event, Hint, decode
 from umem.units import format_bytes
 
 _CHUNK = 16 << 10
@@ -105,9 +106,10 @@ class Inflating(io.RawIOBase):
 
 
 FORMAT = "umem-trace"
-VERSION = 4
+VERSION = 5
+WITHOUT_COPIES = 4
 WITHOUT_AXES = 3
-"""The version of what an older umem can read."""
+"""The versions of what an older umem can read."""
 LINE_BYTES = 1 << 20
 """The longest line that is read: what is longer is no event."""
 MAX_EVENTS = 1_500_000
@@ -157,7 +159,8 @@ def _encoded(line: str) -> bytes:
 
 
 def _lines(header: Header, sections: list[list[Event]]) -> Iterator[str]:
-    version = VERSION if header.axes else WITHOUT_AXES
+    copies = any(isinstance(each, Hint) and each.action in COPIES for each in chain(*sections))
+    version = VERSION if copies else WITHOUT_COPIES if header.axes else WITHOUT_AXES
     first = {"format": FORMAT, "version": version, "backend": header.backend}
     axes = {"axes": list(header.axes)} if header.axes else {}
     sizes = {"sizes": list(header.points)} if header.points else {}

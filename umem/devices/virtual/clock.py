@@ -1,13 +1,15 @@
 """Simulated time and the running totals: what operations and the movement of blocks cost.
 
-Three clocks run beside each other: the host, which launches; the GPU, which runs operations in
-order; and the host link, which carries one thing at a time because eviction happens inside the
-fault (half duplex). The step is over when the last of host and GPU is.
+Clocks run beside each other: the host, which launches; the GPU, which runs operations in order;
+the host link, which carries one block of managed memory at a time because eviction happens inside
+the fault (half duplex); and two engines that copy pinned memory, one each way. The step is over
+when the last of host and GPU is.
 
 Models: launch time and Chainer's own, roofline time of an operation, fault, populate, prefetch
-and eviction costs, reads over the bus, prefetches on a stream of their own, pinned copies.
-Does not model: kernels that run side by side, clocks that throttle, copies that overlap with
-compute other than prefetches.
+and eviction costs, reads over the bus, prefetches on a stream of their own, pinned copies, in order
+and beside the operations.
+Does not model: kernels that run side by side, clocks that throttle, the memory bandwidth that
+copies take from operations.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ class Clock:
         self.host_seconds = 0.0
         self.device_seconds = 0.0
         self.link_seconds = 0.0
+        self.sent_seconds = self.fetched_seconds = 0.0
         self.compute_seconds = 0.0
         self.stall_seconds = 0.0
 
@@ -114,7 +117,7 @@ class Clock:
             self.device_seconds = start + compute
             return
         self.stall_seconds += stall
-        self.device_seconds = max(start, self.link_seconds) + compute + stall
+        self.device_seconds = max(start, self._link_free(moves)) + compute + stall
         self.link_seconds = self.device_seconds
 
     def compute(self, flops: int, traffic_bytes: int) -> None:
@@ -130,7 +133,33 @@ class Clock:
     def free(self, block_count: int) -> None:
         """Give blocks back to the driver: the host waits for the GPU, as ``cudaFree`` does."""
         if block_count:
-            self.host_seconds = self.seconds + block_count * self._costs.allocation
+            self.synchronize()
+            self.host_seconds += block_count * self._costs.allocation
+
+    def synchronize(self) -> None:
+        """Have the host wait for the GPU and its copies."""
+        self.host_seconds = max(self.seconds, self.sent_seconds, self.fetched_seconds)
+
+    def send(self, nbytes: int) -> float:
+        """Copy to pinned host memory, after the operations so far and beside those to come.
+
+        Returns when it is over, as does `fetch`. Each way has one copy at a time.
+        """
+        self.sent_seconds = self._copied(self.sent_seconds, nbytes, self._spec.host_out_bandwidth)
+        return self.sent_seconds
+
+    def fetch(self, nbytes: int) -> float:
+        """Copy from pinned host memory, after the operations so far and beside those to come."""
+        engine, bandwidth = self.fetched_seconds, self._spec.host_in_bandwidth
+        self.fetched_seconds = self._copied(engine, nbytes, bandwidth)
+        return self.fetched_seconds
+
+    def wait(self, seconds: float) -> None:
+        """Have the GPU wait until then before its next operation."""
+        now = max(self.device_seconds, self.host_seconds)
+        if seconds > now:
+            self.stall_seconds += seconds - now
+            self.device_seconds = seconds
 
     def move(self, moves: BlockMoves, nbytes: int = 0, *, overlap: bool = False) -> float:
         """Run a prefetch, or an upload of ``nbytes`` from pinned host memory, as a job of its own.
@@ -138,7 +167,7 @@ class Clock:
         Returns when it is done. With ``overlap`` it runs on a stream of its own.
         """
         cost = self._prefetch_seconds(moves) + _seconds(nbytes, self._spec.host_in_bandwidth)
-        start = max(self.link_seconds, self.host_seconds)
+        start = max(self._link_free(moves, nbytes), self.host_seconds)
         if overlap:
             self.link_seconds = start + cost
             return self.link_seconds
@@ -154,6 +183,19 @@ class Clock:
         return _seconds(read_bytes / efficiency, self._spec.host_in_bandwidth) + _seconds(
             written_bytes / efficiency, self._spec.host_out_bandwidth
         )
+
+    def _copied(self, engine_seconds: float, nbytes: int, bandwidth: float | None) -> float:
+        start = max(self.device_seconds, self.host_seconds, self.link_seconds, engine_seconds)
+        return start + _seconds(nbytes, bandwidth)
+
+    def _link_free(self, moves: BlockMoves, nbytes: int = 0) -> float:
+        """When blocks may take the link: after others, and after the copies that go their way."""
+        free = self.link_seconds
+        if self.fetched_seconds > free and (moves.migrated_in or nbytes):
+            free = self.fetched_seconds
+        if self.sent_seconds > free and (moves.migrated_out or moves.prefetched_out):
+            free = self.sent_seconds
+        return free
 
     def _fault_seconds(self, moves: BlockMoves, pattern: str) -> float:
         costs = self._costs

@@ -16,10 +16,12 @@ from typing import NamedTuple
 
 from umem.devices.base import Policy, Span
 from umem.devices.virtual.clock import BlockMoves, Clock, Prefetches
+from umem.devices.virtual.clocks import Clocks
+from umem.devices.virtual.copies import Copies
 from umem.devices.virtual.driver import DriverModel, Placed, covered
 from umem.devices.virtual.residency import Residency
 from umem.errors import OutOfMemoryError
-from umem.trace.events import Access, Alloc, Event, Free, Hint, Mark, Op
+from umem.trace.events import COPIES, Access, Alloc, Event, Free, Hint, Op
 from umem.units import BLOCK_BYTES
 
 Blocks = tuple[int, int]
@@ -70,7 +72,7 @@ class Layout:
 
 
 def lay_out(events: Iterable[Event]) -> Layout | None:
-    """Lay events out; None where a hint is no prefetch, or the model has too few addresses."""
+    """Lay events out; None where one discards or advises, or the model has too few addresses."""
     layer = _Layer()
     try:
         laid = list(map(layer.lay, events))
@@ -103,7 +105,7 @@ class _Layer:
         if isinstance(event, Alloc):
             return self._lay_alloc(event)
         if isinstance(event, Hint):
-            if event.action != "prefetch":
+            if event.action not in ("prefetch", *COPIES):
                 raise _NoPrefetchError
             return Laid(event, _touched(event.accesses, self._spans))
         if isinstance(event, Free) and event.tensor in self._places:
@@ -166,14 +168,15 @@ class Replayer:
         managed: bool,
         prefetch: bool = False,
     ) -> None:
-        self.clocks = clocks
+        self.clocks = Clocks(clocks)
+        self.copies = Copies(self.clocks)
         self.moves = BlockMoves()
         self.resident_peak_count = 0
         self._residency = Residency(vram_bytes // BLOCK_BYTES)
         self._uses_host_times = uses_host_times
         self._managed, self._prefetch = managed, prefetch
         self._has_run = False
-        self._prefetches = Prefetches(clocks)
+        self._prefetches = Prefetches(self.clocks)
 
     def follow(self, laid: Iterable[Laid], block_count: int) -> None:
         """Follow some of a layout's events; ``block_count`` is the layout's."""
@@ -188,32 +191,33 @@ class Replayer:
                     self._on_alloc(event, own)
             elif isinstance(event, Hint):
                 self._on_hint(event, touched)
-            elif isinstance(event, Mark) and event.label == "start" and not self._has_run:
+            elif isinstance(event, Free):
+                if self.copies:
+                    self.copies.wait_for(event.tensor)
+            elif event.label == "start" and not self._has_run:
                 self.moves = BlockMoves()
-                for clock in self.clocks:
-                    clock.restart()
+                self.copies.restart()
+                self.clocks.restart()
 
     def synchronize(self) -> None:
         """Have the host wait for the GPU."""
-        for clock in self.clocks:
-            clock.host_seconds = clock.seconds
+        self.clocks.synchronize()
 
     def _on_op(self, op: Op, touched: Sequence[Blocks], own: Span | None) -> None:
         self._has_run = True
-        host_seconds = op.host_seconds if self._uses_host_times else None
-        if not self._managed:
-            for clock in self.clocks:
-                clock.launch(host_seconds, op.phase)
-                clock.compute(op.flops, op.traffic_bytes)
-            return
-        if own is not None and self._prefetch:
+        if own is not None and self._prefetch and self._managed:
             self._make_resident(own)
+        self.clocks.launch(op.host_seconds if self._uses_host_times else None, op.phase)
+        if self.copies:
+            self.copies.wait_before(op)
+        if not self._managed:
+            self.clocks.compute(op.flops, op.traffic_bytes)
+            return
         waits: list[tuple[float, ...]] = []
         for blocks in touched if self._prefetches else ():
             waits += self._prefetches.of(*blocks)
         moves = self._touch(touched, own)
         for index, clock in enumerate(self.clocks):
-            clock.launch(host_seconds, op.phase)
             if moves is _STILL and not waits:
                 clock.compute(op.flops, op.traffic_bytes)
             else:
@@ -241,24 +245,31 @@ class Replayer:
             self._make_resident(own)
         if alloc.uploaded:
             moves = self._touch((covered(own),), None) if self._managed else _STILL
-            for clock in self.clocks:
-                clock.launch(None)
-                clock.move(moves, alloc.nbytes)
+            self.clocks.launch(None)
+            self.clocks.move(moves, alloc.nbytes)
 
     def _make_resident(self, span: Span) -> None:
         moves = self._residency.prefetch(*covered(span))
         self._count(moves)
-        for clock in self.clocks:
-            clock.move(moves)
+        self.clocks.move(moves)
 
     def _on_hint(self, hint: Hint, touched: Sequence[Blocks]) -> None:
-        for clock in self.clocks:
-            clock.launch(None)
+        self.clocks.launch(None)
+        if hint.action in COPIES:
+            self._copy(hint, touched)
+            return
         to_host = hint.place == "cpu"
         move = self._residency.prefetch_out if to_host else self._residency.prefetch
         for start, stop in touched if self._managed else ():
             moves = move(start, stop)
             self._count(moves)
-            done = tuple(clock.move(moves, overlap=hint.overlap) for clock in self.clocks)
+            done = self.clocks.move(moves, overlap=hint.overlap)
             if hint.overlap and not to_host:
                 self._prefetches.add(start, stop, done)
+
+    def _copy(self, hint: Hint, touched: Sequence[Blocks]) -> None:
+        some = [access for access in hint.accesses if access.stop > access.start]
+        for access, blocks in zip(some, touched, strict=True):
+            if self._managed:
+                self.clocks.move(self._touch((blocks,), None), overlap=True)
+            self.copies.begin(hint.action, access)

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from umem.devices.base import Policy, Span
 from umem.devices.specs import Costs, GpuSpec
 from umem.devices.virtual.advice import advice_flag
 from umem.devices.virtual.clock import BlockMoves, Clock, Counters, Prefetches, StepCost
+from umem.devices.virtual.clocks import Clocks
+from umem.devices.virtual.copies import Copies
 from umem.devices.virtual.driver import DriverModel, Placed, covered, half_covered, wholly_covered
 from umem.devices.virtual.pool import Pool
 from umem.errors import LimitError, OutOfMemoryError, SizeError
 from umem.locks import safe_lock
-from umem.trace.trace import Access, Alloc, Event, Free, Hint, Mark, Op
+from umem.trace.events import COPIES, Access, Alloc, Event, Free, Hint, Mark, Op
 from umem.units import BLOCK_BYTES, format_bytes
 
 Allocator = Literal["caching", "plain"]
@@ -58,11 +61,9 @@ class Model:
             )
         self.spec = spec
         self.lock = safe_lock()
-        self.clocks = tuple(clocks) or (Clock(spec, costs),)
+        self.clocks = Clocks(clocks or (Clock(spec, costs),))
         self.clock = self.clocks[0]
-        self.driver = DriverModel(
-            spec.usable_bytes, allocator, self._on_moves, self._on_blocks_freed
-        )
+        self.driver = DriverModel(spec.usable_bytes, allocator, self._on_moves, self.clocks.free)
         self.tensors: dict[int, Placed] = {}
         self.counters = Counters()
         self._policy = policy
@@ -72,6 +73,7 @@ class Model:
         self._reserved: dict[Pool, int] = {}
         self.is_whole, self._has_said, self._is_over = True, False, False
         self._prefetches = Prefetches(self.clocks)
+        self.copies = Copies(self.clocks)
         self._on: dict[type, Callable[[Any], None]] = {
             Op: self._on_op,
             Alloc: self._on_alloc,
@@ -83,7 +85,8 @@ class Model:
     @property
     def figures(self) -> StepCost:
         """The counts so far (simulated)."""
-        return self.counters.figures(self.clock)
+        copies, figures = self.copies, self.counters.figures(self.clock)
+        return replace(figures, sent_bytes=copies.sent_bytes, fetched_bytes=copies.fetched_bytes)
 
     def on_event(self, event: Event) -> None:
         """Follow one event.
@@ -136,16 +139,15 @@ class Model:
 
     def synchronize(self) -> None:
         """Have the host wait for the GPU."""
-        for clock in self.clocks:
-            clock.host_seconds = clock.seconds
+        self.clocks.synchronize()
 
     def _on_mark(self, mark: Mark) -> None:
         if mark.label == "step":
             self.counters.step_ends.append(self.clock.seconds)
         elif mark.label == "start" and not self._has_run:
-            for clock in self.clocks:
-                clock.restart()
+            self.clocks.restart()
             self.counters.restart()
+            self.copies.restart()
 
     def _on_alloc(self, event: Alloc) -> None:
         if event.nbytes == 0:
@@ -155,10 +157,7 @@ class Model:
         self.tensors[event.tensor] = tensor
         self.counters.hold(event.nbytes)
         if event.uploaded:
-            self._upload(tensor)
-
-    def _upload(self, tensor: Placed) -> None:
-        self._copy(tensor.managed, tensor.part(0, tensor.nbytes))
+            self._copy(tensor.managed, tensor.part(0, tensor.nbytes))
 
     def copy(self, access: Access, *, to_host: bool = False) -> None:
         """Copy a part of a tensor from pinned host memory, or to it: then the host waits."""
@@ -172,14 +171,16 @@ class Model:
             moves = self.driver.residency.touch(*covered(span), write=not to_host)
         self.counters.uploaded_bytes += 0 if to_host else span.nbytes
         self.counters.moves.add(moves)
-        self._launch(None)
-        self._move(moves, span.nbytes)
+        self.clocks.launch(None)
+        self.clocks.move(moves, span.nbytes)
         if to_host:
             self.synchronize()
 
     def _on_free(self, event: Free) -> None:
         tensor = self.tensors.pop(event.tensor)
         self.counters.hold(-tensor.nbytes)
+        if self.copies:
+            self.copies.wait_for(event.tensor)
         tensor.free()
 
     def _on_op(self, op: Op) -> None:
@@ -188,19 +189,18 @@ class Model:
         if op.workspace_bytes:
             workspace = self._malloc(op.workspace_bytes, f"{op.name!r} workspace")
             self.counters.hold(0, extra=op.workspace_bytes)
-        host_seconds = op.host_seconds if self._uses_host_times else None
+        self.clocks.launch(op.host_seconds if self._uses_host_times else None, op.phase)
+        if self.copies:
+            self.copies.wait_before(op)
         if self._has_managed:
-            self._run_on_blocks(op, workspace, host_seconds)
+            self._run_on_blocks(op, workspace)
         else:
-            flops, traffic_bytes, phase = op.flops, op.traffic_bytes, op.phase
-            for clock in self.clocks:
-                clock.launch(host_seconds, phase)
-                clock.compute(flops, traffic_bytes)
+            self.clocks.compute(op.flops, op.traffic_bytes)
         if workspace is not None:
             self.counters.hold_vram(self.driver.resident_count)
             workspace.free()
 
-    def _run_on_blocks(self, op: Op, workspace: Placed | None, host_seconds: float | None) -> None:
+    def _run_on_blocks(self, op: Op, workspace: Placed | None) -> None:
         moves = BlockMoves()
         # What is both read and written is walked once.
         writes = op.writes
@@ -219,7 +219,6 @@ class Model:
             remote = self._remote_bytes(op, read_bytes + both_bytes, written_bytes)
         stays = not (remote or waits or moves.migrated_in or moves.populated or moves.migrated_out)
         for index, clock in enumerate(self.clocks):
-            clock.launch(host_seconds, op.phase)
             if stays:
                 clock.compute(op.flops, op.traffic_bytes)
                 continue
@@ -274,15 +273,6 @@ class Model:
             more = max(more, op.traffic_bytes / touched)
         return read_bytes * more, written_bytes
 
-    def _launch(self, host_seconds: float | None, phase: str = "array") -> None:
-        for clock in self.clocks:
-            clock.launch(host_seconds, phase)
-
-    def _move(
-        self, moves: BlockMoves, nbytes: int = 0, *, overlap: bool = False
-    ) -> tuple[float, ...]:
-        return tuple(clock.move(moves, nbytes, overlap=overlap) for clock in self.clocks)
-
     def _malloc(self, nbytes: int, what: str) -> Placed:
         policy = self._policy()
         try:
@@ -304,25 +294,24 @@ class Model:
         if policy.prefetch and tensor.managed:
             moves = self.driver.residency.prefetch(*covered(tensor.part(0, nbytes)))
             counters.moves.add(moves)
-            self._move(moves)
+            self.clocks.move(moves)
         return tensor
 
     def _on_moves(self, moves: BlockMoves) -> None:
         """Count blocks that cudaMalloc pushed out, or that were given back."""
         self.counters.moves.add(moves)
         if moves.migrated_out:
-            self._move(moves)
-
-    def _on_blocks_freed(self, count: int) -> None:
-        for clock in self.clocks:
-            clock.free(count)
+            self.clocks.move(moves)
 
     def _on_hint(self, hint: Hint) -> None:
-        self._launch(None)
-        for tensor_id, low, high in hint.accesses:
+        self.clocks.launch(None)
+        for access in hint.accesses:
+            tensor_id, low, high = access
             tensor = self.tensors[tensor_id]
             if high > low and tensor.managed:
                 self._hint_span(tensor.part(low, high), hint)
+            if high > low and hint.action in COPIES:
+                self.copies.begin(hint.action, access)
 
     def _hint_span(self, span: Span, hint: Hint) -> None:
         residency = self.driver.residency
@@ -330,6 +319,10 @@ class Model:
             self._prefetch_blocks(*covered(span), hint)
         elif hint.action == "discard":
             self.counters.moves.add(residency.discard(*wholly_covered(span)))
+        elif hint.action in COPIES:
+            moves = residency.touch(*covered(span), write=hint.action == "fetch")
+            self.counters.moves.add(moves)
+            self.clocks.move(moves, overlap=True)
         else:
             flag = advice_flag(hint.action, hint.place)
             residency.advise(*half_covered(span), flag, unset=hint.unset)
@@ -339,6 +332,6 @@ class Model:
         to_host = hint.place == "cpu"
         moves = (residency.prefetch_out if to_host else residency.prefetch)(start, stop)
         self.counters.moves.add(moves)
-        done = self._move(moves, overlap=hint.overlap)
+        done = self.clocks.move(moves, overlap=hint.overlap)
         if hint.overlap and not to_host:
             self._prefetches.add(start, stop, done)

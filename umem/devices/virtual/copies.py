@@ -1,0 +1,63 @@
+"""Copies to pinned host memory and back, beside the operations: who waits for which."""
+
+from __future__ import annotations
+
+from umem.devices.virtual.clocks import Clocks, Done
+from umem.trace.events import Access, Op
+
+
+class Copies:
+    """The copies of tensors that may still run, and what was copied so far.
+
+    Models: a tensor that is sent is not freed, nor written, before its copy is over; one that is
+    fetched is neither used nor freed before. The GPU waits, never the host.
+    Does not model: what lies on the host, nor that its pinned memory ends.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks = clocks
+        self.sent_bytes = self.fetched_bytes = 0
+        self._sent: dict[int, Done] = {}
+        self._fetched: dict[int, Done] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._sent or self._fetched)
+
+    def begin(self, action: str, access: Access) -> None:
+        """Begin to send a part of a tensor, or to fetch it."""
+        tensor, low, high = access
+        if action == "send":
+            self.sent_bytes += high - low
+            self._sent[tensor] = self._clocks.send(high - low)
+        else:
+            self.fetched_bytes += high - low
+            self._fetched[tensor] = self._clocks.fetch(high - low)
+
+    def wait_before(self, op: Op) -> None:
+        """Have the GPU wait for what an operation uses."""
+        for tensor, _, _ in (*op.reads, *op.writes) if self._fetched else ():
+            self._wait(self._fetched.pop(tensor, None))
+        for tensor, _, _ in op.writes if self._sent else ():
+            self._wait(self._sent.pop(tensor, None))
+
+    def wait_for(self, tensor: int) -> None:
+        """Have the GPU wait for every copy of a tensor, which is about to go."""
+        self._wait(self._sent.pop(tensor, None))
+        self._wait(self._fetched.pop(tensor, None))
+
+    def is_sent(self, tensor: int) -> bool:
+        """Tell whether the host would find the copy of a tensor over, if it asked now."""
+        done = self._sent.get(tensor)
+        return done is None or self._clocks[0].host_seconds >= done[0]
+
+    def restart(self) -> None:
+        """Begin anew, as clocks do that start again."""
+        self.sent_bytes = self.fetched_bytes = 0
+        self._sent.clear()
+        self._fetched.clear()
+
+    def _wait(self, done: Done | None) -> None:
+        if done is not None:
+            self._clocks.wait(done)
