@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from umem.trace import Trace
 from umem.trace.events import (
     ACTIONS,
+    COPIES,
     KINDS,
     LEAF,
     PATTERNS,
@@ -58,7 +59,8 @@ def traces(draw: Any, max_events: int = 25, max_bytes: int = 5000) -> Trace:
         elif what == "hint":
             place = draw(st.none() | st.just("cpu") | st.integers(0, 3))
             action = draw(st.sampled_from(ACTIONS))
-            events.append(Hint(action, accesses(), place, draw(st.booleans()), draw(st.booleans())))
+            overlap = action in COPIES or draw(st.booleans())
+            events.append(Hint(action, accesses(), place, draw(st.booleans()), overlap))
         else:
             plain = (st.just("step") | LABELS).map(Mark)
             events.append(draw(plain | st.builds(Mark, st.just("backward"), st.integers(0, 9))))
