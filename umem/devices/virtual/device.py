@@ -179,6 +179,12 @@ class VirtualGPU(Device):
         self._check_place(place)
         return self._hint(array, Hint(advice, (), place, unset))
 
+    def is_sent(self, array: Any) -> bool:
+        """Tell whether the host would find the copy of an array over; True where there is none."""
+        with self.model.lock:
+            found = None if self.recorder is None else self.recorder.known(array)
+            return found is None or self.model.copies.is_sent(found[0])
+
     def location(self, array: Any) -> Location:
         """Find where an array's blocks are in the model."""
         with self.model.lock:

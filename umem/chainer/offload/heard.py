@@ -1,0 +1,39 @@
+"""What recorders, and with them a virtual GPU, hear of arrays that are sent away and fetched."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from umem.trace.events import Access, Hint
+from umem.trace.recording.recorder import Reach, Recorder, active
+
+
+class Known(NamedTuple):
+    """What an array was to recorders, as that is what it is again when it comes back."""
+
+    kind: str = "activation"
+    label: str = "array"
+
+
+def hear_send(array: Any) -> Known:
+    """Tell that an array begins to be copied to the host; returns what it is to the first."""
+    known = []
+    for recorder in active():
+        reach = recorder.find([array])[0] or recorder.access(array, *Known())
+        known.append(Known(*reach[3:5]))
+        _emit(recorder, "send", reach)
+    return known[0] if known else Known()
+
+
+def hear_fetch(array: Any, known: Known) -> None:
+    """Tell of a new array, and that its contents begin to come from the host.
+
+    Raises:
+        OutOfMemoryError: a virtual GPU has no room for it.
+    """
+    for recorder in active():
+        _emit(recorder, "fetch", recorder.follow([array], *known)[0])
+
+
+def _emit(recorder: Recorder, action: str, reach: Reach) -> None:
+    recorder.emit(Hint(action, (Access(*reach[:3]),), overlap=True))
