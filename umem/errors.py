@@ -31,8 +31,8 @@
     +-- MissingDependencyError  also ImportError: names what to install
 
 Whatever is raised, the state is as before the call: nothing half-installed, nothing leaked.
-Six warnings belong here too, each a UserWarning: AccumulationWarning, LeftOnWarning,
-LookaheadWarning, RecomputeWarning, SnapshotWarning, WorkspaceWarning.
+Seven warnings belong here too, each a UserWarning: AccumulationWarning, LeftOnWarning,
+LookaheadWarning, OffloadWarning, RecomputeWarning, SnapshotWarning, WorkspaceWarning.
 """
 
 from __future__ import annotations
@@ -166,6 +166,10 @@ class LeftOnWarning(UserWarning):
 
 class LookaheadWarning(UserWarning):
     """Lookahead prefetch does not help for a while, or any more; results are not concerned."""
+
+
+class OffloadWarning(UserWarning):
+    """The tier below is full, slow or refused; what does not go down stays. Said once each."""
 
 
 class RecomputeWarning(UserWarning):

@@ -16,6 +16,7 @@ from umem.chainer.current_device import device  # noqa: E402
 from umem.chainer.framework import CHAINER  # noqa: E402
 from umem.chainer.lookahead.prefetch import LookaheadPrefetch  # noqa: E402
 from umem.chainer.memory_report import MemoryReport  # noqa: E402
+from umem.chainer.offload.offload import Offload  # noqa: E402
 from umem.chainer.precision.bfloat16_states import bfloat16_states  # noqa: E402
 from umem.chainer.precision.half_precision import half_precision  # noqa: E402
 from umem.chainer.precision.saved_in import saved_in  # noqa: E402
@@ -32,6 +33,7 @@ __all__ = [
     "AccumulatingUpdater",
     "LookaheadPrefetch",
     "MemoryReport",
+    "Offload",
     "Recompute",
     "Snapshot",
     "accumulate",

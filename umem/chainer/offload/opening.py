@@ -54,6 +54,6 @@ def open_tier(array: Any, where: Where) -> Tier:
             "arrays of NumPy are on the host already, and move to files: name a folder for them, "
             'such as offload="scratch"'
         )
-    from umem.chainer.offload.files import FileTier
+    from umem.chainer.offload.file_tier import FileTier
 
     return FileTier(where)

@@ -1,0 +1,313 @@
+"""A tier of files below NumPy arrays: one file in a folder that the user names, by memory map.
+
+The file has no name: the system removes it when the process ends, however it ends, so a kill
+leaves nothing, and neither other runs nor forked processes can find it. What is sent is written by
+a thread; what comes back is the file itself, mapped privately: pages are the system's cache until
+somebody writes to them, and are gone from the process when the array is.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from umem.chainer.offload.extents import PAGE, Extent, Extents
+from umem.errors import FileError, OffloadWarning, StateError, warn_at_program
+from umem.files import reason
+from umem.printable import shown
+from umem.units import MIB, format_bytes, format_seconds
+
+IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")
+"""File systems that are memory themselves."""
+LINE_BYTES = 64
+"""Arrays come back at the address that they had within a cache line, on which speed depends."""
+ROOM_LEFT_BYTES = 64 * MIB
+"""So much of a folder's room is left to others."""
+SLOW_SECONDS = 2.0
+"""Waiting for less is not worth a word."""
+
+
+class _Mapping(mmap.mmap):
+    """A mapping, which holds the place that it is of."""
+
+    extent: Extent
+
+
+class FileTier:
+    """A file in a folder, to which arrays of NumPy go.
+
+    Args:
+        folder: where the file is made, which must exist, on a disk.
+        limit_bytes: the most that the file takes; None: as much as there is room for.
+
+    Attributes:
+        name: in words.
+        sent_bytes, fetched_bytes: what went down, and what came back.
+        waited_seconds: how long the program waited for either.
+
+    Thread-safety: any thread. A process that is forked sends nothing, and cannot bring back.
+
+    Raises:
+        FileError: there is no such folder, it cannot be written to, or it is memory itself. Nothing
+            was made.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], limit_bytes: int | None = None) -> None:
+        self._folder = Path(folder)
+        self.name = f"a file in {shown(self._folder)}"
+        self._file = _open(self._folder)
+        self._limit = limit_bytes
+        self.sent_bytes = self.fetched_bytes = 0
+        self.waited_seconds = 0.0
+        self._extents = Extents()
+        self._pid, self._begun = os.getpid(), time.monotonic()
+        self._writer = ThreadPoolExecutor(1, "umem-offload-writer")
+        self._reader = ThreadPoolExecutor(1, "umem-offload-reader")
+        self._said: set[str] = set()
+        self._write_seconds = 0.0
+        self._is_closed = False
+
+    def send(self, array: Any) -> SentToFile | None:
+        """Begin to write an array that owns dense memory; None: there is no room.
+
+        Raises nothing: a disk that is full is said once, by an `OffloadWarning`.
+        """
+        if self._is_closed or os.getpid() != self._pid:
+            return None
+        skew = int(array.__array_interface__["data"][0]) % LINE_BYTES
+        place = self._extents.take(skew + array.nbytes, self._room)
+        if place is None:
+            return None
+        self.sent_bytes += array.nbytes
+        return SentToFile(self, array, place, skew)
+
+    def _room(self, more_bytes: int) -> bool:
+        """Tell whether the file may grow."""
+        size = self._extents.end_bytes + more_bytes
+        if self._limit is not None and size > self._limit:
+            return False
+        free = _free_bytes(self._file.fileno())
+        if free is not None and free < more_bytes + ROOM_LEFT_BYTES:
+            self._say_once(
+                f"{shown(self._folder)} has {format_bytes(free)} left, and {format_bytes(size)} "
+                "were to be there: what does not fit stays in memory. Make room, or name a "
+                "folder on a larger disk"
+            )
+            return False
+        return True
+
+    def write(self, held: list[Any], place: Extent, skew: int) -> None:
+        """Write the memory of the array in a list, and take it from there; in a thread."""
+        begun = time.monotonic()
+        data, at = memoryview(_memory_of(held.pop())), place.start + skew
+        while data:
+            written = os.pwrite(self._file.fileno(), data, at)
+            data, at = data[written:], at + written
+        self._write_seconds += time.monotonic() - begun
+
+    def map(self, place: Extent, nbytes: int) -> Any:
+        """Return bytes of the file as an array, in the cache; in the thread that reads."""
+        mapping = _Mapping(
+            self._file.fileno(), nbytes, flags=mmap.MAP_PRIVATE,
+            prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=place.start,
+        )  # fmt: skip
+        mapping.extent = place
+        flat = np.frombuffer(mapping, np.uint8)
+        np.add.reduce(flat[::PAGE])  # a read of each page, without Python's lock
+        return flat
+
+    def read_ahead(self, place: Extent, nbytes: int) -> Future[Any]:
+        """Begin to bring bytes of the file into the cache and to map them."""
+        if hasattr(os, "posix_fadvise"):  # the disk begins at once
+            os.posix_fadvise(self._file.fileno(), place.start, nbytes, os.POSIX_FADV_WILLNEED)
+        return self._reader.submit(self.map, place, nbytes)
+
+    def write_later(self, array: Any, place: Extent, skew: int) -> Future[None]:
+        """Begin to write; whoever waits for the end finds the array held no more."""
+        return self._writer.submit(self.write, [array], place, skew)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time that the program waits, and say where it is long."""
+        begun = time.monotonic()
+        yield
+        now = time.monotonic()
+        self.waited_seconds += now - begun
+        if self.waited_seconds > max(SLOW_SECONDS, (now - self._begun) / 2):
+            rate = self.sent_bytes / max(self._write_seconds, 1e-9)
+            self._say_once(
+                f"{shown(self._folder)} takes {format_bytes(rate)} a second, and the program has "
+                f"waited {format_seconds(self.waited_seconds)} of "
+                f"{format_seconds(now - self._begun)} for it: name a folder on a faster disk"
+            )
+
+    def refused(self, error: OSError) -> None:
+        """Say that something could not be written."""
+        self._say_once(
+            f"cannot write to {shown(self._folder)}: {reason(error)}; "
+            f"{format_bytes(self._extents.end_bytes)} are there: what is not stays in memory"
+        )
+
+    def _say_once(self, text: str) -> None:
+        kind = text.partition(":")[2]
+        if kind not in self._said:
+            self._said.add(kind)
+            warn_at_program(text, OffloadWarning)
+
+    def check_process(self) -> None:
+        """Raise StateError in a process that was forked from the one whose file it is."""
+        if os.getpid() != self._pid:
+            raise StateError(
+                "what backward needs was sent to a file before this process was forked, and is "
+                "its parent's: go backward there, or begin a graph after the fork"
+            )
+
+    def close(self) -> None:
+        """Wait for what is under way, and give up the file; a second time does nothing.
+
+        Arrays that came back stay as they are.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if os.getpid() == self._pid:
+            self._writer.shutdown()
+            self._reader.shutdown()
+        self._file.close()
+
+
+class SentToFile:
+    """An array on its way to the file, there, or on its way back; see `umem.chainer.offload.tier`.
+
+    Args:
+        tier: whose file it is.
+        array: which owns dense memory.
+        place: where in the file.
+        skew: bytes between there and the array's first.
+    """
+
+    def __init__(self, tier: FileTier, array: Any, place: Extent, skew: int) -> None:
+        self.nbytes = int(array.nbytes)
+        self._shape, self._dtype, self._strides = array.shape, array.dtype, array.strides
+        self._tier = tier
+        self._place: Extent | None = place
+        self._skew = skew
+        self._array: Any = array
+        self._write = tier.write_later(array, place, skew)
+        self._read: Future[Any] | None = None
+
+    def is_gone(self) -> bool:
+        """Tell whether the file has all of it."""
+        write = self._write
+        return write.done() and not write.cancelled() and write.exception() is None
+
+    def let_go(self) -> None:
+        """Hold the array no more once the file has it; where it cannot be written, keep it."""
+        if self._array is None:
+            return
+        if not self._write.done():
+            with self._tier.waiting():
+                self._write.exception()
+        error = self._write.exception()
+        if error is None:
+            self._array = None
+        elif isinstance(error, OSError):
+            self._tier.refused(error)
+        else:
+            raise error
+
+    def fetch(self) -> None:
+        """Begin to read; a second time does nothing."""
+        if self._read is None and self._array is None and self._place is not None:
+            self._tier.check_process()
+            self._read = self._tier.read_ahead(self._place, self._skew + self.nbytes)
+
+    def array(self) -> Any:
+        """The array, which is the caller's alone; its own pages where it is written to.
+
+        Raises:
+            FileError: it cannot be read. StateError: in a process forked since it was sent.
+        """
+        if self._array is not None:
+            return self._array
+        if self._place is None:
+            raise StateError("the array was forgotten")
+        self._tier.check_process()
+        read, self._read = self._read, None
+        try:
+            if read is None:
+                flat = self._tier.map(self._place, self._skew + self.nbytes)
+            elif read.done():
+                flat = read.result()
+            else:
+                with self._tier.waiting():
+                    flat = read.result()
+        except OSError as error:
+            raise FileError(f"cannot read {self._tier.name}: {reason(error)}") from error
+        self._tier.fetched_bytes += self.nbytes
+        return np.ndarray(self._shape, self._dtype, flat, self._skew, self._strides)
+
+    def forget(self) -> None:
+        """Give up its place, which is free once nothing is written to it or mapped from it."""
+        self._write.cancel()
+        self._place = self._array = self._read = None
+
+
+def _memory_of(array: Any) -> Any:
+    """The bytes of an array that is dense in any order of its axes, from the lowest address on."""
+    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+    return array.transpose(order).reshape(-1).view(np.uint8)
+
+
+# -- the folder ----------------------------------------------------------------------------------
+
+
+def _open(folder: Path) -> Any:
+    """Make the file, which has no name from its first moment on where the system can do that."""
+    try:
+        if not folder.is_dir():
+            raise FileError(f"{shown(folder)} is no folder: make it, or name another")
+        kind = file_system(folder)
+        if kind in IN_MEMORY:
+            raise FileError(
+                f"{shown(folder)} is {kind}, which is memory itself: nothing would be saved. Name "
+                "a folder on a disk"
+            )
+        return tempfile.TemporaryFile(dir=folder, prefix=".umem-offload-", buffering=0)
+    except FileError:
+        raise
+    except (OSError, ValueError) as error:
+        why = reason(error)
+        raise FileError(f"cannot write to {shown(folder)}: {why}; name another folder") from error
+
+
+def file_system(folder: Path) -> str | None:
+    """The kind of file system that a folder is on, as Linux calls it; None where nobody says."""
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    for line in lines.splitlines():
+        fields, _, rest = line.partition(" - ")
+        if fields.split()[2] == number:
+            return rest.split()[0]
+    return None
+
+
+def _free_bytes(handle: int) -> int | None:
+    try:
+        status = os.fstatvfs(handle)
+    except (AttributeError, OSError):
+        return None
+    return status.f_bavail * status.f_frsize

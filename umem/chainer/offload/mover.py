@@ -1,0 +1,327 @@
+"""Follows what Chainer does: sends what backward needs down, and brings it back before its use."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from umem.chainer.offload.spots import Buffer, spots_of
+from umem.chainer.offload.tier import SMALLEST_BYTES, Sent, Tier
+from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.locks import safe_lock
+from umem.trace.recording.storage import root_of
+from umem.units import MIB
+
+IN_FLIGHT_BYTES = 32 * MIB
+"""So much may be on its way down; forward waits then."""
+AHEAD_BYTES = 32 * MIB
+"""So much is brought back before its use, or what one function needs where that is more."""
+NEWEST, OLDER = 16, 4
+"""So many of the buffers that somebody else holds are looked at again before each function."""
+
+
+class Saved(NamedTuple):
+    """What one function's backward reads."""
+
+    number: int
+    buffers: tuple[Buffer, ...]
+
+
+class Mover(Subscriber):
+    """Moves what the thread that starts it saves; any thread may go backward.
+
+    A buffer is sent when the tape alone holds it, and its spots on the tape are emptied when the
+    copy is whole and the tape still alone: so nobody can edit it in between. What somebody else
+    holds is looked at again before later functions.
+
+    Args:
+        open_tier: opens the tier below an array; called once for each kind of arrays.
+    """
+
+    place = -4  # around those that change what is retained
+
+    def __init__(self, open_tier: Callable[[Any], Tier]) -> None:
+        self._open_tier = open_tier
+        self.tiers: dict[type, Tier] = {}
+        self._lock = safe_lock()
+        self._thread = self._pid = 0
+        self._saved: WeakKeyDictionary[Any, Saved] = WeakKeyDictionary()
+        self._by_root: WeakValueDictionary[int, Buffer] = WeakValueDictionary()
+        self._newest: deque[Buffer] = deque()
+        self._older: deque[Buffer] = deque()
+        self._going: deque[tuple[Buffer, Sent]] = deque()
+        self._going_bytes = self._call_count = 0
+        self._here = _Underway()
+
+    def start(self) -> None:
+        """Follow the calling thread."""
+        self._thread, self._pid = threading.get_ident(), os.getpid()
+        subscribe(self)
+
+    def stop(self) -> None:
+        """Follow it no more; graphs that are alive get back what they need.
+
+        Raises:
+            what the tier raises where it cannot bring something back; the rest is back.
+        """
+        unsubscribe(self)
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            while self._going:
+                self._arrive(*self._going.popleft())
+            for buffer in {b for saved in self._saved.values() for b in saved.buffers}:
+                if buffer.is_below:
+                    buffer.restore()
+                buffer.forget()
+            self._saved.clear()
+            self._newest.clear()
+            self._older.clear()
+            for tier in self.tiers.values():
+                tier.close()
+
+    # -- forward ---------------------------------------------------------------------------
+
+    def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
+        """Send what can be sent, then look at what the function saves."""
+        if threading.get_ident() != self._thread or os.getpid() != self._pid:
+            return proceed(func, inputs)
+        with self._lock:
+            self._send_what_can_be()
+        outputs = proceed(func, inputs)
+        if func.inputs is not None:
+            with self._lock:
+                self._add(func)
+        return outputs
+
+    def _add(self, func: Any) -> None:
+        buffers: dict[int, Buffer] = {}
+        for spot in spots_of(func):
+            root = root_of(spot.get())
+            if root.nbytes < SMALLEST_BYTES:
+                continue
+            buffer = self._by_root.get(id(root))
+            if buffer is None or buffer.root() is not root:
+                if spot.is_from_outside or not _can_be_sent(root):
+                    continue
+                if type(root) not in self.tiers:
+                    self.tiers[type(root)] = self._open_tier(root)
+                buffer = self._by_root[id(root)] = Buffer(root)
+                self._newest.append(buffer)
+            buffer.add(spot)
+            buffers[id(buffer)] = buffer
+        self._call_count += 1
+        if buffers:
+            self._saved[func] = Saved(self._call_count, tuple(buffers.values()))
+
+    def _send_what_can_be(self) -> None:
+        while self._going and _is_over(*self._going[0]):
+            self._arrive(*self._going.popleft())
+        if not self._here.journeys:
+            for _ in range(len(self._newest)):
+                self._look_at(self._newest.popleft(), self._newest)
+            while len(self._newest) > NEWEST:
+                self._older.append(self._newest.popleft())
+            for _ in range(min(OLDER, len(self._older))):
+                self._look_at(self._older.popleft(), self._older)
+        while self._going_bytes > IN_FLIGHT_BYTES:
+            self._arrive(*self._going.popleft())
+
+    def _look_at(self, buffer: Buffer, again: deque[Buffer]) -> None:
+        """Send a buffer if the tape alone holds it; otherwise it is looked at again."""
+        if buffer.sent is not None or not buffer.is_wanted():
+            return
+        if not buffer.pin_count and buffer.is_alone():
+            buffer.sent = self.tiers[type(buffer.root())].send(buffer.root())
+        if buffer.sent is None:
+            again.append(buffer)
+        else:
+            self._going.append((buffer, buffer.sent))
+            self._going_bytes += buffer.nbytes
+
+    def _arrive(self, buffer: Buffer, sent: Sent) -> None:
+        """Empty a buffer's spots once its copy is whole, unless somebody else holds it by now."""
+        self._going_bytes -= buffer.nbytes
+        if buffer.sent is not sent:  # it was read in between, and may have been edited
+            return
+        sent.let_go()
+        if not buffer.is_wanted() or not sent.is_gone():
+            buffer.forget()
+        elif buffer.pin_count or not buffer.is_alone():
+            self._hold(buffer)
+        else:
+            buffer.let_go()
+
+    def _hold(self, buffer: Buffer) -> None:
+        """Somebody may edit it: its contents are the truth, and what was sent is not."""
+        buffer.forget()
+        self._older.append(buffer)
+
+    # -- backward --------------------------------------------------------------------------
+
+    def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
+        """Bring back what the functions of this backward read, in their order."""
+        nodes = [node for node, _ in (args[0] if args else kwargs["outputs"])]
+        self._go(nodes, lambda: proceed(*args, **kwargs))
+
+    def grad(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
+        """The same for ``chainer.grad``."""
+        nodes = [y.node for y in (args[0] if args else kwargs["outputs"])]
+        return self._go(nodes, lambda: proceed(*args, **kwargs))
+
+    def _go(self, nodes: list[Any], run: Any) -> Any:
+        if os.getpid() == self._pid:
+            with self._lock:
+                journey = _Journey(self._order(nodes))
+        else:
+            journey = _Journey([])
+        self._here.journeys.append(journey)
+        try:
+            return run()
+        finally:
+            self._here.journeys.pop()
+            with self._lock:
+                journey.end()
+
+    def _order(self, nodes: list[Any]) -> list[tuple[Any, Saved]]:
+        """The functions before some nodes that read something, as backward takes them."""
+        found = [(func, self._saved[func]) for func in _functions(nodes) if func in self._saved]
+        return sorted(found, key=lambda pair: (-pair[0].rank, -pair[1].number))
+
+    def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
+        """Have there what the function reads, for as long as it runs."""
+        saved = self._saved.get(func)
+        if saved is None:
+            proceed(func, *args)
+            return
+        journey = self._here.journeys[-1] if self._here.journeys else _Journey([])
+        with self._lock:
+            self._bring(saved.buffers)
+            journey.read_ahead(func)
+        holders = sys.getrefcount(func)
+        try:
+            proceed(func, *args)
+        finally:
+            is_private = sys.getrefcount(func) == holders
+            with self._lock:
+                for buffer in saved.buffers:
+                    buffer.pin_count -= 1
+                    if not buffer.pin_count:
+                        self._settle(buffer, func if is_private else None, journey)
+
+    def _bring(self, buffers: Iterable[Buffer]) -> None:
+        """Have some buffers in their spots, and nobody empty these until they are read.
+
+        Raises:
+            what the tier raises; nobody holds any of them then.
+        """
+        for buffer in buffers:
+            if buffer.is_below:
+                root = buffer.restore()
+                self._by_root[id(root)] = buffer
+            elif buffer.sent is not None:  # on its way down, and may be edited now
+                buffer.forget()
+        for buffer in buffers:
+            buffer.pin_count += 1
+
+    def _settle(self, buffer: Buffer, func: Any, journey: _Journey) -> None:
+        """A function has read a buffer: its spots are emptied again."""
+        if buffer.is_below or buffer.sent is None or not buffer.is_wanted():
+            if buffer.sent is None and not buffer.is_below:
+                self._older.append(buffer)
+            return
+        if buffer.is_alone(but=func):
+            buffer.let_go(keep=journey.needs_next(buffer))
+        else:
+            self._hold(buffer)
+
+
+class _Underway(threading.local):
+    """The backward passes that a thread is in, innermost last."""
+
+    def __init__(self) -> None:
+        self.journeys: list[_Journey] = []
+
+
+class _Journey:
+    """One backward pass: reads ahead in the order in which it takes functions.
+
+    Args:
+        order: the functions, and what they read.
+    """
+
+    def __init__(self, order: list[tuple[Any, Saved]]) -> None:
+        self._steps = [saved.buffers for _, saved in order]
+        self._places = {func: place for place, (func, _) in enumerate(order)}
+        self._at = self._read = 0
+        self._ahead_bytes = 0
+
+    def read_ahead(self, func: Any) -> None:
+        """A function is about to run: begin to bring back what those after it read."""
+        place = self._places.get(func)
+        if place is None:
+            return
+        while self._at <= place:
+            if self._at < self._read:
+                self._ahead_bytes -= _bytes(self._steps[self._at])
+            self._at += 1
+        self._read = max(self._read, self._at)
+        while self._read < len(self._steps):
+            step = self._steps[self._read]
+            if self._ahead_bytes and self._ahead_bytes + _bytes(step) > AHEAD_BYTES:
+                return
+            for buffer in step:
+                if buffer.is_below and buffer.sent is not None:
+                    buffer.sent.fetch()
+            self._ahead_bytes += _bytes(step)
+            self._read += 1
+
+    def needs_next(self, buffer: Buffer) -> bool:
+        """Tell whether the next function reads it, too."""
+        return self._at < len(self._steps) and buffer in self._steps[self._at]
+
+    def end(self) -> None:
+        """Hold nothing for functions that were not taken."""
+        for step in self._steps:
+            for buffer in step:
+                buffer.drop_kept()
+
+
+def _is_over(buffer: Buffer, sent: Sent) -> bool:
+    """Tell whether nobody has to wait for something that was sent."""
+    return buffer.sent is not sent or sent.is_gone()
+
+
+def _bytes(buffers: Iterable[Buffer]) -> int:
+    return sum(buffer.nbytes for buffer in buffers)
+
+
+def _functions(nodes: Iterable[Any]) -> Iterator[Any]:
+    """The functions before some nodes, each once."""
+    todo = [node.creator_node for node in nodes]
+    seen = set()
+    while todo:
+        func = todo.pop()
+        if func is not None and func not in seen:
+            seen.add(func)
+            yield func
+            todo += [node.creator_node for node in func.inputs or ()]
+
+
+def _can_be_sent(root: Any) -> bool:
+    """Tell whether an array owns dense memory that can be copied as bytes."""
+    if getattr(root, "flags", None) is None or root.dtype.hasobject:
+        return False
+    owns = root.flags.owndata
+    order = sorted(zip(root.strides, root.shape, strict=True))
+    step = root.itemsize
+    for stride, length in order:
+        if length > 1 and stride != step:
+            return False
+        step *= length
+    return bool(owns)

@@ -1,0 +1,237 @@
+"""What Chainer's tape holds for backward: where, on which memory, and whether anybody else does.
+
+A `Spot` is a place of the tape that holds an array; a `Buffer` is memory, with all spots whose
+arrays lie on it, views included. Models of Chainer 7.8 that this rests on: ``VariableNode._data``
+is where retained inputs are, ``FunctionNode._retained_output_data`` where retained outputs are, and
+what else backward reads are attributes of the function.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from chainer.function import FunctionAdapter
+
+from umem.chainer.function_facts import NODE_ATTRIBUTES, is_array
+from umem.chainer.offload.tier import Sent
+from umem.trace.recording.storage import address_of, root_of
+
+
+class SpotLayout(NamedTuple):
+    """How an array lies on its buffer."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: Any
+    strides: tuple[int, ...]
+
+
+class Spot:
+    """A place of the tape that holds an array; its owner is held weakly.
+
+    Args:
+        owner: a variable's node, or a function.
+        name: the attribute of it.
+        index: the place in that, where it is a tuple.
+    """
+
+    __slots__ = ("_index", "_name", "_owner", "key", "layout")
+
+    def __init__(self, owner: Any, name: str, index: int | None = None) -> None:
+        self._owner = weakref.ref(owner)
+        self._name, self._index = name, index
+        self.key = id(owner), name, index
+        self.layout: SpotLayout | None = None
+
+    def owner(self) -> Any:
+        """Who holds it; None once that is gone."""
+        return self._owner()
+
+    def get(self) -> Any:
+        """The array that is there now."""
+        value = getattr(self._owner(), self._name, None)
+        return value if self._index is None or value is None else value[self._index]
+
+    def put(self, array: Any) -> None:
+        """Have an array there, or None."""
+        owner = self._owner()
+        if owner is None:
+            return
+        if self._index is not None:
+            values = list(getattr(owner, self._name))
+            values[self._index] = array
+            array = tuple(values)
+        setattr(owner, self._name, array)
+
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether it holds an input of the graph."""
+        return self._name == "_data" and self._owner().creator_node is None
+
+    @property
+    def is_stash(self) -> bool:
+        """Whether it is an attribute of a function's own."""
+        return self._name not in ("_data", "_retained_output_data")
+
+
+def spots_of(func: Any) -> Iterator[Spot]:
+    """Where a function that was applied holds what its backward reads."""
+    for index in func._input_indexes_to_retain or ():
+        yield Spot(func.inputs[index], "_data")
+    for place, index in enumerate(func._output_indexes_to_retain or ()):
+        yield Spot(func, "_retained_output_data", place)
+        node = func.outputs[index]()
+        if node is not None:
+            yield Spot(node, "_data")
+    if not isinstance(func, FunctionAdapter):  # the program may hold an old-style function
+        for name, value in list(vars(func).items()):
+            if name not in NODE_ATTRIBUTES and is_array(value):
+                yield Spot(func, name)
+
+
+class Buffer:
+    """Memory that the tape holds.
+
+    Args:
+        root: the array that owns it.
+
+    Attributes:
+        sent: the copy below, or on its way there.
+        is_below: whether the tape's spots are empty, and `sent` has the contents.
+        pin_count: functions that read it now.
+    """
+
+    __slots__ = (
+        "__weakref__", "_kept", "_root", "_skew", "_spots", "is_below", "nbytes", "pin_count",
+        "sent",
+    )  # fmt: skip
+
+    def __init__(self, root: Any) -> None:
+        self._root = weakref.ref(root)
+        self.nbytes = int(root.nbytes)
+        self._spots: dict[tuple[int, str, int | None], Spot] = {}
+        self.sent: Sent | None = None
+        self.is_below = False
+        self.pin_count = 0
+        self._kept: Any = None
+        self._skew = 0  # of the contents' first byte, from the root's
+
+    def __del__(self) -> None:
+        if self.sent is not None:
+            self.sent.forget()
+
+    def forget(self) -> None:
+        """Give up what was sent, while the spots hold the contents."""
+        if self.sent is not None:
+            self.sent.forget()
+        self.sent, self._skew = None, 0
+
+    def root(self) -> Any:
+        """The array that owns the memory now; None where nobody holds it."""
+        return self._root()
+
+    def add(self, spot: Spot) -> None:
+        """The tape holds it there, too."""
+        known = self._spots.get(spot.key)
+        if known is None or known.owner() is not spot.owner():
+            self._spots[spot.key] = spot
+
+    def is_wanted(self) -> bool:
+        """Tell whether the tape still has it; forget the spots that hold something else by now."""
+        self._spots = {key: spot for key, spot in self._spots.items() if self._is_at(spot)}
+        return bool(self._spots)
+
+    def _is_at(self, spot: Spot) -> bool:
+        array = spot.get()
+        if self.is_below:
+            return array is None and spot.owner() is not None
+        return array is not None and root_of(array) is self._root()
+
+    def is_alone(self, but: Any = None) -> bool:
+        """Tell whether the tape alone holds the memory, by counting references.
+
+        Whoever else does, a variable, a view or the program's own, may edit it, and dropping it
+        would free nothing.
+
+        Args:
+            but: a function whose holders are known.
+        """
+        spots = self._spots.values()
+        if not all(spot.owner() is but or _is_private(spot) for spot in spots if spot.is_stash):
+            return False
+        arrays = [spot.get() for spot in spots]
+        in_spots = Counter(map(id, arrays))
+        distinct = {id(array): array for array in arrays}
+        del arrays
+        root = id(self._root())
+        views = len(distinct) - (root in distinct)
+        for key in distinct:  # each is held by its spots, by `distinct`, and as an argument
+            if sys.getrefcount(distinct[key]) - in_spots[key] - 2 != (views if key == root else 0):
+                return False
+        return root in distinct or sys.getrefcount(self._root()) - 1 == views
+
+    def let_go(self, keep: bool = False) -> None:
+        """Empty the spots: what is below is the truth from now on.
+
+        Args:
+            keep: hold it here, for `restore` soon.
+        """
+        root = self._root()
+        start = address_of(root) + self._skew
+        for spot in self._spots.values():
+            array = spot.get()
+            spot.layout = SpotLayout(
+                address_of(array) - start, array.shape, array.dtype, array.strides
+            )
+            spot.put(None)
+        self._kept = root if keep else None
+        self.is_below = True
+
+    def drop_kept(self) -> None:
+        """Hold it no more, whatever `let_go` was told."""
+        self._kept = None
+
+    def restore(self) -> Any:
+        """Have it in its spots again; returns the array that owns the memory.
+
+        Raises:
+            what `Sent.array` raises; nothing has changed.
+        """
+        assert self.sent is not None
+        root = self._kept
+        if root is None:
+            array = self.sent.array()
+            root = root_of(array)
+            self._skew = address_of(array) - address_of(root)
+        made: dict[SpotLayout, Any] = {}
+        for spot in self._spots.values():
+            layout = spot.layout
+            if layout is not None and spot.get() is None:
+                if layout not in made:
+                    made[layout] = _view(root, self._skew, layout)
+                spot.put(made[layout])
+        self._root, self._kept = weakref.ref(root), None
+        self.is_below = False
+        return root
+
+
+def _view(root: Any, skew: int, layout: SpotLayout) -> Any:
+    offset = skew + layout.offset
+    if isinstance(root, np.ndarray):
+        flat = root if root.ndim == 1 and root.dtype == np.uint8 else root.view(np.uint8)
+        return np.ndarray(layout.shape, layout.dtype, flat, offset, layout.strides)
+    if (offset, layout.shape, layout.strides) == (0, root.shape, root.strides):
+        return root
+    return type(root)(layout.shape, layout.dtype, root.data + offset, layout.strides)
+
+
+def _is_private(spot: Spot) -> bool:
+    """Tell whether only the graph holds the function of a stash, by counting references."""
+    outputs = (node() for node in spot.owner().outputs or ())
+    count = sum(node is not None and node.creator_node is spot.owner() for node in outputs)
+    return sys.getrefcount(spot.owner()) - 1 == count
