@@ -26,6 +26,9 @@ _V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_f
 _V2 = _Files("memory.max", "memory.current", "inactive_file")
 _UNLIMITED = 1 << 60
 """cgroup v1 says "no limit" with a number near 2**63."""
+HOST_SHARE = 0.9
+"""How much of the host memory that is available managed and pinned memory may count on. The rest is
+for the program itself: staging buffers, page tables, the page cache that keeps it alive."""
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:

@@ -8,11 +8,8 @@ from umem.devices.base import Policy
 from umem.devices.cuda.driver import Driver
 from umem.devices.cuda.ledger import Kind
 from umem.devices.cuda.out_of_memory import CudaLimitError, CudaOutOfMemoryError
+from umem.devices.host import HOST_SHARE
 from umem.units import format_bytes
-
-HOST_SHARE = 0.9
-"""How much of the host memory that is available managed memory may count on. The rest is for
-the program itself: staging buffers, page tables, the page cache that keeps it alive."""
 
 
 class Bounds:

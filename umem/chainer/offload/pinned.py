@@ -1,0 +1,205 @@
+"""Pinned host memory below a GPU: CuPy's arrays go there and come back beside the operations.
+
+Arrays are made on the stream that computes, and copied on a stream of their own each way. Events
+order these: a copy down begins after what was computed before, an array goes only when the
+computing stream has waited for its copy, a copy back begins after the memory for it is free in
+that stream's order, and the computing stream waits for it before the array is used. The stream
+that computes is the one that is current where nothing of this module has entered another, so that
+a wait is never asked of the stream that copies. The host never waits.
+
+Never run on a real GPU; on the software GPU under streams that run late (docs/offload.md).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from chainer.backends import cuda
+
+from umem.chainer.offload.heard import Known, hear_fetch, hear_send, unheard
+from umem.chainer.offload.slabs import Place, Slabs
+from umem.errors import StateError
+
+
+class PinnedTier:
+    """The pinned host memory below CuPy's arrays, each GPU's with streams of its own.
+
+    An array is taken to be made on the stream that is current when it is sent, as Chainer's are.
+    While that stream is captured nothing is sent. One thread at a time.
+
+    Args:
+        limit_bytes: the most that is pinned for a GPU; None: what the host has available, less a
+            tenth.
+
+    Attributes:
+        waited_seconds: 0: the GPU waits, and does not say how long.
+    """
+
+    name = "pinned host memory"
+
+    def __init__(self, limit_bytes: int | None = None) -> None:
+        self._limit_bytes = limit_bytes
+        self._lanes: dict[int, Lane] = {}
+        self.sent_bytes = self.fetched_bytes = 0
+        self.waited_seconds = 0.0
+
+    def send(self, array: Any) -> PinnedSent | None:
+        """Begin to copy an array down; None where there is no room, or its stream is captured."""
+        with array.device:
+            if cuda.cupy.cuda.get_current_stream().is_capturing():
+                return None
+            lane = self._lanes.get(array.device.id)
+            if lane is None:
+                lane = self._lanes[array.device.id] = Lane(self._limit_bytes)
+            lane.tidy()
+            place = lane.slabs.take(array.nbytes)
+            if place is None:
+                return None
+            self.sent_bytes += array.nbytes
+            return PinnedSent(self, lane, place, array)
+
+    def close(self) -> None:
+        """Wait for all copies, and give up the memory; what was sent keeps its own until it goes.
+
+        A second time does nothing.
+        """
+        for number, lane in self._lanes.items():
+            with cuda.cupy.cuda.Device(number):
+                lane.tidy()
+                lane.down.synchronize()
+                lane.up.synchronize()
+                lane.slabs.clear()
+        self._lanes.clear()
+
+
+class Lane:
+    """The way between one GPU and the host: a stream each way, and the memory there.
+
+    Made, and used, while the GPU is the current device.
+    """
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        xp = cuda.cupy.cuda
+        refused = (xp.runtime.CUDARuntimeError, xp.memory.OutOfMemoryError)
+        self.slabs = Slabs(xp.PinnedMemory, refused, limit_bytes)
+        self.down, self.up = (xp.Stream(non_blocking=True) for _ in range(2))
+        self._passed = xp.Event(disable_timing=True)
+        self.abandoned: deque[PinnedSent] = deque()
+
+    def let_pass(self, first: Any, then: Any) -> None:
+        """Have what one stream does from now on come after all that another was given so far."""
+        self._passed.record(first)
+        then.wait_event(self._passed)
+
+    def tidy(self) -> None:
+        """Take back what was dropped without a word, as an exception does in the middle of a step.
+
+        Its copies may still run: its memory goes in their order, too.
+        """
+        while self.abandoned:
+            self.abandoned.popleft().forget()
+
+
+class PinnedSent:
+    """An array on its way to pinned memory, there, or on its way back.
+
+    Args:
+        tier, lane, place: where it goes.
+        array: which owns dense memory.
+    """
+
+    def __init__(self, tier: PinnedTier, lane: Lane, place: Place, array: Any) -> None:
+        self._tier, self._lane, self._device = tier, lane, array.device
+        self._place: Place | None = place
+        self.nbytes = int(array.nbytes)
+        self._shape, self._dtype, self._strides = array.shape, array.dtype, array.strides
+        self._here: Any = array
+        self._stream = cuda.cupy.cuda.get_current_stream()
+        self._gone, self._came = (cuda.cupy.cuda.Event(disable_timing=True) for _ in range(2))
+        self._last = self._gone
+        with unheard():
+            lane.let_pass(self._stream, lane.down)
+            array.data.copy_to_host_async(place.address, self.nbytes, lane.down)
+            self._gone.record(lane.down)
+        self._known: Known = hear_send(array)
+
+    def is_gone(self) -> bool:
+        """Tell whether the copy below is whole, without waiting."""
+        return self._here is None or self._last is self._came or bool(self._gone.done)
+
+    def let_go(self) -> None:
+        """Hold the array no more; the stream that computes waits for its copy first."""
+        if self._here is not None:
+            self._stream.wait_event(self._last)
+            self._here = None
+
+    def fetch(self) -> None:
+        """Begin to bring the array back.
+
+        Raises:
+            StateError: the stream that computes is being captured, or it was forgotten.
+            OutOfMemoryError: CuPy's, where there is no room; it still lies below.
+        """
+        if self._here is not None:
+            return
+        if self._place is None:
+            raise StateError("the array was forgotten")
+        with self._device, unheard():
+            self._stream = _computing()
+            self._lane.tidy()
+            array = self._empty()
+            self._lane.let_pass(self._stream, self._lane.up)
+            self._lane.up.wait_event(self._gone)
+            array.data.copy_from_host_async(self._place.address, self.nbytes, self._lane.up)
+            self._came.record(self._lane.up)
+        self._here, self._last = array, self._came
+        self._tier.fetched_bytes += self.nbytes
+        hear_fetch(array, self._known)
+
+    def array(self) -> Any:
+        """The array, for which the stream that computes waits; the caller's alone from now on.
+
+        Raises:
+            StateError, OutOfMemoryError: as `fetch`.
+        """
+        self.fetch()
+        with self._device:
+            current = _computing()
+        if current != self._stream:
+            current.wait_event(self._last)
+        found = self._here
+        self.let_go()
+        return found
+
+    def forget(self) -> None:
+        """Give up the place: what is sent there next comes after all copies of this array."""
+        self.let_go()
+        if self._place is not None:
+            self._lane.down.wait_event(self._last)
+            self._place = None
+
+    def __del__(self) -> None:
+        """Be taken back later, where nobody is in the middle of something."""
+        if getattr(self, "_place", None) is not None:
+            self._lane.abandoned.append(self)
+
+    def _empty(self) -> Any:
+        """An array of the same shape and strides, without contents, on the stream that computes."""
+        memory = cuda.cupy.cuda.alloc(self.nbytes)
+        return cuda.cupy.ndarray(self._shape, self._dtype, memory, self._strides)
+
+
+def _computing() -> Any:
+    """The stream that computes on the current device.
+
+    Raises:
+        StateError: it is being captured, and a copy from outside cannot be part of that.
+    """
+    stream = cuda.cupy.cuda.get_current_stream()
+    if stream.is_capturing():
+        raise StateError(
+            "an array that was sent to the host cannot come back while the stream is captured: "
+            "run backward before the capture, or leave Offload"
+        )
+    return stream
