@@ -8,10 +8,11 @@ machine and checks it. An executor follows `umem.planner.schedule.actions`.
 from umem.planner.chains import Family
 from umem.planner.dispatch import min_budget, pareto, plan, register_method
 from umem.planner.graph import Graph, Node
+from umem.planner.link import Link, Move
 from umem.planner.plans import Plan
 from umem.planner.referee import simulate
 
 __all__ = [
-    "Family", "Graph", "Node", "Plan", "min_budget", "pareto", "plan", "register_method",
-    "simulate",
+    "Family", "Graph", "Link", "Move", "Node", "Plan", "min_budget", "pareto", "plan",
+    "register_method", "simulate",
 ]  # fmt: skip

@@ -1,8 +1,11 @@
-"""One call of a forward pass, with its backward: what a planning problem is made of."""
+"""Calls of a forward pass, with their backward: what a planning problem is made of."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from umem.planner.node import Node
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class CallFacts:
         stays_bytes: gradients of parameters that its backward is the first to make.
         needs: the calls whose outputs its backward reads.
         dead: whether backward does not come to it.
+        backward_cost: what its backward costs; None: twice its cost.
     """
 
     label: str
@@ -41,3 +45,99 @@ class CallFacts:
     stays_bytes: int = 0
     needs: tuple[int, ...] = ()
     dead: bool = False
+    backward_cost: float | None = None
+
+
+def held_of(calls: Sequence[CallFacts]) -> dict[int, int]:
+    """By call, the bytes that stay as long as the graph: of what must not run twice.
+
+    Where its outputs are views, those of what they lie in.
+    """
+    found: dict[int, int] = {}
+    for index, call in enumerate(calls):
+        if call.again:
+            continue
+        found[index] = found.get(index, 0) + (0 if call.dead else call.stash_bytes)
+        root = index
+        while (base := calls[root].alias) is not None:
+            root = base
+        if root == index or calls[root].again:
+            found[root] = found.get(root, 0) + calls[root].nbytes
+    return found
+
+
+def nodes_of(
+    calls: Sequence[CallFacts],
+    names: Sequence[str],
+    edges: Iterable[tuple[int, int]],
+    held: Mapping[int, int],
+    *,
+    packs: bool,
+    moves: bool,
+) -> list[Node]:
+    """The nodes: what is held is a constant, and takes nothing here.
+
+    Where it ``moves``, nothing is held, and what must not run twice stays until its own backward.
+    """
+    summed = _summed(calls, edges)
+    nodes = []
+    for index, call in enumerate(calls):
+        mask = call.mask_bytes if packs else 0
+        no_stash = call.dead or call.alias is not None or index in held
+        own = (index,) if moves and not call.again else ()
+        needs = dict.fromkeys((*(() if call.dead else call.needs), *own))
+        node = Node(
+            name=names[index],
+            nbytes=0 if index in held else call.nbytes,
+            cost=call.cost,
+            alias_of=None if call.alias is None else names[call.alias],
+            recomputable=call.again,
+            stash_bytes=0 if no_stash else call.stash_bytes,
+            grad_bytes=0 if call.dead or index in summed else call.grad_bytes,
+            workspace_bytes=call.workspace_bytes + mask + mask // 4,  # a byte an element on the way
+            backward_workspace_bytes=call.backward_workspace_bytes + mask,
+            stays_bytes=0 if call.dead else call.stays_bytes,
+            needs=tuple(names[i] for i in needs),
+            backward_cost=0 if call.dead else call.backward_cost,
+        )
+        nodes.append(node)
+    return nodes
+
+
+def _summed(calls: Sequence[CallFacts], edges: Iterable[tuple[int, int]]) -> frozenset[int]:
+    """Calls whose outputs are summed up and nothing else: that gradient is a view of one."""
+    users: dict[int, set[str]] = {}
+    for source, user in edges:
+        users.setdefault(source, set()).add(calls[user].label)
+    return frozenset(source for source, labels in users.items() if labels == {"Sum"})
+
+
+def floor_of(
+    nodes: Sequence[Node],
+    calls: Sequence[CallFacts],
+    edges: Iterable[tuple[str, str]],
+    forward_bytes: int,
+) -> tuple[int, str]:
+    """The most bytes that one call needs at once, forward or backward, and which call that is.
+
+    The gradients of parameters that are there by then are among it.
+    """
+    size = {node.name: 0 if node.alias_of else node.nbytes for node in nodes}
+    grad = {node.name: node.grad_bytes or 0 for node in nodes}
+    inputs: dict[str, list[str]] = {node.name: [] for node in nodes}
+    for source, user in edges:
+        inputs[user].append(source)
+    floor = (0, "nothing")
+    stayed = 0
+    for call, node in reversed(list(zip(calls, nodes, strict=True))):
+        stayed += node.stays_bytes
+        read = inputs[node.name]
+        forward = sum(size[n] for n in read) + size[node.name] + node.stash_bytes
+        forward += node.workspace_bytes + forward_bytes
+        backward = 0
+        if not call.dead:
+            backward = sum(size[n] for n in node.needs or ()) + node.stash_bytes
+            backward += grad[node.name] + sum(grad[n] for n in read)
+            backward += node.backward_workspace_bytes + stayed
+        floor = max(floor, (max(forward, backward), node.name))
+    return floor

@@ -14,7 +14,7 @@ from umem.planner.graph import Graph
 from umem.planner.paper import PaperModel
 from umem.planner.plans import Method, Model, Objective, Plan
 from umem.planner.saved import SavedModel
-from umem.planner.search import INFINITE, Chain, Link, Table, best, peak_of, time_of
+from umem.planner.search import INFINITE, Chain, Hop, Table, best, peak_of, time_of
 
 
 class Family(NamedTuple):
@@ -38,7 +38,7 @@ def _all_at_once(graph: Graph, model: Model) -> tuple[int, ...]:
 
 
 def _one_block(graph: Graph, table: Table, kinds: int) -> Iterator[Chain]:
-    yield (Link(0, 1, kinds - 1),)
+    yield (Hop(0, 1, kinds - 1),)
 
 
 METHODS = {

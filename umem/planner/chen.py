@@ -14,7 +14,7 @@ from itertools import pairwise
 from umem.planner.graph import Graph
 from umem.planner.lower_sets import thinned
 from umem.planner.plans import Model
-from umem.planner.search import INFINITE, Chain, Link, Table
+from umem.planner.search import INFINITE, Chain, Hop, Table
 
 
 def family(graph: Graph, model: Model) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ def chains(graph: Graph, table: Table, kinds: int) -> Iterator[Chain]:
         links = []
         for source, target in pairwise(places):
             kind = kinds - 1 if target == last else 0  # a last block is stored where that exists
-            links.append(Link(source, target, kind))
+            links.append(Hop(source, target, kind))
         if all(table.peak[kind, target, source] < INFINITE for source, target, kind in links):
             yield tuple(links)
 

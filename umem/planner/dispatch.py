@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from umem.errors import BudgetError, GraphError
-from umem.planner import chains, exact, rematerialize
+from umem.planner import chains, exact, fates, rematerialize
 from umem.planner.chains import METHODS
 from umem.planner.checks import checked_budget, shown, whole_number
 from umem.planner.graph import Graph
+from umem.planner.link import Link
 from umem.planner.plans import MODELS, OBJECTIVES, Method, Model, Objective, Plan
 from umem.planner.referee import simulate
 from umem.planner.reruns import in_order_of
+from umem.planner.timetable import least_of
 from umem.units import format_bytes
 
 AUTO_SETS = {"paper": 600, "saved": 80}
@@ -31,8 +34,13 @@ def plan(
     method: Method = "auto",
     objective: Objective = "time",
     model: Model = "paper",
+    link: Link | None = None,
 ) -> Plan:
-    """Decide what to keep and what to run again, so that a step takes no more than a budget.
+    """Decide what to keep, run again or move, so that a step takes no more than a budget.
+
+    Without a link nothing is moved, and the plan is that of least overhead. With one it is the
+    quickest that is found, waiting for copies included: never slower than the plan without it,
+    where that fits, nor than keeping or moving everything.
 
     Cost: about a second for ``auto`` and ``lower_sets``, two with 10,000 nodes;
     ``lower_sets_exact`` grows with the square of the number of lower sets. Pure; what it
@@ -50,10 +58,11 @@ def plan(
             coarse blocks leave more to be freed early.
         model: ``paper``, the formula of Kusumoto et al.; ``saved``, what backward needs, freed
             early.
+        link: the link to the tier below, for the model ``saved`` and the objective ``time``.
 
     Raises:
         BudgetError: no plan of the method fits; names the smallest budget and what forces it.
-        GraphError: too many lower sets for the exact method.
+        GraphError: too many lower sets for the exact method; a link under another model.
 
     >>> from umem.planner import Node
     >>> chain = [Node(name, 4, 1) for name in "abcdefghi"]
@@ -64,6 +73,8 @@ def plan(
     budget_bytes = _checked(graph, budget_bytes, method, objective, model)
     if not len(graph):
         return Plan((), (), (), (), 0, 0, method, objective, model, budget_bytes or 0)
+    if link is not None and _moves(link, objective, model):
+        return _with_moves(graph, budget_bytes, method, link)
     if budget_bytes is None:
         return _least(graph, method, objective, model)
     found = _of_chains(graph, budget_bytes, method, objective, model)
@@ -174,6 +185,37 @@ def _too_small(graph: Graph, budget_bytes: int, method: Method, model: Model) ->
         f"({budget_bytes} bytes): the smallest budget is {format_bytes(smallest)} "
         f"({smallest} bytes), which {forced.kind} of {forced.node!r} forces"
     )
+
+
+def _moves(link: Link, objective: Objective, model: Model) -> bool:
+    """Whether anything may be moved."""
+    if not isinstance(link, Link):
+        raise GraphError(f"link is a umem.planner.Link; got a {type(link).__name__}")
+    if model != "saved" or objective != "time":
+        raise GraphError('values are moved on a tape: pass model="saved" and objective="time"')
+    return link.moves
+
+
+def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Link) -> Plan:
+    """The quickest plan within a budget, or at the least that is found."""
+    known = []
+    if budget_bytes is not None:
+        with suppress(BudgetError):
+            known.append(plan(graph, budget_bytes, method, model="saved"))
+        found = fates.quickest(graph, budget_bytes, link, known, method)
+        if found is not None:
+            return found
+    tightest = [_least(graph, method, "time", "saved", once=once) for once in (True, False)]
+    least = least_of(graph, link, tightest)
+    budget = least if budget_bytes is None else budget_bytes
+    found = fates.quickest(graph, budget, link, tightest, method)
+    if found is None:
+        raise BudgetError(
+            f"no plan of method {method!r} needs as little as {format_bytes(budget)} ({budget} "
+            f"bytes), be it moved or run again: the smallest budget is {format_bytes(least)} "
+            f"({least} bytes)"
+        )
+    return found
 
 
 # -- how it is answered ------------------------------------------------------------------------

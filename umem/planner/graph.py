@@ -47,6 +47,7 @@ class Numbered(NamedTuple):
     stays: tuple[int, ...]
     forward_bytes: int
     cost: tuple[float, ...]
+    backward_cost: tuple[float, ...]
     needs: tuple[tuple[int, ...], ...]
     recomputable: tuple[bool, ...]
     pinned: tuple[bool, ...]
@@ -213,6 +214,12 @@ class Graph:
             stays=tuple(node.stays_bytes for node in nodes),
             forward_bytes=self.forward_bytes,
             cost=tuple(node.cost for node in nodes),
+            backward_cost=tuple(
+                min(2 * float(n.cost), sys.float_info.max)
+                if n.backward_cost is None
+                else float(n.backward_cost)
+                for n in nodes
+            ),
             needs=tuple(
                 tuple(x for x in (*preds[v], v) if nodes[x].saved)
                 if node.needs is None

@@ -34,6 +34,7 @@ class Node:
             parameters.
         needs: the values that its backward reads, itself or inputs of it; None: those of them
             that are saved.
+        backward_cost: what its backward costs; None: twice its cost.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Node:
     backward_workspace_bytes: int = 0
     stays_bytes: int = 0
     needs: tuple[str, ...] | None = None
+    backward_cost: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -60,7 +62,9 @@ class Node:
             self._set_size(key, getattr(self, key))
         if self.grad_bytes is not None:
             self._set_size("grad_bytes", self.grad_bytes)
-        self._set_cost()
+        self._set_cost("cost", self.cost)
+        if self.backward_cost is not None:
+            self._set_cost("backward_cost", self.backward_cost)
         if self.alias_of is not None and not isinstance(self.alias_of, str):
             raise GraphError(f"node {self.name!r}: alias_of is the name of a node")
         if self.alias_of is not None and self.stash_bytes:
@@ -72,13 +76,12 @@ class Node:
             raise GraphError(f"node {self.name!r}: {key} is {shown(value)}, not a count of bytes")
         object.__setattr__(self, key, size)
 
-    def _set_cost(self) -> None:
-        whole = whole_number(self.cost)
-        is_real = isinstance(self.cost, (float, np.floating))
-        cost = float(self.cost) if is_real else whole
+    def _set_cost(self, key: str, value: Any) -> None:
+        whole = whole_number(value)
+        is_real = isinstance(value, (float, np.floating))
+        cost = float(value) if is_real else whole
         if cost is None or not 0 <= cost <= sys.float_info.max:
-            said = shown(self.cost)
             raise GraphError(
-                f"node {self.name!r}: cost is {said}, not a finite number of zero or more"
+                f"node {self.name!r}: {key} is {shown(value)}, not a finite number of zero or more"
             )
-        object.__setattr__(self, "cost", cost)
+        object.__setattr__(self, key, cost)

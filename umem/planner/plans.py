@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from umem.planner.link import Link, Move
+
 Method = str
 """The name of a method, see `umem.planner.dispatch.METHODS`; ``auto`` takes the best of some."""
 Objective = Literal["time", "memory"]
@@ -15,11 +17,11 @@ MODELS = ("paper", "saved")
 
 @dataclass(frozen=True)
 class Plan:
-    """The values that are kept, and what is run again for each block.
+    """The values that are kept, what is moved, and what is run again for each block.
 
     Attributes:
         blocks: the nodes of each block, in the order in which forward runs them.
-        kept: the nodes whose outputs are kept from forward into backward.
+        kept: the nodes whose outputs are kept from forward into backward, be they moved or not.
         recomputed: for each block, what runs again before its backward, in order.
         stashed: the nodes whose stashes are kept from forward on.
         overhead: the cost of all that runs again.
@@ -30,6 +32,8 @@ class Plan:
         budget_bytes: the budget that it was made for.
         frees_early: whether what is kept goes as soon as nobody misses it; otherwise it stays until
             its own block's turn.
+        moves: what of that goes down over a link in between, and when.
+        link: the link that it was planned for.
     """
 
     blocks: tuple[tuple[str, ...], ...]
@@ -43,3 +47,5 @@ class Plan:
     model: Model
     budget_bytes: int
     frees_early: bool = False
+    moves: tuple[Move, ...] = ()
+    link: Link | None = None

@@ -16,10 +16,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from umem.errors import BudgetError
-from umem.planner.call_facts import CallFacts
+from umem.planner.call_facts import CallFacts, floor_of, held_of, nodes_of
 from umem.planner.dispatch import least_once
 from umem.planner.dispatch import plan as make_plan
 from umem.planner.graph import Graph
+from umem.planner.link import Link
 from umem.planner.node import Node
 from umem.planner.plans import Method, Plan
 from umem.planner.referee import Simulation, referee, simulate
@@ -89,81 +90,38 @@ class Problem:
 
     @cached_property
     def _held(self) -> dict[int, int]:
-        """By call, the bytes that stay as long as the graph: of what must not run twice.
-
-        Where its outputs are views, those of what they lie in.
-        """
-        found: dict[int, int] = {}
-        for index, call in enumerate(self.calls):
-            if call.again:
-                continue
-            found[index] = found.get(index, 0) + (0 if call.dead else call.stash_bytes)
-            root = index
-            while (base := self.calls[root].alias) is not None:
-                root = base
-            if root == index or self.calls[root].again:
-                found[root] = found.get(root, 0) + self.calls[root].nbytes
-        return found
+        return held_of(self.calls)
 
     @property
     def held_bytes(self) -> int:
         """Bytes of what must not run twice; doubled where the graph outlives its pass."""
         return sum(self._held.values()) * (2 if self.outlives else 1)
 
-    def constant_bytes(self, *, packs: bool, plain: bool = False) -> int:
+    def constant_bytes(self, *, packs: bool, plain: bool = False, moves: bool = False) -> int:
         """Bytes that are there all the time: what is outside, what was drawn, what is held.
 
-        In a ``plain`` step nothing is held for the sake of running again.
+        In a ``plain`` step nothing is held for the sake of running again. Where what must not run
+        twice ``moves``, it is a part of the graph.
         """
-        drawn = 0 if plain else self.held_bytes
+        drawn = 0 if plain or moves else self.held_bytes
         for call in self.calls:
             drawn += call.drawn_bytes
             if packs:
                 drawn += call.packed_bytes - call.mask_bytes
         return self.outside_bytes + drawn
 
-    def _nodes(self, packs: bool, plain: bool) -> list[Node]:
-        """The nodes: what is held is a constant, and takes nothing here.
+    def _nodes(self, *, packs: bool, plain: bool = False, moves: bool = False) -> list[Node]:
+        """The nodes; in a ``plain`` step nothing is held, and it is a part of its node."""
+        held = {} if plain or moves else self._held
+        return nodes_of(self.calls, self.names, self.edges, held, packs=packs, moves=moves)
 
-        In a ``plain`` step nothing is held, and it is a part of its node.
-        """
-        held = {} if plain else self._held
-        return [
-            self._node(index, call, index in held, packs) for index, call in enumerate(self.calls)
-        ]
-
-    def _node(self, index: int, call: CallFacts, is_held: bool, packs: bool) -> Node:
-        mask = call.mask_bytes if packs else 0
-        no_stash = call.dead or call.alias is not None or is_held
-        return Node(
-            name=self.names[index],
-            nbytes=0 if is_held else call.nbytes,
-            cost=call.cost,
-            alias_of=None if call.alias is None else self.names[call.alias],
-            recomputable=call.again,
-            stash_bytes=0 if no_stash else call.stash_bytes,
-            grad_bytes=0 if call.dead or index in self._summed else call.grad_bytes,
-            workspace_bytes=call.workspace_bytes + mask + mask // 4,  # a byte an element on the way
-            backward_workspace_bytes=call.backward_workspace_bytes + mask,
-            stays_bytes=0 if call.dead else call.stays_bytes,
-            needs=() if call.dead else tuple(self.names[i] for i in call.needs),
-        )
-
-    @cached_property
-    def _summed(self) -> frozenset[int]:
-        """Calls whose outputs are summed up and nothing else: that gradient is a view of one."""
-        users: dict[int, set[str]] = {}
-        for source, user in self.edges:
-            users.setdefault(source, set()).add(self.calls[user].label)
-        return frozenset(source for source, labels in users.items() if labels == {"Sum"})
-
-    def _graph(self, *, packs: bool, plain: bool = False) -> Graph:
+    def _graph(self, *, packs: bool, plain: bool = False, moves: bool = False) -> Graph:
         """The graph, with masks packed or not.
 
         A plan goes backward in the reverse order of its nodes, unless it takes branches one by
         one. Where the order of a plain backward has to stay, the nodes are in its reverse.
         """
-        nodes = self._nodes(packs, plain)
+        nodes = self._nodes(packs=packs, plain=plain, moves=moves)
         graph = Graph(nodes, self._named_edges, self.forward_bytes)
         if plain or not self.keeps_order:
             return graph
@@ -178,6 +136,10 @@ class Problem:
     @cached_property
     def _packing(self) -> Graph:
         return self._graph(packs=True)
+
+    @cached_property
+    def _moving(self) -> Graph:
+        return self._graph(packs=True, moves=True)
 
     # -- a plain step ----------------------------------------------------------------------
 
@@ -240,58 +202,75 @@ class Problem:
     def keep_all(self) -> Solution:
         """The plan that runs nothing again; what was saved goes as backward goes along."""
         found = make_plan(self._whole, None, "store_all", model="saved")
-        return self._solution(found, packs=False)
+        return self._solution(found, self._whole, None)
 
-    def least(self, method: Method = "auto", *, any_cost: bool = False) -> Solution:
-        """The plan of least bytes, for at most one more forward pass or at any cost; found once."""
-        if (method, any_cost) not in self._found:
-            find = make_plan if any_cost else least_once
-            plan = find(self._packing, method=self._method(method), model="saved")
-            least = self._solution(plan, packs=True)
+    def least(
+        self, method: Method = "auto", *, any_cost: bool = False, link: Link | None = None
+    ) -> Solution:
+        """The plan of least bytes, for at most one more forward pass or at any cost; found once.
+
+        With a link to the tier below it may move what it does not run again, and is the quickest
+        one that is found for these bytes.
+        """
+        key = method, any_cost, link
+        if key not in self._found:
+            graph, chosen = self._planned(link), self._method(method)
+            if any_cost or link:
+                plan = make_plan(graph, method=chosen, model="saved", link=link)
+            else:
+                plan = least_once(graph, chosen)
+            least = self._solution(plan, graph, link)
             if least.peak_bytes > least.constant_bytes + plan.peak_bytes:
-                least = self.within(least.peak_bytes, method)  # the update needs that much anyway
-            self._found[method, any_cost] = least
-        return self._found[method, any_cost]
+                least = self.within(least.peak_bytes, method, link)  # the update needs that anyway
+            self._found[key] = least
+        return self._found[key]
 
     @cached_property
-    def _found(self) -> dict[tuple[Method, bool], Solution]:
+    def _found(self) -> dict[tuple[Method, bool, Link | None], Solution]:
         return {}
 
-    def _solution(self, plan: Plan, *, packs: bool) -> Solution:
-        graph = self._packing if packs else self._whole
-        return Solution(
-            plan, graph, self.constant_bytes(packs=packs), packs, self.update_peak_bytes
-        )
+    def _planned(self, link: Link | None) -> Graph:
+        return self._packing if link is None else self._moving
 
-    def within(self, budget_bytes: int | None, method: Method = "auto") -> Solution:
+    def _solution(self, plan: Plan, graph: Graph, link: Link | None) -> Solution:
+        packs = graph is not self._whole
+        constant = self.constant_bytes(packs=packs, moves=link is not None)
+        return Solution(plan, graph, constant, packs, self.update_peak_bytes)
+
+    def within(
+        self, budget_bytes: int | None, method: Method = "auto", link: Link | None = None
+    ) -> Solution:
         """The plan for a budget in all; None: the least that one more forward pass can do.
+
+        With a link to the tier below, each value is kept, run again or moved, what must not run
+        twice kept until its own backward or moved; what was drawn stays.
 
         Raises:
             BudgetError: there is none; names the least that there is one for.
         """
         if budget_bytes is None:
-            return self.least(method)
+            return self.least(method, link=link)
         if budget_bytes >= self.keep_all.peak_bytes:
             return self.keep_all
-        constant = self.constant_bytes(packs=True)
+        graph = self._planned(link)
+        constant = self.constant_bytes(packs=True, moves=link is not None)
         if budget_bytes <= constant or budget_bytes < self.update_peak_bytes:
-            raise self._too_small(budget_bytes, method)
+            raise self._too_small(budget_bytes, method, link)
+        room, method = budget_bytes - constant, self._method(method)
         try:
-            found = make_plan(
-                self._packing, budget_bytes - constant, self._method(method), model="saved"
-            )
+            found = make_plan(graph, room, method, model="saved", link=link)
         except BudgetError:
-            raise self._too_small(budget_bytes, method) from None
-        return self._solution(found, packs=True)
+            raise self._too_small(budget_bytes, method, link) from None
+        return self._solution(found, graph, link)
 
     def _method(self, method: Method) -> Method:
         if self.keeps_order and method in ("auto", "lower_sets_exact"):
             return "rematerialize"  # which leaves the order of the nodes as it is
         return method
 
-    def _too_small(self, budget_bytes: int, method: Method) -> BudgetError:
-        least, whole = self.least(method).peak_bytes, self.plain_bytes
-        lowest = self.least(method, any_cost=True)
+    def _too_small(self, budget_bytes: int, method: Method, link: Link | None) -> BudgetError:
+        least, whole = self.least(method, link=link).peak_bytes, self.plain_bytes
+        lowest = self.least(method, any_cost=True, link=link)
         asked, said, plain = format_apart(budget_bytes, least, whole)
         below = ""
         if lowest.peak_bytes < least:
@@ -303,9 +282,9 @@ class Problem:
             f"{below})"
         )
 
-    def why_not_less(self, method: Method = "auto") -> str:
+    def why_not_less(self, method: Method = "auto", link: Link | None = None) -> str:
         """Say what forces the least budget, and the floor, as the end of a sentence."""
-        least, (size, node) = self.least(method), self.floor
+        least, (size, node) = self.least(method, link=link), self.floor_with(link)
         if least.peak_bytes == self.update_peak_bytes:
             return (
                 "which the optimizer's update forces: beside parameters, gradients and state it "
@@ -319,31 +298,19 @@ class Problem:
             f"{format_bytes(size)}, which {node!r} forces"
         )
 
-    @cached_property
+    @property
     def floor(self) -> tuple[int, str]:
+        """The bytes below which no plan gets without a link; see `floor_with`."""
+        return self.floor_with(None)
+
+    def floor_with(self, link: Link | None) -> tuple[int, str]:
         """The bytes below which no plan gets, in all, and the call that forces them.
 
         That is the most that one call needs at once; the gradients of parameters that are there by
         then are among it.
         """
-        nodes = self._nodes(packs=True, plain=False)
-        size = {node.name: 0 if node.alias_of else node.nbytes for node in nodes}
-        grad = {node.name: node.grad_bytes or 0 for node in nodes}
-        inputs: dict[str, list[str]] = {node.name: [] for node in nodes}
-        for source, user in self._named_edges:
-            inputs[user].append(source)
-        floor = (0, "nothing")
-        stayed = 0
-        for call, node in reversed(list(zip(self.calls, nodes, strict=True))):
-            stayed += node.stays_bytes
-            read = inputs[node.name]
-            forward = sum(size[n] for n in read) + size[node.name] + node.stash_bytes
-            forward += node.workspace_bytes + self.forward_bytes
-            backward = 0
-            if not call.dead:
-                backward = sum(size[n] for n in node.needs or ()) + node.stash_bytes
-                backward += grad[node.name] + sum(grad[n] for n in read)
-                backward += node.backward_workspace_bytes + stayed
-            floor = max(floor, (max(forward, backward), node.name))
-        whole = self.constant_bytes(packs=True) + floor[0]
-        return max((whole, floor[1]), (self.update_peak_bytes, UPDATE))
+        moves = link is not None
+        nodes = self._nodes(packs=True, moves=moves)
+        size, node = floor_of(nodes, self.calls, self._named_edges, self.forward_bytes)
+        whole = self.constant_bytes(packs=True, moves=moves) + size
+        return max((whole, node), (self.update_peak_bytes, UPDATE))

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from umem.errors import BudgetError, GraphError
 from umem.planner.checks import checked_budget
 from umem.planner.graph import Graph
+from umem.planner.link import Link
+from umem.planner.link_clock import Key, LinkClock
 from umem.planner.plans import Model, Plan
 from umem.planner.schedule import Action, actions
 from umem.units import format_bytes
@@ -22,11 +24,23 @@ class Moment(NamedTuple):
 
 
 class Simulation(NamedTuple):
-    """The bytes and the work that carrying a plan out took."""
+    """The bytes, the work and the time that carrying a plan out took.
+
+    Attributes:
+        peak_bytes: the most bytes in use at once.
+        overhead: the cost of all that ran again.
+        timeline: every action with the bytes in use.
+        seconds: the time of the step in units of cost: all that ran, forward, again and backward,
+            and all waiting for copies.
+        sent_bytes, fetched_bytes: what went down over the link, and what came back.
+    """
 
     peak_bytes: int
     overhead: float
     timeline: tuple[Moment, ...]
+    seconds: float = 0.0
+    sent_bytes: int = 0
+    fetched_bytes: int = 0
 
 
 def simulate(
@@ -36,6 +50,7 @@ def simulate(
     budget_bytes: int | None = None,
     *,
     model: Model | None = None,
+    link: Link | None = None,
 ) -> Simulation:
     """Carry a plan out, and check after every action that what it needs is there.
 
@@ -45,6 +60,8 @@ def simulate(
         liveness: whether values go after their last use, or at the end of their block.
         budget_bytes: what must never be passed; None: no limit.
         model: whose rules of backward hold; None: the plan's own.
+        link: the link that values are moved over; None: the plan's own, and where it has none,
+            copies take no time.
 
     Raises:
         GraphError: the plan does not hold together; names the action.
@@ -59,15 +76,19 @@ def simulate(
         found = f"a {type(graph).__name__} and a {type(plan).__name__}"
         raise GraphError(f"simulate takes a umem.planner.Graph and its Plan; got {found}")
     stream = actions(graph, plan, liveness=liveness, model=model)
-    return referee(graph, stream, model or plan.model, budget_bytes)
+    return referee(graph, stream, model or plan.model, budget_bytes, link or plan.link)
 
 
 def referee(
-    graph: Graph, stream: Iterable[Action], model: Model = "saved", budget_bytes: int | None = None
+    graph: Graph,
+    stream: Iterable[Action],
+    model: Model = "saved",
+    budget_bytes: int | None = None,
+    link: Link | None = None,
 ) -> Simulation:
     """Carry any stream of actions out; see `simulate`."""
     budget_bytes = checked_budget(budget_bytes)
-    machine = _Machine(graph, model)
+    machine = _Machine(graph, model, link)
     for action in stream:
         moment = machine.act(action)
         if budget_bytes is not None and moment.during_bytes > budget_bytes:
@@ -76,13 +97,21 @@ def referee(
                 f"and the budget is {format_bytes(budget_bytes)}"
             )
     machine.finish()
-    return Simulation(machine.peak, machine.overhead, tuple(machine.timeline))
+    clock = machine.clock
+    return Simulation(
+        machine.peak,
+        machine.overhead,
+        tuple(machine.timeline),
+        clock.now,
+        clock.sent_bytes,
+        clock.fetched_bytes,
+    )
 
 
 class _Machine:
     """A toy machine: what is in its memory, and what was done."""
 
-    def __init__(self, graph: Graph, model: Model) -> None:
+    def __init__(self, graph: Graph, model: Model, link: Link | None) -> None:
         self.g = graph.numbered
         self.model = model
         self._number = {name: v for v, name in enumerate(self.g.names)}
@@ -90,6 +119,9 @@ class _Machine:
         self._holders = [0] * len(self.g.names)  # values that lie in a node's bytes
         self._stashes: set[int] = set()
         self._grads: set[int] = set()
+        self._sent: set[Key] = set()
+        self._away: dict[Key, list[int]] = {}  # with the values that lay in those bytes
+        self.clock = LinkClock(link)
         self._ran: set[int] = set()
         self._backed: set[int] = set()
         self._bytes = 0
@@ -103,6 +135,12 @@ class _Machine:
             "drop_stash": self._drop_stash,
             "free": self._free,
             "backward": self._pushed if model == "saved" else self._pulled,
+            "send": self._send,
+            "leave": self._leave,
+            "fetch": self._fetch,
+            "send_stash": self._send_stash,
+            "leave_stash": self._leave_stash,
+            "fetch_stash": self._fetch_stash,
         }
 
     def act(self, action: Action) -> Moment:
@@ -126,6 +164,8 @@ class _Machine:
         for left in (self._values, self._stashes, self._grads):
             for v in sorted(left):
                 raise GraphError(f"something of {self.g.names[v]!r} is left at the end")
+        for _, v in sorted((*self._sent, *self._away)):
+            raise GraphError(f"something of {self.g.names[v]!r} was moved and never came back")
 
     def _check(self, holds: bool, why: str, v: int) -> None:
         if not holds:
@@ -149,12 +189,15 @@ class _Machine:
 
     def _run(self, v: int) -> int:
         for x in self.g.preds[v]:
-            self._check(x in self._values, "it reads what is not there:", x)
+            self._read(x, "it reads what is not there:")
         self._check(v not in self._values, "it is there:", v)
+        self._check(("value", self.g.root[v]) not in self._away, "it is away:", v)
         self._hold(v)
+        self.clock.run(self.g.cost[v])
         if self.model == "paper":
             return self._bytes
         self._check(v not in self._stashes, "its stash is there:", v)
+        self._check(("stash", v) not in self._away, "its stash is away:", v)
         if self.g.stash[v]:
             self._stashes.add(v)
             self._bytes += self.g.stash[v]
@@ -165,15 +208,17 @@ class _Machine:
     def _pushed(self, v: int) -> int:
         self._begin(v)
         for x in self.g.needs[v]:
-            self._check(x in self._values, "it needs what is not there:", x)
+            self._read(x, "it needs what is not there:")
         if self.g.stash[v]:
             self._check(v in self._stashes, "its stash is not there:", v)
+            self.clock.wait(("stash", v))
         if not self.g.succs[v]:
             self._add_grad(v)  # where backward starts
         self._check(v in self._grads, "it has no gradient:", v)
         for x in self.g.preds[v]:
             self._add_grad(x)
         self._bytes += self.g.stays[v]
+        self.clock.run(self.g.backward_cost[v])
         return self._bytes + self.g.backward_workspace[v]
 
     def _pulled(self, v: int) -> int:
@@ -183,6 +228,7 @@ class _Machine:
             for x in self.g.preds[w]:
                 self._check(x in self._values, "it needs what is not there:", x)
         self._add_grad(v)
+        self.clock.run(self.g.backward_cost[v])
         return self._bytes
 
     def _begin(self, v: int) -> None:
@@ -196,6 +242,10 @@ class _Machine:
         if v not in self._grads:
             self._grads.add(v)
             self._bytes += self.g.grad[v]
+
+    def _read(self, x: int, why: str) -> None:
+        self._check(x in self._values, why, x)
+        self.clock.wait(("value", self.g.root[x]))
 
     # -- letting go ------------------------------------------------------------------------
 
@@ -212,11 +262,13 @@ class _Machine:
         self._values.remove(v)
         self._holders[root] -= 1
         if not self._holders[root]:
+            self._check(("value", root) not in self._sent, "it is on its way:", v)
             self._bytes -= self.g.size[root]
         return before
 
     def _drop_stash(self, v: int) -> int:
         self._check(v in self._stashes, "its stash is not there:", v)
+        self._check(("stash", v) not in self._sent, "its stash is on its way:", v)
         before = self._bytes
         self._stashes.remove(v)
         self._bytes -= self.g.stash[v]
@@ -228,3 +280,53 @@ class _Machine:
         self._grads.remove(v)
         self._bytes -= self.g.grad[v]
         return before
+
+    # -- moving ----------------------------------------------------------------------------
+
+    def _begin_send(self, key: Key, nbytes: int) -> int:
+        self._check(key not in self._sent, "it is on its way:", key[1])
+        self._sent.add(key)
+        self.clock.send(key, nbytes)
+        return self._bytes
+
+    def _end_send(self, key: Key) -> None:
+        self._check(key in self._sent, "it was not sent:", key[1])
+        self._sent.remove(key)
+        self.clock.wait(key)
+
+    def _begin_fetch(self, key: Key, nbytes: int) -> list[int]:
+        self._check(key in self._away, "it is not away:", key[1])
+        self.clock.fetch(key, nbytes)
+        return self._away.pop(key)
+
+    def _send(self, v: int) -> int:
+        self._check(self._holders[v] > 0, "it is not there:", v)
+        return self._begin_send(("value", v), self.g.size[v])
+
+    def _leave(self, v: int) -> int:
+        self._end_send(("value", v))
+        before, gone = self._bytes, [x for x in self._values if self.g.root[x] == v]
+        self._away["value", v] = gone
+        for x in gone:
+            self._drop(x)
+        return before
+
+    def _fetch(self, v: int) -> int:
+        for x in self._begin_fetch(("value", v), self.g.size[v]):
+            self._hold(x)
+        return self._bytes
+
+    def _send_stash(self, v: int) -> int:
+        self._check(v in self._stashes, "its stash is not there:", v)
+        return self._begin_send(("stash", v), self.g.stash[v])
+
+    def _leave_stash(self, v: int) -> int:
+        self._end_send(("stash", v))
+        self._away["stash", v] = []
+        return self._drop_stash(v)
+
+    def _fetch_stash(self, v: int) -> int:
+        self._begin_fetch(("stash", v), self.g.stash[v])
+        self._stashes.add(v)
+        self._bytes += self.g.stash[v]
+        return self._bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from umem.planner.graph import Graph
+from umem.planner.link import Link, Move
 from umem.planner.plans import Plan
 from umem.planner.referee import simulate
 
@@ -12,7 +13,14 @@ Reruns = tuple[tuple[int, ...], ...]
 """By node, what runs again before its backward, in order."""
 
 
-def plan_of(graph: Graph, reruns: Reruns, budget_bytes: int | None, method: str) -> Plan:
+def plan_of(
+    graph: Graph,
+    reruns: Reruns,
+    budget_bytes: int | None,
+    method: str,
+    moves: tuple[Move, ...] = (),
+    link: Link | None = None,
+) -> Plan:
     """The plan of a tape that goes backward in the reverse order of the nodes, each by itself.
 
     Whatever is there goes as soon as nobody misses it. None: the budget is its peak.
@@ -31,6 +39,8 @@ def plan_of(graph: Graph, reruns: Reruns, budget_bytes: int | None, method: str)
         model="saved",
         budget_bytes=0,
         frees_early=True,
+        moves=moves,
+        link=link,
     )
     peak = simulate(graph, found).peak_bytes
     return replace(

@@ -3,21 +3,27 @@
 With liveness, a value goes after its last use before it is made again, a gradient after its last
 use. A value that a ``saved`` plan keeps stays at least until its own block's backward begins,
 unless the plan frees early.
+What a plan moves is sent when its last use in forward is over, leaves after a call of forward and
+is fetched before a step of backward; everything else goes on as if it had been there all the time.
 Without liveness, everything goes at the end of its block only, as the formula of Kusumoto et al.
 (NeurIPS 2019) assumes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from umem.errors import GraphError
 from umem.planner.graph import Graph, Numbered
+from umem.planner.link import Move
 from umem.planner.plans import Model, Plan
 
-Kind = Literal["forward", "drop", "drop_stash", "recompute", "backward", "free"]
+Kind = Literal[
+    "forward", "drop", "drop_stash", "recompute", "backward", "free",
+    "send", "leave", "fetch", "send_stash", "leave_stash", "fetch_stash",
+]  # fmt: skip
 
 
 class Action(NamedTuple):
@@ -28,6 +34,9 @@ class Action(NamedTuple):
     ``backward``: under the model ``saved``, a step of a tape: from the gradient of its outputs it
     adds to those of its inputs. Under the model ``paper``, the gradient of its outputs is
     computed from those of its users.
+    ``send`` begins to copy the bytes of a node down, with all views of it that are there;
+    ``leave`` lets them go once the copy is over; ``fetch`` begins to bring them back, whose first
+    use waits for them. ``send_stash``, ``leave_stash`` and ``fetch_stash`` do so with its stash.
     """
 
     kind: Kind
@@ -42,6 +51,11 @@ class Cell(NamedTuple):
 
 
 _GO: dict[str, Kind] = {"value": "drop", "stash": "drop_stash", "grad": "free"}
+
+_MOVED: dict[str, tuple[Kind, Kind, Kind]] = {
+    "value": ("send", "leave", "fetch"),
+    "stash": ("send_stash", "leave_stash", "fetch_stash"),
+}
 
 
 @dataclass
@@ -73,15 +87,29 @@ def actions(
     model = model or plan.model
     if model == "paper" and plan.model == "saved":
         raise GraphError("a plan of the model 'saved' does not hold under the model 'paper'")
+    if plan.moves and (model == "paper" or not liveness):
+        raise GraphError("a plan that moves values holds under the model 'saved' with liveness")
     chain = _NumberedPlan(graph, plan)
     steps = list(chain.steps(model))
     ends = _last_uses(steps) if liveness else chain.block_ends(steps, model)
+    moves = chain.moves(steps, plan.moves)
     names = chain.g.names
     for index, step in enumerate(steps):
+        for kind, node in moves.before.get(index, ()):
+            yield Action(kind, names[node])
         if step.kind is not None:
             yield Action(step.kind, names[step.node])
         for cell in ends.get(index, ()):
             yield Action(_GO[cell.what], names[cell.node])
+        for kind, node in moves.after.get(index, ()):
+            yield Action(kind, names[node])
+
+
+class _Moves(NamedTuple):
+    """The actions of moves, by the place of the computation that they are before or after."""
+
+    before: dict[int, list[tuple[Kind, int]]]
+    after: dict[int, list[tuple[Kind, int]]]
 
 
 def _last_uses(steps: list[_Computation]) -> dict[int, list[Cell]]:
@@ -119,6 +147,63 @@ class _NumberedPlan:
             return [self._number[name] for name in names]
         except KeyError as error:
             raise GraphError(f"the plan names {error}, which is no node of the graph") from None
+
+    # -- what is moved ---------------------------------------------------------------------
+
+    def moves(self, steps: list[_Computation], moves: Sequence[Move]) -> _Moves:
+        """Say where what is moved is sent, leaves and is fetched.
+
+        What is used last is sent first, of what could be sent at once; what is used first is
+        fetched first.
+        """
+        found = _Moves({}, {})
+        if not moves:
+            return found
+        ran, turns = self._turns(steps)
+        sent, used = self._uses(steps)
+        ways = []
+        for move in moves:
+            node, left, step = self._numbers((move.node, move.leaves_after, move.fetched_before))
+            cell = Cell(move.what, node)
+            if cell not in sent or self.g.root[node] != node:
+                raise GraphError(f"the plan moves the {move.what} of {move.node!r}: there is none")
+            ways.append((sent[cell], used.get(cell, len(steps)), cell, ran[left], turns[step]))
+        ways.sort(key=lambda way: (way[0], -way[1], way[2]))
+        for last, _, cell, _, _ in ways:
+            found.after.setdefault(last, []).append((_MOVED[cell.what][0], cell.node))
+        for _, _, cell, left, _ in ways:
+            found.after.setdefault(left, []).append((_MOVED[cell.what][1], cell.node))
+        for _, _, cell, _, turn in sorted(ways, key=lambda way: way[1:3]):
+            found.before.setdefault(turn, []).append((_MOVED[cell.what][2], cell.node))
+        return found
+
+    def _turns(self, steps: list[_Computation]) -> tuple[dict[int, int], dict[int, int]]:
+        """The place of each call of forward, and that where each step of backward begins."""
+        ran = {step.node: i for i, step in enumerate(steps) if step.kind == "forward"}
+        turns: dict[int, int] = {}
+        begins = len(ran)
+        for index in range(begins, len(steps)):
+            if steps[index].kind == "backward":
+                turns[steps[index].node] = begins
+                begins = index + 1
+        return ran, turns
+
+    def _uses(self, steps: list[_Computation]) -> tuple[dict[Cell, int], dict[Cell, int]]:
+        """The last place in forward and the first in backward that each cell is used at.
+
+        What lies in a node's bytes is used with them.
+        """
+        last: dict[Cell, int] = {}
+        first: dict[Cell, int] = {}
+        for index, step in enumerate(steps):
+            for cell in (*step.reads, *step.makes):
+                if cell.what == "value":
+                    cell = Cell("value", self.g.root[cell.node])
+                if step.kind == "forward":
+                    last[cell] = index
+                else:
+                    first.setdefault(cell, index)
+        return last, first
 
     # -- what is computed ------------------------------------------------------------------
 

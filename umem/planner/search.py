@@ -67,7 +67,7 @@ def units(costs: tuple[float, ...], *, exact: bool) -> Units:
     return Units(found, int(found.sum()))
 
 
-class Link(NamedTuple):
+class Hop(NamedTuple):
     """A step of a chain: from a lower set to a larger one, by numbers, in one of its kinds."""
 
     source: int
@@ -75,7 +75,7 @@ class Link(NamedTuple):
     kind: int
 
 
-Chain = tuple[Link, ...]
+Chain = tuple[Hop, ...]
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def _push(
 
 
 def _walk_back(table: Table, rows: Ints, time: int, budget: int) -> Chain:
-    links: list[Link] = []
+    links: list[Hop] = []
     target = len(rows) - 1
     while target:
         cached = rows[target, time]
@@ -248,7 +248,7 @@ def _walk_back(table: Table, rows: Ints, time: int, budget: int) -> Chain:
         good = held + table.cached[:, target, :target] == cached
         good &= held + np.minimum(table.peak[:, target, :target], INFINITE) <= budget
         kind, source = map(int, np.argwhere(good)[0])
-        links.append(Link(source, target, kind))
+        links.append(Hop(source, target, kind))
         target, time = source, int(before[kind, source])
     return tuple(reversed(links))
 
@@ -276,12 +276,12 @@ def _best_of_labels(table: Table, budget: int, objective: Objective) -> Chain | 
     if not last.time.size:
         return None
     place = int(last.time.argmax() if objective == "memory" else last.time.argmin())
-    links: list[Link] = []
+    links: list[Hop] = []
     target = len(table.sets) - 1
     while target:
         labels = reached[target]
         source, kind = int(labels.source[place]), int(labels.kind[place])
-        links.append(Link(source, target, kind))
+        links.append(Hop(source, target, kind))
         target, place = source, int(labels.place[place])
     return tuple(reversed(links))
 

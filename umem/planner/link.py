@@ -1,0 +1,83 @@
+"""The link to the tier below, and what a plan moves over it and back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from umem.errors import GraphError
+from umem.planner.checks import shown, whole_number
+
+What = Literal["value", "stash"]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link to the tier below, both ways at once (full duplex).
+
+    Models: a rate each way, one copy after another each way. Does not model: latency, traffic of
+    anything else, a tier that fills up.
+
+    Args:
+        out_rate: bytes that go down per unit of cost; zero: nothing is moved.
+        in_rate: bytes that come back per unit of cost; zero: nothing is moved.
+        smallest_bytes: what is smaller stays.
+
+    Raises:
+        GraphError: a rate is no finite number of zero or more, or a size no count of bytes.
+    """
+
+    out_rate: float
+    in_rate: float
+    smallest_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("out_rate", "in_rate"):
+            object.__setattr__(self, key, _rate(key, getattr(self, key)))
+        smallest = whole_number(self.smallest_bytes)
+        if smallest is None or smallest < 0:
+            said = shown(self.smallest_bytes)
+            raise GraphError(f"a link's smallest_bytes is {said}, not a count of bytes")
+        object.__setattr__(self, "smallest_bytes", smallest)
+
+    @property
+    def moves(self) -> bool:
+        """True where anything gets down and back."""
+        return self.out_rate > 0 and self.in_rate > 0
+
+    def takes(self, nbytes: int) -> bool:
+        """Tell whether something of so many bytes may be moved."""
+        return self.moves and nbytes > 0 and nbytes >= self.smallest_bytes
+
+
+def _rate(key: str, value: Any) -> float:
+    is_number = isinstance(value, (float, np.floating)) or whole_number(value) is not None
+    if not is_number or not math.isfinite(value) or value < 0:
+        raise GraphError(
+            f"a link's {key} is {shown(value)}, not a finite number of bytes per unit of cost, "
+            "zero or more"
+        )
+    return float(value)
+
+
+class Move(NamedTuple):
+    """One value or stash that goes down in forward and comes back in backward.
+
+    It is sent when its last use in forward is over. A value moves with all its views.
+
+    Attributes:
+        node: the node that holds the bytes: for a view, what it is a view of.
+        what: ``value``: its outputs; ``stash``: what the call keeps on itself.
+        leaves_after: the call of forward after which its bytes are free; that call's end waits
+            until the copy is over.
+        fetched_before: the call before whose step of backward, and before what runs again for
+            that step, it begins to come back and takes its bytes again.
+    """
+
+    node: str
+    what: What
+    leaves_after: str
+    fetched_before: str

@@ -1,0 +1,201 @@
+"""What of a plan's values is moved, when each leaves, and when each comes back.
+
+What is sent leaves as soon as its copy is over, and before that only where the next call needs its
+room: then that waits. What comes back is fetched in the order of its use, each as early as there
+is room up to its use. So no copy begins later than it could in that order, and nothing waits that
+need not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from umem.planner.graph import Graph
+from umem.planner.link import Link, Move
+from umem.planner.link_clock import Key, LinkClock
+from umem.planner.plans import Plan
+from umem.planner.reruns import Reruns, plan_of
+from umem.planner.timetable import Absence, Timetable, timetable
+
+INFINITE = float("inf")
+
+
+class Way(NamedTuple):
+    """One absence: the call of forward after which it begins, and the turn at which it is fetched.
+
+    Attributes:
+        one: what is away.
+        leaves: the place of that call.
+        fetched: the place in the timetable's turns.
+    """
+
+    one: Absence
+    leaves: int
+    fetched: int
+
+
+class Journey(NamedTuple):
+    """What is moved, and the time of the step."""
+
+    seconds: float
+    ways: tuple[Way, ...]
+
+
+def journey(
+    table: Timetable, chosen: Iterable[Absence], budget_bytes: int, link: Link
+) -> Journey | None:
+    """Send, let go and fetch these as early as can be; None: they do not fit the budget.
+
+    Cost: proportional to the computations.
+    """
+    items = sorted(chosen, key=lambda one: (one.last, -one.first, one.key))
+    clock = LinkClock(link)
+    left = _forward(table, items, budget_bytes, clock)
+    if left is None:
+        return None
+    fetched = _backward(table, items, budget_bytes, clock)
+    if fetched is None:
+        return None
+    ways = tuple(Way(one, left[one.key], fetched[one.key]) for one in items)
+    return Journey(clock.now, ways)
+
+
+def _forward(
+    table: Timetable, items: Sequence[Absence], budget: int, clock: LinkClock
+) -> dict[Key, int] | None:
+    """By what is moved, the call after which it leaves."""
+    used, cost, left = table.used, table.cost, dict[Key, int]()
+    queue: deque[tuple[float, Absence]] = deque()
+    away = next_ = 0
+    for at in range(table.calls):
+        while used[at] - away > budget and queue:
+            done, one = queue.popleft()
+            clock.now = max(clock.now, done)
+            left[one.key] = at - 1
+            away += one.nbytes
+        if used[at] - away > budget:
+            return None
+        clock.run(cost[at])
+        while next_ < len(items) and items[next_].last == at:
+            one = items[next_]
+            queue.append((clock.send(one.key, one.nbytes), one))
+            next_ += 1
+        while queue and queue[0][0] <= clock.now:
+            done, one = queue.popleft()
+            left[one.key] = at
+            away += one.nbytes
+    for done, one in queue:
+        clock.now = max(clock.now, done)
+        left[one.key] = table.calls - 1
+    return left
+
+
+def _backward(
+    table: Timetable, items: Sequence[Absence], budget: int, clock: LinkClock
+) -> dict[Key, int] | None:
+    """By what is moved, the turn at which it is fetched."""
+    used, cost, fetched = table.used, table.cost, dict[Key, int]()
+    order = sorted(items, key=lambda one: (one.first, one.key))
+    away = sum(one.nbytes for one in order)
+    ends = [*table.turns[1:], len(cost)]
+    next_ = waits = 0
+    free_from = -1  # the place from which on there is room for the next one
+    for turn, (begin, end) in enumerate(zip(table.turns, ends, strict=True)):
+        while next_ < len(order):
+            one = order[next_]
+            if free_from < 0:
+                room = budget + away - one.nbytes
+                free_from = one.back
+                while free_from > begin and used[free_from - 1] <= room:
+                    free_from -= 1
+            if begin < free_from:
+                break
+            clock.fetch(one.key, one.nbytes)
+            fetched[one.key] = turn
+            away -= one.nbytes
+            next_, free_from = next_ + 1, -1
+        for at in range(begin, end):
+            if used[at] - away > budget:
+                return None
+            while waits < next_ and order[waits].first == at:
+                clock.wait(order[waits].key)
+                waits += 1
+            clock.run(cost[at])
+    return fetched
+
+
+def cover(
+    table: Timetable,
+    budget_bytes: int,
+    chosen: Collection[Absence] = (),
+    banned: Collection[Absence] = (),
+) -> list[Absence] | None:
+    """Choose what to move besides, so that it fits wherever that may be away; None: it cannot.
+
+    Of what could be away where there is no room, that goes which is used last (Belady 1966).
+    """
+    found = list(chosen)
+    change = [0] * (len(table.used) + 1)
+    for one in found:
+        change[one.last + 1] += one.nbytes
+        change[one.back] -= one.nbytes
+    others = [one for one in table.absences if one not in chosen and one not in banned]
+    ready: list[Absence] = []
+    away = next_ = 0
+    for at, used in enumerate(table.used):
+        away += change[at]
+        while next_ < len(others) and others[next_].last < at:
+            ready.append(others[next_])
+            next_ += 1
+        while used - away > budget_bytes:
+            ready = [one for one in ready if one.back > at]
+            if not ready:
+                return None
+            one = max(ready, key=lambda one: (one.first, one.nbytes))
+            ready.remove(one)
+            found.append(one)
+            away += one.nbytes
+            change[one.back] -= one.nbytes
+    return found
+
+
+# -- whole plans -------------------------------------------------------------------------------
+
+
+class Fates(NamedTuple):
+    """What runs again and what is moved, of a graph whose forward has the order of its nodes."""
+
+    graph: Graph
+    reruns: Reruns
+    table: Timetable
+    journey: Journey
+
+    @property
+    def seconds(self) -> float:
+        """The time of the step, in units of cost."""
+        return self.journey.seconds
+
+
+def fates_of(graph: Graph, reruns: Reruns, budget_bytes: int, link: Link) -> Fates | None:
+    """With this run again, as much moved as does not fit; None: it does not fit even so."""
+    table = timetable(graph, reruns, link)
+    chosen = cover(table, budget_bytes)
+    way = None if chosen is None else journey(table, chosen, budget_bytes, link)
+    return None if way is None else Fates(graph, reruns, table, way)
+
+
+def moved_plan(fates: Fates, budget_bytes: int, link: Link, method: str) -> Plan:
+    """The plan that carries fates out; its peak is the referee's."""
+    names, table = fates.graph.names, fates.table
+    moves = tuple(
+        Move(
+            names[way.one.key[1]],
+            way.one.key[0],
+            names[way.leaves],
+            names[table.step_of[way.fetched]],
+        )
+        for way in fates.journey.ways
+    )
+    return plan_of(fates.graph, fates.reruns, budget_bytes, method, moves, link)
