@@ -14,6 +14,7 @@ from umem.planner.chains import METHODS
 from umem.planner.checks import checked_budget, shown, whole_number
 from umem.planner.graph import Graph
 from umem.planner.link import Link
+from umem.planner.moving import moved_plan
 from umem.planner.plans import MODELS, OBJECTIVES, Method, Model, Objective, Plan
 from umem.planner.referee import simulate
 from umem.planner.reruns import in_order_of
@@ -204,7 +205,7 @@ def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Li
             known.append(plan(graph, budget_bytes, method, model="saved"))
         found = fates.quickest(graph, budget_bytes, link, known, method)
         if found is not None:
-            return found
+            return moved_plan(found, budget_bytes, link, method)
     tightest = [_least(graph, method, "time", "saved", once=once) for once in (True, False)]
     least = least_of(graph, link, tightest)
     budget = least if budget_bytes is None else budget_bytes
@@ -215,7 +216,7 @@ def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Li
             f"bytes), be it moved or run again: the smallest budget is {format_bytes(least)} "
             f"({least} bytes)"
         )
-    return found
+    return moved_plan(found, budget, link, method)
 
 
 # -- how it is answered ------------------------------------------------------------------------

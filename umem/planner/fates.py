@@ -15,7 +15,7 @@ from umem.planner import chains
 from umem.planner.easing import eased
 from umem.planner.graph import Graph
 from umem.planner.link import Link
-from umem.planner.moving import fates_of, moved_plan
+from umem.planner.moving import Fates, fates_of
 from umem.planner.plans import Plan
 from umem.planner.reruns import Reruns, in_order_of, plan_of, reruns_of
 
@@ -25,8 +25,8 @@ BUDGETS = 7
 
 def quickest(
     graph: Graph, budget_bytes: int, link: Link, known: Sequence[Plan], method: str
-) -> Plan | None:
-    """The quickest plan of three fates that is found within a budget; None: there is none.
+) -> Fates | None:
+    """The quickest fates that are found within a budget; None: there are none.
 
     ``known`` are plans that run calls again and move nothing, whether they fit or not.
     """
@@ -35,10 +35,7 @@ def quickest(
         for ordered, reruns in _starts(graph, budget_bytes, known, method)
         if (fates := fates_of(ordered, reruns, budget_bytes, link)) is not None
     ]
-    if not found:
-        return None
-    best = min(found, key=lambda fates: fates.seconds)
-    return moved_plan(best, budget_bytes, link, method)
+    return min(found, key=lambda fates: fates.seconds, default=None)
 
 
 def _starts(
