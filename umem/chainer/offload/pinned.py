@@ -85,7 +85,7 @@ class Lane:
         self.slabs = Slabs(xp.PinnedMemory, refused, limit_bytes)
         self.down, self.up = (xp.Stream(non_blocking=True) for _ in range(2))
         self._passed = xp.Event(disable_timing=True)
-        self.abandoned: deque[PinnedSent] = deque()
+        self.forgotten: deque[PinnedSent] = deque()
 
     def let_pass(self, first: Any, then: Any) -> None:
         """Have what one stream does from now on come after all that another was given so far."""
@@ -93,12 +93,9 @@ class Lane:
         then.wait_event(self._passed)
 
     def tidy(self) -> None:
-        """Take back what was dropped without a word, as an exception does in the middle of a step.
-
-        Its copies may still run: its memory goes in their order, too.
-        """
-        while self.abandoned:
-            self.abandoned.popleft().forget()
+        """Take back what was forgotten: whoever comes next waits for its copies."""
+        while self.forgotten:
+            self.forgotten.popleft().give_back()
 
 
 class PinnedSent:
@@ -110,6 +107,7 @@ class PinnedSent:
     """
 
     def __init__(self, tier: PinnedTier, lane: Lane, place: Place, array: Any) -> None:
+        self._is_forgotten = True  # until there is something to forget
         self._tier, self._lane, self._device = tier, lane, array.device
         self._place: Place | None = place
         self.nbytes = int(array.nbytes)
@@ -122,6 +120,7 @@ class PinnedSent:
             lane.let_pass(self._stream, lane.down)
             array.data.copy_to_host_async(place.address, self.nbytes, lane.down)
             self._gone.record(lane.down)
+        self._is_forgotten = False
         self._known: Known = hear_send(array)
 
     def is_gone(self) -> bool:
@@ -143,7 +142,7 @@ class PinnedSent:
         """
         if self._here is not None:
             return
-        if self._place is None:
+        if self._is_forgotten or self._place is None:
             raise StateError("the array was forgotten")
         with self._device, unheard():
             self._stream = _computing()
@@ -153,7 +152,7 @@ class PinnedSent:
             self._lane.up.wait_event(self._gone)
             array.data.copy_from_host_async(self._place.address, self.nbytes, self._lane.up)
             self._came.record(self._lane.up)
-        self._here, self._last = array, self._came
+            self._here, self._last = array, self._came
         self._tier.fetched_bytes += self.nbytes
         hear_fetch(array, self._known)
 
@@ -173,16 +172,21 @@ class PinnedSent:
         return found
 
     def forget(self) -> None:
-        """Give up the place: what is sent there next comes after all copies of this array."""
-        self.let_go()
-        if self._place is not None:
-            self._lane.down.wait_event(self._last)
-            self._place = None
+        """Give up the place, which is free before the next array is sent or fetched.
 
-    def __del__(self) -> None:
-        """Be taken back later, where nobody is in the middle of something."""
-        if getattr(self, "_place", None) is not None:
-            self._lane.abandoned.append(self)
+        Any thread may call it, at any moment, as the collector does: nothing is asked of CUDA.
+        """
+        if not self._is_forgotten:
+            self._is_forgotten = True
+            self._lane.forgotten.append(self)
+
+    __del__ = forget  # an exception may drop it while its copies run
+
+    def give_back(self) -> None:
+        """Have what is sent to the place next come after all copies of this array."""
+        self.let_go()
+        self._lane.down.wait_event(self._last)
+        self._place = None
 
     def _empty(self) -> Any:
         """An array of the same shape and strides, without contents, on the stream that computes."""

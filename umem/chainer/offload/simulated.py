@@ -56,7 +56,8 @@ class SimulatedSent:
     def __init__(self, tier: SimulatedTier, device: Any, array: Any) -> None:
         self._tier, self._device = tier, device
         self.nbytes = int(array.nbytes)
-        self._class = type(array)
+        self._class, self._shape, self._dtype = type(array), array.shape, array.dtype
+        self._strides = array.strides
         self._contents: Any = array.view(np.ndarray).copy("K")
         self._here: Any = array
         self._known: Known = hear_send(array)
@@ -76,7 +77,8 @@ class SimulatedSent:
             OutOfMemoryError: the virtual GPU has no room; the contents still lie aside.
         """
         if self._here is None:
-            fetched = np.empty_like(self._contents)
+            flat = np.empty(self.nbytes, np.uint8)
+            fetched: Any = np.ndarray(self._shape, self._dtype, flat, 0, self._strides)
             fetched[...] = self._contents
             fetched = fetched if self._class is np.ndarray else fetched.view(self._class)
             hear_fetch(fetched, self._known)
