@@ -229,7 +229,33 @@ def lookahead() -> bytes:
     """Chainer trains beyond VRAM with LookaheadPrefetch: three steps of a small network."""
     import umem.chainer
 
-    import chainer  # isort: skip
+    with umem.managed(), umem.chainer.LookaheadPrefetch(depth=2) as moves:
+        trained = _trained(LOOKAHEAD_ROWS)
+    assert moves.report().fetched_bytes > 0, moves.report()
+    return trained
+
+
+def offload() -> bytes:
+    """Chainer trains with Offload, of which little may be on its way at a time."""
+    from unittest.mock import patch
+
+    import umem.chainer
+    from umem.chainer.offload import mover
+
+    with (
+        patch.object(mover, "IN_FLIGHT_BYTES", OFFLOAD_BYTES),
+        patch.object(mover, "AHEAD_BYTES", OFFLOAD_BYTES),
+        umem.chainer.Offload() as moves,
+    ):
+        trained = _trained(OFFLOAD_ROWS)
+        (tier,) = moves.tiers()
+    assert tier.fetched_bytes > 0, moves.summary()
+    return trained
+
+
+def _trained(rows: int) -> bytes:
+    """The parameters of a small network after three steps."""
+    import chainer
     import chainer.functions as F
     import chainer.links as L
 
@@ -238,26 +264,56 @@ def lookahead() -> bytes:
     layers = [layer for _ in range(6) for layer in (L.Linear(16, 16), F.relu)]
     model = chainer.Sequential(*layers, L.Linear(16, 4)).to_gpu()
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((LOOKAHEAD_ROWS, 16)).astype("f4")
-    t = rng.integers(0, 4, LOOKAHEAD_ROWS).astype("i4")
+    x = cp.asarray(rng.standard_normal((rows, 16)).astype("f4"))
+    t = cp.asarray(rng.integers(0, 4, rows).astype("i4"))
     optimizer = chainer.optimizers.MomentumSGD().setup(model)
-    with umem.managed(), umem.chainer.LookaheadPrefetch(depth=2) as moves:
-        x, t = cp.asarray(x), cp.asarray(t)
-        for _ in range(3):
-            loss = F.softmax_cross_entropy(model(x), t)
-            model.cleargrads()
-            loss.backward()
-            optimizer.update()
-        del loss
-    assert moves.report().fetched_bytes > 0, moves.report()
+    for _ in range(3):
+        loss = F.softmax_cross_entropy(model(x), t)
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+    del loss
     return b"".join(cp.asnumpy(parameter.array).tobytes() for parameter in model.params())
+
+
+def sent_to_pinned_memory() -> bytes:
+    """Arrays go to pinned memory and come back, while others take their memory at once."""
+    import umem.chainer  # noqa: F401 (before Chainer)
+    from umem.chainer.offload.pinned import PinnedTier
+
+    cp, tier = _cupy(), PinnedTier(4 * PINNED_COUNT)
+    sent, found = [], []
+    for turn in range(3):
+        for number in range(4):
+            one = tier.send(cp.full(PINNED_COUNT // 4, number, "f4") * 1.5 + turn)
+            assert one is not None
+            one.let_go()
+            sent.append(one)
+            found.append(cp.zeros(PINNED_COUNT // 4, "f4") - number)  # where it was
+        while sent:
+            if len(sent) > 1:
+                sent[-2].fetch()
+            last = sent.pop()
+            array = last.array()
+            found.append(cp.sqrt(array))
+            array *= -1
+            last.forget()
+            del array
+    total = sum(each * (place + 1) for place, each in enumerate(found))
+    tier.close()
+    return cp.asnumpy(total).tobytes()
 
 
 LOOKAHEAD_ROWS = 1 << 16
 """Each activation has 4 MiB."""
+OFFLOAD_ROWS, OFFLOAD_BYTES = 1 << 11, 1 << 18
+"""Each activation has 128 KiB, of which two may be on their way."""
+PINNED_COUNT = 1 << 16
+"""Bytes of an array; four of them have room."""
 RIGHT: tuple[Program, ...] = (
     handed_on, uploaded_by_turns, pageable_memory_changed, brought_home, implicit_order,
-    memory_reused, products, transforms, managed_and_prefetched, threads, lookahead,
+    memory_reused, products, transforms, managed_and_prefetched, threads, lookahead, offload,
+    sent_to_pinned_memory,
 )  # fmt: skip
 
 
@@ -284,6 +340,54 @@ def order_that_is_none() -> bytes:
     return implicit_order(blocking=False)
 
 
+def wait_on_the_wrong_stream() -> bytes:
+    """As `offload`, with the current stream asked for while that is the one that copies."""
+    from umem.chainer.offload.pinned import PinnedSent
+
+    def let_go(self: PinnedSent) -> None:
+        if self._here is not None:
+            with self._lane.down:
+                _cupy().cuda.get_current_stream().wait_event(self._last)
+            self._here = None
+
+    return _planted("PinnedSent", "let_go", let_go, offload)
+
+
+def memory_let_go_too_early() -> bytes:
+    """As `sent_to_pinned_memory`, with the memory of an array free before its copy has ended."""
+    from umem.chainer.offload.pinned import PinnedSent
+
+    def let_go(self: PinnedSent) -> None:
+        if self._here is not None and self._last is self._came:
+            self._stream.wait_event(self._last)
+        self._here = None
+
+    return _planted("PinnedSent", "let_go", let_go, sent_to_pinned_memory)
+
+
+def memory_still_in_use() -> bytes:
+    """As `sent_to_pinned_memory`, with copies back to memory that operations may still use."""
+    from umem.chainer.offload.pinned import Lane
+
+    right = Lane.let_pass
+
+    def let_pass(self: Lane, first: Any, then: Any) -> None:
+        if then is not self.up:
+            right(self, first, then)
+
+    return _planted("Lane", "let_pass", let_pass, sent_to_pinned_memory)
+
+
+def _planted(owner: str, name: str, wrong: Callable[..., None], program: Program) -> bytes:
+    from unittest.mock import patch
+
+    from umem.chainer.offload import pinned
+
+    with patch.object(getattr(pinned, owner), name, wrong):
+        return program()
+
+
 PLANTED: tuple[Program, ...] = (
     missing_event, buffer_filled_too_early, read_too_early, order_that_is_none,
+    wait_on_the_wrong_stream, memory_let_go_too_early, memory_still_in_use,
 )  # fmt: skip
