@@ -112,6 +112,7 @@ STEPS = (
         "chainer-tests",
         tests(
             "test_gpu_lookahead.py",
+            "test_gpu_offload.py",
             "test_gpu_training.py",
             "test_chainer_compat_gpu.py",
             "test_chainer_gcn.py",

@@ -13,7 +13,7 @@ from umem.errors import OutOfMemoryError, StateError
 from umem.trace import Alloc, Free, Hint
 from umem.units import MIB
 
-if find_package("chainer") is None:
+if find_package() is None:
     pytest.skip("needs Chainer", allow_module_level=True)
 
 from umem.chainer.offload.simulated import SimulatedTier

@@ -77,6 +77,7 @@ LISTS = {
 """They import what they list, and may be all that does."""
 SAME_FACE = (
     "umem.devices.cuda.features",
+    "umem.devices.software.beside",
     "umem.devices.software.libraries.cublas",
     "umem.devices.software.libraries.cufft",
     "umem.devices.software.libraries.curand",

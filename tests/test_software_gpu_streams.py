@@ -244,9 +244,9 @@ class TestCupyStreams:
         assert done.returncode == 0, done.stdout + done.stderr
         rows = json.loads(path.read_text())["rows"]
         right = [row for row in rows if not row["planted"]]
-        assert len(right) == 11 and all(row["same_count"] == 30 for row in right)
+        assert len(right) == 13 and all(row["same_count"] == 30 for row in right)
         planted = [row for row in rows if row["planted"]]
-        assert len(planted) == 4 and all(row["same_count"] < 30 for row in planted)
+        assert len(planted) == 7 and all(row["same_count"] < 30 for row in planted)
 
     def test_events_and_streams_say_whether_their_work_is_done(self, kernel_cache: Path) -> None:
         program = """
@@ -320,6 +320,39 @@ for seed in range(20):
 print("in order")
 """
         assert run(program, kernel_cache, start=LATE) == "in order\n"
+
+    @pytest.mark.skipif(find_package() is None, reason="needs Chainer")
+    @pytest.mark.parametrize("start", [START, LATE])
+    def test_copies_of_pinned_memory_run_beside_operations_in_simulated_time(
+        self, start: str, kernel_cache: Path
+    ) -> None:
+        program = """
+import umem.chainer
+from umem.chainer.offload.pinned import PinnedTier
+
+tier, x, y = PinnedTier(), cp.ones(2 << 20, "f4"), cp.ones(2 << 20, "f4")
+stream = cp.cuda.Stream(non_blocking=True)
+y *= 2
+for count in (0, 40):
+    cp.cuda.Device().synchronize()
+    gpu.restart()
+    sent = tier.send(x)
+    for _ in range(count):
+        y *= 2
+    sent.let_go()
+    y *= 2
+    figures, way = gpu.figures, x.nbytes / gpu.spec.host_out_bandwidth
+    print(figures.sent_bytes == x.nbytes, round(figures.stall_seconds / way, 1))
+    gpu.restart()
+    sent.fetch()
+    for _ in range(count):
+        y *= 2
+    z = sent.array() + 1
+    figures, way = gpu.figures, x.nbytes / gpu.spec.host_in_bandwidth
+    print(figures.fetched_bytes == x.nbytes, round(figures.stall_seconds / way, 1))
+"""
+        said = "True 1.0\nTrue 1.0\nTrue 0.0\nTrue 0.0\n"
+        assert run(program, kernel_cache, start=start) == said
 
     def test_reseeding_needs_a_seed_from_the_start(self, kernel_cache: Path) -> None:
         program = """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from umem.devices.base import Policy
+from umem.devices.software.beside import CopyStreams
 from umem.devices.software.memory_sources import PlainSource
 from umem.devices.specs import COSTS, GpuSpec
 from umem.devices.virtual.model import Model
@@ -65,6 +66,7 @@ class HostMemory:
         error_type: CuPy's error for a status.
         listener: hears of operations; None where nobody records.
         source: where memory comes from.
+        beside: the streams that only copy.
         lock: held while a kernel runs: what its threads share is static, so that two threads of the
             program take turns.
     """
@@ -77,6 +79,7 @@ class HostMemory:
         self.is_modelled = is_modelled
         self.listener: Listener | None = None
         self.model = Model(spec, COSTS, "plain", "numpy", lambda: _POLICIES[self._kind])
+        self.beside = CopyStreams(self.model)
         self._kind = DEVICE
         self._starts: list[int] = []
         self._allocations: dict[int, Allocation] = {}
@@ -202,24 +205,29 @@ class HostMemory:
         if self.listener is not None:
             self.listener.operation(op, self._addresses)
 
-    def tell_copy(self, dst: int, src: int, size: int) -> None:
+    def tell_copy(self, dst: int, src: int, size: int, stream: int = 0) -> None:
         """Tell of a copy before it is done."""
         reads, writes = self.access(src, size), self.access(dst, size)
         if reads and writes:
             self.operation("memcpy", reads, writes)
         elif reads or writes:
-            self.tell(None, ((reads or writes)[0], bool(reads)))
+            access, to_host = (reads or writes)[0], bool(reads)
+            other = self.allocation_of(dst if to_host else src)
+            if other is not None and other.kind == HOST and self.beside.may_take(stream):
+                self.tell(None, lambda: self.beside.copy(stream, access, to_host))
+            else:
+                self.tell(None, lambda: self.model.copy(access, to_host=to_host))
             if self.listener is not None and writes:
                 self.listener.uploaded(writes[0], self._addresses)
             elif self.listener is not None:
                 get = Op("get", "array", tuple(reads), (), 0, size)
                 self.listener.operation(get, self._addresses)
 
-    def tell(self, event: Event | None, copy: tuple[Access, bool] | None = None) -> None:
+    def tell(self, event: Event | None, copy: Callable[[], None] | None = None) -> None:
         """Tell the model of an event, and of what was freed; also what a collector frees meanwhile.
 
-        The collector may run in the middle of the model, which would take it for a signal. A copy
-        is a range, and whether it goes to the host.
+        The collector may run in the middle of the model, which would take it for a signal. ``copy``
+        tells it of a copy.
         """
         if not self.is_modelled:
             return
@@ -231,6 +239,6 @@ class HostMemory:
                 if event is not None:
                     self.model.on_event(event)
                 if copy is not None:
-                    self.model.copy(copy[0], to_host=copy[1])
+                    copy()
             finally:
                 self._is_telling = False

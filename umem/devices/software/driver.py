@@ -171,12 +171,13 @@ class HostDriver:
     ) -> None:
         """Run a kernel over a grid of blocks; ``given`` is the address of arguments' addresses."""
         with self._runtime.lock:
-            self.tell_launch(kernel, given)
+            self.tell_launch(kernel, stream, given)
             self.run(kernel, *sizes, shared_bytes, given)
 
-    def tell_launch(self, kernel: Kernel, given: int) -> None:
+    def tell_launch(self, kernel: Kernel, stream: int, given: int) -> None:
         """Tell what memory a kernel will use."""
         with self._runtime.lock:
+            self._runtime.beside.compute(stream)
             reads: list[Access] = []
             writes: list[Access] = []
             for low, high, use in kernel.ranges(given):

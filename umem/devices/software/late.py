@@ -112,7 +112,7 @@ class LateRuntime(HostRuntime):
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
         if self.is_captured(stream):
             return
-        self.tell_copy(dst, src, size)
+        self.tell_copy(dst, src, size, stream)
         source, target = self._kind_of(src), self._kind_of(dst)
         if not target and kind not in (TO_DEVICE, ON_DEVICE):
             self.queue(stream, lambda: ctypes.memmove(dst, src, size))
@@ -179,13 +179,14 @@ class LateRuntime(HostRuntime):
     def eventRecord(self, event: int, stream: int) -> None:
         with self.lock:
             if not self.takes_record(event, stream):
-                self._recorded[event] = self.seconds
+                self._recorded[event] = self.seconds_of(stream)
                 self._queued[event] = self._order.issue(stream, None)
 
     def streamWaitEvent(self, stream: int, event: int, flags: int = 0) -> None:
         with self.lock:
             if not self.takes_wait(stream, event) and event in self._queued:
                 self._order.issue(stream, None, [self._queued[event]])
+                self.stream_waits(stream, self._recorded[event])
 
     def eventQuery(self, event: int) -> int:
         super().eventQuery(event)
@@ -225,7 +226,7 @@ class LateDriver(HostDriver):
         self, kernel: Kernel, sizes: Any, shared_bytes: int, stream: int, given: int
     ) -> None:
         """Queue a launch with its arguments as they are now."""
-        self.tell_launch(kernel, given)
+        self.tell_launch(kernel, stream, given)
         captured, (grid, block) = kernel.captured(given), sizes
         self._queue(stream, lambda: self.run(kernel, grid, block, shared_bytes, captured.address))
 

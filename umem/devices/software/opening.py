@@ -99,6 +99,8 @@ class SoftwareGPU:
             for clock in model.clocks:
                 clock.restart()
             model.counters.restart()
+            model.copies.restart()
+            self._runtime.restart_times()
             driver = model.driver
             model.counters.restart_peaks(driver.reserved_bytes, driver.resident_count)
 

@@ -67,6 +67,18 @@ class HostRuntime(HostPools):
     def seconds(self) -> float:
         return self.model.clock.seconds
 
+    def seconds_of(self, stream: int) -> float:
+        return self.beside.over(stream, self.seconds)
+
+    def restart_times(self) -> None:
+        super().restart_times()
+        self.beside.restart()
+
+    def stream_waits(self, stream: int, seconds: float) -> None:
+        if self.is_modelled:
+            with self.lock, self.model.lock:
+                self.beside.wait(stream, seconds)
+
     def host_waits(self) -> None:
         if self.is_modelled:
             with self.lock, self.model.lock:
@@ -121,14 +133,14 @@ class HostRuntime(HostPools):
         if not self.is_captured(0):
             self.copy(dst, src, size)
 
-    def copy(self, dst: int, src: int, size: int) -> None:
+    def copy(self, dst: int, src: int, size: int, stream: int = 0) -> None:
         """Copy memory, as an operation."""
-        self.tell_copy(dst, src, size)
+        self.tell_copy(dst, src, size, stream)
         ctypes.memmove(dst, src, size)
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
         if not self.is_captured(stream):
-            self.copy(dst, src, size)
+            self.copy(dst, src, size, stream)
 
     def memcpyPeer(self, dst: int, dst_device: int, src: int, src_device: int, size: int) -> None:
         self.memcpy(dst, src, size, 3)

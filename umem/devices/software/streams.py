@@ -52,6 +52,13 @@ class HostStreams:
         """Simulated time."""
         raise NotImplementedError
 
+    def seconds_of(self, stream: int) -> float:
+        """When all is done that a stream was given so far, in simulated time."""
+        return self.seconds
+
+    def stream_waits(self, stream: int, seconds: float) -> None:
+        """Have a stream wait until then, where simulated time passes."""
+
     def host_waits(self) -> None:
         """Have simulated time pass for the host until the GPU is done."""
         raise NotImplementedError
@@ -204,7 +211,7 @@ class HostStreams:
 
     def eventRecord(self, event: int, stream: int) -> None:
         if not self.takes_record(event, stream):
-            self._recorded[event] = self.seconds
+            self._recorded[event] = self.seconds_of(stream)
 
     def takes_record(self, event: int, stream: int) -> bool:
         """Whether a capture takes the recording of an event."""
@@ -216,7 +223,8 @@ class HostStreams:
         return True
 
     def streamWaitEvent(self, stream: int, event: int, flags: int = 0) -> None:
-        self.takes_wait(stream, event)
+        if not self.takes_wait(stream, event):
+            self.stream_waits(stream, self._recorded.get(event, 0.0))
 
     def takes_wait(self, stream: int, event: int) -> bool:
         """Whether a capture takes a stream's waiting: the stream is captured too from then on."""
@@ -229,6 +237,10 @@ class HostStreams:
             self.fail(ISOLATION)
         self.captures.setdefault(stream, capture)
         return True
+
+    def restart_times(self) -> None:
+        """Simulated time begins anew: whatever was recorded is over."""
+        self._recorded = dict.fromkeys(self._recorded, 0.0)
 
     def eventQuery(self, event: int) -> int:
         self._refuse_captured(event)

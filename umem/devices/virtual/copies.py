@@ -27,13 +27,16 @@ class Copies:
 
     def begin(self, action: str, access: Access) -> None:
         """Begin to send a part of a tensor, or to fetch it."""
-        tensor, low, high = access
+        done = self.run(action, access.stop - access.start)
+        (self._sent if action == "send" else self._fetched)[access.tensor] = done
+
+    def run(self, action: str, nbytes: int) -> Done:
+        """Send bytes, or fetch them; returns when that is over, and has nobody wait for it."""
         if action == "send":
-            self.sent_bytes += high - low
-            self._sent[tensor] = self._clocks.send(high - low)
-        else:
-            self.fetched_bytes += high - low
-            self._fetched[tensor] = self._clocks.fetch(high - low)
+            self.sent_bytes += nbytes
+            return self._clocks.send(nbytes)
+        self.fetched_bytes += nbytes
+        return self._clocks.fetch(nbytes)
 
     def wait_before(self, op: Op) -> None:
         """Have the GPU wait for what an operation uses."""

@@ -1,0 +1,63 @@
+"""Copies of pinned memory on streams that do nothing else: in simulated time they run beside.
+
+Models: an event after such a copy is over when the copy is; what computes and waits for it, or is
+given the same stream, goes on then. Does not model: calls of libraries on a stream that so far has
+only copied, which do not wait for its copies; operations that run side by side.
+"""
+
+from __future__ import annotations
+
+from umem.devices.software.streams import DEFAULT
+from umem.devices.virtual.driver import covered
+from umem.devices.virtual.model import Model
+from umem.trace.events import Access
+
+
+class CopyStreams:
+    """Which streams only copy, and when their copies are over. The runtime holds its lock.
+
+    Args:
+        model: of the GPU.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._computing: set[int] = set(DEFAULT)
+        self._over: dict[int, float] = {}
+
+    def may_take(self, stream: int) -> bool:
+        """Tell whether a stream has only copied so far."""
+        return stream not in self._computing
+
+    def copy(self, stream: int, access: Access, to_host: bool) -> None:
+        """Copy a part of the model's memory to pinned memory, or from it."""
+        model, (number, low, high) = self._model, access
+        model.clocks.launch(None)
+        tensor = model.tensors[number]
+        if tensor.managed:
+            blocks = covered(tensor.part(low, high))
+            moves = model.driver.residency.touch(*blocks, write=not to_host)
+            model.counters.moves.add(moves)
+            model.clocks.move(moves, overlap=True)
+        self._over[stream] = model.copies.run("send" if to_host else "fetch", high - low)[0]
+
+    def compute(self, stream: int) -> None:
+        """A stream is given an operation, which comes after its copies."""
+        if stream not in self._computing:
+            self._computing.add(stream)
+            self._model.clock.wait(self._over.pop(stream, 0.0))
+
+    def restart(self) -> None:
+        """Simulated time begins anew: all copies are over."""
+        self._over.clear()
+
+    def over(self, stream: int, seconds: float) -> float:
+        """When all is done that a stream was given so far, where that would be now otherwise."""
+        return max(seconds, self._over.get(stream, 0.0))
+
+    def wait(self, stream: int, seconds: float) -> None:
+        """Have a stream wait until then."""
+        if self.may_take(stream):
+            self._over[stream] = max(seconds, self._over.get(stream, 0.0))
+        else:
+            self._model.clock.wait(seconds)
