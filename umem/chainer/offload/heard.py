@@ -10,24 +10,24 @@ from umem.trace.events import Access, Hint
 from umem.trace.recording.recorder import Measured, Reach, Recorder, active
 
 
-class Known(NamedTuple):
+class KnownAs(NamedTuple):
     """What an array was to recorders, as that is what it is again when it comes back."""
 
     kind: str = "activation"
     label: str = "array"
 
 
-def hear_send(array: Any) -> Known:
+def hear_send(array: Any) -> KnownAs:
     """Tell that an array begins to be copied to the host; returns what it is to the first."""
     known = []
     for recorder in active():
-        reach = recorder.find([array])[0] or recorder.access(array, *Known())
-        known.append(Known(*reach[3:5]))
+        reach = recorder.find([array])[0] or recorder.access(array, *KnownAs())
+        known.append(KnownAs(*reach[3:5]))
         _emit(recorder, "send", reach)
-    return known[0] if known else Known()
+    return known[0] if known else KnownAs()
 
 
-def hear_fetch(array: Any, known: Known) -> None:
+def hear_fetch(array: Any, known: KnownAs) -> None:
     """Tell of a new array, and that its contents begin to come from the host.
 
     Raises:

@@ -17,8 +17,8 @@ from typing import Any
 
 from chainer.backends import cuda
 
-from umem.chainer.offload.heard import Known, hear_fetch, hear_send, unheard
-from umem.chainer.offload.slabs import Place, Slabs
+from umem.chainer.offload.heard import KnownAs, hear_fetch, hear_send, unheard
+from umem.chainer.offload.slabs import PinnedPlace, Slabs
 from umem.errors import StateError
 
 
@@ -106,10 +106,10 @@ class PinnedSent:
         array: which owns dense memory.
     """
 
-    def __init__(self, tier: PinnedTier, lane: Lane, place: Place, array: Any) -> None:
+    def __init__(self, tier: PinnedTier, lane: Lane, place: PinnedPlace, array: Any) -> None:
         self._is_forgotten = True  # until there is something to forget
         self._tier, self._lane, self._device = tier, lane, array.device
-        self._place: Place | None = place
+        self._place: PinnedPlace | None = place
         self.nbytes = int(array.nbytes)
         self._shape, self._dtype, self._strides = array.shape, array.dtype, array.strides
         self._here: Any = array
@@ -121,7 +121,7 @@ class PinnedSent:
             array.data.copy_to_host_async(place.address, self.nbytes, lane.down)
             self._gone.record(lane.down)
         self._is_forgotten = False
-        self._known: Known = hear_send(array)
+        self._known: KnownAs = hear_send(array)
 
     def is_gone(self) -> bool:
         """Tell whether the copy below is whole, without waiting."""

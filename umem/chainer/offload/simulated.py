@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from umem.chainer.offload.heard import Known, hear_fetch, hear_send
+from umem.chainer.offload.heard import KnownAs, hear_fetch, hear_send
 from umem.devices.open import entered_device
 from umem.errors import StateError
 
@@ -60,7 +60,7 @@ class SimulatedSent:
         self._strides = array.strides
         self._contents: Any = array.view(np.ndarray).copy("K")
         self._here: Any = array
-        self._known: Known = hear_send(array)
+        self._known: KnownAs = hear_send(array)
 
     def is_gone(self) -> bool:
         """Tell whether the host, where it has come to, would find the copy over."""

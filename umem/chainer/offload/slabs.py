@@ -14,7 +14,7 @@ FIRST_BYTES = 64 * MIB
 """The first slab has this, and each further one as much as all before it."""
 
 
-class Place(NamedTuple):
+class PinnedPlace(NamedTuple):
     """Bytes of a slab, free once nobody holds this."""
 
     memory: Any
@@ -33,11 +33,11 @@ class Slab(NamedTuple):
     nbytes: int
     extents: Extents
 
-    def take(self, nbytes: int) -> Place | None:
+    def take(self, nbytes: int) -> PinnedPlace | None:
         """Return a place of at least this size; None where there is none."""
         extents, most = self.extents, self.nbytes
         extent = extents.take(nbytes, lambda more: extents.end_bytes + more <= most)
-        return None if extent is None else Place(self.memory, extent)
+        return None if extent is None else PinnedPlace(self.memory, extent)
 
 
 class Slabs:
@@ -67,7 +67,7 @@ class Slabs:
         """What is pinned."""
         return sum(slab.nbytes for slab in self._slabs)
 
-    def take(self, nbytes: int) -> Place | None:
+    def take(self, nbytes: int) -> PinnedPlace | None:
         """Return a place of at least this size; None where there is no room for it."""
         for slab in self._slabs:
             place = slab.take(nbytes)
