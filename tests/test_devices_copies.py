@@ -115,7 +115,7 @@ def test_what_was_fetched_is_waited_for_once() -> None:
     gpu = model()
     run(gpu, tensor(1), fetch(1), compute(1), compute(1), compute(1))
     assert gpu.figures.stall_seconds == seconds(1 * MS - 10 * US)  # less the launch of the first
-    assert not gpu.copies
+    assert not gpu.copies.are_running
 
 
 def test_what_is_freed_before_it_came_is_waited_for() -> None:
@@ -157,7 +157,7 @@ def test_the_start_of_the_clock_forgets_copies() -> None:
 def test_an_empty_tensor_is_no_copy() -> None:
     gpu = model()
     run(gpu, compute(), tensor(0, 0), send(0, 0), tensor(1, 0), fetch(1, 0), Free(0), Free(1))
-    assert gpu.figures.stall_seconds == 0 and not gpu.copies
+    assert gpu.figures.stall_seconds == 0 and not gpu.copies.are_running
 
 
 # -- beside managed memory ---------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from umem.devices.virtual.clock import BlockMoves, Clock
+from umem.trace.events import Op
 
 Done = tuple[float, ...]
 """When something is over on each clock."""
@@ -26,6 +27,13 @@ class Clocks(tuple[Clock, ...]):
     def compute(self, flops: int, traffic_bytes: int) -> None:
         """Run an operation for which everything is where it has to be."""
         for clock in self:
+            clock.compute(flops, traffic_bytes)
+
+    def launch_and_compute(self, host_seconds: float | None, op: Op) -> None:
+        """Issue and run an operation that waits for nothing: what most are, in one loop."""
+        phase, flops, traffic_bytes = op.phase, op.flops, op.traffic_bytes
+        for clock in self:
+            clock.launch(host_seconds, phase)
             clock.compute(flops, traffic_bytes)
 
     def move(self, moves: BlockMoves, nbytes: int = 0, *, overlap: bool = False) -> Done:

@@ -13,22 +13,24 @@ class Copies:
     fetched is neither used nor freed before. The GPU waits, never the host.
     Does not model: what lies on the host, nor that its pinned memory ends.
 
+    Attributes:
+        are_running: whether anybody may have to wait.
+
     Not thread-safe.
     """
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
         self.sent_bytes = self.fetched_bytes = 0
+        self.are_running = False
         self._sent: dict[int, Done] = {}
         self._fetched: dict[int, Done] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._sent or self._fetched)
 
     def begin(self, action: str, access: Access) -> None:
         """Begin to send a part of a tensor, or to fetch it."""
         done = self.run(action, access.stop - access.start)
         (self._sent if action == "send" else self._fetched)[access.tensor] = done
+        self.are_running = True
 
     def run(self, action: str, nbytes: int) -> Done:
         """Send bytes, or fetch them; returns when that is over, and has nobody wait for it."""
@@ -60,7 +62,9 @@ class Copies:
         self.sent_bytes = self.fetched_bytes = 0
         self._sent.clear()
         self._fetched.clear()
+        self.are_running = False
 
     def _wait(self, done: Done | None) -> None:
         if done is not None:
             self._clocks.wait(done)
+            self.are_running = bool(self._sent or self._fetched)

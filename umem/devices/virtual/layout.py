@@ -192,7 +192,7 @@ class Replayer:
             elif isinstance(event, Hint):
                 self._on_hint(event, touched)
             elif isinstance(event, Free):
-                if self.copies:
+                if self.copies.are_running:
                     self.copies.wait_for(event.tensor)
             elif event.label == "start" and not self._has_run:
                 self.moves = BlockMoves()
@@ -207,8 +207,12 @@ class Replayer:
         self._has_run = True
         if own is not None and self._prefetch and self._managed:
             self._make_resident(own)
-        self.clocks.launch(op.host_seconds if self._uses_host_times else None, op.phase)
-        if self.copies:
+        host_seconds = op.host_seconds if self._uses_host_times else None
+        if not self._managed and not self.copies.are_running:
+            self.clocks.launch_and_compute(host_seconds, op)
+            return
+        self.clocks.launch(host_seconds, op.phase)
+        if self.copies.are_running:
             self.copies.wait_before(op)
         if not self._managed:
             self.clocks.compute(op.flops, op.traffic_bytes)

@@ -179,7 +179,7 @@ class Model:
     def _on_free(self, event: Free) -> None:
         tensor = self.tensors.pop(event.tensor)
         self.counters.hold(-tensor.nbytes)
-        if self.copies:
+        if self.copies.are_running:
             self.copies.wait_for(event.tensor)
         tensor.free()
 
@@ -189,13 +189,14 @@ class Model:
         if op.workspace_bytes:
             workspace = self._malloc(op.workspace_bytes, f"{op.name!r} workspace")
             self.counters.hold(0, extra=op.workspace_bytes)
-        self.clocks.launch(op.host_seconds if self._uses_host_times else None, op.phase)
-        if self.copies:
-            self.copies.wait_before(op)
-        if self._has_managed:
-            self._run_on_blocks(op, workspace)
+        host_seconds = op.host_seconds if self._uses_host_times else None
+        if not self._has_managed and not self.copies.are_running:
+            self.clocks.launch_and_compute(host_seconds, op)
         else:
-            self.clocks.compute(op.flops, op.traffic_bytes)
+            self.clocks.launch(host_seconds, op.phase)
+            if self.copies.are_running:
+                self.copies.wait_before(op)
+            self._run_on_blocks(op, workspace)
         if workspace is not None:
             self.counters.hold_vram(self.driver.resident_count)
             workspace.free()
