@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import umem
+from umem.cli import main as umem_command
 from umem.compat.installation import find_package
 from umem.errors import OutOfMemoryError, StateError
 from umem.trace import Alloc, Free, Hint
@@ -16,7 +20,13 @@ from umem.units import MIB
 if find_package() is None:
     pytest.skip("needs Chainer", allow_module_level=True)
 
+import umem.chainer
+from umem.chainer.offload import mover
 from umem.chainer.offload.simulated import SimulatedTier
+
+import chainer  # isort: skip
+import chainer.functions as F  # isort: skip
+import chainer.links as L  # isort: skip
 
 
 def made(memory: Any, value: int = 0) -> Any:
@@ -136,3 +146,66 @@ def test_what_the_limit_has_no_room_for_stays() -> None:
 def test_there_is_no_such_tier_outside_of_a_virtual_gpu() -> None:
     with pytest.raises(StateError, match=r"inside umem\.virtual_gpu"):
         SimulatedTier()
+
+
+# -- training on a virtual GPU, and what is made of its trace ------------------------------------
+
+
+def trained(block: Any, vram: str, rows: int = 1 << 14) -> tuple[bytes, Any]:
+    """The bits of three steps of a small network, and what the virtual GPU counted."""
+    np.random.seed(0)
+    layers = [layer for _ in range(8) for layer in (L.Linear(64, 64), F.relu)]
+    model = chainer.Sequential(*layers, L.Linear(64, 4))
+    rng = np.random.default_rng(0)
+    x, t = rng.standard_normal((rows, 64)).astype("f4"), rng.integers(0, 4, rows).astype("i4")
+    optimizer = chainer.optimizers.MomentumSGD().setup(model)
+    losses = []
+    with umem.virtual_gpu("t4", vram=vram) as gpu, block:
+        for _ in range(3):
+            loss = F.softmax_cross_entropy(model(x), t)
+            model.cleargrads()
+            loss.backward()
+            optimizer.update()
+            losses.append(loss.array.copy())
+    arrays = [*losses, *(parameter.array for parameter in model.params())]
+    return b"".join(array.tobytes() for array in arrays), gpu.figures
+
+
+@pytest.fixture
+def little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover, "IN_FLIGHT_BYTES", 2 * MIB)
+    monkeypatch.setattr(mover, "AHEAD_BYTES", 2 * MIB)
+
+
+def test_a_step_that_does_not_fit_fits_with_offload_and_has_the_same_bits(
+    little_at_a_time: None,
+) -> None:
+    plain, whole = trained(nullcontext(), "96MiB")
+    with pytest.raises(OutOfMemoryError):
+        trained(nullcontext(), "48MiB")
+    moved, figures = trained(umem.chainer.Offload(), "48MiB")
+    assert moved == plain
+    assert figures.resident_peak_bytes <= 48 * MIB < whole.resident_peak_bytes
+    assert figures.fetched_bytes > 0 and figures.migrated_bytes == 0
+    out = figures.sent_bytes / umem.devices.specs.gpu_spec("t4").host_out_bandwidth
+    assert figures.seconds >= max(figures.compute_seconds, out)
+    assert figures.stall_seconds > whole.stall_seconds
+
+
+def test_a_trace_with_copies_can_be_reported_and_chosen_for(
+    little_at_a_time: None, tmp_path: Path
+) -> None:
+    with umem.chainer.Offload(), umem.record() as recorder:
+        trained(nullcontext(), "96MiB", 1 << 12)
+    trace = recorder.trace
+    assert {event.action for event in trace.events if isinstance(event, Hint)} == {"send", "fetch"}
+    path = str(trace.save(tmp_path / "step.gz"))
+    run = CliRunner().invoke
+    outputs = ("--html", "page.html"), ("--export", "perfetto", "trace.json"), ("--json",)
+    for options in ((), *outputs):
+        given = [str(tmp_path / each) if "." in each else each for each in options]
+        assert run(umem_command, ["report", path, *given]).exit_code == 0
+    assert run(umem_command, ["report", path, path]).exit_code == 0
+    options = {option.name: option for option in umem.choose(trace, gpu="t4").options}
+    assert 0 < options["half precision"].sent_bytes < options["nothing"].sent_bytes
+    assert options["recompute min"].fits

@@ -56,8 +56,8 @@ class Layout:
     block_count: int
 
     def with_hints(self, events: Iterable[Event]) -> Layout:
-        """Lay the same events with prefetches in between."""
-        mine = iter(self.laid)
+        """Lay the same events with other hints in between: those among ``events`` alone."""
+        mine = (one for one in self.laid if not isinstance(one.event, Hint))
         spans: dict[int, Span] = {}
         laid = []
         for event in events:

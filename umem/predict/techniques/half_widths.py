@@ -21,7 +21,7 @@ from umem.errors import StateError
 from umem.predict.cupy_differences import DONE
 from umem.predict.techniques.technique import Prepared
 from umem.trace.analysis.capping import CONVOLUTIONS, POOLINGS
-from umem.trace.events import LEAF, Access, Alloc, Event, Free, Mark, Op
+from umem.trace.events import LEAF, Access, Alloc, Event, Free, Hint, Mark, Op
 from umem.trace.trace import Trace
 from umem.trace.walk import allocations
 
@@ -187,6 +187,8 @@ class _Types:
             elif isinstance(event, Op):
                 number += 1
                 yield from self._op(event, self._makes_half.get(number, []))
+            elif isinstance(event, Hint):
+                yield event._replace(accesses=self._typed(event.accesses, {}))
             else:
                 yield event
                 if isinstance(event, Mark) and event.entry is not None:
