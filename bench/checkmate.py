@@ -12,7 +12,7 @@ tape.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +36,7 @@ class Optimum(NamedTuple):
     status: str
 
 
-class _Programme:
+class Programme:
     """Variables by key, and rows of coefficients."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class _Programme:
         whole = np.zeros(len(self.columns))
         for key, column in self.columns.items():
             weights[column] = cost.get(key, 0)
-            whole[column] = key[0] in "RST"
+            whole[column] = key[0] in "RSTA"
         return milp(
             weights,
             integrality=whole,
@@ -82,8 +82,8 @@ def optimum(
 ) -> Optimum:
     """The least overhead within a budget, in the order of a plan for a tape."""
     g = graph.numbered
-    stages = _stages_of(g, plan)
-    p = _programme(g, stages, budget_bytes, again_in_forward=again_in_forward)
+    stages = stages_of(g, plan)
+    p = programme(g, stages, budget_bytes, again_in_forward=again_in_forward)
     cost = {("R", s, v): g.cost[v] for s, stage in enumerate(stages) for v in stage.nodes}
     return _solved(p, cost, seconds, sum(g.cost))
 
@@ -94,14 +94,14 @@ def least_budget(
     """The least bytes that anything can be done in, in the order of a plan for a tape."""
     g = graph.numbered
     unit = max(1, plan.peak_bytes) / 1000
-    stages = _stages_of(g, plan)
-    p = _programme(g, stages, None, unit, again_in_forward=again_in_forward)
+    stages = stages_of(g, plan)
+    p = programme(g, stages, None, unit, again_in_forward=again_in_forward)
     found = _solved(p, {BUDGET: 1}, seconds, 0)
     least = None if found.least is None else found.least * unit
     return Optimum(least, found.bound * unit, found.status)
 
 
-def _solved(p: _Programme, cost: dict[Key, float], seconds: float, beside: float) -> Optimum:
+def _solved(p: Programme, cost: dict[Key, float], seconds: float, beside: float) -> Optimum:
     found = p.solve(cost, seconds)
     bound = max(0.0, (found.mip_dual_bound or 0) - beside) if found.status in (0, 1) else 0.0
     least = None if found.x is None else found.fun - beside
@@ -112,7 +112,7 @@ def _solved(p: _Programme, cost: dict[Key, float], seconds: float, beside: float
 # -- stages ------------------------------------------------------------------------------------
 
 
-class _Stage(NamedTuple):
+class Stage(NamedTuple):
     """A call of forward or a step of backward, and what may run again just before it.
 
     ``nodes`` are the values that may be there, in order; ``beside`` are the bytes that are there
@@ -127,15 +127,15 @@ class _Stage(NamedTuple):
     last: int
 
 
-def _stages_of(g: Numbered, plan: Plan) -> list[_Stage]:
+def stages_of(g: Numbered, plan: Plan) -> list[Stage]:
     number = {name: v for v, name in enumerate(g.names)}
     order = [number[name] for block in plan.blocks for name in block]
     return list(_stages(g, order))
 
 
-def _stages(g: Numbered, forward: list[int]) -> Iterator[_Stage]:
+def _stages(g: Numbered, forward: list[int]) -> Iterator[Stage]:
     for s, v in enumerate(forward):
-        yield _Stage(forward[: s + 1], v, None, set(), g.forward_bytes, 0)
+        yield Stage(forward[: s + 1], v, None, set(), g.forward_bytes, 0)
     grads: set[int] = set()
     stayed = 0
     for s, v in enumerate(reversed(forward)):
@@ -145,22 +145,28 @@ def _stages(g: Numbered, forward: list[int]) -> Iterator[_Stage]:
         during = sum(g.grad[x] for x in grads) + stayed + g.backward_workspace[v]
         grads.remove(v)
         left = forward[: len(forward) - s]  # nothing reads the others any more
-        yield _Stage(left, None, v, set(g.needs[v]), before, during)
+        yield Stage(left, None, v, set(g.needs[v]), before, during)
 
 
 # -- rows --------------------------------------------------------------------------------------
 
 
-def _programme(
+def programme(
     g: Numbered,
-    stages: list[_Stage],
+    stages: list[Stage],
     budget: int | None,
     unit: float | None = None,
     *,
     again_in_forward: bool,
-) -> _Programme:
-    """All rows; bytes are divided by a unit, so that they are well scaled."""
-    p = _Programme()
+    away: Iterable[Key] = (),
+) -> Programme:
+    """All rows; bytes are divided by a unit, so that they are well scaled.
+
+    ``away`` are variables of what may be held because it was away before; see fates_optimum.py.
+    """
+    p = Programme()
+    for key in away:
+        p.variable(*key)
     if budget is None:
         p.variable(*BUDGET, high=np.inf)
     unit = unit or max(1, budget or 0) / 1000
@@ -179,11 +185,13 @@ def _programme(
     return p
 
 
-def _hold(p: _Programme, g: Numbered, s: int, stage: _Stage) -> None:
+def _hold(p: Programme, g: Numbered, s: int, stage: Stage) -> None:
     """What is held was made or held before; what runs or goes backward finds what it reads."""
     for v in stage.nodes:
         for kind in "ST":
-            p.at_most([((kind, s, v), 1), (("R", s - 1, v), -1), ((kind, s - 1, v), -1)], 0)
+            away = ("A", s - 1, kind, g.root[v])
+            held = [(("R", s - 1, v), -1), ((kind, s - 1, v), -1), (away, -1)]
+            p.at_most([((kind, s, v), 1), *held], 0)
         if g.root[v] != v:
             p.at_most([(("S", s, v), 1), (("S", s, g.root[v]), -1)], 0)
         for x in g.preds[v]:
@@ -195,7 +203,7 @@ def _hold(p: _Programme, g: Numbered, s: int, stage: _Stage) -> None:
 
 
 def _count(
-    p: _Programme, g: Numbered, s: int, stage: _Stage, budget: int | None, unit: float
+    p: Programme, g: Numbered, s: int, stage: Stage, budget: int | None, unit: float
 ) -> None:
     """The bytes during each computation of a stage, and during its step of backward."""
     used: list[Term] = [(("S", s, v), g.size[v] / unit) for v in stage.nodes]
@@ -229,7 +237,7 @@ def _readers(g: Numbered) -> list[set[int]]:
     return found
 
 
-def _free(p: _Programme, key: Key, s: int, held: Key, later: list[int]) -> None:
+def _free(p: Programme, key: Key, s: int, held: Key, later: list[int]) -> None:
     """x may go after v has run, if it is not held any longer and nothing reads it later."""
     p.variable(*key)
     p.at_most([(key, 1), (("R", s, key[-1]), -1)], 0)

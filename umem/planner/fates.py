@@ -13,12 +13,14 @@ from collections.abc import Iterator, Sequence
 
 from umem.planner import chains
 from umem.planner.easing import eased
+from umem.planner.fate_search import Search
 from umem.planner.graph import Graph
 from umem.planner.link import Link
 from umem.planner.moving import Fates, fates_of
 from umem.planner.plans import Plan
 from umem.planner.reruns import Reruns, in_order_of, plan_of, reruns_of
 
+STARTS = 3
 BUDGETS = 7
 """So many budgets are looked at for what runs again."""
 
@@ -35,7 +37,14 @@ def quickest(
         for ordered, reruns in _starts(graph, budget_bytes, known, method)
         if (fates := fates_of(ordered, reruns, budget_bytes, link)) is not None
     ]
-    return min(found, key=lambda fates: fates.seconds, default=None)
+    if not found:
+        return None
+    found.sort(key=lambda fates: fates.seconds)
+    may_rerun = method not in chains.METHODS
+    searched = [
+        Search(start, budget_bytes, link, may_rerun=may_rerun).run() for start in found[:STARTS]
+    ]
+    return min(searched, key=lambda fates: fates.seconds)
 
 
 def _starts(

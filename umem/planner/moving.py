@@ -177,11 +177,35 @@ class Fates(NamedTuple):
         """The time of the step, in units of cost."""
         return self.journey.seconds
 
+    @property
+    def moved(self) -> frozenset[Key]:
+        """What is moved."""
+        return frozenset(way.one.key for way in self.journey.ways)
 
-def fates_of(graph: Graph, reruns: Reruns, budget_bytes: int, link: Link) -> Fates | None:
-    """With this run again, as much moved as does not fit; None: it does not fit even so."""
+    @property
+    def moved_bytes(self) -> int:
+        """The bytes that go down."""
+        return sum(way.one.nbytes for way in self.journey.ways)
+
+
+def fates_of(
+    graph: Graph,
+    reruns: Reruns,
+    budget_bytes: int,
+    link: Link,
+    moved: Collection[Key] = (),
+    banned: Collection[Key] = (),
+) -> Fates | None:
+    """With this run again and this moved, as much moved besides as does not fit, but for what is
+    banned; None: it does not fit even so.
+    """
     table = timetable(graph, reruns, link)
-    chosen = cover(table, budget_bytes)
+    chosen = cover(
+        table,
+        budget_bytes,
+        [one for one in table.absences if one.key in moved],
+        [one for one in table.absences if one.key in banned],
+    )
     way = None if chosen is None else journey(table, chosen, budget_bytes, link)
     return None if way is None else Fates(graph, reruns, table, way)
 
