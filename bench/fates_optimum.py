@@ -22,9 +22,7 @@ Absent = tuple[str, int, int, int]
 """``S`` or ``T`` for a value or a stash; its node, its bytes, the call that uses it last."""
 
 
-def least_time(
-    graph: Graph, plan: Plan, budget_bytes: int, link: Link, seconds: float
-) -> Optimum:
+def least_time(graph: Graph, plan: Plan, budget_bytes: int, link: Link, seconds: float) -> Optimum:
     """The least time within a budget, in the order of a plan for a tape, in units of cost."""
     g = graph.numbered
     stages = stages_of(g, plan)
@@ -97,12 +95,7 @@ def _ways(p: Programme, g: Numbered, stages: list[Stage], absents: list[Absent])
 
 
 def _link(
-    p: Programme,
-    g: Numbered,
-    stages: list[Stage],
-    absents: list[Absent],
-    link: Link,
-    whole: float,
+    p: Programme, g: Numbered, stages: list[Stage], absents: list[Absent], link: Link, whole: float
 ) -> None:
     """Copies are over before what is sent leaves, and before what is fetched is used."""
     turn = sum(stage.runs is not None for stage in stages)

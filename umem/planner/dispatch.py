@@ -201,6 +201,9 @@ def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Li
     """The quickest plan within a budget, or at the least that is found."""
     known = []
     if budget_bytes is not None:
+        alone = fates.moved_alone(graph, budget_bytes, link)
+        if alone is not None and fates.is_best(alone):
+            return moved_plan(alone, budget_bytes, link, method)
         with suppress(BudgetError):
             known.append(plan(graph, budget_bytes, method, model="saved"))
         found = fates.quickest(graph, budget_bytes, link, known, method)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from umem.planner.graph import Graph, Numbered
-from umem.planner.referee import simulate
-from umem.planner.reruns import Reruns, plan_of
+from umem.planner.reruns import Reruns
+from umem.planner.timetable import timetable
 
 ROUNDS = 4
 
@@ -44,9 +44,7 @@ def eased(graph: Graph, reruns: Reruns, budget_bytes: int) -> Reruns:
 
 def _bytes_during(graph: Graph, reruns: Reruns) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """The bytes in use during each computation."""
-    moments = simulate(graph, plan_of(graph, reruns, None, "")).timeline
-    kinds = ("forward", "recompute", "backward")
-    return np.array([m.during_bytes for m in moments if m.action.kind in kinds], np.int64)
+    return np.array(timetable(graph, reruns).used, np.int64)
 
 
 def _all(g: Numbered, reruns: Reruns) -> list[_Rerun]:

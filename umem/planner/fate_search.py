@@ -27,26 +27,31 @@ class Search:
         start: where it begins.
         budget_bytes: the most bytes at once.
         link: what moves goes over.
-        may_rerun: whether what runs again may change.
     """
 
-    def __init__(
-        self, start: Fates, budget_bytes: int, link: Link, *, may_rerun: bool = True
-    ) -> None:
+    def __init__(self, start: Fates, budget_bytes: int, link: Link) -> None:
         self.best = start
-        self._budget, self._link, self._may_rerun = budget_bytes, link, may_rerun
+        self._budget, self._link = budget_bytes, link
         self._left = WORK // max(1, len(start.graph))
         self._tried: set[tuple[Reruns, frozenset[Key]]] = set()
 
     def run(self) -> Fates:
         """The quickest that was found."""
-        goes_on = True
-        while goes_on and self._left > 0:
-            goes_on = any([self._better(*change) for change in self._changes()])
+        while self._go_through():
+            pass
         return self.best
 
+    def _go_through(self) -> bool:
+        """Try every change once; whether it may go on, as something was better."""
+        found = False
+        for change in self._changes():
+            if self._left <= 0:
+                return False
+            found |= self._better(*change)
+        return found
+
     def _better(self, reruns: Reruns, keys: frozenset[Key], banned: frozenset[Key]) -> bool:
-        if self._left <= 0 or (reruns, keys) in self._tried:
+        if (reruns, keys) in self._tried:
             return False
         self._tried.add((reruns, keys))
         self._left -= 1
@@ -67,8 +72,6 @@ class Search:
                 yield self.best.reruns, moved - {one.key}, none
             else:
                 yield self.best.reruns, moved | {one.key}, none
-        if not self._may_rerun:
-            return
         g = self.best.graph.numbered
         for step, node in _each(self.best.reruns):
             yield _less(g, self.best.reruns, {(step, node)}), self.best.moved, none

@@ -1,10 +1,10 @@
 """Plans of three fates: each value is kept, made again, or moved over a link and back.
 
-For some budgets from the one asked for up to that of keeping all, what today's planner would run
-again there is the start, and of what it keeps as much is moved as does not fit: with all of the
-budget that is recomputation alone, at the other end moving alone. The quickest goes on to a local
-search. After the hybrid policies of Capuchin (Peng et al., ASPLOS 2020) and PoocH (Ito et al.,
-2019); times are those of the referee.
+For some budgets from the one asked for up to that of keeping all, what would run again there is a
+start, and of what it keeps as much is moved as does not fit: with the budget itself that is
+recomputation alone, at the other end moving alone. The quickest go on to a local search. After the
+hybrid policies of Capuchin (Peng et al., ASPLOS 2020) and PoocH (Ito et al., 2019); times are those
+of the referee.
 """
 
 from __future__ import annotations
@@ -18,11 +18,28 @@ from umem.planner.graph import Graph
 from umem.planner.link import Link
 from umem.planner.moving import Fates, fates_of
 from umem.planner.plans import Plan
-from umem.planner.reruns import Reruns, in_order_of, plan_of, reruns_of
+from umem.planner.reruns import Reruns, in_order_of, reruns_of
+from umem.planner.timetable import timetable
 
-STARTS = 3
 BUDGETS = 7
 """So many budgets are looked at for what runs again."""
+STARTS = 3
+"""So many of them are searched from."""
+SHORT = 200
+"""Up to so many nodes, what runs again is planned for each budget, and searched."""
+NEVER_LESS = 1 + 1e-12
+"""A time within this of what keeping all takes is as good."""
+
+
+def moved_alone(graph: Graph, budget_bytes: int, link: Link) -> Fates | None:
+    """What moves as much as does not fit, and runs nothing again; None: it does not fit."""
+    return fates_of(graph, ((),) * len(graph), budget_bytes, link)
+
+
+def is_best(fates: Fates) -> bool:
+    """Tell whether nothing can be quicker: nothing runs again, and nothing waits."""
+    g = fates.graph.numbered
+    return fates.seconds <= (sum(g.cost) + sum(g.backward_cost)) * NEVER_LESS
 
 
 def quickest(
@@ -32,19 +49,16 @@ def quickest(
 
     ``known`` are plans that run calls again and move nothing, whether they fit or not.
     """
+    searches = method not in chains.METHODS
     found = [
         fates
         for ordered, reruns in _starts(graph, budget_bytes, known, method)
         if (fates := fates_of(ordered, reruns, budget_bytes, link)) is not None
     ]
-    if not found:
-        return None
     found.sort(key=lambda fates: fates.seconds)
-    may_rerun = method not in chains.METHODS
-    searched = [
-        Search(start, budget_bytes, link, may_rerun=may_rerun).run() for start in found[:STARTS]
-    ]
-    return min(searched, key=lambda fates: fates.seconds)
+    if searches and len(graph) <= SHORT:
+        found = [Search(start, budget_bytes, link).run() for start in found[:STARTS]]
+    return min(found, key=lambda fates: fates.seconds, default=None)
 
 
 def _starts(
@@ -57,10 +71,13 @@ def _starts(
         ordered = in_order_of(graph, plan)
         found[ordered, reruns_of(ordered, plan)] = None
     family = method if method in chains.METHODS else "lower_sets"
-    most = plan_of(graph, nothing, None, "").peak_bytes
+    most = max(timetable(graph, nothing).used)
     for part in range(1, BUDGETS):
         between = budget_bytes + (most - budget_bytes) * part // BUDGETS
-        for plan in chains.plans(graph, between, family, "time", "saved"):
+        plans = [*known]
+        if len(graph) <= SHORT or not plans:
+            plans += chains.plans(graph, between, family, "time", "saved")
+        for plan in plans:
             ordered = in_order_of(graph, plan)
             found[ordered, eased(ordered, reruns_of(ordered, plan), between)] = None
     yield from found

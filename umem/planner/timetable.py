@@ -53,8 +53,11 @@ class Timetable(NamedTuple):
     absences: list[Absence]
 
 
-def timetable(graph: Graph, reruns: Reruns, link: Link) -> Timetable:
-    """Work out when what is computed. Cost: proportional to the calls and what they read."""
+def timetable(graph: Graph, reruns: Reruns, link: Link | None = None) -> Timetable:
+    """Work out when what is computed. Cost: proportional to the calls and what they read.
+
+    Without a link nothing may be moved.
+    """
     g, count = graph.numbered, len(reruns)
     beside = _beside(graph)
     cost: list[float] = list(g.cost)
@@ -80,7 +83,7 @@ def timetable(graph: Graph, reruns: Reruns, link: Link) -> Timetable:
         nbytes = g.size[key[1]] if key[0] == "value" else g.stash[key[1]]
         change[start] += nbytes
         change[end + 1] -= nbytes
-        if start < count <= end and link.takes(nbytes):
+        if start < count <= end and link is not None and link.takes(nbytes):
             absences.append(Absence(key, nbytes, last, first, turn_of[first]))
     used = [own + there for own, there in zip(used, accumulate(change), strict=False)]
     absences.sort(key=lambda one: (one.last, -one.first, one.key))
