@@ -8,6 +8,7 @@ somebody writes to them, and are gone from the process when the array is.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import tempfile
@@ -32,6 +33,8 @@ LINE_BYTES = 64
 """Arrays come back at the address that they had within a cache line, on which speed depends."""
 ROOM_LEFT_BYTES = 64 * MIB
 """So much of a folder's room is left to others."""
+TRIM_BYTES = 32 * MIB
+"""So much is let go before the C library is asked to give the system what it holds free."""
 SLOW_SECONDS = 2.0
 """Waiting for less is not worth a word."""
 
@@ -74,6 +77,7 @@ class FileTier:
         self._reader = ThreadPoolExecutor(1, "umem-offload-reader")
         self._said: set[str] = set()
         self._write_seconds = 0.0
+        self._let_go_bytes = 0
         self._is_closed = False
 
     def send(self, array: Any) -> SentToFile | None:
@@ -134,6 +138,13 @@ class FileTier:
     def write_later(self, array: Any, place: Extent, skew: int) -> Future[None]:
         """Begin to write; whoever waits for the end finds the array held no more."""
         return self._writer.submit(self.write, [array], place, skew)
+
+    def was_let_go(self, nbytes: int) -> None:
+        """Have the system take back what was freed, now and then; in the thread that writes."""
+        self._let_go_bytes += nbytes
+        if self._let_go_bytes >= TRIM_BYTES:
+            self._let_go_bytes = 0
+            self._writer.submit(_trim)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -220,6 +231,7 @@ class SentToFile:
         error = self._write.exception()
         if error is None:
             self._array = None
+            self._tier.was_let_go(self.nbytes)
         elif isinstance(error, OSError):
             self._tier.refused(error)
         else:
@@ -266,6 +278,13 @@ def _memory_of(array: Any) -> Any:
     """The bytes of an array that is dense in any order of its axes, from the lowest address on."""
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
     return array.transpose(order).reshape(-1).view(np.uint8)
+
+
+def _trim() -> None:
+    """Give the system the pages between arrays that the GNU C library would keep for later ones."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 # -- the folder ----------------------------------------------------------------------------------
