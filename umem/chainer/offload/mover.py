@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from umem.chainer.offload.spots import Buffer, spots_of
 from umem.chainer.offload.tier import SMALLEST_BYTES, Sent, Tier
@@ -51,6 +51,7 @@ class Mover(Subscriber):
         self._lock = safe_lock()
         self._thread = self._pid = 0
         self._saved: WeakKeyDictionary[Any, Saved] = WeakKeyDictionary()
+        self._applied: WeakSet[Any] = WeakSet()
         self._by_root: WeakValueDictionary[int, Buffer] = WeakValueDictionary()
         self._newest: deque[Buffer] = deque()
         self._older: deque[Buffer] = deque()
@@ -80,6 +81,7 @@ class Mover(Subscriber):
                     buffer.restore()
                 buffer.forget()
             self._saved.clear()
+            self._applied.clear()
             self._newest.clear()
             self._older.clear()
             for tier in self.tiers.values():
@@ -89,35 +91,53 @@ class Mover(Subscriber):
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Send what can be sent, then look at what the function saves."""
-        if threading.get_ident() != self._thread or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return proceed(func, inputs)
-        with self._lock:
-            self._send_what_can_be()
+        is_here = threading.get_ident() == self._thread
+        if is_here:
+            with self._lock:
+                self._send_what_can_be()
         outputs = proceed(func, inputs)
         if func.inputs is not None:
             with self._lock:
-                self._add(func)
+                self._add(func, is_here)
         return outputs
 
-    def _add(self, func: Any) -> None:
+    def _add(self, func: Any, is_here: bool) -> None:
+        """Remember what a function reads of the buffers that are known, and of new ones.
+
+        A place on the tape is left alone where functions may read it that nobody followed: inputs
+        from outside, and outputs of functions that were applied before.
+        """
+        self._applied.add(func)
         buffers: dict[int, Buffer] = {}
         for spot in spots_of(func):
-            root = root_of(spot.get())
-            if root.nbytes < SMALLEST_BYTES:
+            array = spot.get()
+            root = root_of(array)
+            if array is None or root.nbytes < SMALLEST_BYTES:
                 continue
             buffer = self._by_root.get(id(root))
-            if buffer is None or buffer.root() is not root:
-                if spot.is_from_outside or not _can_be_sent(root):
-                    continue
-                if type(root) not in self.tiers:
-                    self.tiers[type(root)] = self._open_tier(root)
-                buffer = self._by_root[id(root)] = Buffer(root)
-                self._newest.append(buffer)
-            buffer.add(spot)
-            buffers[id(buffer)] = buffer
+            if buffer is not None and buffer.root() is not root:
+                buffer = None
+            if spot.maker() in self._applied:
+                buffer = buffer or (self._new(root) if is_here else None)
+            elif buffer is not None and not buffer.has(spot):
+                buffer = None
+            if buffer is not None:
+                buffer.add(spot)
+                buffers[id(buffer)] = buffer
         self._call_count += 1
         if buffers:
             self._saved[func] = Saved(self._call_count, tuple(buffers.values()))
+
+    def _new(self, root: Any) -> Buffer | None:
+        if not _can_be_sent(root):
+            return None
+        if type(root) not in self.tiers:
+            self.tiers[type(root)] = self._open_tier(root)
+        buffer = self._by_root[id(root)] = Buffer(root)
+        self._newest.append(buffer)
+        return buffer
 
     def _send_what_can_be(self) -> None:
         while self._going and _is_over(*self._going[0]):

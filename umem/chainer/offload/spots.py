@@ -68,10 +68,10 @@ class Spot:
             array = tuple(values)
         setattr(owner, self._name, array)
 
-    @property
-    def is_from_outside(self) -> bool:
-        """Whether it holds an input of the graph."""
-        return self._name == "_data" and self._owner().creator_node is None
+    def maker(self) -> Any:
+        """The function that what is here belongs to: whose output or own it is; None: nobody's."""
+        owner: Any = self._owner()
+        return owner.creator_node if self._name == "_data" else owner
 
     @property
     def is_stash(self) -> bool:
@@ -135,10 +135,14 @@ class Buffer:
         """The array that owns the memory now; None where nobody holds it."""
         return self._root()
 
+    def has(self, spot: Spot) -> bool:
+        """Tell whether it is known that the tape holds it there."""
+        known = self._spots.get(spot.key)
+        return known is not None and known.owner() is spot.owner()
+
     def add(self, spot: Spot) -> None:
         """The tape holds it there, too."""
-        known = self._spots.get(spot.key)
-        if known is None or known.owner() is not spot.owner():
+        if not self.has(spot):
             self._spots[spot.key] = spot
 
     def is_wanted(self) -> bool:
