@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from umem.chainer.offload.extents import PAGE, Extent, Extents
+from umem.chainer.offload.spots import bytes_of
 from umem.errors import FileError, OffloadWarning, StateError, warn_at_program
 from umem.files import reason
 from umem.printable import shown
@@ -112,7 +113,7 @@ class FileTier:
     def write(self, held: list[Any], place: Extent, skew: int) -> None:
         """Write the memory of the array in a list, and take it from there; in a thread."""
         begun = time.monotonic()
-        data, at = memoryview(_memory_of(held.pop())), place.start + skew
+        data, at = memoryview(bytes_of(held.pop())), place.start + skew
         while data:
             written = os.pwrite(self._file.fileno(), data, at)
             data, at = data[written:], at + written
@@ -272,12 +273,6 @@ class SentToFile:
         """Give up its place, which is free once nothing is written to it or mapped from it."""
         self._write.cancel()
         self._place = self._array = self._read = None
-
-
-def _memory_of(array: Any) -> Any:
-    """The bytes of an array that is dense in any order of its axes, from the lowest address on."""
-    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-    return array.transpose(order).reshape(-1).view(np.uint8)
 
 
 def _trim() -> None:

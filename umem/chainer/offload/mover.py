@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
-from umem.chainer.offload.spots import Buffer, spots_of
+from umem.chainer.offload.spots import Buffer, is_dense, spots_of
 from umem.chainer.offload.tier import SMALLEST_BYTES, Sent, Tier
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.locks import safe_lock
@@ -156,7 +156,7 @@ class Mover(Subscriber):
         """Send a buffer if the tape alone holds it; otherwise it is looked at again."""
         if buffer.sent is not None or not buffer.is_wanted():
             return
-        if not buffer.pin_count and buffer.is_alone():
+        if not buffer.pin_count and buffer.is_alone() and buffer.can_come_back():
             buffer.sent = self.tiers[type(buffer.root())].send(buffer.root())
         if buffer.sent is None:
             again.append(buffer)
@@ -335,13 +335,4 @@ def _functions(nodes: Iterable[Any]) -> Iterator[Any]:
 
 def _can_be_sent(root: Any) -> bool:
     """Tell whether an array owns dense memory that can be copied as bytes."""
-    if getattr(root, "flags", None) is None or root.dtype.hasobject:
-        return False
-    owns = root.flags.owndata
-    order = sorted(zip(root.strides, root.shape, strict=True))
-    step = root.itemsize
-    for stride, length in order:
-        if length > 1 and stride != step:
-            return False
-        step *= length
-    return bool(owns)
+    return bool(root.flags.owndata) and not root.dtype.hasobject and is_dense(root)

@@ -32,7 +32,7 @@ class Offload:
         self._mover = Mover(self._open)
 
     def _open(self, array: Any) -> Tier:
-        return open_tier(array, self._where)
+        return open_tier(array, self._where, self._limit)
 
     def __enter__(self) -> Offload:
         if _on:

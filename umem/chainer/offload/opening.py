@@ -31,8 +31,13 @@ def checked_place(offload: object) -> Where:
     )
 
 
-def open_tier(array: Any, where: Where) -> Tier:
+def open_tier(array: Any, where: Where, limit_bytes: int | None = None) -> Tier:
     """Open the tier below an array.
+
+    Args:
+        array: of the kind that goes there.
+        where: a folder for NumPy's arrays; nothing for CuPy's and those of a virtual GPU.
+        limit_bytes: the most that lies there at a time.
 
     Raises:
         StateError: arrays of NumPy need a folder, and none is named; or CuPy's were given one.
@@ -40,7 +45,7 @@ def open_tier(array: Any, where: Where) -> Tier:
     if entered_device() is not None:
         from umem.chainer.offload.simulated import SimulatedTier
 
-        return SimulatedTier()
+        return SimulatedTier(limit_bytes)
     if not isinstance(array, np.ndarray):
         from umem.chainer.offload.pinned import PinnedTier
 
@@ -48,7 +53,7 @@ def open_tier(array: Any, where: Where) -> Tier:
             raise StateError(
                 f"arrays of CuPy move to pinned host memory, not to {str(where)!r}: offload=True"
             )
-        return PinnedTier()
+        return PinnedTier(limit_bytes)
     if not isinstance(where, Path):
         raise StateError(
             "arrays of NumPy are on the host already, and move to files: name a folder for them, "
@@ -56,4 +61,4 @@ def open_tier(array: Any, where: Where) -> Tier:
         )
     from umem.chainer.offload.file_tier import FileTier
 
-    return FileTier(where)
+    return FileTier(where, limit_bytes)

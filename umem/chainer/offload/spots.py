@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ class SpotLayout(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     strides: tuple[int, ...]
+    kind: type
 
 
 class Spot:
@@ -179,6 +181,12 @@ class Buffer:
                 return False
         return root in distinct or sys.getrefcount(self._root()) - 1 == views
 
+    def can_come_back(self) -> bool:
+        """Tell whether all arrays on it can be made again; on CuPy, dense ones."""
+        if isinstance(self._root(), np.ndarray):
+            return True
+        return all(is_dense(spot.get()) for spot in self._spots.values())
+
     def let_go(self, keep: bool = False) -> None:
         """Empty the spots: what is below is the truth from now on.
 
@@ -190,7 +198,7 @@ class Buffer:
         for spot in self._spots.values():
             array = spot.get()
             spot.layout = SpotLayout(
-                address_of(array) - start, array.shape, array.dtype, array.strides
+                address_of(array) - start, array.shape, array.dtype, array.strides, type(array)
             )
             spot.put(None)
         self._kept = root if keep else None
@@ -225,13 +233,38 @@ class Buffer:
 
 
 def _view(root: Any, skew: int, layout: SpotLayout) -> Any:
-    offset = skew + layout.offset
+    """An array on a buffer."""
+    offset, shape, dtype, strides, kind = layout
+    offset += skew
     if isinstance(root, np.ndarray):
-        flat = root if root.ndim == 1 and root.dtype == np.uint8 else root.view(np.uint8)
-        return np.ndarray(layout.shape, layout.dtype, flat, offset, layout.strides)
-    if (offset, layout.shape, layout.strides) == (0, root.shape, root.strides):
+        made = np.ndarray(shape, dtype, bytes_of(root), offset, strides)
+        return made if kind is np.ndarray else made.view(kind)
+    if not offset and (shape, dtype, strides) == (root.shape, root.dtype, root.strides):
         return root
-    return type(root)(layout.shape, layout.dtype, root.data + offset, layout.strides)
+    order = _by_stride(strides)  # CuPy's own steps, so that the view holds the root
+    length = dtype.itemsize * prod(shape)
+    dense = bytes_of(root)[offset : offset + length].view(dtype)
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return dense.reshape([shape[axis] for axis in order]).transpose(inverse)
+
+
+def bytes_of(array: Any) -> Any:
+    """The memory of an array that is dense in any order of its axes, the lowest address first."""
+    return array.transpose(_by_stride(array.strides)).reshape(-1).view(np.uint8)
+
+
+def _by_stride(strides: tuple[int, ...]) -> list[int]:
+    return sorted(range(len(strides)), key=lambda axis: -strides[axis])
+
+
+def is_dense(array: Any) -> bool:
+    """Tell whether an array covers its memory without gaps, in any order of its axes."""
+    step = array.itemsize
+    for stride, length in sorted(zip(array.strides, array.shape, strict=True)):
+        if length > 1 and stride != step:
+            return False
+        step *= length
+    return True
 
 
 def _is_private(spot: Spot) -> bool:
