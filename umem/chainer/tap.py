@@ -266,6 +266,11 @@ def unsubscribe(subscriber: Subscriber) -> None:
         )
 
 
+def is_told(name: str) -> bool:
+    """Tell whether a subscriber whose class has this name is told what happens."""
+    return any(type(subscriber).__name__ == name for subscriber in [*_subscribers])
+
+
 def _repatch() -> list[str]:
     """Have each point replaced that somebody listens at, and no other.
 

@@ -100,7 +100,7 @@ class FileTier:
         size = self._extents.end_bytes + more_bytes
         if self._limit is not None and size > self._limit:
             return False
-        free = _free_bytes(self._file.fileno())
+        free = free_bytes(self._file.fileno())
         if free is not None and free < more_bytes + ROOM_LEFT_BYTES:
             self._say_once(
                 f"{shown(self._folder)} has {format_bytes(free)} left, and {format_bytes(size)} "
@@ -109,6 +109,10 @@ class FileTier:
             )
             return False
         return True
+
+    def handle(self) -> int:
+        """The file's number, for the system."""
+        return int(self._file.fileno())
 
     def write(self, held: list[Any], place: Extent, skew: int) -> None:
         """Write the memory of the array in a list, and take it from there; in a thread."""
@@ -319,7 +323,7 @@ def file_system(folder: Path) -> str | None:
     return None
 
 
-def _free_bytes(handle: int) -> int | None:
+def free_bytes(handle: int) -> int | None:
     try:
         status = os.fstatvfs(handle)
     except (AttributeError, OSError):

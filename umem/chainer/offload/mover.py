@@ -244,8 +244,8 @@ class Mover(Subscriber):
             if buffer.is_below:
                 root = buffer.restore()
                 self._by_root[id(root)] = buffer
-            elif buffer.sent is not None:  # on its way down, and may be edited now
-                buffer.forget()
+            elif buffer.sent is not None and os.getpid() == self._pid:
+                buffer.forget()  # on its way down, and it may be edited now
         for buffer in buffers:
             buffer.pin_count += 1
 

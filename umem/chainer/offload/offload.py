@@ -8,10 +8,12 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from chainer.backends import cuda
 
 from umem.chainer.offload.mover import Mover
 from umem.chainer.offload.opening import checked_place, open_tier
 from umem.chainer.offload.tier import Tier
+from umem.chainer.tap import is_told
 from umem.devices.open import entered_device
 from umem.errors import StateError
 from umem.units import format_bytes, format_seconds, parse_bytes
@@ -22,21 +24,60 @@ _on: list[Offload] = []
 
 
 class Offload:
-    """Send what backward needs down one tier, and bring it back before its use."""
+    """Send what backward needs down one tier, and bring it back before its use, from now on.
+
+    ``with umem.chainer.Offload("scratch"): ...`` moves what functions save for backward out of the
+    way as forward goes, and back as backward goes, from the first step and for graphs that never
+    repeat: there is no budget, no plan and nothing to learn. Arrays of NumPy go to a file in a
+    folder, CuPy's to pinned host memory, those of a virtual GPU to a simulated one. Losses,
+    gradients and statistics are those of plain Chainer, to the bit.
+
+    Memory is sent once, with all arrays that lie on it, when nobody but Chainer's tape holds it:
+    what the program, a variable or a view of it holds stays until that is gone, so that an edit
+    in place is seen by backward as ever. Parameters, what links keep, inputs from outside and
+    arrays below 64 KiB stay too, and what functions of the old style keep on themselves.
+    Leaving the block brings back what graphs still need.
+
+    Args:
+        to: for NumPy, a folder on a disk, which must exist. The file in it has no name: it is gone
+            when the block is left, and after a kill. None: for CuPy, and in a virtual GPU.
+        limit: the most that lies there at a time, in bytes or text such as "8GiB"; what has no
+            room stays where it is. None: as much as there is room for.
+
+    Cost: a copy of each array down, in a thread or on a stream of its own, and a few microseconds
+    for each function (bench/offload.py). Where the tier is full, slow or refused, an
+    `OffloadWarning` says so once, and what does not go down stays.
+
+    Raises:
+        StateError: on entering, without a folder where arrays are NumPy's, or inside of another
+            Offload or of Recompute, which moves by itself (``Recompute(budget, offload=...)``);
+            in forward, a folder for CuPy's arrays; in backward, in a process forked since forward.
+        SizeError: on making it: the limit is no size.
+        FileError: on entering, the folder cannot be used; in backward, the file cannot be read,
+            and the functions before it have run.
+
+    Thread-safety: it moves what the thread that entered it saves; any thread may go backward.
+
+    >>> import umem.chainer
+    >>> with umem.virtual_gpu("t4"), umem.chainer.Offload() as offload:
+    ...     pass  # the training loop
+    >>> offload.summary()
+    'nothing was sent'
+    """
 
     def __init__(
         self, to: str | os.PathLike[str] | None = None, *, limit: int | str | None = None
     ) -> None:
         self._where = checked_place(True if to is None else to)
         self._limit = None if limit is None else parse_bytes(limit, "limit")
-        self._mover = Mover(self._open)
+        self._mover = Mover(self._open)  # another one each time that it is entered
 
     def _open(self, array: Any) -> Tier:
         return open_tier(array, self._where, self._limit)
 
     def __enter__(self) -> Offload:
-        if _on:
-            raise StateError("an Offload is on already: leave that one first")
+        self._check()
+        self._mover = Mover(self._open)
         if isinstance(self._where, Path) and entered_device() is None:
             self._mover.tiers[np.ndarray] = self._open(np.empty(0))
         _on.append(self)
@@ -46,6 +87,21 @@ class Offload:
             self._leave()
             raise
         return self
+
+    def _check(self) -> None:
+        """Raise StateError where it cannot be entered."""
+        if _on:
+            raise StateError("an Offload is on already: leave that one first")
+        if is_told("Executor"):
+            raise StateError(
+                "a Recompute is on, and keeps, makes again and moves by one plan: "
+                'Recompute(budget, offload="scratch") instead of an Offload inside of it'
+            )
+        if self._where is True and entered_device() is None and not cuda.available:
+            raise StateError(
+                "Offload() is for CuPy's arrays, and there is no GPU here: name a folder on a "
+                'disk for the files of NumPy\'s, as in Offload("scratch")'
+            )
 
     def __exit__(
         self,

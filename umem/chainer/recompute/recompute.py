@@ -19,6 +19,7 @@ from umem.chainer.recompute.carrying import Budget, Target, cap_advice
 from umem.chainer.recompute.executor import Executor
 from umem.chainer.recompute.seen import SeenGraph
 from umem.chainer.recompute.training import Training
+from umem.chainer.tap import is_told
 from umem.errors import SizeError, StateError
 from umem.files import whole
 from umem.planner import simulate
@@ -83,6 +84,8 @@ class Recompute:
             raise StateError("this Recompute is entered already")
         if _on:
             raise StateError("a Recompute is on already; one step has one budget")
+        if is_told("Mover"):
+            raise StateError("an Offload is on: Recompute(budget, offload=...) does both, alone")
         _on.append(self)
         try:
             self._executor.start()
