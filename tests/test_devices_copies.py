@@ -11,6 +11,9 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_devices_layout import steps
 
 from umem.devices.base import Mode, Policy
 from umem.devices.specs import COSTS, GpuSpec
@@ -204,3 +207,22 @@ def test_a_trace_with_copies_is_saved_in_the_version_that_has_them(tmp_path: Pat
     path = trace.save(tmp_path / "step.gz")
     assert json.loads(gzip.open(path).readline())["version"] == 5
     assert Trace.load(path).events == trace.events
+
+
+@given(steps(), st.sampled_from(("unmanaged", "managed")))
+@settings(deadline=None, max_examples=100)
+def test_nothing_is_quicker_than_the_link_each_way_and_the_operations(
+    events: list[Event], mode: Mode
+) -> None:
+    gpu = model(mode, 10_000)
+    gpu.follow(events)
+    gpu.synchronize()
+    figures, after = gpu.figures, events[events.index(Mark("start")) :]
+    sizes = {event.tensor: event.nbytes for event in events if isinstance(event, Alloc)}
+    copied = dict.fromkeys(("send", "fetch", "prefetch"), 0)
+    for event in after:
+        if isinstance(event, Hint):
+            copied[event.action] += sum(sizes[access.tensor] for access in event.accesses)
+    assert (figures.sent_bytes, figures.fetched_bytes) == (copied["send"], copied["fetch"])
+    ways = copied["send"] / 10e9, copied["fetch"] / 20e9
+    assert figures.seconds >= (1 - 1e-9) * max(*ways, figures.compute_seconds)
