@@ -76,16 +76,26 @@ class Mover(Subscriber):
         with self._lock:
             while self._going:
                 self._arrive(*self._going.popleft())
-            for buffer in {b for saved in self._saved.values() for b in saved.buffers}:
-                if buffer.is_below:
-                    buffer.restore()
-                buffer.forget()
+            errors = self._restore_all()
             self._saved.clear()
             self._applied.clear()
             self._newest.clear()
             self._older.clear()
             for tier in self.tiers.values():
                 tier.close()
+        if errors:
+            raise errors[0]
+
+    def _restore_all(self) -> list[Exception]:
+        errors: list[Exception] = []
+        for buffer in {one for saved in self._saved.values() for one in saved.buffers}:
+            try:
+                if buffer.is_below:
+                    buffer.restore()
+            except Exception as error:
+                errors.append(error)
+            buffer.forget()
+        return errors
 
     # -- forward ---------------------------------------------------------------------------
 
@@ -136,8 +146,14 @@ class Mover(Subscriber):
         if type(root) not in self.tiers:
             self.tiers[type(root)] = self._open_tier(root)
         buffer = self._by_root[id(root)] = Buffer(root)
-        self._newest.append(buffer)
+        self._wait(buffer, self._newest)
         return buffer
+
+    def _wait(self, buffer: Buffer, queue: deque[Buffer]) -> None:
+        """Look at a buffer again before later functions."""
+        if not buffer.is_waiting:
+            buffer.is_waiting = True
+            queue.append(buffer)
 
     def _send_what_can_be(self) -> None:
         while self._going and _is_over(*self._going[0]):
@@ -154,12 +170,13 @@ class Mover(Subscriber):
 
     def _look_at(self, buffer: Buffer, again: deque[Buffer]) -> None:
         """Send a buffer if the tape alone holds it; otherwise it is looked at again."""
+        buffer.is_waiting = False
         if buffer.sent is not None or not buffer.is_wanted():
             return
         if not buffer.pin_count and buffer.is_alone() and buffer.can_come_back():
-            buffer.sent = self.tiers[type(buffer.root())].send(buffer.root())
+            buffer.sent = self.tiers[buffer.kind].send(buffer.root())
         if buffer.sent is None:
-            again.append(buffer)
+            self._wait(buffer, again)
         else:
             self._going.append((buffer, buffer.sent))
             self._going_bytes += buffer.nbytes
@@ -180,7 +197,7 @@ class Mover(Subscriber):
     def _hold(self, buffer: Buffer) -> None:
         """Somebody may edit it: its contents are the truth, and what was sent is not."""
         buffer.forget()
-        self._older.append(buffer)
+        self._wait(buffer, self._older)
 
     # -- backward --------------------------------------------------------------------------
 
@@ -253,7 +270,7 @@ class Mover(Subscriber):
         """A function has read a buffer: its spots are emptied again."""
         if buffer.is_below or buffer.sent is None or not buffer.is_wanted():
             if buffer.sent is None and not buffer.is_below:
-                self._older.append(buffer)
+                self._wait(buffer, self._older)
             return
         if buffer.is_alone(but=func):
             buffer.let_go(keep=journey.needs_next(buffer))

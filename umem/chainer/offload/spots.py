@@ -105,12 +105,14 @@ class Buffer:
     Attributes:
         sent: the copy below, or on its way there.
         is_below: whether the tape's spots are empty, and `sent` has the contents.
+        is_waiting: whether it is looked at again before later functions.
+        kind: the class of the array that owned it first.
         pin_count: functions that read it now.
     """
 
     __slots__ = (
-        "__weakref__", "_kept", "_root", "_skew", "_spots", "is_below", "nbytes", "pin_count",
-        "sent",
+        "__weakref__", "_kept", "_root", "_skew", "_spots", "is_below", "is_waiting", "kind",
+        "nbytes", "pin_count", "sent",
     )  # fmt: skip
 
     def __init__(self, root: Any) -> None:
@@ -119,6 +121,8 @@ class Buffer:
         self._spots: dict[tuple[int, str, int | None], Spot] = {}
         self.sent: Sent | None = None
         self.is_below = False
+        self.is_waiting = False
+        self.kind = type(root)
         self.pin_count = 0
         self._kept: Any = None
         self._skew = 0  # of the contents' first byte, from the root's
