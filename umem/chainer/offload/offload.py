@@ -44,8 +44,8 @@ class Offload:
         limit: the most that lies there at a time, in bytes or text such as "8GiB"; what has no
             room stays where it is. None: as much as there is room for.
 
-    Cost: a copy of each array down, in a thread or on a stream of its own, and about 15 microseconds
-    for each function (bench/offload.py). Where the tier is full, slow or refused, an
+    Cost: a copy of each array down, in a thread or on a stream of its own, and about 15
+    microseconds for each function (bench/offload.py). Where the tier is full, slow or refused, an
     `OffloadWarning` says so once, and what does not go down stays.
 
     Raises:

@@ -183,7 +183,11 @@ class Buffer:
         for key in distinct:  # each is held by its spots, by `distinct`, and as an argument
             if sys.getrefcount(distinct[key]) - in_spots[key] - 2 != (views if key == root else 0):
                 return False
-        return root in distinct or sys.getrefcount(self._root()) - 1 == views
+        if root not in distinct and sys.getrefcount(self._root()) - 1 != views:
+            return False
+        return isinstance(self._root(), np.ndarray) or _no_address_is_held(
+            [*distinct.values(), *([] if root in distinct else [self._root()])]
+        )
 
     def can_come_back(self) -> bool:
         """Tell whether all arrays on it can be made again; on CuPy, dense ones."""
@@ -269,6 +273,18 @@ def is_dense(array: Any) -> bool:
             return False
         step *= length
     return True
+
+
+def _no_address_is_held(arrays: list[Any]) -> bool:
+    """Tell whether no other array of CuPy lies on the memory of these, which are all different.
+
+    One that is made from an address, as by ``as_strided``, has no base: it holds the pointer, or
+    the memory by a pointer of its own.
+    """
+    pointers = Counter(id(array.data) for array in arrays)
+    if any(sys.getrefcount(array.data) - 1 != pointers[id(array.data)] for array in arrays):
+        return False
+    return sys.getrefcount(arrays[0].data.mem) - 1 == len(pointers)
 
 
 def _is_private(spot: Spot) -> bool:
