@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +196,14 @@ def test_a_step_that_does_not_fit_fits_with_offload_and_has_the_same_bits(
 def test_a_trace_with_copies_can_be_reported_and_chosen_for(
     little_at_a_time: None, tmp_path: Path
 ) -> None:
-    with umem.chainer.Offload(), umem.record() as recorder:
-        trained(nullcontext(), "96MiB", 1 << 12)
+    recorder = umem.record()
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with umem.chainer.Offload(), recorder:
+            yield
+
+    trained(both(), "96MiB", 1 << 12)
     trace = recorder.trace
     assert {event.action for event in trace.events if isinstance(event, Hint)} == {"send", "fetch"}
     path = str(trace.save(tmp_path / "step.gz"))
