@@ -215,9 +215,9 @@ def test_plans_are_made_once_and_a_replay_serves_all_gpus_with_as_much_vram(
     replayed: list[Any] = []
     plan, replay = Problem.within, replays.steady_steps
 
-    def counted_plan(problem: Any, budget: Any) -> Any:
-        planned.append(budget)
-        return plan(problem, budget)
+    def counted_plan(problem: Any, budget: Any, *args: Any, **more: Any) -> Any:
+        planned.append((budget, more.get("link")))
+        return plan(problem, budget, *args, **more)
 
     def counted_replay(trace: Any, gpus: Any, mode: Any, **more: Any) -> Any:
         replayed.append((id(trace), mode, more.get("prefetch"), gpus[0].usable_bytes))

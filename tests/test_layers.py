@@ -35,7 +35,6 @@ WITH_ONE_USER = {
     "umem.chainer.lookahead.session": "one time inside the block; the public class is the block",
     "umem.chainer.lookahead.side_stream": "the only touch of streams, which has never run on a GPU",
     "umem.chainer.offload.mover": "what Chainer tells; the public class is for people",
-    "umem.chainer.offload.slabs": "pinned memory by the place; what is sent there is about streams",
     "umem.chainer.optimizers.saving": "what a saved state is; the rules beside it are long",
     "umem.chainer.precision.halves": "arithmetic of halves on NumPy, which subscribes to nothing",
     "umem.chainer.recompute.executor": "what Chainer tells; the public class is for people",
@@ -66,8 +65,8 @@ WITH_ONE_USER = {
 }
 """Modules that one other imports, each with its reason; one in ten of all at most."""
 LISTS = {
+    "umem.chainer.offload.tiers",
     "umem.chainer.chunking.functions",
-    "umem.chainer.offload.opening",
     "umem.planner.chains",
     "umem.planner.dispatch",
     "umem.planner.rematerialize",

@@ -218,7 +218,7 @@ def _outer(node: Checkpoint, sources: Sequence[Any], outputs: Sequence[Any]) -> 
     if call is None or node.rank == call.plain_rank:  # otherwise a plan has put it in its place
         node.rank = rank
     if call is not None:
-        call.take_place(rank)
+        call.plain_rank = rank
     for y in made:
         y.node._rank = rank + 1
     return made

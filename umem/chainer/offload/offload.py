@@ -11,8 +11,8 @@ import numpy as np
 from chainer.backends import cuda
 
 from umem.chainer.offload.mover import Mover
-from umem.chainer.offload.opening import checked_place, open_tier
 from umem.chainer.offload.tier import Tier
+from umem.chainer.offload.tiers import checked_place, open_tier
 from umem.chainer.tap import is_told
 from umem.devices.open import entered_device
 from umem.errors import StateError

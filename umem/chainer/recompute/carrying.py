@@ -1,20 +1,23 @@
-"""Plans a graph that was seen, sorts the plan's actions by when they are due, and advises a cap."""
+"""Plans a graph that was seen, sorts the plan's actions by when they are due, and tells of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from umem.chainer.recompute.gradients import contended
 from umem.chainer.recompute.seen import Carried, Due, SeenGraph
 from umem.errors import BudgetError
 from umem.planner import Graph, simulate
 from umem.planner.call_facts import CallFacts
+from umem.planner.link import Link
 from umem.planner.node import Node
 from umem.planner.plans import Method
 from umem.planner.problem import Problem, Solution
 from umem.planner.schedule import actions
 from umem.trace.analysis.capping import CAPPED, CAPS, advice
+from umem.units import format_bytes
 
 Budget = int | float | None
 """Bytes in total, a share of a plain step's, or None for the least."""
@@ -29,8 +32,12 @@ class Target(NamedTuple):
     thrash: str = "warn"
 
 
-def carried(seen: SeenGraph, target: Target) -> tuple[Carried, str | None]:
+def carried(
+    seen: SeenGraph, target: Target, link: Link | None = None
+) -> tuple[Carried, str | None]:
     """Plan a graph; where a plain step fits, there is nothing to plan.
+
+    With a link, what is kept may be moved down and back.
 
     Returns the plan, and what to tell the user where a share of a plain step cannot be had, so that
     the plan is the least there is. With ``strict``, that is an error as it is for bytes.
@@ -43,11 +50,11 @@ def carried(seen: SeenGraph, target: Target) -> tuple[Carried, str | None]:
     if room is not None and room >= problem.left_alone_bytes:
         return _carried(seen, problem.keep_all, room), None
     try:
-        solution = problem.within(room, target.method)
+        solution = problem.within(room, target.method, link=link)
     except BudgetError as error:
-        least = _carried(seen, problem.least(target.method), room)
+        least = _carried(seen, problem.least(target.method, link=link), room)
         advised = cap_advice(seen, least)
-        told = f"{error}, {problem.why_not_less(target.method)}"
+        told = f"{error}, {problem.why_not_less(target.method, link=link)}"
         told += f". {advised.rstrip('.')}" if advised else ""
         if target.strict or not isinstance(target.budget, float):
             raise BudgetError(told) from None
@@ -78,8 +85,11 @@ def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:
     for action in stream[:start]:
         if action.kind == "forward":
             last = max(last, number[action.node])  # forward runs in the user's order
-        else:
-            after.setdefault(last, []).append(Due(action.kind, number[action.node]))
+            continue
+        due = after.setdefault(last, [])
+        if action.kind == "leave":  # with what holds it in place
+            due += [Due("drop", view) for view in _views(seen.problem, number[action.node])]
+        due.append(Due(action.kind, number[action.node]))
     backward = [Due(a.kind, number[a.node]) for a in stream[start:] if a.kind != "free"]
     alone = seen.problem.left_alone_bytes
     twice = 2 * alone - seen.history.outside_bytes
@@ -95,6 +105,15 @@ def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:
         order=order,
         contended=contended(seen.tape.readers, seen.history.order, order),
     )
+
+
+def _views(problem: Problem, root: int) -> list[int]:
+    """The calls whose outputs lie in those of another."""
+    found = {root}
+    for index, call in enumerate(problem.calls):
+        if call.alias in found:
+            found.add(index)
+    return sorted(found - {root})
 
 
 # -- what a cap on workspace would do --------------------------------------------------------------
@@ -130,3 +149,61 @@ def _capped(one: _Capped, label: str, cap_bytes: int) -> _Capped:
     if label not in CAPPED:
         return one
     return replace(one, **{name: min(getattr(one, name), cap_bytes) for name in _INSIDE})
+
+
+# -- what becomes of each value -------------------------------------------------------------------
+
+Fate = Literal["kept", "made again", "moved", "not needed"]
+FATES: tuple[Fate, ...] = ("kept", "made again", "moved")
+
+
+class ValueFate(NamedTuple):
+    """One row of `umem.chainer.Recompute.fates`.
+
+    Attributes:
+        call: the function, with its place in forward.
+        what: ``value``, its outputs, or ``stash``, what it keeps on itself.
+        nbytes: their bytes.
+        fate: ``kept`` from forward into backward, ``made again``, ``moved`` down a tier and back,
+            or ``not needed`` in backward.
+    """
+
+    call: str
+    what: str
+    nbytes: int
+    fate: Fate
+
+
+def fates_of(seen: SeenGraph) -> tuple[ValueFate, ...]:
+    """Return the fate of all that the calls of a graph make, in the order of forward."""
+    return () if seen.plan is None else tuple(_fates(seen, seen.plan))
+
+
+def _fates(seen: SeenGraph, carried: Carried) -> Iterator[ValueFate]:
+    plan = carried.solution.plan
+    moved = {(move.node, move.what) for move in plan.moves}
+    again = {name for block in plan.recomputed for name in block}
+    for name, call in zip(seen.problem.names, seen.problem.calls, strict=True):
+        for what, nbytes, kept in (
+            ("value", call.nbytes, plan.kept),
+            ("stash", call.stash_bytes, plan.stashed),
+        ):
+            fate: Fate = "not needed"
+            if (name, what) in moved:
+                fate = "moved"
+            elif name in kept or carried.fits or not call.again:
+                fate = "kept"
+            elif name in again:
+                fate = "made again"
+            if nbytes:
+                yield ValueFate(name, what, nbytes, fate)
+
+
+def fates_summary(seen: SeenGraph) -> str:
+    """Say in a line how many bytes have which fate."""
+    rows = fates_of(seen)
+    parts = []
+    for fate in FATES:
+        found = [row.nbytes for row in rows if row.fate == fate]
+        parts.append(f"{format_bytes(sum(found))} {fate} ({len(found)})")
+    return ", ".join(parts)

@@ -12,14 +12,20 @@ from chainer.serializer import Deserializer
 
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.inputs import wait_for
-from umem.chainer.recompute.observing import Before, check_tape, look
+from umem.chainer.recompute.observing import Before, Timed, check_tape, look
 from umem.chainer.recompute.online import OnlinePass
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.plain_pass import PlainPass
-from umem.chainer.recompute.seen import Roots
 from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.training import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_CUT, Training
-from umem.chainer.recompute.whole_graph import bring, bring_one, check, functions, watch_over
+from umem.chainer.recompute.whole_graph import (
+    bring,
+    bring_one,
+    check,
+    functions,
+    roots_of,
+    watch_over,
+)
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.chainer.update_chunks import update_in_chunks
 
@@ -84,17 +90,17 @@ class Executor(Subscriber):
         training.before_call(owner_of(func))
         if now.learns:
             wait_for(inputs)
-        start = time.perf_counter()
+        timed = Timed(by_model=now.learns and training.lower.is_wanted)
         try:
             outputs = proceed(func, inputs)
         finally:
             self._inside = False
         if now.learns:
             wait_for(inputs)
-        seconds = time.perf_counter() - start
+        seconds, cost = timed.stop()
         if func.inputs is not None:
             follows = now.follows
-            now.add(func, inputs, outputs, before, seconds, training.peaks.workspace())
+            now.add(func, inputs, outputs, before, cost, training.peaks.workspace())
             training.stop_in_vain(now)
             if follows is not None and now.differs:
                 training.left_plan(now)
@@ -130,13 +136,13 @@ class Executor(Subscriber):
             proceed(*args, **kwargs)
             return
         now, plain = self._training.now, self._training.plain
-        if plain is not None and not _roots(nodes):
-            self._earlier = self._training.has_earlier()
+        if plain is not None and not roots_of(nodes):
+            self._earlier = self._training.alive.has_any()
             if self._earlier:
                 check(functions(nodes))
             self._plain_backward(plain, lambda: proceed(*args, **kwargs))
             return
-        if isinstance(now, OnlinePass) and not now.went_back and not _roots(nodes):
+        if isinstance(now, OnlinePass) and not now.went_back and not roots_of(nodes):
             if now.fits():
                 self._online_backward(now, nodes, lambda: proceed(*args, **kwargs))
                 return
@@ -150,7 +156,7 @@ class Executor(Subscriber):
         if now.went_back or now.is_unusual:
             check(functions(nodes))
         double = configuration.config.enable_backprop
-        self._training.end_forward(now, TWICE if double else None, _roots(nodes), nodes)
+        self._training.end_forward(now, TWICE if double else None, roots_of(nodes), nodes)
         whole, self._depth = False, 1
         try:
             proceed(*args, **kwargs)
@@ -161,7 +167,7 @@ class Executor(Subscriber):
 
     def _online_backward(self, now: Pass, nodes: Sequence[Any], run: Callable[[], None]) -> None:
         """Go backward through a pass of which nothing has gone."""
-        self._earlier = self._training.has_earlier()
+        self._earlier = self._training.alive.has_any()
         if self._earlier:
             check(functions(nodes))
         double = configuration.config.enable_backprop
@@ -329,22 +335,14 @@ class Executor(Subscriber):
             begun = time.perf_counter()
             now.before(call)
             self._training.peaks.call_begins()
-            start = time.perf_counter()
+            learns = now.learns and self._training.lower.is_wanted
+            timed = Timed(by_model=learns)
             now.step(proceed, call, func, args)
-            end = time.perf_counter()
-            now.after(call, self._training.peaks.workspace())
-            self._own_seconds += time.perf_counter() - end + start - begun
+            if learns:
+                wait_for([x for x in args[1] if x is not None])
+            seconds, cost = timed.stop()
+            now.after(call, self._training.peaks.workspace(), cost)
+            self._own_seconds += time.perf_counter() - begun - seconds
         finally:
             self._inside = False
             self._stepping = None
-
-
-def _roots(nodes: Iterable[Any]) -> Roots:
-    """The calls and outputs at which a backward begins."""
-    found = []
-    for node in nodes:
-        creator = node.creator_node
-        call = getattr(creator, "_umem_call", None)
-        if call is not None:
-            found += [(call.index, i) for i, y in enumerate(creator.outputs) if y() is node]
-    return tuple(sorted(found))

@@ -10,6 +10,7 @@ import chainer
 
 from umem.chainer.function_facts import owner_of, rules_of
 from umem.chainer.recompute.carrying import Target, carried
+from umem.chainer.recompute.lower import Lower
 from umem.chainer.recompute.observing import gradient_bytes, look_beside
 from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
 from umem.chainer.recompute.passes import Pass
@@ -33,6 +34,7 @@ class Graphs:
 
     Args:
         target: what to plan for.
+        lower: where plans move what is kept, if they do.
 
     Attributes:
         optimizers: what they take.
@@ -42,8 +44,9 @@ class Graphs:
         own_seconds: how much of that was for running again, and for following the plan.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, lower: Lower) -> None:
         self._target = target
+        self._lower = lower
         self._seen: dict[int, SeenGraph] = {}
         self._count = 0
         self._once_seen = 0
@@ -116,7 +119,7 @@ class Graphs:
         if seen.history.refused is not None:
             raise BudgetError(seen.history.refused)
         try:
-            plan, said = carried(seen, self._target)
+            plan, said = carried(seen, self._target, self._lower.link)
         except BudgetError as error:
             self.note(seen.number, refused=str(error))
             raise
@@ -199,6 +202,7 @@ class Graphs:
             never=old.never or now.never,
             keeps_order=old.keeps_order or now.has_nested,
             roots=now.roots,
+            backward_seconds=old.backward_seconds or dict(now.backward_seconds),
             dead=frozenset(dead),
             pass_count=old.pass_count + 1,
         )
@@ -315,7 +319,7 @@ class Graphs:
             slack = max(0, found - seen.plan.peak_bytes)
             seen = replace(seen, history=replace(seen.history, slack_bytes=slack))
             self._put(seen)
-            plan, _ = carried(seen, self._target._replace(strict=True))
+            plan, _ = carried(seen, self._target._replace(strict=True), self._lower.link)
             history = replace(seen.history, measured_bytes=None, followed=False)
             self._put(replace(seen, history=history, plan=plan))
         except BudgetError:
@@ -323,8 +327,6 @@ class Graphs:
                 f"a pass took {format_bytes(found)}, and the budget is {format_bytes(budget)}: "
                 "with that much less room there is no plan, and this one stays"
             )
-
-    # -- what optimizers keep --------------------------------------------------------------
 
     def beside(self) -> tuple[list[Any], int]:
         """The arrays of parameters that optimizers have updated; their state and gradients."""

@@ -7,6 +7,7 @@ import tracemalloc
 import weakref
 import zlib
 from collections.abc import Iterable
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import chainer
@@ -24,6 +25,8 @@ from umem.chainer.function_facts import (
 )
 from umem.chainer.recompute.stash import packing
 from umem.chainer.recompute.tape import Call
+from umem.devices.cost import cuda_model
+from umem.devices.open import entered_device
 from umem.errors import UnsupportedError
 from umem.planner.from_trace import DRAWS
 from umem.trace.recording.storage import root_of
@@ -210,6 +213,35 @@ def gradient_bytes(parameter: Any) -> int:
     """Bytes of a parameter's gradient, as far as it has one."""
     grad = parameter.grad if parameter._grad_valid else None  # reading grad would make it valid
     return 0 if grad is None else int(grad.nbytes)
+
+
+# -- time -----------------------------------------------------------------------------------------
+
+
+class Timed:
+    """A call that is going on.
+
+    Args:
+        by_model: whether a model's seconds are asked for, where there is one.
+    """
+
+    def __init__(self, *, by_model: bool) -> None:
+        self._modelled = model_seconds() if by_model else None
+        self._start = perf_counter()
+
+    def stop(self) -> tuple[float, float]:
+        """Return the seconds that it took here, and what it costs; the same without a model."""
+        seconds = perf_counter() - self._start
+        if self._modelled is None:
+            return seconds, seconds
+        return seconds, (model_seconds() or 0.0) - self._modelled
+
+
+def model_seconds() -> float | None:
+    """The seconds of the model that answers for the current device; None without one."""
+    device = entered_device() or cuda_model()
+    figures = None if device is None else device.figures
+    return None if figures is None else figures.seconds
 
 
 # -- memory on the host -------------------------------------------------------------------------

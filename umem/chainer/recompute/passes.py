@@ -12,6 +12,7 @@ from typing import Any
 
 import chainer
 
+from umem.chainer.offload.tier import Tier
 from umem.chainer.recompute.gradients import GradientSums, OldGradients
 from umem.chainer.recompute.inputs import ReadArrays
 from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, observe
@@ -31,6 +32,7 @@ class Pass:
         known: the graphs that were seen, as of now.
         debug: whether to keep checksums.
         on_second: called with its calls when its graph goes backward after an update.
+        tier: where its plan moves arrays.
 
     Attributes:
         calls: in the order of forward.
@@ -38,6 +40,7 @@ class Pass:
         differs: whether it has left its plan.
         went_back: whether a backward of it is over.
         popped: by call, its place in this backward.
+        has_nested: whether a call's backward had a backward of its own inside.
         is_online: whether it decides as it goes what to let go.
         trail: a number that two passes of one graph have in common, where it learns.
     """
@@ -50,14 +53,17 @@ class Pass:
         known: Sequence[SeenGraph],
         debug: bool,
         on_second: Callable[[Sequence[Any]], None],
+        tier: Tier | None = None,
     ) -> None:
         self.number = number
+        self._tier = tier
         self._known = known
         self._debug = debug
         self.calls: list[Call] = []
         self.observed: list[Observed] = []
         self.workspace: list[int] = []
         self.backward_workspace: dict[int, int] = {}
+        self.backward_seconds: dict[int, float] = {}
         self.old_gradients: dict[int, int] = {}
         self.never: str | None = None
         self.differs = False
@@ -75,7 +81,7 @@ class Pass:
         self._next = 0
         self._sums: GradientSums | None = None
         self._gradients: OldGradients | None = None
-        self._nested = False
+        self.has_nested = False
 
     @property
     def follows(self) -> SeenGraph | None:
@@ -115,13 +121,6 @@ class Pass:
             return True
         order = self._seen.history.order
         return any(call.index in order and not call.has_func for call in self.calls)
-
-    @property
-    def has_nested(self) -> bool:
-        """True where a call's backward had a backward of its own inside."""
-        return self._nested
-
-    # -- what others say of it -------------------------------------------------------------
 
     def refuse(self, why: str) -> None:
         """Keep everything; the first reason stays."""
@@ -250,7 +249,7 @@ class Pass:
         if plan.solution.packs and seen.tape.observed[call.index].mask_bytes:
             call.pack()
         for due in plan.after_forward.get(call.index, ()):
-            due.carry_out(self.calls)
+            due.carry_out(self.calls, self._tier)
 
     # -- backward --------------------------------------------------------------------------
 
@@ -293,7 +292,7 @@ class Pass:
         place = -1 if plan is None else plan.places.get(call.index, -1)
         if plan is not None and self.never is None and place >= self._next:
             for due in plan.backward[self._next : place]:
-                due.carry_out(self.calls)
+                due.carry_out(self.calls, self._tier)
             self._next = place + 1
         call.ensure()
 
@@ -311,23 +310,26 @@ class Pass:
 
     def goes_backward_inside(self) -> None:
         """The backward of one of its calls has a backward of its own inside."""
-        self._nested = True
+        self.has_nested = True
 
-    def after(self, call: Call, workspace: int) -> None:
-        """Let go what nothing reads after this step, which has needed so much workspace."""
+    def after(self, call: Call, workspace: int, seconds: float) -> None:
+        """Let go what nothing reads after this step, which has taken so much workspace and time."""
         self.backward_workspace[call.index] = workspace
+        self.backward_seconds[call.index] = seconds
         plan = self._plan
         if plan is not None and self.never is None and not self.went_back:
             actions, at = plan.backward, self._next
             while at < len(actions) and actions[at].lets_go:
-                actions[at].carry_out(self.calls)
+                actions[at].carry_out(self.calls, self._tier)
                 at += 1
             self._next = at
         if self.never is None and not self.differs:
             observed = self.observed if self._seen is None else self._seen.tape.observed
-            if observed[call.index].again:
+            if observed[call.index].again or call.below:
                 call.drop()
                 call.drop_stash()
+            if observed[call.index].again:
+                call.forget_below()  # who comes again has it made again
             call.pack()
 
     def finish(self, whole: bool) -> bool:
@@ -339,7 +341,7 @@ class Pass:
         if not self.went_back and plan is not None and self.never is None:
             for due in plan.backward[self._next :]:
                 if due.lets_go and due.call in self.popped:
-                    due.carry_out(self.calls)
+                    due.carry_out(self.calls, self._tier)
             self._next = len(plan.backward)
         first, self.went_back = not self.went_back, True
         self._sums = None

@@ -15,7 +15,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from umem.chainer.recompute.carrying import Budget, Target, cap_advice
+from umem.chainer.offload.tiers import checked_place
+from umem.chainer.recompute.carrying import (
+    Budget,
+    Target,
+    ValueFate,
+    cap_advice,
+    fates_of,
+    fates_summary,
+)
 from umem.chainer.recompute.executor import Executor
 from umem.chainer.recompute.seen import SeenGraph
 from umem.chainer.recompute.training import Training
@@ -47,6 +55,9 @@ class Recompute:
             takes the least that can be done, and a `RecomputeWarning` says so once.
         thrash: "warn", or "error": what happens where a pass without a plan spends more time on
             running functions again than on the rest.
+        offload: also move values down a tier and back, where that takes less time than to make
+            them again: CuPy's arrays to pinned host memory (True), NumPy's to files in a folder,
+            which is named. See `fates` and docs/offload.md.
         debug: keep checksums, to find arrays that are edited between forward and backward, and
             functions that give another result when they run again. Slow.
 
@@ -73,10 +84,12 @@ class Recompute:
         *,
         strict: bool = False,
         thrash: Literal["warn", "error"] = "warn",
+        offload: bool | str | Path = False,
         debug: bool = False,
     ) -> None:
         self._budget = _parsed(budget)
-        self._training = Training(Target(self._budget, method, strict, thrash), debug=debug)
+        target = Target(self._budget, method, strict, thrash)
+        self._training = Training(target, debug=debug, offload=checked_place(offload))
         self._executor = Executor(self._training)
 
     def __enter__(self) -> Recompute:
@@ -126,6 +139,11 @@ class Recompute:
     def graphs(self) -> tuple[SeenGraph, ...]:
         """Every graph that was seen, the oldest first, as values that never change."""
         return tuple(self._training.graphs)
+
+    def fates(self) -> tuple[ValueFate, ...]:
+        """What becomes of each value of the largest graph that has a plan; empty before."""
+        largest = self._largest()
+        return () if largest is None else fates_of(largest)
 
     @property
     def planned_count(self) -> int:
@@ -234,6 +252,9 @@ def describe(seen: SeenGraph) -> str:
         f"  kept: {_names(list(plan.kept))}",
         f"  run again: {_names(again)}",
     ]
+    if plan.moves:
+        lines.append(f"  moved: {_names([move.node for move in plan.moves])}")
+        lines.append(f"  in all: {fates_summary(seen)}")
     advised = cap_advice(seen, seen.plan)
     if advised is not None:
         lines.append(f"  {advised}")

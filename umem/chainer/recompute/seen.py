@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from umem.chainer.offload.tier import Tier
+from umem.chainer.recompute.below import What
 from umem.chainer.recompute.gradients import Contended
 from umem.chainer.recompute.inputs import LEAF
 from umem.chainer.recompute.observing import Observed
@@ -102,6 +104,7 @@ class History:
         old_gradients: by parameter, the bytes of its gradient during forward.
         held_gradients: those of them that are there between forward and backward, too.
         backward_workspace: by call; found when ``is_measured``.
+        backward_seconds: by call, of its step of the first backward.
         order: by call, its place in a plain backward.
         ranks: by call, its rank then.
         dead: calls that backward does not come to.
@@ -131,6 +134,7 @@ class History:
     held_gradients: Mapping[int, int] = field(default_factory=dict)
     is_measured: bool = False
     backward_workspace: Mapping[int, int] = field(default_factory=dict)
+    backward_seconds: Mapping[int, float] = field(default_factory=dict)
     order: Mapping[int, int] = field(default_factory=dict)
     ranks: Sequence[int] = ()
     dead: frozenset[int] = frozenset()
@@ -208,15 +212,22 @@ class Due(NamedTuple):
         """True where it frees memory."""
         return self.kind in ("drop", "drop_stash")
 
-    def carry_out(self, calls: Sequence[Call]) -> None:
-        """Do it, with the calls of a pass."""
+    def carry_out(self, calls: Sequence[Call], tier: Tier | None) -> None:
+        """Do it, with the calls of a pass; what moves goes down to the tier."""
         call = calls[self.call]
+        what: What = "stash" if self.kind.endswith("_stash") else "value"
         if self.kind == "drop":
             call.drop()
         elif self.kind == "drop_stash":
             call.drop_stash()
         elif self.kind == "recompute" and call.has_graph:
             call.make_again()
+        elif self.kind in ("send", "send_stash") and tier is not None:
+            call.send(tier, what)
+        elif self.kind in ("leave", "leave_stash"):
+            call.leave(what)
+        elif self.kind in ("fetch", "fetch_stash"):
+            call.fetch(what)
 
 
 @dataclass(frozen=True)
@@ -288,6 +299,7 @@ class SeenGraph:
                 again=o.again,
                 workspace_bytes=o.workspace_bytes,
                 backward_workspace_bytes=history.backward_workspace.get(index, 0),
+                backward_cost=history.backward_seconds.get(index),
                 stays_bytes=history.stays.get(index, 0),
                 needs=needs,
                 dead=index in history.dead,

@@ -49,6 +49,18 @@ class Stash:
             setattr(owner, name, None)
         self.is_dropped = True
 
+    def arrays(self, func: Any) -> list[Any]:
+        """What it is, where each attribute holds one array; none where one does not."""
+        owner = None if func is None else owner_of(func)
+        found = [getattr(owner, name, None) for name in self.names]
+        return found if all(hasattr(array, "dtype") for array in found) else []
+
+    def restore(self, func: Any, arrays: Sequence[Any]) -> None:
+        """Put back what `arrays` has returned."""
+        for name, array in zip(self.names, arrays, strict=True):
+            setattr(owner_of(func), name, array)
+        self.is_dropped = False
+
     def came_back(self) -> None:
         """The function has run again, and made it."""
         self.is_dropped = False

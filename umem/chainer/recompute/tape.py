@@ -21,6 +21,7 @@ import chainer
 
 from umem.chainer.forward_configuration import as_in_forward, configuration_now
 from umem.chainer.function_facts import owner_of
+from umem.chainer.recompute.below import Moving
 from umem.chainer.recompute.inputs import (
     InputSource,
     ReadArrays,
@@ -39,7 +40,7 @@ Signature = tuple[Any, ...]
 """What makes two calls the same from one iteration to the next: class, shapes, types, origins."""
 
 
-class Call:
+class Call(Moving):
     """One application of a function.
 
     ``values`` are its outputs while they are held, None once they were dropped. The function is
@@ -76,6 +77,7 @@ class Call:
         checksums: bool = False,
     ) -> None:
         self.number, self.index = number, index
+        self.below = {}
         self.again = True
         self.reads = reads
         self._func: Callable[[], Any] = weakref.ref(func)
@@ -143,10 +145,6 @@ class Call:
         self.again = again
         self.stash.learn(stash)
 
-    def take_place(self, rank: int) -> None:
-        """Have this as its rank in a plain run."""
-        self.plain_rank = rank
-
     def set_rank(self, rank: int) -> None:
         """Set when backward takes it: the highest rank first.
 
@@ -169,8 +167,8 @@ class Call:
             self.values = None
 
     def drop(self) -> None:
-        """Let the outputs go, also from the graph."""
-        if not self.again:
+        """Let the outputs go, also from the graph, where they can be had again."""
+        if not self.again and "value" not in self.below:
             return
         self.values = None
         func = self._func()
@@ -185,7 +183,7 @@ class Call:
 
     def drop_stash(self) -> None:
         """Let go what the function keeps on itself, unless it is what was drawn."""
-        if self.again:
+        if self.again or "stash" in self.below:
             self.stash.drop(self._func())
 
     def pack(self) -> None:
@@ -197,7 +195,7 @@ class Call:
         if self.values is None and not self.stash.is_dropped:
             held = tuple([self.value(output) for output in range(len(self.retained))])
             if all(value is not None for value in held):  # by the user's variables
-                self._put_back(self.func, held)
+                self.put_back(self.func, held)
         if self.values is None or self.stash.is_dropped:
             self.materialise()
 
@@ -210,6 +208,9 @@ class Call:
         pending = [self]
         while pending:
             call = pending[-1]
+            if call.come_back():
+                made.append(pending.pop())
+                continue
             missing = [
                 source.call
                 for source in call.sources
@@ -274,7 +275,8 @@ class Call:
                 setattr(func, name, value)
         if packed:
             self.pack()
-        self._put_back(func, outputs)
+        self.put_back(func, outputs)
+        self.stash.came_back()
         return outputs
 
     def _input(self, source: InputSource) -> Any:
@@ -282,14 +284,14 @@ class Call:
             return self.reads.find(source.array, self.label)
         return source.call.value(source.output)
 
-    def _put_back(self, func: Any, outputs: tuple[Any, ...]) -> None:
+    def put_back(self, func: Any, outputs: tuple[Any, ...]) -> None:
+        """Put outputs back where they were; raises RecomputeError in debug mode."""
         if self.checksums is not None and self.checksums[1] != [checksum(a) for a in outputs]:
             raise RecomputeError(
                 f"{self.label!r} gave another result when it ran again: it draws random numbers, "
                 "keeps state, or an array was edited in place between forward and backward"
             )
         self.values = outputs
-        self.stash.came_back()
         for index, node in self.nodes():
             if self.retained[index]:
                 node._data = outputs[index]
@@ -338,8 +340,6 @@ class Call:
             source._replace(array=copy) if source.call is None and source.array is array else source
             for source in self.sources
         ]
-
-    # -- what a planner wants to know ------------------------------------------------------
 
     def needs(self) -> list[Call]:
         """The calls whose outputs its backward reads, itself included."""

@@ -11,16 +11,18 @@ import chainer
 import numpy as np
 
 from umem.chainer.function_facts import owner_of
+from umem.chainer.offload.tiers import Where
 from umem.chainer.recompute.carrying import Target
 from umem.chainer.recompute.graphs_seen import AGAIN, KEEPS, Graphs
 from umem.chainer.recompute.inputs import ReadArrays
+from umem.chainer.recompute.lower import Lower
 from umem.chainer.recompute.observing import HostPeaks, check_tape
 from umem.chainer.recompute.online import OnlinePasses
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.plain_pass import ENDED_EARLY, PlainPass, other_call
 from umem.chainer.recompute.seen import Roots, SeenGraph
 from umem.chainer.recompute.tape import Call
-from umem.chainer.recompute.whole_graph import make_whole, reaches_more
+from umem.chainer.recompute.whole_graph import AliveCalls, make_whole, reaches_more
 
 INTO_EARLIER = "its backward goes on into an earlier graph"
 ELSEWHERE = "it goes backward, or is cut, in another thread or inside a backward"
@@ -39,21 +41,25 @@ class Training:
     Args:
         target: what to plan for.
         debug: whether passes keep checksums.
+        offload: where what is moved goes; False: nothing moves.
 
     Attributes:
+        lower: where what is moved goes.
         graphs: what is remembered.
         online: passes that are not expected back.
         now: the pass that is going on, where something is done to it.
         plain: the one that is left alone.
         peaks: measures it, where it is to be measured.
+        alive: calls of passes that are over.
         pass_count: passes that have gone backward.
         plain_count: those of them that were left alone.
     """
 
-    def __init__(self, target: Target, *, debug: bool) -> None:
+    def __init__(self, target: Target, *, debug: bool, offload: Where = False) -> None:
         self._debug = debug
+        self.lower = Lower(offload)
         self._may_be: list[SeenGraph] = []
-        self.graphs = Graphs(target)
+        self.graphs = Graphs(target, self.lower)
         self.online = OnlinePasses(target, self.graphs, self._prepare, debug=debug)
         self.now: Pass | None = None
         self.plain: PlainPass | None = None
@@ -62,8 +68,7 @@ class Training:
         self._number = 0
         self._began = 0.0
         self._reads: weakref.WeakSet[ReadArrays] = weakref.WeakSet()
-        self._alive: list[weakref.ref[Call]] = []
-        self._earlier = 0  # so many of them are of passes before the newest
+        self.alive = AliveCalls()
 
     def keeps(self, why: str) -> None:
         """Tell the user that a graph keeps everything, and why."""
@@ -75,8 +80,9 @@ class Training:
         if self.now is not None:
             self._end(self.now)
         self.now = self.plain = None
-        last, self._alive = self._alive, []
-        return [call for call in (reference() for reference in last) if call is not None]
+        calls = self.alive.take()
+        self.lower.close(calls)
+        return calls
 
     # -- forward ---------------------------------------------------------------------------
 
@@ -99,6 +105,7 @@ class Training:
             self.graphs.note_outliving(now)
         now = self.now = None  # what it holds goes before anything is measured
         self.peaks.stop()
+        self.lower.open(inputs)
         alike = self.graphs.plan(func, inputs)
         self._number += 1
         self._began = time.perf_counter()
@@ -111,7 +118,9 @@ class Training:
             self.now = online
             self._reads.add(online.reads)
             return online
-        self.now = Pass(self._number, list(self.graphs), self._debug, self.graphs.goes_again)
+        self.now = Pass(
+            self._number, list(self.graphs), self._debug, self.graphs.goes_again, self.lower.tier
+        )
         self._reads.add(self.now.reads)
         if any(one.history.keeps for one in alike):
             self.now.keep_everything(AGAIN)
@@ -151,7 +160,7 @@ class Training:
         for array in arrays:
             if any(read.has(array) for read in reads):
                 copy = array.copy()
-                for call in (*self._calls_now(), *self._calls_alive()):
+                for call in (*self._calls_now(), *self.alive):
                     call.replace_input(array, copy)
 
     def left_plan(self, now: Pass) -> None:
@@ -214,7 +223,7 @@ class Training:
         """Have all arrays of a pass's graph there, which goes backward in plain order then."""
         if self.now is not None:
             self.now.catch_up()  # nothing is dropped any more
-        calls = [*self._calls_alive(), *self._calls_now()]
+        calls = [*self.alive, *self._calls_now()]
         calls = [call for call in calls if call.number == number]
         for call in calls:
             call.set_rank(call.plain_rank)
@@ -223,15 +232,6 @@ class Training:
 
     def _calls_now(self) -> list[Call]:
         return [] if self.now is None else list(self.now.calls)
-
-    def _calls_alive(self) -> list[Call]:
-        return [call for reference in self._alive if (call := reference()) is not None]
-
-    def has_earlier(self) -> bool:
-        """Tell whether graphs of earlier passes are alive."""
-        self._earlier = sum(one() is not None for one in self._alive[: self._earlier])
-        self._alive = [reference for reference in self._alive if reference() is not None]
-        return bool(self._alive)
 
     # -- backward --------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class Training:
             taken = time.perf_counter() - self._began
             self.graphs.finish_following(follows.number, seconds, taken, own_seconds)
         self.peaks.stop()
-        self._remember_calls(now)
+        self.alive.remember(now.calls)
         now.let_go()
 
     def _look_at_peak(self, number: int) -> None:
@@ -325,22 +325,13 @@ class Training:
                 self.graphs.finish_plain(plain.follows.number)
         self.peaks.stop()
 
-    # -- graphs that outlive their pass ----------------------------------------------------
-
     def _end(self, now: Pass) -> bool:
         """A pass is not the current one any more; whether its graph lives on."""
         self.graphs.note_forks(now)
         if not now.went_back:
             now.use_plain_ranks()
-            self._remember_calls(now)
-        calls = [reference() for reference in self._alive[self._earlier :]]
-        return any(call is not None and call.has_graph for call in calls)
-
-    def _remember_calls(self, now: Pass) -> None:
-        """The graph may live on: longer than its pass, and than the block."""
-        alive = [reference for reference in self._alive if reference() is not None]
-        self._earlier = len(alive)
-        self._alive = alive + [weakref.ref(call) for call in now.calls]
+            self.alive.remember(now.calls)
+        return self.alive.has_newest_graph()
 
 
 def _on_host(arrays: Iterable[Any]) -> bool:

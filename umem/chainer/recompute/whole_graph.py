@@ -7,12 +7,14 @@ cannot be made again is an error while nothing has changed.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from chainer import function_hook
 
 from umem.chainer.recompute.inputs import InputSource, bring_inputs, source_of
+from umem.chainer.recompute.seen import Roots
 from umem.chainer.recompute.tape import Call
 from umem.errors import RecomputeError
 
@@ -27,6 +29,17 @@ def functions(nodes: Iterable[Any]) -> list[Any]:
             found[func] = None
             pending += [x.creator_node for x in func.inputs if x.requires_grad]
     return sorted(found, key=lambda func: -plain_rank(func))
+
+
+def roots_of(nodes: Iterable[Any]) -> Roots:
+    """The calls and outputs at which a backward begins."""
+    found = []
+    for node in nodes:
+        creator = node.creator_node
+        call = getattr(creator, "_umem_call", None)
+        if call is not None:
+            found += [(call.index, i) for i, y in enumerate(creator.outputs) if y() is node]
+    return tuple(sorted(found))
 
 
 def plain_rank(func: Any) -> int:
@@ -115,6 +128,8 @@ def _check_call(call: Call, output: int | None, known: set[int]) -> None:
         if id(one) in known:
             continue
         known.add(id(one))
+        if one.is_below and one.has_func:
+            continue
         if not one.again or not one.has_func:
             raise RecomputeError(
                 f"backward needs what {one.label!r} made, which was dropped: it must not run "
@@ -164,3 +179,37 @@ class _MakeAgain(function_hook.FunctionHook):
             self._expected = set(map(id, found))
         self._expected.discard(id(function))
         bring_one(function)
+
+
+class AliveCalls:
+    """Calls that are held weakly, those of the newest pass last."""
+
+    def __init__(self) -> None:
+        self._calls: list[weakref.ref[Call]] = []
+        self._earlier = 0  # so many of them are of passes before the newest
+
+    def __iter__(self) -> Iterator[Call]:
+        return (call for reference in self._calls if (call := reference()) is not None)
+
+    def remember(self, calls: Iterable[Call]) -> None:
+        """A pass is over; its graph may live on: longer than the pass, and than the block."""
+        alive = [reference for reference in self._calls if reference() is not None]
+        self._earlier = len(alive)
+        self._calls = alive + [weakref.ref(call) for call in calls]
+
+    def has_any(self) -> bool:
+        """Tell whether there are any."""
+        self._earlier = sum(one() is not None for one in self._calls[: self._earlier])
+        self._calls = [reference for reference in self._calls if reference() is not None]
+        return bool(self._calls)
+
+    def has_newest_graph(self) -> bool:
+        """Tell whether the graph of the newest pass is there."""
+        calls = [reference() for reference in self._calls[self._earlier :]]
+        return any(call is not None and call.has_graph for call in calls)
+
+    def take(self) -> list[Call]:
+        """Return them, and remember none."""
+        found = list(self)
+        self._calls, self._earlier = [], 0
+        return found

@@ -70,7 +70,7 @@ def _problem(trace: Trace) -> Problem:
             CallFacts(
                 label=op.name,
                 nbytes=node.nbytes,
-                cost=max(op.flops / FLOPS_PER_BYTE, op.traffic_bytes),
+                cost=_cost(op),
                 grad_bytes=tape.gradient_bytes[index],
                 alias=alias,
                 stash_bytes=max(0, node.stash_bytes - drawn),
@@ -80,6 +80,7 @@ def _problem(trace: Trace) -> Problem:
                 again=node.recomputable,
                 workspace_bytes=node.workspace_bytes,
                 backward_workspace_bytes=tape.workspace.get(index, 0),
+                backward_cost=tape.backward_cost.get(index),
                 stays_bytes=tape.stays.get(index, 0),
                 needs=tape.needs[index],
                 dead=index in tape.dead,
@@ -99,6 +100,11 @@ def _problem(trace: Trace) -> Problem:
         update_bytes=max((chunked_update(op, allocs) for op in updating), default=0),
         whole_update_bytes=max((op.workspace_bytes or 0 for op in updating), default=0),
     )
+
+
+def _cost(op: Op) -> float:
+    """The time of an operation on the GPU in the middle, in bytes of device memory's traffic."""
+    return max(op.flops / FLOPS_PER_BYTE, op.traffic_bytes)
 
 
 def _drawn_bytes(op: Op, made: list[Alloc]) -> int:
@@ -127,6 +133,7 @@ class _Tape:
         gradient_bytes: what the gradients of its outputs take.
         order: its place in backward, where backward comes to it.
         workspace: what its backward needs only while it runs.
+        backward_cost: what its backward costs.
         stays: the gradients of what no call made that its backward is the first to make.
         in_order: whether backward has to stay in its order.
         dead: calls whose graph is gone before backward would come to them.
@@ -136,6 +143,7 @@ class _Tape:
     gradient_bytes: list[int]
     order: dict[int, int] = field(default_factory=dict)
     workspace: dict[int, int] = field(default_factory=dict)
+    backward_cost: dict[int, float] = field(default_factory=dict)
     stays: dict[int, int] = field(default_factory=dict)
     in_order: bool = False
     dead: set[int] = field(default_factory=set)
@@ -172,7 +180,7 @@ def _from_entries(trace: Trace, first: ForwardPass, saved: Sequence[bool]) -> _T
 def _follow_backward(events: Sequence[Event], index: Mapping[int, int], tape: _Tape) -> None:
     """Read the order of backward and what each step of it needs, from its marks."""
     sizes: dict[int, int] = {}
-    level = 0
+    level, cost = 0, 0.0
     peak: int | None = None  # of the step, once it has run an operation
     for event in events:
         if isinstance(event, Alloc):
@@ -185,12 +193,14 @@ def _follow_backward(events: Sequence[Event], index: Mapping[int, int], tape: _T
                 break
             now = level + (event.workspace_bytes or 0)
             peak = now if peak is None else max(peak, now)
+            cost += _cost(event)
         elif isinstance(event, Mark) and event.label == "backward":
             call = None if event.entry is None else index.get(event.entry)
             if call is not None:
                 tape.order.setdefault(call, len(tape.order))
                 tape.workspace[call] = 0 if peak is None else max(0, peak - level)
-            peak = None
+                tape.backward_cost[call] = cost
+            peak, cost = None, 0.0
 
 
 def _guessed(
@@ -219,6 +229,7 @@ def _guessed(
             if found is not None:
                 most = max(tape.workspace.get(found, 0), event.workspace_bytes or 0)
                 tape.workspace[found] = most
+                tape.backward_cost[found] = tape.backward_cost.get(found, 0.0) + _cost(event)
     return tape
 
 

@@ -12,6 +12,7 @@ from umem.predict.techniques import combinations as together
 from umem.predict.techniques import half_widths as halves
 from umem.predict.techniques import memory_modes as modes
 from umem.predict.techniques import micro_batches as batches
+from umem.predict.techniques import offloading as offload
 from umem.predict.techniques import prefetching as lookahead
 from umem.predict.techniques import recomputation as budgets
 from umem.predict.techniques import small_states as states
@@ -41,6 +42,8 @@ TECHNIQUES = [
     Technique("recompute 25%", True, partial(budgets.prepare, budget="25%")),
     Technique("recompute min", True, partial(budgets.prepare, budget="min")),
     Technique("recompute min, workspace", False, caps.prepare_least, ROUNDING),
+    Technique("offload", True, offload.prepare),
+    Technique("recompute, offload to fit", True, offload.prepare_largest),
     Technique("recompute 50%, managed", True, partial(budgets.prepare_managed, budget="50%")),
     Technique("recompute min, managed", True, partial(budgets.prepare_managed, budget="min")),
     Technique("recompute 50%, lookahead", True, partial(budgets.prepare_lookahead, budget="50%")),

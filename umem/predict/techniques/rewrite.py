@@ -5,6 +5,8 @@ block's backward begins, what the plan runs again runs again, on fresh tensors, 
 its last use. What a plan keeps stays until its own block's turn at least, unless it frees early,
 and goes after its last use. Everything else is as it was.
 
+What a plan moves goes down and comes back as copies.
+
 Models: `umem.planner.schedule` with liveness, as `umem.chainer.Recompute` carries it out, which
 also keeps dropout's masks as bits. Does not model: the order that a plan gives to the backward of
 branches (the trace's own order stays); a second run's own statistics.
@@ -19,7 +21,7 @@ from umem.planner.from_trace import DRAWS
 from umem.planner.plans import Plan
 from umem.predict.techniques.budget_graph import ForwardPass, passes
 from umem.predict.techniques.drawn import Masks, is_mask
-from umem.predict.techniques.stream import Stream
+from umem.predict.techniques.stream import Moved, Stream
 from umem.trace.trace import Alloc, Event, Free, Hint, Op, Trace
 from umem.trace.walk import allocations
 
@@ -63,6 +65,7 @@ class _Rewriter:
         fresh = 1 + max(allocations(trace.events), default=0)
         self._stream = Stream(self._is_kept.keys() | self._read_again, fresh)
         self._masks = Masks(self._stream, _masks(planned) if any(plan.recomputed) else ())
+        self._moved = Moved(self._stream, trace.events, planned, plan)
         self._waiting: list[Alloc] = []  # of an operation to come
         self._pass: ForwardPass | None = None  # whose backward it is
         self._waits: set[int] = set()  # blocks whose turn has not come
@@ -73,10 +76,12 @@ class _Rewriter:
         for index, event in enumerate(self._events):
             if index in self._planned:
                 self._turn(self._planned[index])
+                self._moved.turn(index)
             if isinstance(event, (Alloc, Free)) and event.tensor in self._left:
                 continue
             if isinstance(event, Op):
                 self._on_op(event)
+                self._moved.after(index)
             elif isinstance(event, Alloc) and self._pass is not None:
                 self._waiting.append(event)
             elif isinstance(event, Alloc):
@@ -142,9 +147,11 @@ class _Rewriter:
         """Begin the block that an operation belongs to, and those that it needs something of."""
         calls = now.calls_near(op)
         if calls:
+            self._moved.before(calls)
             self._begin(now, max(self._block[index] for index in calls))
         for tensor, _, _ in op.reads:
             self._masks.unpack(tensor)
+            self._moved.bring(tensor)
             for index in sorted(now.near.get(tensor, ())):
                 if self._stream.is_gone(tensor):
                     self._begin(now, self._block[index])
@@ -177,6 +184,8 @@ class _Rewriter:
     def _run_again(self, op: Op, made: Sequence[Alloc]) -> None:
         """Run a call once more; what it changed in place, such as statistics, it leaves alone."""
         self._stream.rest()
+        for access in op.reads:
+            self._moved.bring(access.tensor)
         for alloc in made:
             self._masks.unpack(alloc.tensor)
             if self._frees_early and not _is_drawn(op, alloc):

@@ -1,11 +1,20 @@
-"""Events in the making, some of whose tensors are followed: dropped, made again, freed in time."""
+"""Events in the making, some of whose tensors are followed: dropped, made again, freed in time.
+
+What a plan moves goes down to pinned host memory and back: copies beside the operations, as
+`umem.chainer.Recompute` with offload begins them. It is sent when its last use in forward is over,
+goes after the call that the plan says, and comes back before the backward that the plan says, or
+when it is needed, where the trace goes backward in another order.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from umem.errors import GraphError
+from umem.planner.link import Move
+from umem.planner.plans import Plan
 from umem.trace.trace import Access, Alloc, Event, Free, Hint, Op
 
 
@@ -118,3 +127,92 @@ class Stream:
                 )
             found.append(access if number == access.tensor else access._replace(tensor=number))
         return tuple(found)
+
+
+class PlannedPass(Protocol):
+    """A forward pass, see `umem.predict.techniques.budget_graph`."""
+
+    calls: list[Op]
+    made: list[list[Alloc]]
+    start: int
+    turn: int
+
+
+class Moved:
+    """The moves of a plan in the passes of a trace.
+
+    Args:
+        stream: where their events go.
+        events: the trace.
+        planned: its passes.
+        plan: the moves, and in which order backward takes calls.
+    """
+
+    def __init__(
+        self, stream: Stream, events: Sequence[Event], planned: Iterable[PlannedPass], plan: Plan
+    ) -> None:
+        self._stream = stream
+        self._sends: dict[int, list[Alloc]] = {}  # by event
+        self._leaves: dict[int, list[Alloc]] = {}
+        self._fetches: dict[int, list[tuple[int, Alloc]]] = {}  # by pass: place, and what
+        self._allocs: dict[int, Alloc] = {}
+        self._pending: list[tuple[int, Alloc]] = []
+        order = [_number(name) for block in plan.blocks for name in block]
+        self._place = {call: place for place, call in enumerate(reversed(order))}
+        for one in planned if plan.moves else ():
+            self._find(events, one, plan.moves)
+
+    def _find(self, events: Sequence[Event], one: PlannedPass, moves: Sequence[Move]) -> None:
+        """Find where in a pass its moves begin and end."""
+        last: dict[int, int] = {}
+        ends: list[int] = []
+        for index in range(one.start, one.turn):
+            event = events[index]
+            if isinstance(event, Op):
+                last.update((access.tensor, index) for access in (*event.reads, *event.writes))
+                if len(ends) < len(one.calls) and event is one.calls[len(ends)]:
+                    ends.append(index)
+        for move in moves:
+            for alloc in one.made[_number(move.node)]:
+                if (alloc.kind == "stash") == (move.what == "stash"):
+                    leaves = max(ends[_number(move.leaves_after)], last[alloc.tensor])
+                    self._sends.setdefault(last[alloc.tensor], []).append(alloc)
+                    self._leaves.setdefault(leaves, []).append(alloc)
+                    fetch = self._place[_number(move.fetched_before)], alloc
+                    self._fetches.setdefault(one.turn, []).append(fetch)
+                    self._allocs[alloc.tensor] = alloc
+
+    def after(self, index: int) -> None:
+        """An operation of forward has run: send what it used last, let go what is below."""
+        for alloc in self._sends.get(index, ()):
+            self._copy("send", alloc)
+        for alloc in self._leaves.get(index, ()):
+            self._stream.hold(alloc.tensor)
+            self._stream.drop(alloc.tensor)
+            self._stream.rest()
+
+    def turn(self, index: int) -> None:
+        """The backward of a pass begins."""
+        self._pending = sorted(self._fetches.get(index, ()), key=lambda pair: -pair[0])
+
+    def before(self, calls: Iterable[int]) -> None:
+        """The backward of one of these calls begins: fetch what is due before it."""
+        place = min((self._place[call] for call in calls), default=-1)
+        while self._pending and self._pending[-1][0] <= place:
+            self.bring(self._pending.pop()[1].tensor)
+
+    def bring(self, tensor: int) -> None:
+        """Begin to bring back what was moved, if it is not there."""
+        alloc = self._allocs.get(tensor)
+        if alloc is not None and self._stream.is_gone(tensor):
+            self._stream.alloc(alloc._replace(uploaded=False))
+            self._copy("fetch", alloc)
+
+    def _copy(self, action: str, alloc: Alloc) -> None:
+        whole = Access(alloc.tensor, 0, alloc.nbytes)
+        self._stream.other(Hint(action, (whole,), overlap=True))
+
+
+def _number(name: str) -> int:
+    """The place of a call in its pass, which its node's name ends with."""
+    return int(name.rpartition("#")[2])

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from umem.devices.specs import GpuSpec
 from umem.errors import UmemError
 from umem.planner import Plan
+from umem.planner.link import Link
 from umem.planner.problem import Problem
 from umem.predict.cupy_differences import Correct, on_gpu
 from umem.predict.stepping import Replays
@@ -71,7 +72,7 @@ class Subject:
         check_figures(corrected.events)
         self.trace = steady(corrected, STEPS)
         self.replays = Replays(self.gpus) if replays is None else replays
-        self._plans: dict[Budget, list[Plan] | UmemError] = {}
+        self._plans: dict[tuple[Budget, Link | None], list[Plan] | UmemError] = {}
         self._made: dict[tuple[object, ...], Trace] = {}
         self._shared: set[tuple[object, ...]] = set()
 
@@ -121,7 +122,7 @@ class Subject:
 
     def with_plans(self, plans: list[Plan]) -> Trace:
         """The trace under plans, made once."""
-        same = tuple((plan.blocks, plan.kept, plan.recomputed, plan.stashed) for plan in plans)
+        same = _same(plans)
         self._shared.add(same)
         return self.made_once(same, lambda: self.rewritten(plans))
 
@@ -148,33 +149,41 @@ class Subject:
     @property
     def least_bytes(self) -> int:
         """The smallest budget that every pass has a plan for."""
-        return max(problem.least().peak_bytes for problem in self.problems)
+        return self.least_bytes_with(None)
+
+    def least_bytes_with(self, link: Link | None) -> int:
+        """The same where what is kept may be moved over a link."""
+        return max(problem.least(link=link).peak_bytes for problem in self.problems)
 
     @property
     def plain_bytes(self) -> int:
         """The most that a pass takes as it is; of several kinds of passes, the smallest."""
         return min(problem.plain_bytes for problem in self.problems)
 
-    def under(self, budget: Budget) -> Trace:
+    def under(self, budget: Budget, link: Link | None = None) -> Trace:
         """The trace under the plans for a budget, as `umem.chainer.Recompute` takes it.
 
         Raises:
             GraphError: there is nothing to plan.
             BudgetError: there is no plan; names the least that there is one for.
         """
-        plans = self.plans(budget)
+        plans = self.plans(budget, link)
         # One trace for all budgets that give the same.
-        same = tuple((plan.blocks, plan.kept, plan.recomputed, plan.stashed) for plan in plans)
-        if budget is None or isinstance(budget, float):
+        same = _same(plans)
+        if (budget is None or isinstance(budget, float)) and link is None:
             self._shared.add(same)
         return self.made_once(same, lambda: self.rewritten(plans))
 
-    def plans(self, budget: Budget) -> list[Plan]:
-        """The plans for a budget, one for each kind of pass. Raises as `under` does."""
-        if budget not in self._plans:
+    def plans(self, budget: Budget, link: Link | None = None) -> list[Plan]:
+        """The plans for a budget, one for each kind of pass. Raises as `under` does.
+
+        With a link, what is kept may be moved.
+        """
+        key = budget, link
+        if key not in self._plans:
             problems = self.problems
-            self._plans[budget] = _or_error(lambda: [_planned(one, budget) for one in problems])
-        return _given(self._plans[budget])
+            self._plans[key] = _or_error(lambda: [_planned(one, budget, link) for one in problems])
+        return _given(self._plans[key])
 
     def rewritten(self, plans: list[Plan]) -> Trace:
         """The trace under the plans of all of its passes."""
@@ -215,7 +224,12 @@ def _given(found: _T | UmemError) -> _T:
     return found
 
 
-def _planned(problem: Problem, budget: Budget) -> Plan:
+def _same(plans: Iterable[Plan]) -> tuple[object, ...]:
+    """What plans have in common that make the same of a trace."""
+    return tuple((one.blocks, one.kept, one.recomputed, one.stashed, one.moves) for one in plans)
+
+
+def _planned(problem: Problem, budget: Budget, link: Link | None) -> Plan:
     if isinstance(budget, float):
         budget = round(budget * problem.plain_bytes)
-    return problem.within(budget).plan
+    return problem.within(budget, link=link).plan

@@ -60,6 +60,7 @@ class LateCall(Call):
     ) -> None:
         func = ran.func()
         self.number, self.index = number, index
+        self.below = {}
         self.reads, self.kind, self.shape = reads, kind, shape_of(ran.leaves)
         self._func = ran.func
         self.is_cut = False

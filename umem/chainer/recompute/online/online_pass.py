@@ -282,7 +282,7 @@ class OnlinePass(Pass):
         else:
             self._pressure.step(proceed, call, func, args)
 
-    def after(self, call: Any, workspace: int) -> None:
+    def after(self, call: Any, workspace: int, seconds: float) -> None:
         """Let go what nothing reads after this step."""
         if not self._leaves_alone(call):
             self._pressure.after(call)

@@ -1,0 +1,96 @@
+"""Values moved down to pinned host memory and back: all of them, or those that a plan chooses.
+
+A plan is made for one link, and so for one GPU: what a copy costs is what the operations beside it
+cost there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from umem.devices.specs import COSTS, GpuSpec
+from umem.errors import StateError
+from umem.planner.link import Link, Move
+from umem.planner.plans import Plan
+from umem.planner.problem import Problem
+from umem.predict.techniques.recomputation import largest_budget
+from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.technique import Prepared
+from umem.units import BLOCK_BYTES, MIB
+
+SMALLEST_BYTES = BLOCK_BYTES // 32
+"""What is smaller stays, as in `umem.chainer.Offload`."""
+AHEAD = 2
+"""So many steps of backward before its use, what was moved begins to come back."""
+
+
+def link_of(gpu: GpuSpec) -> Link:
+    """The link of a GPU, in the planner's unit of cost: bytes of device memory's traffic.
+
+    Raises:
+        StateError: its memory is the host's.
+    """
+    if not gpu.host_out_bandwidth or not gpu.host_in_bandwidth:
+        raise StateError(f"{gpu.title} shares its memory with the host: nothing is below it")
+    rate = COSTS.memory_efficiency * gpu.memory_bandwidth
+    return Link(gpu.host_out_bandwidth / rate, gpu.host_in_bandwidth / rate, SMALLEST_BYTES)
+
+
+def prepare(subject: Subject, gpu: GpuSpec) -> Prepared:
+    """The step with all that backward needs moved down and back.
+
+    Raises:
+        StateError: it fits as it is, or there is no link. GraphError: there is no backward.
+    """
+    if subject.fits(gpu):
+        raise StateError("the step fits with everything kept")
+    link_of(gpu)
+    plans = [all_moved(problem) for problem in subject.problems]
+    return subject.prepared_with("with umem.chainer.Offload():", plans)
+
+
+def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
+    """The step under the largest budget that fits, each value kept, made again or moved.
+
+    Raises:
+        StateError: it fits as it is, or there is no link. BudgetError: it fits with no budget.
+    """
+    if subject.fits(gpu):
+        raise StateError("the step fits with everything kept")
+    link = link_of(gpu)
+    budget = largest_budget(subject, gpu, link)
+    line = f'with umem.chainer.Recompute("{budget // MIB}MiB", offload=True):'
+    return Prepared(subject.under(budget, link), line)
+
+
+def all_moved(problem: Problem) -> Plan:
+    """The plan that keeps everything, with all of it moved."""
+    plan = problem.keep_all.plan
+    return replace(plan, moves=tuple(_moves(problem)))
+
+
+def _moves(problem: Problem) -> Iterator[Move]:
+    """Each value that backward reads, from the call after its last use to shortly before."""
+    calls, names = problem.calls, problem.names
+    root = list(range(len(calls)))
+    for index, call in enumerate(calls):
+        if call.alias is not None:
+            root[index] = root[call.alias]
+    last, first = list(range(len(calls))), [-1] * len(calls)
+    for source, user in problem.edges:
+        last[root[source]] = max(last[root[source]], user)
+    for index, call in enumerate(calls):
+        for need in () if call.dead else call.needs:
+            first[root[need]] = max(first[root[need]], index)
+
+    def move(index: int, what: str, last_use: int, first_need: int) -> Move:
+        leaves = min(last_use + 1, len(calls) - 1)
+        fetched = min(first_need + AHEAD, len(calls) - 1)
+        return Move(names[index], what, names[leaves], names[fetched])  # type: ignore[arg-type]
+
+    for index, call in enumerate(calls):
+        if first[index] >= 0 and call.nbytes >= SMALLEST_BYTES:
+            yield move(index, "value", last[index], first[index])
+        if not call.dead and call.stash_bytes >= SMALLEST_BYTES:
+            yield move(index, "stash", index, index)
