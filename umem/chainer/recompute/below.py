@@ -134,6 +134,9 @@ class Moving:
     def come_back(self) -> bool:
         """Have back all that is missing, where that is below; whether anything came."""
         missing = self._missing()
+        if not missing and "value" in self.below and self.lacks_own():
+            self.put_back(self.func, tuple(self._outputs()))  # a variable of the program has them
+            return True
         if not missing or not self.is_below:
             return False
         for what in missing:
@@ -175,6 +178,10 @@ class Moving:
     @abstractmethod
     def drop_stash(self) -> None:
         """Let go what the function keeps on itself."""
+
+    @abstractmethod
+    def lacks_own(self) -> bool:
+        """Tell whether outputs that it retains, or what it keeps on itself, were dropped."""
 
     @abstractmethod
     def put_back(self, func: Any, outputs: tuple[Any, ...]) -> None:

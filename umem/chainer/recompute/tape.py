@@ -321,7 +321,7 @@ class Call(Moving):
         func = self.func
         made = bring_inputs(func, self.sources)
         if self.lacks_own():
-            self.values = None
+            self.values = self.values if self.below else None
             made += self.materialise()
         self.stash.unpack(func)
         if self.checksums is not None:
