@@ -253,6 +253,17 @@ def offload() -> bytes:
     return trained
 
 
+def recompute_with_offload() -> bytes:
+    """Chainer trains under a budget for which values have to go and come back."""
+    import umem.chainer
+
+    under = umem.chainer.Recompute("min", offload=True)
+    with under:
+        trained = _trained(OFFLOAD_ROWS)
+    assert {"moved"} <= {value.fate for value in under.fates()}, under.fates()
+    return trained
+
+
 def _trained(rows: int) -> bytes:
     """The parameters of a small network after three steps."""
     import chainer
@@ -313,7 +324,7 @@ PINNED_COUNT = 1 << 16
 RIGHT: tuple[Program, ...] = (
     handed_on, uploaded_by_turns, pageable_memory_changed, brought_home, implicit_order,
     memory_reused, products, transforms, managed_and_prefetched, threads, lookahead, offload,
-    sent_to_pinned_memory,
+    recompute_with_offload, sent_to_pinned_memory,
 )  # fmt: skip
 
 

@@ -244,7 +244,7 @@ class TestCupyStreams:
         assert done.returncode == 0, done.stdout + done.stderr
         rows = json.loads(path.read_text())["rows"]
         right = [row for row in rows if not row["planted"]]
-        assert len(right) == 13 and all(row["same_count"] == 30 for row in right)
+        assert len(right) == 14 and all(row["same_count"] == 30 for row in right)
         planted = [row for row in rows if row["planted"]]
         assert len(planted) == 7 and all(row["same_count"] < 30 for row in planted)
 
