@@ -12,9 +12,10 @@ from umem.errors import BudgetError, GraphError
 from umem.planner import chains, exact, fates, rematerialize
 from umem.planner.chains import METHODS
 from umem.planner.checks import checked_budget, shown, whole_number
+from umem.planner.fate_search import searched
 from umem.planner.graph import Graph
 from umem.planner.link import Link
-from umem.planner.moving import moved_plan
+from umem.planner.moving import Fates, moved_plan
 from umem.planner.plans import MODELS, OBJECTIVES, Method, Model, Objective, Plan
 from umem.planner.referee import simulate
 from umem.planner.reruns import in_order_of
@@ -27,6 +28,8 @@ EVERY_POINT = 64
 """Up to so many nodes, `pareto` looks for every point of chains."""
 POINTS = 33
 """So many budgets it looks at otherwise."""
+SEARCHED = 200
+"""Up to so many nodes, fates of values are searched one by one."""
 
 
 def plan(
@@ -206,20 +209,27 @@ def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Li
             return moved_plan(alone, budget_bytes, link, method)
         with suppress(BudgetError):
             known.append(plan(graph, budget_bytes, method, model="saved"))
-        found = fates.quickest(graph, budget_bytes, link, known, method)
-        if found is not None:
-            return moved_plan(found, budget_bytes, link, method)
+        found = fates.starts(graph, budget_bytes, link, known, method)
+        if found:
+            return _quickest(found, budget_bytes, link, method)
     tightest = [_least(graph, method, "time", "saved", once=once) for once in (True, False)]
     least = least_of(graph, link, tightest)
     budget = least if budget_bytes is None else budget_bytes
-    found = fates.quickest(graph, budget, link, tightest, method)
-    if found is None:
+    found = fates.starts(graph, budget, link, tightest, method)
+    if not found:
         raise BudgetError(
             f"no plan of method {method!r} needs as little as {format_bytes(budget)} ({budget} "
             f"bytes), be it moved or run again: the smallest budget is {format_bytes(least)} "
             f"({least} bytes)"
         )
-    return moved_plan(found, budget, link, method)
+    return _quickest(found, budget, link, method)
+
+
+def _quickest(found: list[Fates], budget_bytes: int, link: Link, method: Method) -> Plan:
+    best = found[0]
+    if method in ("auto", rematerialize.NAME) and len(best.graph) <= SEARCHED:
+        best = searched(found, budget_bytes, link)
+    return moved_plan(best, budget_bytes, link, method)
 
 
 # -- how it is answered ------------------------------------------------------------------------

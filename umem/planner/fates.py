@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 
 from umem.planner import chains
 from umem.planner.easing import eased
-from umem.planner.fate_search import Search
 from umem.planner.graph import Graph
 from umem.planner.link import Link
 from umem.planner.moving import Fates, fates_of
@@ -23,10 +22,8 @@ from umem.planner.timetable import timetable
 
 BUDGETS = 7
 """So many budgets are looked at for what runs again."""
-STARTS = 3
-"""So many of them are searched from."""
 SHORT = 200
-"""Up to so many nodes, what runs again is planned for each budget, and searched."""
+"""Up to so many nodes, what runs again is planned for each budget."""
 NEVER_LESS = 1 + 1e-12
 """A time within this of what keeping all takes is as good."""
 
@@ -42,26 +39,22 @@ def is_best(fates: Fates) -> bool:
     return fates.seconds <= (sum(g.cost) + sum(g.backward_cost)) * NEVER_LESS
 
 
-def quickest(
+def starts(
     graph: Graph, budget_bytes: int, link: Link, known: Sequence[Plan], method: str
-) -> Fates | None:
-    """The quickest fates that are found within a budget; None: there are none.
+) -> list[Fates]:
+    """Fates within a budget, the quickest first; none where nothing that is tried fits.
 
     ``known`` are plans that run calls again and move nothing, whether they fit or not.
     """
-    searches = method not in chains.METHODS
     found = [
         fates
-        for ordered, reruns in _starts(graph, budget_bytes, known, method)
+        for ordered, reruns in _again(graph, budget_bytes, known, method)
         if (fates := fates_of(ordered, reruns, budget_bytes, link)) is not None
     ]
-    found.sort(key=lambda fates: fates.seconds)
-    if searches and len(graph) <= SHORT:
-        found = [Search(start, budget_bytes, link).run() for start in found[:STARTS]]
-    return min(found, key=lambda fates: fates.seconds, default=None)
+    return sorted(found, key=lambda fates: fates.seconds)
 
 
-def _starts(
+def _again(
     graph: Graph, budget_bytes: int, known: Sequence[Plan], method: str
 ) -> Iterator[tuple[Graph, Reruns]]:
     """What may run again, each once."""
