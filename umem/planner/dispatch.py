@@ -15,7 +15,7 @@ from umem.planner.checks import checked_budget, shown, whole_number
 from umem.planner.fate_search import searched
 from umem.planner.graph import Graph
 from umem.planner.link import Link
-from umem.planner.moving import Fates, moved_plan
+from umem.planner.moving import Fates, is_best, moved_plan
 from umem.planner.plans import MODELS, OBJECTIVES, Method, Model, Objective, Plan
 from umem.planner.referee import simulate
 from umem.planner.reruns import in_order_of
@@ -205,7 +205,7 @@ def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Li
     known = []
     if budget_bytes is not None:
         alone = fates.moved_alone(graph, budget_bytes, link)
-        if alone is not None and fates.is_best(alone):
+        if alone is not None and is_best(alone):
             return moved_plan(alone, budget_bytes, link, method)
         with suppress(BudgetError):
             known.append(plan(graph, budget_bytes, method, model="saved"))

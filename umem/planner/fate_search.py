@@ -6,91 +6,100 @@ moves or no longer does; what then does not fit is moved, and the time of it all
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Sequence
 
-from umem.planner.graph import Numbered
+from umem.planner.graph import Graph, Numbered
 from umem.planner.link import Link
 from umem.planner.link_clock import Key
-from umem.planner.moving import Fates, fates_of
+from umem.planner.moving import Fates, fates_of, is_best
 from umem.planner.reruns import Reruns
 
-STARTS = 3
-"""So many are searched from."""
-WORK = 12_000
+WORK = 16_000
 """So many calls are gone through in one search, those of every trial together."""
 PARTIAL = 1e-9
 """The part of a time that counts as none."""
 
+Change = tuple[Reruns, frozenset[Key], frozenset[Key]]
+"""What runs again, what is moved at least, and what must not be moved."""
+Open = tuple[tuple[float, int], int, Fates, Iterator[Change]]
+"""Fates by their rank and number, and the changes of them that were not tried yet."""
+
 
 def searched(starts: Sequence[Fates], budget_bytes: int, link: Link) -> Fates:
-    """The quickest that is found from some fates on, which are sorted by their time."""
-    found = [FateSearch(start, budget_bytes, link).run() for start in starts[:STARTS]]
-    return min(found, key=lambda fates: fates.seconds)
+    """The quickest that is found from some fates on, best first.
+
+    Cost: a share of a second, whatever the size; one trial takes as long as a timetable.
+    """
+    search = _FateSearch(starts, budget_bytes, link)
+    for _ in range(WORK // max(1, len(starts[0].graph))):
+        if is_best(search.best) or not search.try_one():
+            break
+    return search.best
 
 
-class FateSearch:
-    """One search, which goes on until no change is quicker or it has tried as many as it may.
+class _FateSearch:
+    """All fates that were found, of which the best one is changed next.
 
     Args:
-        start: where it begins.
+        starts: the first of them; of one graph, perhaps in several orders of its nodes.
         budget_bytes: the most bytes at once.
         link: what moves goes over.
+
+    Attributes:
+        best: the best that was found.
     """
 
-    def __init__(self, start: Fates, budget_bytes: int, link: Link) -> None:
-        self.best = start
+    def __init__(self, starts: Sequence[Fates], budget_bytes: int, link: Link) -> None:
         self._budget, self._link = budget_bytes, link
-        self._left = WORK // max(1, len(start.graph))
-        self._tried: set[tuple[Reruns, frozenset[Key]]] = set()
+        self._heap: list[Open] = []
+        self._tried: set[tuple[Graph, Change]] = set()
+        self._count = 0
+        self.best = min(starts, key=_rank)
+        for start in starts:
+            self._add(start)
 
-    def run(self) -> Fates:
-        """The quickest that was found."""
-        while self._go_through():
-            pass
-        return self.best
+    def _add(self, fates: Fates) -> None:
+        """Have these changed, too, when their turn comes."""
+        self.best = min(self.best, fates, key=_rank)
+        self._count += 1
+        heapq.heappush(self._heap, (_rank(fates), self._count, fates, _changes(fates)))
 
-    def _go_through(self) -> bool:
-        """Try every change once; whether it may go on, as something was better."""
-        found = False
-        for change in self._changes():
-            if self._left <= 0:
-                return False
-            found |= self._better(*change)
-        return found
+    def try_one(self) -> bool:
+        """Try the next change that is new; whether there was one."""
+        while self._heap:
+            fates, changes = self._heap[0][2:]
+            change = next(changes, None)
+            if change is None:
+                heapq.heappop(self._heap)
+            elif (fates.graph, change) not in self._tried:
+                self._tried.add((fates.graph, change))
+                found = fates_of(fates.graph, change[0], self._budget, self._link, *change[1:])
+                if found is not None:
+                    self._add(found)
+                return True
+        return False
 
-    def _better(self, reruns: Reruns, keys: frozenset[Key], banned: frozenset[Key]) -> bool:
-        if (reruns, keys) in self._tried:
-            return False
-        self._tried.add((reruns, keys))
-        self._left -= 1
-        best = self.best
-        found = fates_of(best.graph, reruns, self._budget, self._link, keys, banned)
-        if found is None or _rank(found) >= _rank(best):
-            return False
-        self.best = found
-        return True
 
-    def _changes(self) -> Iterator[tuple[Reruns, frozenset[Key], frozenset[Key]]]:
-        """Each change, from what is best by then; what it moves, and what it must not move."""
-        none = frozenset[Key]()
-        for one in list(self.best.table.absences):
-            moved = self.best.moved
-            if one.key in moved:
-                yield self.best.reruns, moved - {one.key}, frozenset({one.key})
-                yield self.best.reruns, moved - {one.key}, none
-            else:
-                yield self.best.reruns, moved | {one.key}, none
-        g = self.best.graph.numbered
-        for step, node in _each(self.best.reruns):
-            yield _less(g, self.best.reruns, {(step, node)}), self.best.moved, none
-        for node in {node for _, node in _each(self.best.reruns)}:
-            gone = {(step, other) for step, other in _each(self.best.reruns) if other == node}
-            yield _less(g, self.best.reruns, gone), self.best.moved, none
-        for one in list(self.best.table.absences):
-            for deep in (False, True):
-                more = _more(g, self.best.reruns, one.key, deep=deep)
-                if more is not None:
-                    yield more, self.best.moved - {one.key}, none
+def _changes(fates: Fates) -> Iterator[Change]:
+    """Each change of one fate."""
+    none, reruns, moved = frozenset[Key](), fates.reruns, fates.moved
+    for one in fates.table.absences:
+        if one.key in moved:
+            yield reruns, moved - {one.key}, frozenset({one.key})
+            yield reruns, moved - {one.key}, none
+        else:
+            yield reruns, moved | {one.key}, none
+    g, each = fates.graph.numbered, _each(reruns)
+    for gone in each:
+        yield _less(g, reruns, {gone}), moved, none
+    for node in dict.fromkeys(node for _, node in each):
+        yield _less(g, reruns, {gone for gone in each if gone[1] == node}), moved, none
+    for one in fates.table.absences:
+        for deep in (False, True):
+            more = _more(g, reruns, one.key, deep=deep)
+            if more is not None:
+                yield more, moved - {one.key}, none
 
 
 def _rank(fates: Fates) -> tuple[float, int]:

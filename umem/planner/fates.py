@@ -24,19 +24,11 @@ BUDGETS = 7
 """So many budgets are looked at for what runs again."""
 SHORT = 200
 """Up to so many nodes, what runs again is planned for each budget."""
-NEVER_LESS = 1 + 1e-12
-"""A time within this of what keeping all takes is as good."""
 
 
 def moved_alone(graph: Graph, budget_bytes: int, link: Link) -> Fates | None:
     """What moves as much as does not fit, and runs nothing again; None: it does not fit."""
     return fates_of(graph, ((),) * len(graph), budget_bytes, link)
-
-
-def is_best(fates: Fates) -> bool:
-    """Tell whether nothing can be quicker: nothing runs again, and nothing waits."""
-    g = fates.graph.numbered
-    return fates.seconds <= (sum(g.cost) + sum(g.backward_cost)) * NEVER_LESS
 
 
 def starts(
