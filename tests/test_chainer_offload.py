@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,8 +22,10 @@ import umem.chainer  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
 import chainer.links as L
+from chainer_function_cases import CASES, Case
 from random_programs import Counting, Failing, Inner, Old, Program, Runs, differences
 from recompute_cases import MODELS, Mlp, rows, same, train
+from test_chainer_functions import arrays_for, flatten
 
 from umem.chainer.offload import mover
 from umem.errors import FileError, SizeError, StateError
@@ -36,6 +37,12 @@ Step = Callable[[Any, Any, Any], Any]
 def everything_is_sent(monkeypatch: Any) -> None:
     """The networks of tests are small."""
     monkeypatch.setattr(mover, "SMALLEST_BYTES", 1)
+
+
+@pytest.fixture
+def forward_waits(monkeypatch: Any) -> None:
+    """Whatever is on its way down is there before the next function."""
+    monkeypatch.setattr(mover, "IN_FLIGHT_BYTES", 0)
 
 
 def fetched(offload: Any) -> int:
@@ -281,6 +288,7 @@ def test_a_program_that_keeps_its_arrays_edits_them_for_backward(tmp_path: Path)
     same(train("mlp", offload, step=step), train("mlp", step=step))
 
 
+@pytest.mark.usefixtures("forward_waits")
 def test_an_array_that_is_held_for_a_while_goes_when_it_is_not(tmp_path: Path) -> None:
     with umem.chainer.Offload(tmp_path) as offload:
         h = first = F.tanh(chainer.Variable(np.ones((64, 64), "f")))
@@ -317,6 +325,7 @@ def test_small_arrays_stay(tmp_path: Path, monkeypatch: Any) -> None:
     assert fetched(offload) == 0
 
 
+@pytest.mark.usefixtures("forward_waits")
 def test_less_is_held_at_the_end_of_forward(tmp_path: Path) -> None:
     def held(offload: Any) -> int:
         alive: list[Any] = []
@@ -394,14 +403,13 @@ def test_it_is_entered_again_and_graphs_from_before_go_on(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.usefixtures("forward_waits")
 def test_a_forked_process_cannot_bring_back_and_takes_nothing_away(tmp_path: Path) -> None:
     model, x, t = Mlp(), rows(np.random.default_rng(0)), np.zeros(80, "i")
     t = t[: len(x)]
     with umem.chainer.Offload(tmp_path):
         loss = model.loss(x, t)
-        for _ in range(50):
-            time.sleep(0.001)
-            loss = loss + 0  # what was sent is let go
+        loss = loss + 0  # what was sent is let go
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # threads and fork
             child = os.fork()
@@ -540,3 +548,34 @@ def test_on_a_virtual_gpu(tmp_path: Path) -> None:
         offload = umem.chainer.Offload()
         same(train("mlp", offload), train("mlp"))
     assert fetched(offload) > 0 and "simulated" in offload.summary()
+
+
+# -- every function ------------------------------------------------------------------------------
+
+
+DIFFERENTIABLE = [n for n, case in CASES.items() if case.gradient and "float32" in case.only]
+
+
+def went_backward_twice(case: Case) -> list[bytes]:
+    """The outputs of a function between others, and the gradients of two passes, to the bit."""
+    np.random.seed(0)
+    xs = [chainer.Variable(array.astype("f")) for array in arrays_for(case)]
+    ys = flatten(case.run(*(x * 1 for x in xs)))
+    loss = sum(F.sum(y * y) for y in ys)
+    for _ in range(30):  # what is held for a while is let go
+        loss = loss * 1
+    found = [y.array.tobytes() for y in ys]
+    del ys
+    for _ in range(2):
+        loss.backward()
+        found += [b"" if x.grad is None else x.grad.tobytes() for x in xs]
+    return found
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_a_function_of_chainers_has_the_same_bits(name: str, tmp_path: Path) -> None:
+    expected = went_backward_twice(CASES[name])
+    with umem.chainer.Offload(tmp_path):
+        assert went_backward_twice(CASES[name]) == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import signal
 import subprocess
@@ -140,7 +139,6 @@ def test_places_never_overlap_and_are_used_again(steps: list[tuple[bool, int]]) 
         assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     size = extents.end_bytes
     held.clear()
-    gc.collect()
     if size:
         assert extents.take(size, lambda nbytes: False).start == 0  # all of it, in one piece
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from umem.chainer.offload.extents import PAGE, Extent, Extents
 from umem.chainer.offload.spots import bytes_of
-from umem.errors import FileError, OffloadWarning, StateError, warn_at_program
+from umem.errors import FileError, OffloadWarning, StateError, UnsupportedError, warn_at_program
 from umem.files import reason
 from umem.printable import shown
 from umem.units import MIB, format_bytes, format_seconds
@@ -63,6 +63,7 @@ class FileTier:
     Raises:
         FileError: there is no such folder, it cannot be written to, or it is memory itself. Nothing
             was made.
+        UnsupportedError: the system is no POSIX one.
     """
 
     def __init__(self, folder: str | os.PathLike[str], limit_bytes: int | None = None) -> None:
@@ -291,6 +292,8 @@ def _trim() -> None:
 
 def _open(folder: Path) -> Any:
     """Make the file, which has no name from its first moment on where the system can do that."""
+    if not hasattr(os, "pwrite") or not hasattr(mmap, "MAP_PRIVATE"):
+        raise UnsupportedError("files below NumPy's arrays need a POSIX system: Linux or macOS")
     try:
         if not folder.is_dir():
             raise FileError(f"{shown(folder)} is no folder: make it, or name another")
