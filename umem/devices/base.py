@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from umem.devices.blocks_of_memory import Paging
 from umem.errors import DeviceError, StateError
 from umem.scopes import Scope, derived
 
@@ -150,7 +151,7 @@ def _policies(payload: tuple[Any, ...]) -> dict[int, Policy]:
     return {id(part.device): part.policy for part in payload if isinstance(part, Served)}
 
 
-class Device(ABC):
+class Device(Paging, ABC):
     """A place for arrays, with modes of allocation and hints.
 
     Thread-safety: `serve`, `tell` and ``install(everywhere=False)`` concern who is inside of the
@@ -272,19 +273,19 @@ class Device(ABC):
     def _serve_all(self, scope: Scope, policy: Policy, how: Any) -> None:
         """Serve everybody who is in no block by what `_prepared` has made."""
 
-    def _watch(self, watcher: Watcher) -> Any:  # noqa: B027 (not every device needs something)
+    def _watch(self, watcher: Watcher) -> Any:
         """Make what tells a watcher; change nothing yet."""
 
-    def _unwatch(self, how: Any) -> None:  # noqa: B027 (most devices have nothing to do)
+    def _unwatch(self, how: Any) -> None:
         """Forget what `_watch` has made."""
 
-    def _entered(self, scope: Scope) -> None:  # noqa: B027
+    def _entered(self, scope: Scope) -> None:
         """Do what the calling thread needs, which is inside ``scope`` now."""
 
-    def _left(self, scope: Scope) -> None:  # noqa: B027
+    def _left(self, scope: Scope) -> None:
         """Undo that, when nobody is inside ``scope`` any more; a second time changes nothing."""
 
-    def settle(self) -> None:  # noqa: B027 (most devices tell at once)
+    def settle(self) -> None:
         """Tell watchers of everything that was freed so far."""
 
     @abstractmethod

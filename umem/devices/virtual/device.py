@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -41,6 +41,7 @@ from umem.devices.virtual.advice import (
 from umem.devices.virtual.clock import BlockMoves, Clock
 from umem.devices.virtual.driver import covered, half_covered
 from umem.devices.virtual.features import features
+from umem.devices.virtual.free_blocks import discard_free, make_ready
 from umem.devices.virtual.model import Allocator, Model
 from umem.devices.virtual.residency import TO_GPU, TO_HOST, Residency
 from umem.devices.virtual.watching import EventWatch
@@ -68,6 +69,7 @@ class VirtualGPU(Device):
     """
 
     simulated = True
+    forgets = True
     backend: ClassVar[Literal["numpy", "cupy"]] = "numpy"
 
     def __init__(
@@ -173,6 +175,30 @@ class VirtualGPU(Device):
     def discard(self, array: Any) -> int:
         """Forget an array's contents, so that evicting it costs nothing."""
         return self._hint(array, Hint("discard", ()))
+
+    def repeat_places(self, scope: Scope) -> None:
+        """Hand out managed memory where the last step had it, until ``scope`` is closed."""
+        pool = self.model.driver.repeating
+        if not pool.repeats:
+            pool.repeats = True
+            scope.at_close(lambda: setattr(pool, "repeats", False))
+
+    def address(self, array: Any) -> int | None:
+        """Where an array's memory begins in the model; None where it is not managed there."""
+        with self.model.lock:
+            found = None if self.recorder is None else self.recorder.known(array)
+            tensor = None if found is None else self.model.tensors.get(found[0])
+            if found is None or tensor is None or not tensor.managed:
+                return None
+            return tensor.span.address + int(found[1])
+
+    def discard_free(self, blocks: Iterable[int]) -> int:
+        """Forget what is in those of the blocks that no array has; returns how many bytes."""
+        return discard_free(self.model, blocks) * BLOCK_BYTES
+
+    def make_ready(self, blocks: Iterable[int], stream: Any) -> int:
+        """Have VRAM for those of the blocks that no array has, beside the operations."""
+        return make_ready(self.model, blocks) * BLOCK_BYTES
 
     def advise(self, array: Any, advice: Advice, place: Place | None, *, unset: bool) -> int:
         """Give or take back advice; it acts on the blocks of which the array covers half."""

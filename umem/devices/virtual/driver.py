@@ -14,7 +14,7 @@ from typing import Literal
 from umem.devices.base import Policy, Span
 from umem.devices.virtual.advice import ACCESSED_BY_GPU, PREFER_HOST, preset_flags
 from umem.devices.virtual.clock import BlockMoves
-from umem.devices.virtual.pool import Pool, UncachedPool
+from umem.devices.virtual.pool import Pool, RepeatingPool, UncachedPool
 from umem.devices.virtual.residency import Residency
 from umem.errors import OutOfMemoryError, SizeError
 from umem.units import BLOCK_BYTES, format_bytes
@@ -176,7 +176,9 @@ class DriverModel:
         self._managed: list[Pool] = []
         self._presets: dict[str, Pool] = {}
         self.unmanaged = make(_Pinned(self))
-        self.managed = make(_Managed(self), self._managed)
+        self.repeating = RepeatingPool(_Managed(self), self._managed)
+        is_cached = allocator == "caching"
+        self.managed: Pool = self.repeating if is_cached else make(_Managed(self), self._managed)
         self.spill_host = make(_Managed(self, PREFER_HOST | ACCESSED_BY_GPU))
         self.spill_migrate = make(_Managed(self))
 

@@ -11,7 +11,7 @@ Models: what `umem.devices.virtual.model` does with such memory, to the bit
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from umem.devices.base import Policy, Span
@@ -21,7 +21,7 @@ from umem.devices.virtual.copies import Copies
 from umem.devices.virtual.driver import DriverModel, Placed, covered
 from umem.devices.virtual.residency import Residency
 from umem.errors import OutOfMemoryError
-from umem.trace.events import COPIES, Access, Alloc, Event, Free, Hint, Op
+from umem.trace.events import COPIES, Access, Alloc, Event, Free, Hint, Mark, Op
 from umem.units import BLOCK_BYTES
 
 Blocks = tuple[int, int]
@@ -55,25 +55,18 @@ class Layout:
     reserved_bytes: int
     block_count: int
 
-    def with_hints(self, events: Iterable[Event]) -> Layout:
-        """Lay the same events with other hints in between: those among ``events`` alone."""
-        mine = (one for one in self.laid if not isinstance(one.event, Hint))
-        spans: dict[int, Span] = {}
-        laid = []
-        for event in events:
-            if isinstance(event, Hint):
-                laid.append(Laid(event, _touched(event.accesses, spans)))
-                continue
-            laid.append(next(mine))
-            own = laid[-1].own
-            if isinstance(event, Alloc) and own is not None:
-                spans[event.tensor] = own
-        return Layout(laid, self.peak_bytes, self.reserved_bytes, self.block_count)
+    def with_laid(self, laid: list[Laid]) -> Layout:
+        """Return the same with these events, of which none allocates more."""
+        return replace(self, laid=laid)
 
 
-def lay_out(events: Iterable[Event]) -> Layout | None:
-    """Lay events out; None where one discards or advises, or the model has too few addresses."""
+def lay_out(events: Iterable[Event], *, repeats: bool = False) -> Layout | None:
+    """Lay events out; None where one discards or advises, or the model has too few addresses.
+
+    ``repeats``: each step gets the places of the one before, as `RepeatingPool` does.
+    """
     layer = _Layer()
+    layer.driver.repeating.repeats = repeats
     try:
         laid = list(map(layer.lay, events))
         reserved, count = layer.driver.managed_bytes, len(layer.driver.residency.resident) - 1
@@ -113,6 +106,8 @@ class _Layer:
             del self._spans[event.tensor]
             self._live -= place.nbytes
             place.free()
+        elif isinstance(event, Mark) and event.label == "step":
+            self.driver.repeating.restart()
         return Laid(event)
 
     def _lay_op(self, op: Op) -> Laid:
@@ -264,6 +259,7 @@ class Replayer:
             return
         to_host = hint.place == "cpu"
         move = self._residency.prefetch_out if to_host else self._residency.prefetch
+        move = self._residency.discard if hint.action == "discard" else move
         for start, stop in touched if self._managed else ():
             moves = move(start, stop)
             self._count(moves)

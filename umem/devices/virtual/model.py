@@ -72,7 +72,7 @@ class Model:
         self._has_managed = False
         self._reserved: dict[Pool, int] = {}
         self.is_whole, self._has_said, self._is_over = True, False, False
-        self._prefetches = Prefetches(self.clocks)
+        self.prefetches = Prefetches(self.clocks)
         self.copies = Copies(self.clocks)
         self._on: dict[type, Callable[[Any], None]] = {
             Op: self._on_op,
@@ -144,6 +144,7 @@ class Model:
     def _on_mark(self, mark: Mark) -> None:
         if mark.label == "step":
             self.counters.step_ends.append(self.clock.seconds)
+            self.driver.repeating.restart()
         elif mark.label == "start" and not self._has_run:
             self.clocks.restart()
             self.counters.restart()
@@ -256,8 +257,8 @@ class Model:
                 continue
             address = tensor.span.address
             start, stop = (address + low) // BLOCK_BYTES, -(-(address + high) // BLOCK_BYTES)
-            if self._prefetches:
-                waits += self._prefetches.of(start, stop)
+            if self.prefetches:
+                waits += self.prefetches.of(start, stop)
             remote = moves.remote
             touch(start, stop, write=write, moves=moves)
             if moves.remote != remote:
@@ -335,4 +336,4 @@ class Model:
         self.counters.moves.add(moves)
         done = self.clocks.move(moves, overlap=hint.overlap)
         if hint.overlap and not to_host:
-            self._prefetches.add(start, stop, done)
+            self.prefetches.add(start, stop, done)

@@ -1,0 +1,53 @@
+"""Blocks of managed memory that no array has: forgotten, or made ready for what comes.
+
+Models: NVIDIA's discard, on blocks in which nothing is handed out; a block that was discarded is
+populated again by what comes first, a prefetch or a fault. Does not model: pages inside a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from umem.devices.virtual.clock import BlockMoves
+from umem.devices.virtual.model import Model
+from umem.units import BLOCK_BYTES
+
+
+def discard_free(model: Model, blocks: Iterable[int]) -> int:
+    """Forget what is in the blocks; returns how many there were.
+
+    The host is charged one launch for all, as for a batch.
+    """
+    with model.lock:
+        moves, count = BlockMoves(), 0
+        for block in _free(model, blocks):
+            moves.add(model.driver.residency.discard(block, block + 1))
+            count += 1
+        _launch(model, count)
+        model.counters.moves.add(moves)
+        return count
+
+
+def make_ready(model: Model, blocks: Iterable[int]) -> int:
+    """Populate the blocks beside the operations; returns how many there were."""
+    with model.lock:
+        count = 0
+        for block in _free(model, blocks):
+            moves = model.driver.residency.prefetch(block, block + 1)
+            model.counters.moves.add(moves)
+            model.prefetches.add(block, block + 1, model.clocks.move(moves, overlap=True))
+            count += 1
+        _launch(model, count)
+        return count
+
+
+def _launch(model: Model, count: int) -> None:
+    if count:
+        model.clocks.launch(None)
+
+
+def _free(model: Model, blocks: Iterable[int]) -> Iterator[int]:
+    is_free = model.driver.repeating.is_free
+    for block in blocks:
+        if is_free(block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES):
+            yield block
