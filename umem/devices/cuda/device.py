@@ -207,6 +207,12 @@ class CudaDevice(Device):
         with self._ready() as hints:
             return hints.prefetch(spans, to, address)
 
+    def address(self, array: Any) -> int | None:
+        """Where an array's memory begins; None where it is not managed memory of this GPU."""
+        self._check_mine(array)
+        address = int(array.data.ptr)
+        return address if array.nbytes and self.driver.is_managed(address) else None
+
     def advise(self, array: Any, advice: Advice, place: Place | None, *, unset: bool) -> int:
         """Give or take back advice on the pages that the array covers; None is this GPU.
 

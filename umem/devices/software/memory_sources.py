@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from umem.devices.host import available_bytes
+from umem.units import BLOCK_BYTES
 
 ALIGNMENT = 512
 """What cudaMalloc's addresses are multiples of at least (CUDA C++ Programming Guide)."""
@@ -59,14 +60,23 @@ class PlainSource:
 
     def _taken(self, nbytes: int) -> int | None:
         place, size = ctypes.c_void_p(), ctypes.c_size_t(max(1, nbytes))
-        # Advice and prefetches go by the page, so that halves of it should not share one.
-        alignment = ctypes.c_size_t(ALIGNMENT if nbytes < mmap.PAGESIZE else mmap.PAGESIZE)
-        if _libc.posix_memalign(ctypes.byref(place), alignment, size):
+        if _libc.posix_memalign(ctypes.byref(place), ctypes.c_size_t(_alignment(nbytes)), size):
             return None
         return place.value
 
     def _given(self, address: int) -> None:
         _libc.free(address)
+
+
+def _alignment(nbytes: int) -> int:
+    """What the address is a multiple of.
+
+    Advice and prefetches go by the page, of which halves should not share one. Blocks are whole, as
+    the driver's are: those that a program counts by addresses are those of the model.
+    """
+    if nbytes >= BLOCK_BYTES // 2:
+        return BLOCK_BYTES
+    return ALIGNMENT if nbytes < mmap.PAGESIZE else mmap.PAGESIZE
 
 
 @dataclass
