@@ -121,15 +121,6 @@ def test_a_layout_is_replayed_as_the_model_follows_it(
     assert replayer.resident_peak_count * BLOCK_BYTES == figures.resident_peak_bytes
 
 
-@given(steps())
-@settings(deadline=None, max_examples=50)
-def test_hints_put_in_later_lie_where_they_would_have(events: list[Any]) -> None:
-    plain = lay_out([event for event in events if not isinstance(event, Hint)])
-    whole = lay_out(events)
-    assert plain is not None and whole is not None
-    assert plain.with_hints(events) == whole.with_hints(events) == whole
-
-
 def test_what_a_layout_does_not_model_is_left_to_the_model() -> None:
     whole = Access(0, 0, 64)
     for action in ("discard", "read_mostly", "preferred_location"):

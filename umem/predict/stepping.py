@@ -201,24 +201,10 @@ class Replays:
         self._peaks: dict[int, int] = {}
         self._layouts: dict[int, Layout | None] = {}
 
-    def step(
-        self,
-        trace: Trace,
-        gpu: GpuSpec,
-        mode: Mode,
-        *,
-        prefetch: bool = False,
-        hintless: Trace | None = None,
-    ) -> SteadyStep:
-        """The steady step of a trace on a GPU; see `umem.predict.stepping.steady_steps`.
-
-        ``hintless`` is the trace without its hints, where it is that of another with hints.
-        """
+    def step(self, trace: Trace, gpu: GpuSpec, mode: Mode, *, prefetch: bool = False) -> SteadyStep:
+        """The steady step of a trace on a GPU; see `umem.predict.stepping.steady_steps`."""
         key = id(trace), mode, prefetch
         self._traces[id(trace)] = trace
-        if hintless is not None and id(trace) not in self._layouts:
-            layout = self.layout(hintless)
-            self._layouts[id(trace)] = layout and layout.with_hints(trace.events)
         steps = self._steps.setdefault(key, {})
         if gpu not in steps:
             reason = self._why_not(trace, gpu, mode)
@@ -234,6 +220,10 @@ class Replays:
         if id(trace) not in self._layouts:
             self._layouts[id(trace)] = lay_out(trace.events)
         return self._layouts[id(trace)]
+
+    def lay(self, trace: Trace, layout: Layout) -> None:
+        """Replay a trace by this layout, which may know more than the trace does."""
+        self._traces[id(trace)], self._layouts[id(trace)] = trace, layout
 
     def peak_bytes(self, trace: Trace) -> int:
         """The most bytes alive at once, workspace included."""

@@ -1,7 +1,8 @@
 """One time inside a `LookaheadPrefetch` block: what it follows, learns and moves.
 
 It follows the events of a recorder of its own, which wraps what `umem.record` wraps: function
-hooks do not see gradients. `umem.planner.prefetch` says what an order is, and plans the moves.
+hooks do not see gradients. `umem.planner.prefetch` says what an order is, and plans the moves of
+blocks; `Pager` has the device do them.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from typing import Any
 import chainer
 import numpy as np
 
-from umem.chainer.lookahead.side_stream import SideStream, side_stream
-from umem.devices.base import Device, Place
+from umem.chainer.lookahead.pager import Pager
+from umem.devices.base import Device
 from umem.errors import LookaheadWarning
-from umem.planner.prefetch.moves import NOTHING, ROOM, MovePlan, plan_moves
+from umem.planner.prefetch.footprint import footprint
+from umem.planner.prefetch.moves import NOTHING, MovePlan, plan_moves
 from umem.planner.prefetch.order import Iteration, Order, Step
+from umem.scopes import Scope
 from umem.trace.events import Alloc, Event, Free, Mark, Op
 from umem.trace.recording.recorder import Recorder
 from umem.trace.recording.storage import Reach
 from umem.trace.recording.thread import active, follow_last
-from umem.units import format_bytes
+from umem.units import BLOCK_BYTES, format_bytes
 
 ORDERS = 4
 """How many orders are remembered: the usual one, that of a last small batch, of an alternation."""
@@ -42,6 +45,7 @@ class LookaheadReport:
         followed_count: iterations that took an order that was known.
         mismatch_count: iterations that took another, and were not helped from there on.
         fetched_bytes, sent_bytes: asked to be on the GPU, and on the host.
+        discarded_bytes: of blocks whose contents were forgotten, as no array had them any more.
         off: why it has stopped for good; None while it has not.
         simulated: whether on a virtual GPU.
     """
@@ -52,6 +56,7 @@ class LookaheadReport:
     mismatch_count: int = 0
     fetched_bytes: int = 0
     sent_bytes: int = 0
+    discarded_bytes: int = 0
     off: str | None = None
 
     def __str__(self) -> str:
@@ -61,6 +66,7 @@ class LookaheadReport:
             f"{self.mismatch_count} that left it",
             f"to the GPU   {format_bytes(self.fetched_bytes)}{simulated}",
             f"to the host  {format_bytes(self.sent_bytes)}{simulated}",
+            f"discarded    {format_bytes(self.discarded_bytes)}{simulated}",
         ]
         return "\n".join(lines if self.off is None else [*lines, f"off          {self.off}"])
 
@@ -101,11 +107,15 @@ class Follower(Recorder):
 
 @dataclass
 class Learned:
-    """An order and the moves planned for it."""
+    """An order, where its arrays were, and the moves planned for that.
+
+    ``addresses`` are by slot, None for what is not in managed memory.
+    """
 
     order: Order
+    addresses: tuple[int | None, ...]
     moves: MovePlan
-    capacity_bytes: int | None
+    capacity: int | None
 
 
 class Session:
@@ -114,13 +124,16 @@ class Session:
     def __init__(self, device: Device, depth: int) -> None:
         self.report = LookaheadReport(device.simulated)
         self._device, self._depth = device, depth
-        self._stream: SideStream = side_stream(device)
+        self._pager = Pager(device)
+        self._scope = Scope("the places of LookaheadPrefetch")
         self._follower = Follower(self._on_event)
         self._following = False
         self._bytes: dict[int, int] = {}
         self._kinds: dict[int, str] = {}
         self._tensor_count = 0
         self._iteration = Iteration(0)
+        self._addresses: list[int | None] = []
+        self._before: Iteration | None = None
         self._learned: list[Learned] = []  # the one taken last is last
         self._current: Learned | None = None
         self._warned = False
@@ -129,11 +142,13 @@ class Session:
         """Follow the calling thread."""
         self._follower.__enter__()
         self._following = True
+        self._device.repeat_places(self._scope)
 
     def stop(self) -> None:
         """Restore what was there; a second time does nothing."""
         if self._following:
             self._following = False
+            self._scope.close()
             self._follower.__exit__(None, None, None)
         self._current = None
         self._learned.clear()
@@ -162,6 +177,8 @@ class Session:
             self._stop_for_good(f"{LONGEST:,} operations without an optimizer's update")
             return
         step = self._iteration.add(op, self._bytes)
+        for tensor in self._iteration.tensors[len(self._addresses) :]:
+            self._addresses.append(self._address(tensor))
         if self._current is not None:
             self._follow(self._current, number, step)
 
@@ -216,26 +233,30 @@ class Session:
             self._stop_for_good("nothing is managed memory")
         else:
             self._learn(iteration, known)
+        self._addresses.clear()
+        self._before = iteration
 
     def _learn(self, iteration: Iteration, known: Learned | None) -> None:
         """Remember an order as the one taken last, with its arrays as they are now."""
-        order = iteration.order(iteration.kept(None if self._learned else self._kinds))
-        capacity = self._capacity_bytes()
-        if known is None or _differs(known, order, capacity):
-            moves = NOTHING if capacity is None else plan_moves(order, self._depth, capacity)
-        else:
-            moves = known.moves
-        self._current = Learned(order, moves, capacity)
+        kept = iteration.kept(None if self._learned else self._kinds)
+        order = iteration.order(kept, self._before)
+        learned = Learned(order, tuple(self._addresses), NOTHING, self._capacity())
+        if known is not None and _is_the_same(known, learned):
+            learned.moves = known.moves
+        elif learned.capacity is not None:
+            used = footprint(order, learned.addresses, forgets=self._device.forgets)
+            learned.moves = plan_moves(used, self._depth, learned.capacity)
+        self._current = learned
         others = [item for item in self._learned if item is not known]
-        self._learned = [*others, self._current][-ORDERS:]
+        self._learned = [*others, learned][-ORDERS:]
 
-    def _capacity_bytes(self) -> int | None:
-        """The VRAM to plan with; None while all that the pools reserved has room in it."""
+    def _capacity(self) -> int | None:
+        """The blocks of VRAM to plan with; None while all that the pools reserved has room."""
         usage = self._device.usage()
         usable = self._device.vram_bytes * (1 if self._device.simulated else USABLE)
         if usage.reserved_bytes <= usable:
             return None
-        return max(0, round(ROOM * usable) - (usage.reserved_bytes - usage.managed_bytes))
+        return max(0, round(usable) - (usage.reserved_bytes - usage.managed_bytes)) // BLOCK_BYTES
 
     def _stop_for_good(self, reason: str) -> None:
         self.report = replace(self.report, off=reason)
@@ -244,40 +265,35 @@ class Session:
     # -- helping ---------------------------------------------------------------------------
 
     def _move(self, current: Learned, number: int) -> None:
-        if not current.moves.any or not self._follower.is_last():
+        if not current.moves or not self._follower.is_last():
             return
+        pager = self._pager
         try:
-            if self._stream.advance():
-                self._fetch_and_send(current, number)
+            if pager.advance():
+                pager.move(current.moves[number], current.addresses, self._array)
         except Exception as error:  # whatever the driver says: training must go on
             self._stop_for_good(str(error))
             warnings.warn(f"LookaheadPrefetch has stopped: {error}", LookaheadWarning, stacklevel=2)
-
-    def _fetch_and_send(self, current: Learned, number: int) -> None:
-        fetches, sends = current.moves.fetches[number], current.moves.sends[number]
-        fetched = sent = 0
-        if fetches:
-            stream = self._stream.beside()
-            for slot in fetches:
-                fetched += self._move_slot(current, slot, self._device.ordinal, stream)
-        if sends:
-            stream = self._stream.behind()
-            for slot in sends:
-                sent += self._move_slot(current, slot, "cpu", stream)
-        before = self.report
         self.report = replace(
-            before,
-            fetched_bytes=before.fetched_bytes + fetched,
-            sent_bytes=before.sent_bytes + sent,
+            self.report,
+            fetched_bytes=pager.fetched_bytes,
+            sent_bytes=pager.sent_bytes,
+            discarded_bytes=pager.discarded_bytes,
         )
 
-    def _move_slot(self, current: Learned, slot: int, place: Place, stream: Any) -> int:
+    def _array(self, slot: int) -> Any:
+        """The array of a slot as it is now; None where it is not there, or not on the device."""
         tensors = self._iteration.tensors
-        tensor = tensors[slot] if slot < len(tensors) else current.order.kept.get(slot)
+        kept = {} if self._current is None else self._current.order.kept
+        tensor = tensors[slot] if slot < len(tensors) else kept.get(slot)
         array = None if tensor is None else self._follower.array(tensor)
-        if array is None or not self._is_here(array):
-            return 0
-        return self._device.prefetch(array, place, stream)
+        return array if array is not None and self._is_here(array) else None
+
+    def _address(self, tensor: int) -> int | None:
+        array = self._follower.array(tensor)
+        if array is None or not array.nbytes or not self._is_here(array):
+            return None
+        return self._device.address(array)
 
     def _is_here(self, array: Any) -> bool:
         if self._device.backend == "numpy":
@@ -285,6 +301,13 @@ class Session:
         return getattr(getattr(array, "device", None), "id", None) == self._device.ordinal
 
 
-def _differs(known: Learned, order: Order, capacity_bytes: int | None) -> bool:
-    """Tell whether the moves planned for the same steps no longer suit."""
-    return known.order.kept.keys() != order.kept.keys() or known.capacity_bytes != capacity_bytes
+def _is_the_same(known: Learned, learned: Learned) -> bool:
+    """Tell whether the moves that were planned still suit."""
+    before, after = known.order, learned.order
+    return (
+        known.addresses == learned.addresses
+        and known.capacity == learned.capacity
+        and before.ends == after.ends
+        and before.late_ends == after.late_ends
+        and before.kept.keys() == after.kept.keys()
+    )

@@ -1,183 +1,241 @@
-"""The arrays to move while each operation runs.
+"""The blocks to move while each operation runs, so that the driver never has to choose.
 
-A pure function of a learned order. It walks the order as if it repeated for ever, with whole
-arrays in ``capacity`` bytes of VRAM. Where the arrays of the next operations have no room, what
-is used again furthest in the future gives way: Belady, "A study of replacement algorithms for a
-virtual-storage computer", IBM Systems Journal 5 (1966).
+A pure function of what an iteration uses. It repeats for ever in ``capacity`` blocks of VRAM.
+Where it does not fit, blocks have to be elsewhere while they are not used: sent to the host and
+brought back, which the link carries twice; sent only, where the program still holds an array that
+it uses no more; or discarded, where every array in them has died, which costs next to nothing.
 
-Differs from it: what gives way is sent as soon as its last use before that is over, while the
-link may be idle, rather than when the room is needed; arrays that die within the window stay,
-because their memory comes back for nothing; arrays below one block stay, because sending one
-takes its neighbours along.
+Which ones is the problem of covering the operations that are short of room by such times, at the
+least cost. Two rules are tried, and the cheaper plan is taken: the time that covers most for its
+cost, again and again (Chvatal, "A greedy heuristic for the set-covering problem", Mathematics of
+Operations Research 4, 1979); and, operation by operation, the time that reaches furthest for its
+cost, which is Belady's rule where all cost the same (IBM Systems Journal 5, 1966).
 
-Models: sizes, births and deaths of arrays. Does not model: blocks, the pool's gaps, workspace.
+What goes is sent as soon as its last use is over. What comes back comes as early as there is room,
+at most ``depth`` operations ahead.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from itertools import count
+from typing import Any, NamedTuple
 
-from umem.planner.prefetch.order import Order
-from umem.units import BLOCK_BYTES
+import numpy as np
 
-ROOM = 0.9
-"""The share of usable VRAM to plan with; gaps in the pool and workspace take the rest."""
-ROUNDS = 3
-"""The second round starts as every later one; its moves of the end are noted in the third."""
+from umem.planner.prefetch.footprint import Footprint, Gap
 
-
-@dataclass(frozen=True)
-class MovePlan:
-    """For each operation, the slots to bring to the GPU and to send to the host while it runs.
-
-    There are none at all where all arrays have room.
-    """
-
-    fetches: tuple[tuple[int, ...], ...]
-    sends: tuple[tuple[int, ...], ...]
-
-    @property
-    def any(self) -> bool:
-        """Tell whether anything moves at all."""
-        return any(self.sends) or any(self.fetches)
+BOTH_WAYS, ONE_WAY, READY = 2.0, 1.0, 0.05
+"""Costs of a block over the link and back, of the way to the host, and of new memory."""
+COSTS = BOTH_WAYS, ONE_WAY, READY
 
 
-NOTHING = MovePlan((), ())
+class SomeBlocks(NamedTuple):
+    """Some blocks, and the slots whose arrays lie in all of them."""
 
-
-def plan_moves(order: Order, depth: int, capacity_bytes: int) -> MovePlan:
-    """The moves that keep the arrays of ``depth`` operations ahead in VRAM.
-
-    Fetched is what exists and has room, once for each operation that will use it, resident or
-    not: asking for what is there moves nothing, and makes it the last that the driver evicts.
-
-    Cost: three passes over the order; evictions cost the logarithm of the arrays in VRAM.
-    """
-    walk = _Walk(order, depth, capacity_bytes)
-    for _ in range(ROUNDS):
-        walk.round()
-    if not walk.short:
-        return NOTHING
-    return MovePlan(tuple(map(tuple, walk.fetches)), tuple(map(tuple, walk.sends)))
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
 
 
 @dataclass
-class _Walk:
-    """The state of the walk: what is in VRAM, and when each of it is used next.
+class Moves:
+    """What to do when an operation was issued: first discard, then send, then bring in.
 
-    Times are operations counted over all rounds.
+    ``ready`` are blocks to make ready, which hold nothing that is needed.
     """
 
-    order: Order
-    depth: int
-    capacity: int
-    short: bool = False
-    fetches: list[list[int]] = field(default_factory=list)
-    sends: list[list[int]] = field(default_factory=list)
-    _resident: set[int] = field(default_factory=set)
-    _used: int = 0
-    _start: int = 0
-    _handled: set[tuple[int, int]] = field(default_factory=set)
-    _last_use: dict[int, int] = field(default_factory=dict)
-    _next_use: dict[int, float] = field(default_factory=dict)
-    _heap: list[tuple[float, int]] = field(default_factory=list)
+    discards: list[SomeBlocks] = field(default_factory=list)
+    sends: list[SomeBlocks] = field(default_factory=list)
+    fetches: list[SomeBlocks] = field(default_factory=list)
+    ready: list[SomeBlocks] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self._touched = [tuple(dict.fromkeys((*s.reads, *s.writes))) for s in self.order.steps]
-        self._uses: dict[int, list[int]] = {}
-        for number, slots in enumerate(self._touched):
-            for slot in slots:
-                self._uses.setdefault(slot, []).append(number)
-        self._deaths: dict[int, list[int]] = {}
-        for slot, end in self.order.ends.items():
-            self._deaths.setdefault(end, []).append(slot)
 
-    def round(self) -> None:
-        """Walk the order once."""
-        self.short, self.fetches = False, []
-        self.sends = [[] for _ in self._touched]
-        for slot in [s for s in self._resident if s not in self.order.kept]:
-            self._leave(slot)
-        later = {slot: iter(uses[1:]) for slot, uses in self._uses.items()}
-        for k, slots in enumerate(self._touched):
-            for slot in self._deaths.get(k, ()):
-                self._leave(slot)
-            for slot in slots:
-                self._touch(slot, k, next(later[slot], None))
-            self.fetches.append(self._look_ahead(k))
-            self._handled -= {(self._start + k + 1, slot) for slot in slots}
-        self._start += len(self._touched)
+MovePlan = Sequence[Moves]
+"""The moves of each operation; none at all where everything has room."""
+NOTHING: MovePlan = ()
 
-    def _touch(self, slot: int, k: int, after: int | None) -> None:
-        self._enter(slot)
-        use: float = inf
-        if after is not None:
-            use = self._start + after
-        elif slot in self.order.kept:
-            use = self._start + len(self._touched) + self._uses[slot][0]
-        self._last_use[slot], self._next_use[slot] = self._start + k, use
-        if self.order.sizes[slot] >= BLOCK_BYTES:
-            heapq.heappush(self._heap, (-use, slot))
 
-    def _look_ahead(self, k: int) -> list[int]:
-        """Make room for the operations after ``k``; returns what is new among their arrays."""
-        fetches: list[int] = []
-        unborn: dict[int, int] = {}
-        for number in range(k + 1, k + 1 + self.depth):
-            for slot in self._touched[number % len(self._touched)]:
-                exists = self._exists(slot, k, number)
-                if slot not in self._resident and slot not in unborn:
-                    size = self.order.sizes[slot]
-                    if not self._make_room(size + sum(unborn.values()), k):
-                        return fetches
-                    if exists:
-                        self._enter(slot)
-                    else:
-                        unborn[slot] = size
-                use = (self._start + number, slot)
-                if exists and use not in self._handled:
-                    fetches.append(slot)
-                    self._handled.add(use)
-        return list(dict.fromkeys(fetches))
+class _Way(NamedTuple):
+    """A time for which blocks of a gap can be elsewhere: from ``start`` on, before ``stop``."""
 
-    def _exists(self, slot: int, k: int, number: int) -> bool:
-        """Tell whether an array is there during operation ``k`` that ``number`` will use."""
-        if slot in self.order.kept:
-            return True
-        return number < len(self._touched) and self._uses[slot][0] <= k
+    gap: Gap
+    start: int
+    stop: int
+    cost: float
 
-    def _make_room(self, nbytes: int, k: int) -> bool:
-        while self._used + nbytes > self.capacity:
-            self.short = True
-            slot = self._furthest(k)
-            if slot is None:
-                return False
-            self._leave(slot)
-            self.sends[self._last_use[slot] % len(self._touched)].append(slot)
-        return True
 
-    def _furthest(self, k: int) -> int | None:
-        """The array that is used again last of all, None if that is within the window."""
-        while self._heap:
-            use, slot = -self._heap[0][0], self._heap[0][1]
-            stale = slot not in self._resident or self._next_use[slot] != use
-            if not stale and use <= self._start + k + self.depth:
-                return None
-            heapq.heappop(self._heap)
-            end = self.order.ends.get(slot, len(self._touched))
-            dies = use == inf and end <= k + self.depth
-            if not stale and not dies:
-                return slot
-        return None
+def plan_moves(used: Footprint, depth: int, capacity: int) -> MovePlan:
+    """The moves that keep what each operation uses in ``capacity`` blocks of VRAM.
 
-    def _enter(self, slot: int) -> None:
-        if slot not in self._resident:
-            self._resident.add(slot)
-            self._used += self.order.sizes[slot]
+    Cost: the ways to make room times their logarithm, and the operations for each that is taken.
+    """
+    if not _Room(used, capacity).is_short:
+        return NOTHING
+    tried = [choose(used, _Room(used, capacity)) for choose in (_by_gain, _in_order)]
+    room, taken = min(tried, key=lambda pair: (pair[0].shortage, _price(pair[1])))
+    plan = [Moves() for _ in used.used]
+    for gap in sorted(used.gaps, key=lambda gap: gap.next):
+        contents, early, dead = (taken.get((id(gap), cost), 0) for cost in COSTS)
+        if contents:
+            _send(plan, gap, contents)
+            _bring_back(plan, room, gap, contents, depth)
+        if early or dead:
+            _send(plan, gap, early)
+            _discard(plan, room, gap, early, dead, depth)
+    return plan
 
-    def _leave(self, slot: int) -> None:
-        if slot in self._resident:
-            self._resident.discard(slot)
-            self._used -= self.order.sizes[slot]
+
+class _Room:
+    """How many blocks each operation is short of; below zero, it has room for so many more."""
+
+    def __init__(self, used: Footprint, capacity: int) -> None:
+        self.count = len(used.used)
+        self._short = np.array(used.used, np.int64) - capacity
+        for gap in used.gaps:
+            self.take(gap.last + 1, gap.next, len(gap.group.blocks))
+        self._tallied: Any = None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether an operation lacks room."""
+        return bool((self._short > 0).any())
+
+    @property
+    def shortage(self) -> int:
+        """The blocks that operations lack, all together."""
+        return int(self._short.clip(0).sum())
+
+    def from_the_emptiest(self) -> Iterator[int]:
+        """The operations in order, from the one that has most room."""
+        first = int(self._short.argmin())
+        return ((first + number) % self.count for number in range(self.count))
+
+    def take(self, start: int, stop: int, blocks: int) -> None:
+        """Have blocks in VRAM from ``start`` on, before ``stop``; fewer than none makes room."""
+        self._tallied = None
+        for low, high in self._pieces(start, stop):
+            self._short[low:high] += blocks
+
+    def worst(self, start: int, stop: int) -> int:
+        """How many blocks the operation that is shortest of room lacks."""
+        return max((int(self._short[a:b].max()) for a, b in self._pieces(start, stop)), default=0)
+
+    def short_count(self, start: int, stop: int) -> int:
+        """How many operations lack room."""
+        if self._tallied is None:
+            lacks = self._short > 0
+            self._tallied = np.concatenate(([0], np.cumsum(np.concatenate((lacks, lacks)))))
+        return int(self._tallied[stop] - self._tallied[start])
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        if start < self.count:
+            yield start, min(stop, self.count)
+        if stop > self.count:
+            yield max(0, start - self.count), stop - self.count
+
+
+def _ways(gap: Gap) -> Iterator[_Way]:
+    """The ways out of a gap; what died is known to have died once an operation came after it."""
+    if gap.death is None or gap.death >= gap.next - 1:
+        yield _Way(gap, gap.last + 1, gap.next, BOTH_WAYS)
+        return
+    yield _Way(gap, gap.death + 1, gap.next, READY)
+    yield _Way(gap, gap.last + 1, gap.death + 1, ONE_WAY)
+
+
+Taken = dict[tuple[int, float], int]
+"""How many blocks of a gap go by each of its ways, by its id and the way's cost."""
+
+
+def _price(taken: Taken) -> float:
+    return sum(cost * blocks for (_, cost), blocks in taken.items())
+
+
+def _take(room: _Room, taken: Taken, way: _Way, blocks: int) -> int:
+    """Take a way for as many blocks as are left of it; returns how many."""
+    key = id(way.gap), way.cost
+    blocks = min(blocks, len(way.gap.group.blocks) - taken.get(key, 0))
+    if blocks > 0:
+        room.take(way.start, way.stop, -blocks)
+        taken[key] = taken.get(key, 0) + blocks
+    return blocks
+
+
+def _by_gain(used: Footprint, room: _Room) -> tuple[_Room, Taken]:
+    """Take what covers most for its cost, until nothing helps."""
+    taken: Taken = {}
+    numbers = count()
+    ways = [way for gap in used.gaps for way in _ways(gap)]
+    heap = [(-room.short_count(way.start, way.stop) / way.cost, next(numbers), way) for way in ways]
+    heapq.heapify(heap)
+    while heap:
+        known, number, way = heapq.heappop(heap)
+        gain = room.short_count(way.start, way.stop) / way.cost
+        if not gain:
+            continue
+        if gain == -known and not _take(room, taken, way, room.worst(way.start, way.stop)):
+            continue
+        heapq.heappush(heap, (-gain, number, way))
+    return room, taken
+
+
+def _in_order(used: Footprint, room: _Room) -> tuple[_Room, Taken]:
+    """Take for each operation that is short what reaches furthest for its cost."""
+    taken: Taken = {}
+    at: list[list[_Way]] = [[] for _ in used.used]
+    for gap in used.gaps:
+        for way in _ways(gap):
+            for time in range(way.start, way.stop):
+                at[time % room.count].append(way)
+    for time in room.from_the_emptiest():
+        lacking = room.worst(time, time + 1)
+        if lacking > 0:
+            for way in sorted(at[time], key=lambda way: -_reach(room, way, time)):
+                lacking -= _take(room, taken, way, lacking)
+                if lacking <= 0:
+                    break
+    return room, taken
+
+
+def _reach(room: _Room, way: _Way, time: int) -> float:
+    """How many operations without room a way covers from one on, for its cost to the 1.5."""
+    start = time if time >= way.start else time + room.count
+    return float(room.short_count(start, way.stop) / way.cost**1.5)
+
+
+def _send(plan: list[Moves], gap: Gap, blocks: int) -> None:
+    """Send the last of the blocks after their last use."""
+    if blocks:
+        plan[gap.last].sends.append(_part(gap, 0, blocks))
+
+
+def _bring_back(plan: list[Moves], room: _Room, gap: Gap, blocks: int, depth: int) -> None:
+    part = _part(gap, 0, blocks)
+    _before(plan, room, gap, blocks, max(gap.last + 1, gap.next - depth + 1)).fetches.append(part)
+
+
+def _discard(plan: list[Moves], room: _Room, gap: Gap, early: int, dead: int, depth: int) -> None:
+    """Forget what died, and have its blocks ready in time for what comes next in them."""
+    assert gap.death is not None
+    blocks = max(early, dead)
+    room.take(gap.death + 1, gap.next, dead - blocks)
+    part = _part(gap, 0, blocks)
+    plan[gap.death % len(plan)].discards.append(part)
+    _before(plan, room, gap, blocks, max(gap.death + 1, gap.next - depth + 1)).ready.append(part)
+
+
+def _before(plan: list[Moves], room: _Room, gap: Gap, blocks: int, first: int) -> Moves:
+    """Find the moves of as early an operation as has room for the blocks from then on."""
+    start = gap.next
+    while start > first and room.worst(start - 1, start) <= -blocks:
+        start -= 1
+    room.take(start, gap.next, blocks)
+    return plan[(start - 1) % len(plan)]
+
+
+def _part(gap: Gap, low: int, high: int) -> SomeBlocks:
+    """Some of the gap's blocks, counted from the last."""
+    blocks, stop = gap.group.blocks, len(gap.group.blocks)
+    return SomeBlocks(blocks[stop - high : stop - low], gap.group.slots)

@@ -38,12 +38,15 @@ class Order:
         ends: before which operation each slot's array died; missing where it lived on.
         kept: the slots whose arrays are older than the iteration and outlived it (parameters,
             optimizer state, constants of the model), and the tensors that they are.
+        late_ends: of slots whose arrays outlive their iteration, before which operation of the
+            next they die; missing where that is not known, or is later.
     """
 
     steps: tuple[Step, ...]
     sizes: tuple[int, ...]
     ends: Mapping[int, int]
     kept: Mapping[int, int]
+    late_ends: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -59,6 +62,7 @@ class Iteration:
     tensors: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     ends: dict[int, int] = field(default_factory=dict)
+    older_ends: dict[int, int] = field(default_factory=dict)
     _slots: dict[int, int] = field(default_factory=dict)
 
     def add(self, op: Op, bytes_of: Mapping[int, int]) -> Step:
@@ -75,6 +79,8 @@ class Iteration:
         slot = self._slots.get(tensor)
         if slot is not None:
             self.ends[slot] = len(self.steps)
+        elif tensor < self.first:
+            self.older_ends[tensor] = len(self.steps)
 
     def kept(self, kinds: Mapping[int, str] | None = None) -> dict[int, int]:
         """The slots of tensors that are older than the iteration and still there.
@@ -89,9 +95,16 @@ class Iteration:
             if slot not in self.ends and (tensor < self.first or known.get(tensor) in LASTING)
         }
 
-    def order(self, kept: Mapping[int, int]) -> Order:
-        """Return what was done."""
-        return Order(tuple(self.steps), tuple(self.sizes), dict(self.ends), kept)
+    def order(self, kept: Mapping[int, int], before: Iteration | None = None) -> Order:
+        """Return what was done, and what became of the arrays of the iteration before."""
+        late_ends = {}
+        if before is not None and before.steps == self.steps:
+            late_ends = {
+                slot: self.older_ends[tensor]
+                for slot, tensor in enumerate(before.tensors)
+                if tensor in self.older_ends
+            }
+        return Order(tuple(self.steps), tuple(self.sizes), dict(self.ends), kept, late_ends)
 
     def _slot(self, tensor: int, bytes_of: Mapping[int, int]) -> int:
         slot = self._slots.get(tensor)

@@ -78,9 +78,7 @@ def tried(technique: Technique, subject: Subject, gpu: GpuSpec, plain: dict[int,
         prepared = technique.prepare(subject, gpu)
     except (BudgetError, GraphError, StateError) as error:  # it has nothing to offer
         return Option(technique.name, technique.exact, None, False, str(error), technique.tolerance)
-    step = subject.replays.step(
-        prepared.trace, gpu, prepared.mode, prefetch=prepared.prefetch, hintless=prepared.hintless
-    )
+    step = subject.replays.step(prepared.trace, gpu, prepared.mode, prefetch=prepared.prefetch)
     cost = _with_all_passes(step.cost, subject, prepared, gpu) if step.fits else step.cost
     option = Option(
         technique.name,
