@@ -30,7 +30,7 @@ import umem
 from umem.chainer import LookaheadPrefetch
 from umem.chainer.demo_workload import Workload
 from umem.chainer.lookahead import session as lookahead_session
-from umem.chainer.lookahead.side_stream import CudaSideStream
+from umem.chainer.lookahead.pager import CudaSideStream
 from umem.devices.base import Device
 from umem.devices.cuda import cuda_reason
 from umem.errors import DeviceNotFoundError, LookaheadWarning, StateError
@@ -591,7 +591,7 @@ def test_nothing_moves_on_cuda_while_a_stream_is_captured():
 
 
 def test_a_device_that_is_not_simulated_gets_a_stream_of_cupy(monkeypatch):
-    from umem.chainer.lookahead.side_stream import side_stream
+    from umem.chainer.lookahead.pager import side_stream
 
     class Real:
         simulated = False

@@ -20,7 +20,7 @@ class LookaheadPrefetch:
     The first iteration, up to the end of an optimizer's ``update``, is learned: the order of the
     operations and the arrays that each uses. While a later iteration takes the same order, the
     arrays that ``depth`` operations ahead will use and that exist already are prefetched to the
-    GPU on a stream of their own (see `side_stream`), and what is used again furthest in
+    GPU on a stream of their own (see `Pager`), and what is used again furthest in
     the future goes back to the host, as much as there must be room for. While all that is
     reserved has room in VRAM it moves nothing. Where nothing is managed memory after the first
     iteration it lets go of Chainer until it is entered again.
