@@ -104,9 +104,10 @@ class FileTier:
         free = free_bytes(self._file.fileno())
         if free is not None and free < more_bytes + ROOM_LEFT_BYTES:
             self._say_once(
+                "room",
                 f"{shown(self._folder)} has {format_bytes(free)} left, and {format_bytes(size)} "
                 "were to be there: what does not fit stays in memory. Make room, or name a "
-                "folder on a larger disk"
+                "folder on a larger disk",
             )
             return False
         return True
@@ -162,20 +163,21 @@ class FileTier:
         if self.waited_seconds > max(SLOW_SECONDS, (now - self._begun) / 2):
             rate = self.sent_bytes / max(self._write_seconds, 1e-9)
             self._say_once(
+                "slow",
                 f"{shown(self._folder)} takes {format_bytes(rate)} a second, and the program has "
                 f"waited {format_seconds(self.waited_seconds)} of "
-                f"{format_seconds(now - self._begun)} for it: name a folder on a faster disk"
+                f"{format_seconds(now - self._begun)} for it: name a folder on a faster disk",
             )
 
     def refused(self, error: OSError) -> None:
         """Say that something could not be written."""
         self._say_once(
+            "refused",
             f"cannot write to {shown(self._folder)}: {reason(error)}; "
-            f"{format_bytes(self._extents.end_bytes)} are there: what is not stays in memory"
+            f"{format_bytes(self._extents.end_bytes)} are there: what is not stays in memory",
         )
 
-    def _say_once(self, text: str) -> None:
-        kind = text.partition(":")[2]
+    def _say_once(self, kind: str, text: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
             warn_at_program(text, OffloadWarning)

@@ -6,12 +6,13 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from umem.chainer.offload.spots import Buffer, is_dense, spots_of
 from umem.chainer.offload.tier import SMALLEST_BYTES, Sent, Tier
+from umem.chainer.recompute.whole_graph import functions
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.locks import safe_lock
 from umem.trace.recording.storage import root_of
@@ -227,7 +228,7 @@ class Mover(Subscriber):
 
     def _order(self, nodes: list[Any]) -> list[tuple[Any, Saved]]:
         """The functions before some nodes that read something, as backward takes them."""
-        found = [(func, self._saved[func]) for func in _functions(nodes) if func in self._saved]
+        found = [(func, self._saved[func]) for func in functions(nodes) if func in self._saved]
         return sorted(found, key=lambda pair: (-pair[0].rank, -pair[1].number))
 
     def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
@@ -336,18 +337,6 @@ def _is_over(buffer: Buffer, sent: Sent) -> bool:
 
 def _bytes(buffers: Iterable[Buffer]) -> int:
     return sum(buffer.nbytes for buffer in buffers)
-
-
-def _functions(nodes: Iterable[Any]) -> Iterator[Any]:
-    """The functions before some nodes, each once."""
-    todo = [node.creator_node for node in nodes]
-    seen = set()
-    while todo:
-        func = todo.pop()
-        if func is not None and func not in seen:
-            seen.add(func)
-            yield func
-            todo += [node.creator_node for node in func.inputs or ()]
 
 
 def _can_be_sent(root: Any) -> bool:
