@@ -18,7 +18,7 @@ if find_package() is None:
     pytest.skip("needs Chainer", allow_module_level=True)
 
 import umem.chainer
-from umem.chainer.offload import mover, pinned, slabs
+from umem.chainer.offload import mover, pinned
 
 import chainer  # isort: skip
 import chainer.functions as F  # isort: skip
@@ -109,7 +109,7 @@ class TestPinnedMemory(OnGpu):
         assert tier.fetched_bytes == 0
 
     def test_memory_is_pinned_in_few_pieces_and_used_again(self, tier, cupy, monkeypatch):
-        monkeypatch.setattr(slabs, "FIRST_BYTES", 2 * MIB)
+        monkeypatch.setattr(pinned, "FIRST_BYTES", 2 * MIB)
         made = []
 
         class Counted(cupy.cuda.PinnedMemory):
@@ -148,13 +148,13 @@ class TestPinnedMemory(OnGpu):
         with pytest.warns(OffloadWarning, match=r"gives no 1\.0 MiB more .*stays on the GPU"):
             assert tier.send(cupy.zeros(MIB, "i1")) is None
         count = len(asked)
-        assert asked[0] == slabs.FIRST_BYTES and asked[-1] == MIB
+        assert asked[0] == pinned.FIRST_BYTES and asked[-1] == MIB
         assert tier.send(cupy.zeros(MIB, "i1")) is None
         assert len(asked) == count
 
     def test_no_more_is_pinned_than_the_host_can_spare(self, tier, cupy, monkeypatch):
         left = [5 * MIB, MIB]
-        monkeypatch.setattr(slabs, "available_bytes", lambda: left.pop(0))
+        monkeypatch.setattr(pinned, "available_bytes", lambda: left.pop(0))
         first = sent_of(tier, cupy.zeros(4 * MIB, "i1"))
         with pytest.warns(OffloadWarning, match=r"of 1\.0 MiB that are available; 4\.5 MiB are"):
             assert tier.send(cupy.zeros(MIB, "i1")) is None
@@ -242,6 +242,24 @@ class TestOffload(OnGpu):
             warnings.simplefilter("always")
             assert steps(cupy) == plain
         assert [each.category for each in said] == [OffloadWarning]
+
+    @pytest.mark.parametrize("when", ["forward", "backward"])
+    def test_an_exception_in_the_middle_of_a_step_leaves_the_next_one_right(self, cupy, when):
+        class Stop(chainer.FunctionHook):
+            def __init__(self):
+                self.count = 0
+
+            def check(self, function, *arrays):
+                self.count += 1
+                if self.count == 12:
+                    raise KeyError(function.label)
+
+        setattr(Stop, f"{when}_preprocess", Stop.check)
+        plain = steps(cupy)
+        with umem.chainer.Offload():
+            with pytest.raises(KeyError), Stop():
+                steps(cupy)
+            assert steps(cupy) == plain
 
     def test_a_recorder_sees_what_goes_and_what_comes(self, cupy):
         with umem.chainer.Offload() as moves, umem.record() as recorder:
