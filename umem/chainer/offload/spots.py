@@ -203,6 +203,7 @@ class Buffer:
         """
         root = self._root()
         start = address_of(root) + self._skew
+        self.is_below = True  # first: after an interruption `restore` fills what is empty
         for spot in self._spots.values():
             array = spot.get()
             spot.layout = SpotLayout(
@@ -210,7 +211,6 @@ class Buffer:
             )
             spot.put(None)
         self._kept = root if keep else None
-        self.is_below = True
 
     def drop_kept(self) -> None:
         """Hold it no more, whatever `let_go` was told."""
