@@ -446,7 +446,7 @@ def test_a_folder_must_be_there(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("place", ["", 3, b"scratch"])
+@pytest.mark.parametrize("place", ["", 3, True, False])
 def test_a_place_is_a_folder(place: Any) -> None:
     with pytest.raises(StateError, match="a folder"):
         umem.chainer.Offload(place)

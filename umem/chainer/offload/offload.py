@@ -12,7 +12,7 @@ from chainer.backends import cuda
 
 from umem.chainer.offload.mover import Mover
 from umem.chainer.offload.tier import Tier
-from umem.chainer.offload.tiers import checked_place, open_tier
+from umem.chainer.offload.tiers import Where, open_tier
 from umem.chainer.tap import is_told
 from umem.devices.open import entered_device
 from umem.errors import StateError
@@ -52,6 +52,7 @@ class Offload:
         StateError: on entering, without a folder where arrays are NumPy's, or inside of another
             Offload or of Recompute, which moves by itself (``Recompute(budget, offload=...)``);
             in forward, a folder for CuPy's arrays; in backward, in a process forked since forward.
+            On making it: what it goes to is no folder.
         SizeError: on making it: the limit is no size.
         FileError: on entering, the folder cannot be used; in backward, the file cannot be read,
             and the functions before it have run.
@@ -68,7 +69,12 @@ class Offload:
     def __init__(
         self, to: str | os.PathLike[str] | None = None, *, limit: int | str | None = None
     ) -> None:
-        self._where = checked_place(True if to is None else to)
+        if to is not None and (not isinstance(to, (str, os.PathLike)) or not os.fspath(to)):
+            raise StateError(
+                "arrays of NumPy go to a folder on a disk, which is named; those of CuPy go to "
+                f"pinned host memory, and None is named; got {to!r}"
+            )
+        self._where: Where = True if to is None else Path(to)
         self._limit = None if limit is None else parse_bytes(limit, "limit")
         self._mover = Mover(self._open)  # another one each time that it is entered
 

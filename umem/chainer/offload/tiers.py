@@ -57,13 +57,14 @@ def open_tier(array: Any, where: Where, limit_bytes: int | None = None) -> Tier:
 
         if isinstance(where, Path):
             raise StateError(
-                f"arrays of CuPy move to pinned host memory, not to {str(where)!r}: offload=True"
+                f"arrays of CuPy move to pinned host memory, not to {str(where)!r}: Offload(), or "
+                "Recompute(budget, offload=True)"
             )
         return PinnedTier(limit_bytes)
     if not isinstance(where, Path):
         raise StateError(
             "arrays of NumPy are on the host already, and move to files: name a folder for them, "
-            'such as offload="scratch"'
+            'as in Offload("scratch") or Recompute(budget, offload="scratch")'
         )
     from umem.chainer.offload.file_tier import FileTier
 
