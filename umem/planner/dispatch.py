@@ -19,7 +19,6 @@ from umem.planner.moving import Fates, is_best, moved_plan
 from umem.planner.plans import MODELS, OBJECTIVES, Method, Model, Objective, Plan
 from umem.planner.referee import simulate
 from umem.planner.reruns import in_order_of
-from umem.planner.timetable import least_of
 from umem.units import format_bytes
 
 AUTO_SETS = {"paper": 600, "saved": 80}
@@ -202,21 +201,20 @@ def _moves(link: Link, objective: Objective, model: Model) -> bool:
 
 def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Link) -> Plan:
     """The quickest plan within a budget, or at the least that is found."""
-    known = []
     if budget_bytes is not None:
         alone = fates.moved_alone(graph, budget_bytes, link)
         if alone is not None and is_best(alone):
             return moved_plan(alone, budget_bytes, link, method)
+        known = []
         with suppress(BudgetError):
             known.append(plan(graph, budget_bytes, method, model="saved"))
         found = fates.starts(graph, budget_bytes, link, known, method)
         if found:
             return _quickest(found, budget_bytes, link, method)
     tightest = [_least(graph, method, "time", "saved", once=once) for once in (True, False)]
-    least = least_of(graph, link, tightest)
+    least, found = fates.tightest(graph, link, tightest, method)
     budget = least if budget_bytes is None else budget_bytes
-    found = fates.starts(graph, budget, link, tightest, method)
-    if not found:
+    if budget < least:
         raise BudgetError(
             f"no plan of method {method!r} needs as little as {format_bytes(budget)} ({budget} "
             f"bytes), be it moved or run again: the smallest budget is {format_bytes(least)} "

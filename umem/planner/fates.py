@@ -18,7 +18,7 @@ from umem.planner.link import Link
 from umem.planner.moving import Fates, fates_of
 from umem.planner.plans import Plan
 from umem.planner.reruns import Reruns, in_order_of, reruns_of
-from umem.planner.timetable import timetable
+from umem.planner.timetable import least_bytes, timetable
 
 BUDGETS = 7
 """So many budgets are looked at for what runs again."""
@@ -44,6 +44,27 @@ def starts(
         if (fates := fates_of(ordered, reruns, budget_bytes, link)) is not None
     ]
     return sorted(found, key=lambda fates: fates.seconds)
+
+
+def tightest(
+    graph: Graph, link: Link, known: Sequence[Plan], method: str
+) -> tuple[int, list[Fates]]:
+    """The least bytes that anything is found for, and what is found for them.
+
+    ``known`` are the plans of least bytes that move nothing.
+    """
+    tables = [timetable(graph, ((),) * len(graph), link)]
+    for plan in known:
+        ordered = in_order_of(graph, plan)
+        tables.append(timetable(ordered, reruns_of(ordered, plan), link))
+    least = min(map(least_bytes, tables))
+    found = starts(graph, least, link, known, method)
+    while least and (lower := starts(graph, least - 1, link, (), method)):
+        best = min(lower, key=lambda fates: least_bytes(fates.table))
+        least = least_bytes(best.table)
+        again_at = fates_of(best.graph, best.reruns, least, link)
+        found = [] if again_at is None else [again_at]
+    return least, found
 
 
 def _again(

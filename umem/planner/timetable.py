@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -10,8 +10,7 @@ from typing import NamedTuple
 from umem.planner.graph import Graph, Numbered
 from umem.planner.link import Link
 from umem.planner.link_clock import Key
-from umem.planner.plans import Plan
-from umem.planner.reruns import Reruns, in_order_of, reruns_of
+from umem.planner.reruns import Reruns
 
 
 class Absence(NamedTuple):
@@ -159,17 +158,7 @@ def _beside(graph: Graph) -> list[tuple[int, int]]:
     return found
 
 
-def least_of(graph: Graph, link: Link, known: Sequence[Plan]) -> int:
-    """The least bytes that a plan of three fates is found for."""
-    starts = {(graph, ((),) * len(graph))} | {
-        (ordered, reruns_of(ordered, plan))
-        for plan in known
-        for ordered in [in_order_of(graph, plan)]
-    }
-    return min(_least_bytes(timetable(ordered, reruns, link)) for ordered, reruns in starts)
-
-
-def _least_bytes(table: Timetable) -> int:
+def least_bytes(table: Timetable) -> int:
     """The peak where everything that may be moved is away as long as it may be."""
     change = [0] * (len(table.used) + 1)
     for one in table.absences:
