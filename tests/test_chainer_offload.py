@@ -29,6 +29,7 @@ from test_chainer_functions import arrays_for, flatten
 
 from umem.chainer.offload import mover
 from umem.errors import FileError, SizeError, StateError
+from umem.trace import Hint
 
 Step = Callable[[Any, Any, Any], Any]
 
@@ -498,6 +499,26 @@ def test_beside_the_rest_no_bit_changes(name: str, beside: Any, tmp_path: Path) 
         same(train(name, umem.chainer.Offload(tmp_path)), expected)
     with umem.chainer.Offload(tmp_path), beside():
         same(train(name), expected)
+
+
+@pytest.mark.usefixtures("forward_waits")
+def test_a_recorder_sees_what_goes_and_what_comes(tmp_path: Path) -> None:
+    model, x, t = Mlp(), rows(np.random.default_rng(0)), np.zeros(80, "i")
+
+    def peak(offload: Any) -> tuple[int, dict[str, int]]:
+        with offload, umem.record() as recorder:
+            loss = model.loss(x, t[: len(x)])
+            model.cleargrads()
+            loss.backward()
+        hints = [e for e in recorder.trace.events if isinstance(e, Hint)]
+        count = {action: sum(h.action == action for h in hints) for action in ("send", "fetch")}
+        return umem.replay(recorder.trace, "t4").peak_bytes, count
+
+    plain, nothing = peak(chainer.using_config("train", True))
+    less, moved = peak(umem.chainer.Offload(tmp_path))
+    assert nothing == {"send": 0, "fetch": 0}
+    assert moved["send"] >= moved["fetch"] >= 5
+    assert less < plain
 
 
 def test_with_accumulation(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from umem.chainer.offload.extents import PAGE, Extent, Extents
+from umem.chainer.offload.heard import hear_fetch, hear_send
 from umem.chainer.offload.spots import bytes_of
 from umem.errors import FileError, OffloadWarning, StateError, UnsupportedError, warn_at_program
 from umem.files import reason
@@ -223,6 +224,7 @@ class SentToFile:
         self._array: Any = array
         self._write = tier.write_later(array, place, skew)
         self._read: Future[Any] | None = None
+        self._known = hear_send(array)
 
     def is_gone(self) -> bool:
         """Tell whether the file has all of it."""
@@ -274,7 +276,9 @@ class SentToFile:
         except OSError as error:
             raise FileError(f"cannot read {self._tier.name}: {reason(error)}") from error
         self._tier.fetched_bytes += self.nbytes
-        return np.ndarray(self._shape, self._dtype, flat, self._skew, self._strides)
+        array: Any = np.ndarray(self._shape, self._dtype, flat, self._skew, self._strides)
+        hear_fetch(array, self._known)
+        return array
 
     def forget(self) -> None:
         """Give up its place, which is free once nothing is written to it or mapped from it."""
