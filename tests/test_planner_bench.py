@@ -1,4 +1,4 @@
-"""bench/planners.py and bench/planner_speed.py run, and say what they promise."""
+"""bench/planners.py, bench/fates.py and bench/planner_speed.py run, and say what they promise."""
 
 from __future__ import annotations
 
@@ -46,3 +46,16 @@ def test_the_time_of_plans_is_measured_under_both_models(tmp_path):
     for row in report["rows"]:
         assert row["points"] > 1 and 0 < row["least_share_percent"] < 50
         assert min(row[f"{name}_cpu_seconds"] for name in ("first", "half", "pareto")) > 0
+
+
+def test_plans_of_three_fates_are_between_the_optimum_and_those_of_two(tmp_path):
+    report, printed = written(tmp_path, "fates.py", "--quick")
+    assert report["bench"] == "fates" and report["simulated"] is True
+    for row in [*report["rows"], *report["long"]]:
+        alone = [row[key] for key in ("again_alone", "moved_alone") if row[key] is not None]
+        assert row["plain"] * (1 - 1e-9) <= row["time"] <= min(alone) * (1 + 1e-9)
+    for row in report["rows"]:
+        assert row["time"] >= row["bound"] - 1e-6
+        if row["status"] == "optimal":
+            assert row["time"] >= row["optimum"] - 1e-6
+    assert "quicker than recomputation alone" in printed
