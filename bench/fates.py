@@ -105,7 +105,7 @@ def long_rows(quick: bool) -> Iterator[dict[str, Any]]:
     count = 24 if quick else LONG
     for name, graph in (("chain", chain(count)), ("residual network", residual(count // 3))):
         keep_all = plan(graph, None, "store_all", model="saved").peak_bytes
-        for share in SHARES[:1] if quick else SHARES:
+        for share in SHARES[1:] if quick else SHARES:
             for rate in RATES:
                 yield long_row(name, graph, int(share * keep_all), link_of(graph, rate, rate))
 
