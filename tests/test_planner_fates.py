@@ -16,7 +16,9 @@ from umem.errors import BudgetError, GraphError
 from umem.planner import Graph, Link, Move, Node, Plan, plan, simulate
 from umem.planner.problem import CallFacts, Problem
 from umem.planner.referee import referee
+from umem.planner.reruns import plan_of, reruns_of
 from umem.planner.schedule import Action, actions
+from umem.planner.timetable import timetable
 
 INFINITE = float("inf")
 
@@ -302,6 +304,20 @@ def test_bytes_and_times_are_those_of_the_step_told_once_more(graph, link, data)
     assert done.sent_bytes == done.fetched_bytes == sum(map(retold.size, found.moves))
 
 
+@pytest.mark.thorough
+@settings(max_examples=150, deadline=None)
+@given(graphs(max_nodes=20), st.data())
+def test_a_timetable_has_the_bytes_of_the_referee(graph, data):
+    low = plan(graph, None, "lower_sets", model="saved").peak_bytes
+    budget = data.draw(st.integers(low, low + 60), "budget")
+    known = plan(graph, budget, "lower_sets", model="saved")
+    reruns = reruns_of(graph, known)
+    moments = simulate(graph, plan_of(graph, reruns, None, "")).timeline
+    runs = ("forward", "recompute", "backward")
+    during = [moment.during_bytes for moment in moments if moment.action.kind in runs]
+    assert timetable(graph, reruns).used == during
+
+
 # -- plans -----------------------------------------------------------------------------------------
 
 
@@ -425,8 +441,7 @@ def test_without_a_link_a_problem_has_the_plans_that_it_had():
     assert one.within(whole, link=Link(1, 1)) == one.keep_all
 
 
-def test_no_order_of_random_plans_makes_the_referee_and_the_planner_differ():
-    """The time that plans are chosen by is the referee's: more room is never slower."""
+def test_keeping_all_is_as_quick_as_can_be_and_the_least_budget_no_quicker():
     source = random.Random(0)
     for count in (5, 9, 14):
         graph = Graph(

@@ -17,8 +17,6 @@ from umem.planner.reruns import Reruns
 
 WORK = 16_000
 """So many calls are gone through in one search, those of every trial together."""
-PARTIAL = 1e-9
-"""The part of a time that counts as none."""
 
 Change = tuple[Reruns, frozenset[Key], frozenset[Key]]
 """What runs again, what is moved at least, and what must not be moved."""
@@ -103,8 +101,8 @@ def _changes(fates: Fates) -> Iterator[Change]:
 
 
 def _rank(fates: Fates) -> tuple[float, int]:
-    """Less time is better, then fewer bytes over the link."""
-    return round(fates.seconds / PARTIAL) * PARTIAL, fates.moved_bytes
+    """Less time is better, to twelve digits, then fewer bytes over the link."""
+    return float(f"{fates.seconds:.12g}"), fates.moved_bytes
 
 
 def _each(reruns: Reruns) -> list[tuple[int, int]]:
