@@ -49,6 +49,7 @@ WITH_ONE_USER = {
     "umem.cli.run_watch": "--watch, with its view; the command would pass 350 lines",
     "umem.compat.cuda_devices": "a stand-in that mends import when they need it",
     "umem.devices.blocks_of_memory": "what a device may leave out; the interface is long",
+    "umem.devices.cuda.arena": "an allocator that only lookahead needs, loaded when it is",
     "umem.devices.cuda.install": "CuPy's own allocator, put in place and back; the device is long",
     "umem.devices.cuda.modes": "which allocator a policy means, loaded where a GPU is there",
     "umem.devices.cuda.ranges": "cuda.core, loaded where hints are used",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 from umem.scopes import Scope
 
@@ -14,14 +14,19 @@ class Paging:
     Blocks are numbers: an address over 2 MiB.
     """
 
-    forgets: ClassVar[bool] = False
-    """Whether the device has memory that nobody has forgotten, and made ready."""
+    @property
+    def forgets(self) -> bool:
+        """Whether the device discards memory that nobody has, and makes it ready again."""
+        return False
 
     def repeat_places(self, scope: Scope) -> None:
         """Hand out managed memory where the last step had it, until ``scope`` is closed.
 
         A step ends with an optimizer's update; a second scope adds nothing.
         """
+
+    def next_step(self) -> None:
+        """A step is over: the next one gets the places that it had; see `repeat_places`."""
 
     def address(self, array: Any) -> int | None:
         """Where an array's memory begins; None where it is not managed memory."""

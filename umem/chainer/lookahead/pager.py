@@ -29,6 +29,9 @@ class VirtualSideStream:
         """An operation was issued; whether moves can be queued now."""
         return True
 
+    def follow(self) -> None:
+        """More was queued where operations are."""
+
     def beside(self) -> Any:
         """The stream for moves beside the operation."""
         return self
@@ -66,6 +69,10 @@ class CudaSideStream:
         self._before, self._after = self._after, self._before
         self._after.record(current)
         return ready
+
+    def follow(self) -> None:
+        """More was queued on the current stream, which what comes behind has to wait for."""
+        self._after.record(self._xp.cuda.get_current_stream())
 
     def beside(self) -> Any:
         """The stream, which waits for what came before the operation."""
@@ -110,14 +117,15 @@ class Pager:
         """
         if moves.discards:
             self.discarded_bytes += self._device.discard_free(_all_blocks(moves.discards))
+            self._stream.follow()  # what is discarded is made ready again after that
         if moves.sends:
             stream = self._stream.behind()
             self.sent_bytes += self._each(moves.sends, addresses, find, "cpu", stream)
-        if moves.fetches or moves.ready:
-            stream = self._stream.beside()
-            here = self._device.ordinal
+        if moves.fetches:
+            stream, here = self._stream.beside(), self._device.ordinal
             self.fetched_bytes += self._each(moves.fetches, addresses, find, here, stream)
-            self._device.make_ready(_all_blocks(moves.ready), stream)
+        if moves.ready:
+            self._device.make_ready(_all_blocks(moves.ready), self._stream.behind())
 
     def _each(
         self,

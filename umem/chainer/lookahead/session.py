@@ -235,6 +235,7 @@ class Session:
             self._learn(iteration, known)
         self._addresses.clear()
         self._before = iteration
+        self._device.next_step()
 
     def _learn(self, iteration: Iteration, known: Learned | None) -> None:
         """Remember an order as the one taken last, with its arrays as they are now."""

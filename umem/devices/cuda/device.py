@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from umem.devices.base import (
     Mode,
     Place,
     Policy,
+    Served,
     Span,
     Usage,
     Watched,
@@ -32,6 +33,7 @@ from umem.scopes import Scope
 
 if TYPE_CHECKING:
     from umem.devices.cost import StepCost
+    from umem.devices.cuda.arena import Arena
     from umem.devices.cuda.driver import CupyPool, Driver, Malloc
     from umem.devices.cuda.ranges import CoreHints
     from umem.devices.cuda.watching import Telling
@@ -59,6 +61,7 @@ class CudaDevice(Device):
         self._hints: CoreHints | None = None
         self.watches: tuple[Telling, ...] = ()
         self._watching = safe_lock()
+        self._arena: Arena | None = None
         self._model = cuda_model()
         self.simulated = self._model is not None
         self.name = driver.name.removesuffix(" (simulated)")
@@ -206,6 +209,59 @@ class CudaDevice(Device):
             )
         with self._ready() as hints:
             return hints.prefetch(spans, to, address)
+
+    @property
+    def forgets(self) -> bool:
+        """Whether free memory is known here, and CUDA 13 or a model discards it."""
+        if self._arena is None or not self._arena.is_open:
+            return False
+        with self._ready() as hints:
+            return self._model is not None or hints.discards
+
+    def repeat_places(self, scope: Scope) -> None:
+        """Hand out managed memory where the last step had it, until ``scope`` is closed.
+
+        Of the current stream, in a block of managed memory without a preset or prefetch.
+        """
+        policy = self.policy
+        if policy is None or policy != Policy("managed", policy.limit_bytes):
+            return
+        if self._arena is None:
+            arena = importlib.import_module("umem.devices.cuda.arena")
+            grow, otherwise = self.pools.growth("managed"), self.pools.malloc("managed")
+            self._arena = arena.Arena(self.driver, grow, otherwise)
+        if self._arena.is_open:
+            return
+        scope.at_close(lambda: self._left(scope))
+        scope.at_close(self._arena.close)
+        self._arena.open()
+        scope.open(Served(self, policy, (self._arena.malloc, self.pools.pool("managed"))))
+        self._entered(scope)
+
+    def next_step(self) -> None:
+        """A step is over: the next one gets the places that it had."""
+        if self._arena is not None:
+            self._arena.next_step()
+
+    def discard_free(self, blocks: Iterable[int]) -> int:
+        """Forget what is in those of the blocks that nobody has; returns how many bytes."""
+        if self._arena is None:
+            return 0
+        with self._ready() as hints, self._arena.held_still:
+            spans, stream = self._arena.free_spans(blocks), self._arena.stream
+            if self._model is not None:
+                for span in spans:
+                    self._model.discard(span.address, span.nbytes, stream)
+                return sum(span.nbytes for span in spans)
+            return hints.discard(spans, stream)
+
+    def make_ready(self, blocks: Iterable[int], stream: Any) -> int:
+        """Have VRAM for those of the blocks that nobody has, beside the operations."""
+        if self._arena is None:
+            return 0
+        address = self.driver.stream_address(stream)
+        with self._ready() as hints, self._arena.held_still:
+            return hints.prefetch(self._arena.free_spans(blocks), self.ordinal, address)
 
     def address(self, array: Any) -> int | None:
         """Where an array's memory begins; None where it is not managed memory of this GPU."""

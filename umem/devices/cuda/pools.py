@@ -162,11 +162,16 @@ class Pools:
         with self._lock:
             return [pool for (other, _), pool in self._pools.items() if other == kind]
 
-    def _make(self, kind: Kind, preset: str | None) -> CupyPool:
+    def growth(self, kind: Kind, preset: str | None = None) -> Growth:
+        """What a pool of a kind and a preset grows from."""
         grow = Growth(kind, self._driver, self.ledger, self.bounds, self._policy, preset)
         one: tuple[Kind, ...] = ("managed", "spill")
         together = one if kind in one else (kind,)
         grow.give_back = lambda: self.give_back(*together)
+        return grow
+
+    def _make(self, kind: Kind, preset: str | None) -> CupyPool:
+        grow = self.growth(kind, preset)
         pool = self._driver.make_pool(grow)
         if kind != "unmanaged":
             # CUPY_GPU_MEMORY_LIMIT caps every new pool: right for VRAM, and for managed memory

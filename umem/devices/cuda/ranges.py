@@ -59,6 +59,20 @@ class CoreHints:
             moved += span.nbytes
         return moved
 
+    @property
+    def discards(self) -> bool:
+        """Whether `discard` works: CUDA 13, and a cuda.core that is made for it."""
+        built = getattr(importlib.import_module("cuda.bindings"), "__version__", "0")
+        return hasattr(self.core.ManagedBuffer, "discard") and int(built.partition(".")[0]) >= 13
+
+    def discard(self, spans: Iterable[Span], stream_address: int) -> int:
+        """Forget what is in ranges, in stream order; returns the bytes."""
+        stream, forgotten = self._stream(stream_address), 0
+        for span in spans:
+            self._buffer(span).discard(stream=stream)
+            forgotten += span.nbytes
+        return forgotten
+
     def advise(self, spans: Iterable[Span], advice: Advice, place: Place, unset: bool) -> int:
         """Give or take back advice on ranges; returns the bytes."""
         advised = 0

@@ -67,6 +67,10 @@ class LateRuntime(HostRuntime):
                 self._order.issue(stream, function)
                 self._order.raise_error()
 
+    def in_order(self, stream: int, function: Callable[[], object]) -> None:
+        """Do something in the order of a stream, late."""
+        self.queue(stream, function)
+
     def queue_after_all(self, function: Callable[[], object]) -> None:
         """Do something when all that was queued before is done."""
         if not self._is_over:

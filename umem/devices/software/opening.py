@@ -112,6 +112,13 @@ class SoftwareGPU:
         with self._model.lock:
             return self._model.driver.resident_count * BLOCK_BYTES
 
+    def discard(self, address: int, nbytes: int, stream: int) -> None:
+        """Forget what is in managed memory, in the order of a stream: other bytes are there then.
+
+        CUDA 13's own call, which CUDA 12 lacks; ``umem.chainer.LookaheadPrefetch`` uses it.
+        """
+        self._runtime.discard(address, nbytes, stream)
+
     @property
     def timeline(self) -> list[Sample]:
         """Allocated and resident bytes over simulated time."""

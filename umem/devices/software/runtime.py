@@ -7,6 +7,7 @@ devices, graphs, textures, peers.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 from umem.devices.software.allocations import DEVICE, HOST, MANAGED, HostMemory
@@ -35,6 +36,8 @@ _ADVICE = {
     4: ("preferred_location", True), 5: ("accessed_by", False), 6: ("accessed_by", True),
 }  # fmt: skip
 """cudaMemoryAdvise, of driver_types.h, and whether it takes the advice back."""
+FORGOTTEN = 0xA5
+"""Fills what was discarded, so that who reads it sees that."""
 SIMULATED = " (simulated)"
 """The end of the name that CuPy is told."""
 
@@ -181,6 +184,15 @@ class HostRuntime(HostPools):
         place = "cpu" if device == CPU else 0
         accesses = tuple(self.access(address, nbytes))
         self.tell(Hint("prefetch", accesses, place, overlap=stream != 0))
+
+    def discard(self, address: int, nbytes: int, stream: int) -> None:
+        """Have the model forget a managed range, and put other bytes there, in stream order."""
+        self.tell(Hint("discard", tuple(self.access(address, nbytes))))
+        self.in_order(stream, lambda: ctypes.memset(address, FORGOTTEN, nbytes))
+
+    def in_order(self, stream: int, function: Callable[[], object]) -> None:
+        """Do something in the order of a stream, which does everything at once here."""
+        function()
 
     def advise(self, address: int, nbytes: int, advice: int, device: int) -> None:
         """Give the model a piece of advice, or take it back."""

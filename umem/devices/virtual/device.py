@@ -69,7 +69,6 @@ class VirtualGPU(Device):
     """
 
     simulated = True
-    forgets = True
     backend: ClassVar[Literal["numpy", "cupy"]] = "numpy"
 
     def __init__(
@@ -175,6 +174,11 @@ class VirtualGPU(Device):
     def discard(self, array: Any) -> int:
         """Forget an array's contents, so that evicting it costs nothing."""
         return self._hint(array, Hint("discard", ()))
+
+    @property
+    def forgets(self) -> bool:
+        """The model always discards."""
+        return True
 
     def repeat_places(self, scope: Scope) -> None:
         """Hand out managed memory where the last step had it, until ``scope`` is closed."""

@@ -14,7 +14,8 @@ from typing import Literal
 from umem.devices.base import Policy, Span
 from umem.devices.virtual.advice import ACCESSED_BY_GPU, PREFER_HOST, preset_flags
 from umem.devices.virtual.clock import BlockMoves
-from umem.devices.virtual.pool import Pool, RepeatingPool, UncachedPool
+from umem.devices.virtual.pool import Pool, UncachedPool
+from umem.devices.virtual.repeating_pool import RepeatingPool
 from umem.devices.virtual.residency import Residency
 from umem.errors import OutOfMemoryError, SizeError
 from umem.units import BLOCK_BYTES, format_bytes

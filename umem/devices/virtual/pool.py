@@ -6,8 +6,7 @@ Differs: one stream; of chunks of the same size the one freed last is taken.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from collections import Counter
+from bisect import bisect_left, insort
 from typing import Protocol
 
 from umem.devices.base import Span
@@ -27,15 +26,15 @@ class Upstream(Protocol):
         """Take back what `reserve` handed out."""
 
 
-class _Chunk:
+class Chunk:
     """A piece of a reservation, in use or free; neighbours in address order."""
 
     __slots__ = ("address", "after", "before", "free", "nbytes")
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.address, self.nbytes = address, nbytes
-        self.before: _Chunk | None = None
-        self.after: _Chunk | None = None
+        self.before: Chunk | None = None
+        self.after: Chunk | None = None
         self.free = False
 
 
@@ -52,8 +51,8 @@ class Pool:
         self._together = [] if together is None else together
         self._together.append(self)
         self._sizes: list[int] = []
-        self._free: dict[int, dict[_Chunk, None]] = {}
-        self._used: dict[int, _Chunk] = {}
+        self._free: dict[int, dict[Chunk, None]] = {}
+        self._used: dict[int, Chunk] = {}
         self.used_bytes = 0
         self.reserved_bytes = 0
 
@@ -106,7 +105,7 @@ class Pool:
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _reserve(self, nbytes: int, limit_bytes: int | None) -> _Chunk:
+    def _reserve(self, nbytes: int, limit_bytes: int | None) -> Chunk:
         if limit_bytes is not None and self._reserved_together() + nbytes > limit_bytes:
             for pool in self._together:
                 pool.free_all_blocks()
@@ -123,12 +122,12 @@ class Pool:
                 raise
             address = self._source.reserve(nbytes)
         self.reserved_bytes += nbytes
-        return _Chunk(address, nbytes)
+        return Chunk(address, nbytes)
 
     def _reserved_together(self) -> int:
         return sum(pool.reserved_bytes for pool in self._together)
 
-    def _take(self, nbytes: int) -> _Chunk | None:
+    def _take(self, nbytes: int) -> Chunk | None:
         index = bisect_left(self._sizes, nbytes)
         if index == len(self._sizes):
             return None
@@ -143,15 +142,15 @@ class Pool:
             self._put(self._split(chunk, nbytes))
         return chunk
 
-    def _split(self, chunk: _Chunk, nbytes: int) -> _Chunk:
-        rest = _Chunk(chunk.address + nbytes, chunk.nbytes - nbytes)
+    def _split(self, chunk: Chunk, nbytes: int) -> Chunk:
+        rest = Chunk(chunk.address + nbytes, chunk.nbytes - nbytes)
         rest.before, rest.after = chunk, chunk.after
         if chunk.after is not None:
             chunk.after.before = rest
         chunk.after, chunk.nbytes = rest, nbytes
         return rest
 
-    def _merge(self, low: _Chunk | None, high: _Chunk | None) -> _Chunk:
+    def _merge(self, low: Chunk | None, high: Chunk | None) -> Chunk:
         assert low is not None and high is not None
         for chunk in (low, high):
             if chunk.free:
@@ -162,14 +161,14 @@ class Pool:
             high.after.before = low
         return low
 
-    def _put(self, chunk: _Chunk) -> None:
+    def _put(self, chunk: Chunk) -> None:
         chunk.free = True
         if chunk.nbytes not in self._free:
             self._free[chunk.nbytes] = {}
             insort(self._sizes, chunk.nbytes)
         self._free[chunk.nbytes][chunk] = None
 
-    def _unlist(self, chunk: _Chunk) -> None:
+    def _unlist(self, chunk: Chunk) -> None:
         chunk.free = False
         chunks = self._free[chunk.nbytes]
         del chunks[chunk]
@@ -178,118 +177,12 @@ class Pool:
             del self._sizes[bisect_left(self._sizes, chunk.nbytes)]
         self._forget(chunk)
 
-    def _forget(self, chunk: _Chunk) -> None:
+    def _forget(self, chunk: Chunk) -> None:
         """A chunk is no longer among the free ones."""
 
 
-def _is_free(chunk: _Chunk | None) -> bool:
+def _is_free(chunk: Chunk | None) -> bool:
     return chunk is not None and chunk.free
-
-
-class RepeatingPool(Pool):
-    """A pool that can hand out the same places in every iteration of a loop.
-
-    While `repeats` is on, the n-th request of a size since `restart` gets the place that the n-th
-    request of that size got before, if that is free; otherwise what `Pool` gives. A step that
-    allocates and frees in the same order has the same layout from its third time on.
-
-    Cost while it is on: a binary search among the free chunks.
-    """
-
-    def __init__(self, source: Upstream, together: list[Pool] | None = None) -> None:
-        super().__init__(source, together)
-        self._places: dict[tuple[int, int], int] = {}
-        self._counts: Counter[int] = Counter()
-        self._starts: list[int] | None = None  # of free chunks
-        self._at: dict[int, _Chunk] = {}
-        self._used_starts: list[int] = []
-
-    @property
-    def repeats(self) -> bool:
-        """Whether places are handed out again; off at first."""
-        return self._starts is not None
-
-    @repeats.setter
-    def repeats(self, on: bool) -> None:
-        free = [chunk for chunks in self._free.values() for chunk in chunks] if on else []
-        self._at = {chunk.address: chunk for chunk in free}
-        self._starts = sorted(self._at) if on else None
-        self._used_starts = sorted(self._used) if on else []
-        self._places.clear()
-        self._counts.clear()
-
-    def restart(self) -> None:
-        """Begin the next iteration."""
-        self._counts.clear()
-
-    def is_free(self, low: int, high: int) -> bool:
-        """Tell whether nobody has any of these addresses, and some are the pool's.
-
-        Known only while it repeats.
-        """
-        if self._starts is None:
-            return False
-        used = bisect_left(self._used_starts, high) - 1
-        if used >= 0:
-            address = self._used_starts[used]
-            if address + self._used[address].nbytes > low:
-                return False
-        free = bisect_left(self._starts, high) - 1
-        if free < 0:
-            return False
-        address = self._starts[free]
-        return address + self._at[address].nbytes > low
-
-    def malloc(self, nbytes: int, limit_bytes: int | None = None) -> Span:
-        """Hand out a span; see `Pool.malloc`."""
-        if self._starts is None:
-            return super().malloc(nbytes, limit_bytes)
-        nbytes = -(-max(nbytes, 1) // UNIT_BYTES) * UNIT_BYTES
-        key = nbytes, self._counts[nbytes]
-        chunk = self._cut_out(self._places.get(key, -1), nbytes)
-        if chunk is None:
-            span = super().malloc(nbytes, limit_bytes)
-        else:
-            self._used[chunk.address] = chunk
-            self.used_bytes += nbytes
-            chunk.free = False
-            span = Span(chunk.address, nbytes)
-        insort(self._used_starts, span.address)
-        self._counts[nbytes] += 1
-        self._places[key] = span.address
-        return span
-
-    def free(self, span: Span) -> None:
-        """Take back a span; see `Pool.free`."""
-        super().free(span)
-        if self._starts is not None:
-            del self._used_starts[bisect_left(self._used_starts, span.address)]
-
-    def _cut_out(self, address: int, nbytes: int) -> _Chunk | None:
-        """Take these addresses out of the free chunk that has them all."""
-        assert self._starts is not None
-        index = bisect_right(self._starts, address) - 1
-        chunk = None if index < 0 else self._at[self._starts[index]]
-        if chunk is None or address + nbytes > chunk.address + chunk.nbytes:
-            return None
-        self._unlist(chunk)
-        if chunk.address < address:
-            before, chunk = chunk, self._split(chunk, address - chunk.address)
-            self._put(before)
-        if chunk.nbytes > nbytes:
-            self._put(self._split(chunk, nbytes))
-        return chunk
-
-    def _put(self, chunk: _Chunk) -> None:
-        super()._put(chunk)
-        if self._starts is not None:
-            insort(self._starts, chunk.address)
-            self._at[chunk.address] = chunk
-
-    def _forget(self, chunk: _Chunk) -> None:
-        if self._starts is not None:
-            del self._starts[bisect_left(self._starts, chunk.address)]
-            del self._at[chunk.address]
 
 
 class UncachedPool(Pool):

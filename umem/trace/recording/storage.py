@@ -54,6 +54,12 @@ class Teller(Protocol):
     def block_of(self, root: Any) -> tuple[int, int]:
         """The address and size of the memory that an array is on."""
 
+    def begun(self, address: int, nbytes: int, held: int) -> None:
+        """Memory was handed out by somebody whom the teller does not hear."""
+
+    def ended(self, address: int, held: int) -> None:
+        """That memory is free again."""
+
 
 tellers: list[Teller] = []
 """Who tells of CuPy's memory, at most one."""
