@@ -226,12 +226,13 @@ def threads() -> bytes:
 
 
 def lookahead() -> bytes:
-    """Chainer trains beyond VRAM with LookaheadPrefetch: three steps of a small network."""
+    """Chainer trains beyond VRAM with LookaheadPrefetch, which discards: a small network."""
     import umem.chainer
 
     with umem.managed(), umem.chainer.LookaheadPrefetch(depth=2) as moves:
-        trained = _trained(LOOKAHEAD_ROWS)
-    assert moves.report().fetched_bytes > 0, moves.report()
+        trained = _trained(LOOKAHEAD_ROWS, steps=5)
+    report = moves.report()
+    assert report.fetched_bytes > 0 and report.discarded_bytes > 0, report
     return trained
 
 
@@ -264,8 +265,8 @@ def recompute_with_offload() -> bytes:
     return trained
 
 
-def _trained(rows: int) -> bytes:
-    """The parameters of a small network after three steps."""
+def _trained(rows: int, steps: int = 3) -> bytes:
+    """The parameters of a small network after some steps."""
     import chainer
     import chainer.functions as F
     import chainer.links as L
@@ -278,7 +279,7 @@ def _trained(rows: int) -> bytes:
     x = cp.asarray(rng.standard_normal((rows, 16)).astype("f4"))
     t = cp.asarray(rng.integers(0, 4, rows).astype("i4"))
     optimizer = chainer.optimizers.MomentumSGD().setup(model)
-    for _ in range(3):
+    for _ in range(steps):
         loss = F.softmax_cross_entropy(model(x), t)
         model.cleargrads()
         loss.backward()
@@ -315,8 +316,8 @@ def sent_to_pinned_memory() -> bytes:
     return cp.asnumpy(total).tobytes()
 
 
-LOOKAHEAD_ROWS = 1 << 16
-"""Each activation has 4 MiB."""
+LOOKAHEAD_ROWS = 3 << 15
+"""Each activation has 6 MiB."""
 OFFLOAD_ROWS, OFFLOAD_BYTES = 1 << 11, 1 << 18
 """Each activation has 128 KiB, of which two may be on their way."""
 PINNED_COUNT = 1 << 16
@@ -329,6 +330,22 @@ RIGHT: tuple[Program, ...] = (
 
 
 # -- planted -------------------------------------------------------------------------------------
+
+
+def discarded_out_of_order() -> bytes:
+    """As `lookahead`, whose discards no stream's order holds back."""
+    from unittest.mock import patch
+
+    from umem.devices.software.opening import SoftwareGPU
+
+    aside = _cupy().cuda.Stream(non_blocking=True)
+    discard = SoftwareGPU.discard
+
+    def out_of_order(gpu: Any, address: int, nbytes: int, stream: int) -> None:
+        discard(gpu, address, nbytes, aside.ptr)
+
+    with patch.object(SoftwareGPU, "discard", out_of_order):
+        return lookahead()
 
 
 def missing_event() -> bytes:
@@ -400,5 +417,5 @@ def _planted(owner: str, name: str, wrong: Callable[..., None], program: Program
 
 PLANTED: tuple[Program, ...] = (
     missing_event, buffer_filled_too_early, read_too_early, order_that_is_none,
-    wait_on_the_wrong_stream, memory_let_go_too_early, memory_still_in_use,
+    wait_on_the_wrong_stream, memory_let_go_too_early, memory_still_in_use, discarded_out_of_order,
 )  # fmt: skip
