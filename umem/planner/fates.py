@@ -23,7 +23,7 @@ from umem.planner.timetable import least_bytes, timetable
 BUDGETS = 7
 """So many budgets are looked at for what runs again."""
 SHORT = 200
-"""Up to so many nodes, what runs again is planned for each budget."""
+"""In larger graphs what runs again at one budget is eased for larger ones, not planned anew."""
 
 
 def moved_alone(graph: Graph, budget_bytes: int, link: Link) -> Fates | None:
@@ -78,12 +78,12 @@ def _again(
         found[ordered, reruns_of(ordered, plan)] = None
     family = method if method in chains.METHODS else "lower_sets"
     most = max(timetable(graph, nothing).used)
+    seeds = [*known]
     for part in range(1, BUDGETS):
         between = budget_bytes + (most - budget_bytes) * part // BUDGETS
-        plans = [*known]
-        if len(graph) <= SHORT or not plans:
-            plans += chains.plans(graph, between, family, "time", "saved")
-        for plan in plans:
+        if len(graph) <= SHORT or not seeds:
+            seeds = [*known, *chains.plans(graph, between, family, "time", "saved")]
+        for plan in seeds:
             ordered = in_order_of(graph, plan)
             found[ordered, eased(ordered, reruns_of(ordered, plan), between)] = None
     yield from found
