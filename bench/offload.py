@@ -246,6 +246,14 @@ def answer(result: common.Result) -> str:
     )
 
 
+def notes(result: common.Result) -> list[str]:
+    plain = [row["wall_ratio"] for row in result["rows"] if row["way"] == "plain"]
+    return [
+        f"Plain steps in turn with plain ones took {span(plain)} of their time by the clock: that "
+        "far the figures by the clock may be off on this machine."
+    ]
+
+
 BENCH = common.Bench(
     "offload",
     __doc__,
@@ -263,6 +271,7 @@ BENCH = common.Bench(
         text("same bits", "identical"),
         text("target", "verdict"),
     ),
+    notes=notes,
 )
 
 
