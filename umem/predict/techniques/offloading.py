@@ -7,10 +7,11 @@ cost there.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from umem.devices.specs import COSTS, GpuSpec
-from umem.errors import StateError
+from umem.errors import BudgetError, StateError
 from umem.planner.link import Link, Move
 from umem.planner.plans import Plan
 from umem.planner.problem import Problem
@@ -21,6 +22,8 @@ from umem.units import BLOCK_BYTES, MIB
 
 SMALLEST_BYTES = BLOCK_BYTES // 32
 """What is smaller stays, as in `umem.chainer.Offload`."""
+SHARES = (0.6, 0.7, 0.8, 0.88, 0.95)
+"""The budgets that are tried, of the usable VRAM."""
 AHEAD = 2
 """So many steps of backward before its use, what was moved begins to come back."""
 
@@ -50,8 +53,11 @@ def prepare(subject: Subject, gpu: GpuSpec) -> Prepared:
     return subject.prepared_with("with umem.chainer.Offload():", plans)
 
 
-def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
-    """The step under the largest budget that fits, each value kept, made again or moved.
+def prepare_quickest(subject: Subject, gpu: GpuSpec) -> Prepared:
+    """The step under the budget with which it is quickest, each value kept, made again or moved.
+
+    The largest budget that fits is not always that: with hardly any room the pool gives memory
+    back to the driver and takes it again, and the host waits for that.
 
     Raises:
         StateError: it fits as it is, or there is no link. BudgetError: it fits with no budget.
@@ -59,9 +65,25 @@ def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
     if subject.fits(gpu):
         raise StateError("the step fits with everything kept")
     link = link_of(gpu)
-    budget = largest_budget(subject, gpu, link)
+    found = []
+    for budget in _budgets(subject, gpu, link):
+        step = subject.replays.step(subject.under(budget, link), gpu, "unmanaged")
+        if step.fits:
+            found.append((step.cost.seconds or 0.0, -budget))
+    if not found:
+        found.append((0.0, -largest_budget(subject, gpu, link)))
+    budget = -min(found)[1]
     line = f'with umem.chainer.Recompute("{budget // MIB}MiB", offload=True):'
     return Prepared(subject.under(budget, link), line)
+
+
+def _budgets(subject: Subject, gpu: GpuSpec, link: Link) -> list[int]:
+    """Budgets in whole MiB that are worth a try: shares of VRAM, and what recomputation fits."""
+    least = subject.least_bytes_with(link)
+    budgets = {round(share * gpu.usable_bytes / MIB) * MIB for share in SHARES}
+    with suppress(BudgetError):
+        budgets.add(largest_budget(subject, gpu))
+    return sorted(budget for budget in budgets if budget >= least)
 
 
 def all_moved(problem: Problem) -> Plan:

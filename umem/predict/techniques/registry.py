@@ -43,7 +43,7 @@ TECHNIQUES = [
     Technique("recompute min", True, partial(budgets.prepare, budget="min")),
     Technique("recompute min, workspace", False, caps.prepare_least, ROUNDING),
     Technique("offload", True, offload.prepare),
-    Technique("recompute, offload to fit", True, offload.prepare_largest),
+    Technique("recompute, offload to fit", True, offload.prepare_quickest),
     Technique("recompute 50%, managed", True, partial(budgets.prepare_managed, budget="50%")),
     Technique("recompute min, managed", True, partial(budgets.prepare_managed, budget="min")),
     Technique("recompute 50%, lookahead", True, partial(budgets.prepare_lookahead, budget="50%")),

@@ -204,12 +204,15 @@ def _number(name: str) -> int:
 
 
 def _kept(planned: Iterable[ForwardPass], plan: Plan) -> dict[int, bool]:
-    """Tell which tensors of a pass are kept; what was drawn at random always is."""
+    """Tell which tensors of a pass are kept, also for a view; what was drawn at random always is."""
     kept, stashed = set(map(_number, plan.kept)), set(map(_number, plan.stashed))
+    tensors = {
+        access.tensor for one in planned for index in kept for access in one.calls[index].writes
+    }
     return {
         alloc.tensor: (_is_drawn(op, alloc) or index in stashed)
         if alloc.kind == "stash"
-        else index in kept
+        else alloc.tensor in tensors
         for one in planned
         for index, (op, made) in enumerate(zip(one.calls, one.made, strict=True))
         for alloc in made
