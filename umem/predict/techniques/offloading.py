@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 
 from umem.devices.specs import COSTS, GpuSpec
 from umem.errors import BudgetError, StateError
@@ -22,7 +23,7 @@ from umem.units import BLOCK_BYTES, MIB
 
 SMALLEST_BYTES = BLOCK_BYTES // 32
 """What is smaller stays, as in `umem.chainer.Offload`."""
-SHARES = (0.6, 0.7, 0.8, 0.88, 0.95)
+SHARES = (0.6, 0.7, 0.8, 0.86, 0.91, 0.96)
 """The budgets that are tried, of the usable VRAM."""
 AHEAD = 2
 """So many steps of backward before its use, what was moved begins to come back."""
@@ -60,21 +61,32 @@ def prepare_quickest(subject: Subject, gpu: GpuSpec) -> Prepared:
     back to the driver and takes it again, and the host waits for that.
 
     Raises:
-        StateError: it fits as it is, or there is no link. BudgetError: it fits with no budget.
+        StateError: it fits as it is, or there is no link, or recomputation alone is as quick.
+        BudgetError: it fits with no budget.
     """
     if subject.fits(gpu):
         raise StateError("the step fits with everything kept")
     link = link_of(gpu)
-    found = []
-    for budget in _budgets(subject, gpu, link):
-        step = subject.replays.step(subject.under(budget, link), gpu, "unmanaged")
-        if step.fits:
-            found.append((step.cost.seconds or 0.0, -budget))
+    found = [
+        (seconds, -budget)
+        for budget in _budgets(subject, gpu, link)
+        if (seconds := _seconds(subject, gpu, budget, link)) is not None
+    ]
     if not found:
-        found.append((0.0, -largest_budget(subject, gpu, link)))
-    budget = -min(found)[1]
-    line = f'with umem.chainer.Recompute("{budget // MIB}MiB", offload=True):'
-    return Prepared(subject.under(budget, link), line)
+        found = [(inf, -largest_budget(subject, gpu, link))]
+    seconds, least = min(found)
+    with suppress(BudgetError):
+        again = largest_budget(subject, gpu)
+        if (_seconds(subject, gpu, again, None) or inf) <= seconds:
+            raise StateError("nothing is quicker than to make again what has no room")
+    line = f'with umem.chainer.Recompute("{-least // MIB}MiB", offload=True):'
+    return Prepared(subject.under(-least, link), line)
+
+
+def _seconds(subject: Subject, gpu: GpuSpec, budget: int, link: Link | None) -> float | None:
+    """The time of a step under a budget; None where it does not fit the pool."""
+    step = subject.replays.step(subject.under(budget, link), gpu, "unmanaged")
+    return step.cost.seconds if step.fits else None
 
 
 def _budgets(subject: Subject, gpu: GpuSpec, link: Link) -> list[int]:

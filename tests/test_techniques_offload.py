@@ -1,0 +1,164 @@
+"""Moves in a trace, held against the planner's referee; and the techniques that move."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from traced_graphs import INPUT_BYTES, Call, contents_read, steps, trace_of
+
+from umem.devices.specs import gpu_spec
+from umem.errors import StateError
+from umem.planner import Graph, Link, min_budget, plan, simulate
+from umem.predict.techniques import offloading
+from umem.predict.techniques.rewrite import rewrite
+from umem.predict.techniques.subject import Subject
+from umem.trace import Access, Alloc, Checker, Free, Hint, Mark, Op, Trace
+from umem.units import MIB
+
+pytestmark = pytest.mark.thorough
+
+
+def check(trace: Trace) -> None:
+    checker = Checker()
+    for event in trace.events:
+        checker.check(event)
+
+
+def moved(trace: Trace, data: Any, graph: Graph) -> Any:
+    """A plan that moves some of what it keeps."""
+    least = min_budget(graph, "auto", "saved")
+    most = plan(graph, None, "store_all", model="saved").peak_bytes
+    budget = data.draw(st.integers(least, max(least, most)))
+    rate = data.draw(st.sampled_from((0.5, 5.0, 500.0)))
+    return plan(graph, budget, model="saved", link=Link(rate, rate))
+
+
+@settings(deadline=None, max_examples=25)
+@given(steps(), st.data())
+def test_the_peak_is_at_most_that_of_the_referee(calls: list[Call], data: Any) -> None:
+    trace = trace_of(calls)
+    graph = Graph.from_trace(trace)
+    found = moved(trace, data, graph)
+    order = [name for block in found.blocks for name in block]
+    rewritten = rewrite(trace, found)
+    check(rewritten)
+    if order == [node.name for node in graph.nodes]:  # backward as in the trace
+        assert rewritten.peak_bytes <= INPUT_BYTES + simulate(graph, found).peak_bytes
+
+
+@settings(deadline=None, max_examples=25)
+@given(steps(views=True), st.data(), st.integers(1, 2))
+def test_every_operation_finds_what_it_found_before(
+    calls: list[Call], data: Any, count: int
+) -> None:
+    trace = trace_of(calls, count)
+    graph = Graph.from_trace(trace)
+    found = moved(trace, data, graph)
+    rewritten = rewrite(trace, found)
+    check(rewritten)
+    hints = [event for event in rewritten.events if isinstance(event, Hint)]
+    assert sum(one.action == "send" for one in hints) >= count * (len(found.moves) > 0)
+    sent = sum(access.stop for one in hints if one.action == "send" for access in one.accesses)
+    back = sum(access.stop for one in hints if one.action == "fetch" for access in one.accesses)
+    assert sent == back
+    if not any(found.recomputed):
+        assert [op.name for op in rewritten.ops] == [op.name for op in trace.ops]
+        assert len(contents_read(rewritten)) == len(contents_read(trace))
+
+
+def access(tensor: int, nbytes: int) -> Access:
+    return Access(tensor, 0, nbytes)
+
+
+def chain(nbytes: int, count: int = 3) -> Trace:
+    """a -> b -> c ..., whose outputs backward reads; ``b`` is read through a view of it."""
+    names = "abcdefghij"[:count]
+    value = [access(10 + v, nbytes) for v in range(count)]
+    grad = [access(30 + v, nbytes) for v in range(count)]
+    events: list[Any] = [Alloc(0, 10, "input", "x", True)]
+    for v, name in enumerate(names):
+        reads = (value[v - 1],) if v else (access(0, 10),)
+        events += [Alloc(10 + v, nbytes, "activation", name)]
+        events += [Op(name, "forward", reads, (value[v],), 5, nbytes)]
+        if name == "b":
+            events += [Op("view", "forward", (value[v],), (value[v],))]
+    last = count - 1
+    events += [Alloc(30 + last, nbytes, "gradient", "g")]
+    for v in range(last, 0, -1):
+        events += [Alloc(30 + v - 1, nbytes, "gradient", "g")]
+        reads = (value[v], value[v - 1], grad[v])
+        events += [Op(names[v] + "'", "backward", reads, (grad[v - 1],), 7, nbytes)]
+        events += [Free(30 + v), Free(10 + v)]
+    events += [Op("a'", "backward", (value[0], grad[0]), (), 7), Free(30), Free(10), Mark("step")]
+    return Trace(events)
+
+
+def test_what_moves_is_sent_goes_and_comes_back() -> None:
+    trace = chain(100)
+    graph = Graph.from_trace(trace)
+    kept = plan(graph, None, "store_all", model="saved")
+    move = plan(graph, 1 << 20, model="saved", link=Link(1, 1)).moves
+    assert move == (), "nothing moves where all has room"
+    made = umem_move("a#0", leaves="view#2", fetched="b#1")
+    events = rewrite(trace, replace(kept, moves=(made,))).events
+    kinds = [
+        (event.action, event.accesses[0].tensor) if isinstance(event, Hint) else event
+        for event in events
+        if isinstance(event, (Hint, Free)) or getattr(event, "label", "") == "a"
+    ]
+    fresh = next(e.tensor for e in reversed(events) if isinstance(e, Alloc) and e.label == "a")
+    first = kinds.index(("send", 10))
+    assert fresh != 10 and kinds.index(Free(10)) > first
+    assert kinds.index(("fetch", fresh)) > kinds.index(Free(10))
+    op = next(e for e in events if isinstance(e, Op) and e.name == "b'")
+    assert access(fresh, 100) in op.reads
+    assert events.index(op) > events.index(Hint("fetch", (access(fresh, 100),), overlap=True))
+
+
+def umem_move(node: str, leaves: str, fetched: str) -> Any:
+    from umem.planner import Move
+
+    return Move(node, "value", leaves, fetched)
+
+
+def test_a_view_that_is_kept_keeps_what_it_lies_in() -> None:
+    trace = chain(100)
+    graph = Graph.from_trace(trace)
+    kept = plan(graph, None, "store_all", model="saved")
+    names = [node.name for node in graph.nodes]
+    by_view = replace(
+        kept,
+        kept=tuple(name for name in kept.kept if not name.startswith("b#")) + ("view#2",),
+        blocks=tuple((name,) for name in names),
+        recomputed=((),) * len(names),
+        frees_early=True,
+    )
+    assert [op.name for op in rewrite(trace, by_view).ops] == [op.name for op in trace.ops]
+
+
+def test_everything_moved_fits_less_and_takes_longer() -> None:
+    trace = chain(64 * MIB, 10)
+    gpu = gpu_spec("t4").with_vram(800 * MIB)
+    subject = Subject(trace, [gpu], correct="off")
+    whole = subject.replays.step(subject.trace, gpu, "unmanaged")
+    with pytest.raises(StateError, match="fits with everything kept"):
+        offloading.prepare(subject, gpu)
+    small = gpu.with_vram(600 * MIB)
+    subject = Subject(trace, [small], correct="off")
+    made = offloading.prepare(subject, small)
+    step = subject.replays.step(made.trace, small, "unmanaged")
+    assert made.line == "with umem.chainer.Offload():"
+    assert whole.fits and step.fits and step.cost.sent_bytes
+    assert (step.cost.seconds or 0) > (whole.cost.seconds or 0)
+
+
+def test_a_gpu_without_a_link_has_nothing_below() -> None:
+    gpu = gpu_spec("jetson-orin-64gb").with_vram(8 * MIB)
+    subject = Subject(chain(4 * MIB), [gpu], correct="off")
+    for prepare in (offloading.prepare, offloading.prepare_quickest):
+        with pytest.raises(StateError, match="shares its memory with the host"):
+            prepare(subject, gpu)
