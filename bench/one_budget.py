@@ -46,7 +46,7 @@ SIZE, QUICK_SIZE = 256, 1024
 
 
 def one_plan(subject: Subject, gpu: GpuSpec) -> Prepared:
-    """What umem.choose offers of the two: with moves, or without where nothing is gained by them."""
+    """What umem.choose offers of the two: without moves where nothing is gained by them."""
     try:
         return offloading.prepare_quickest(subject, gpu)
     except StateError:

@@ -132,7 +132,7 @@ def test_a_view_that_is_kept_keeps_what_it_lies_in() -> None:
     names = [node.name for node in graph.nodes]
     by_view = replace(
         kept,
-        kept=tuple(name for name in kept.kept if not name.startswith("b#")) + ("view#2",),
+        kept=(*(name for name in kept.kept if not name.startswith("b#")), "view#2"),
         blocks=tuple((name,) for name in names),
         recomputed=((),) * len(names),
         frees_early=True,

@@ -10,6 +10,7 @@ import chainer
 from umem.chainer.offload.tier import Tier
 from umem.chainer.offload.tiers import Where, link_of, open_tier
 from umem.chainer.recompute.tape import Call
+from umem.devices.open import entered_device
 from umem.planner.link import Link
 
 
@@ -33,6 +34,11 @@ class Lower:
     def is_wanted(self) -> bool:
         """True where arrays may be moved."""
         return self._where is not False
+
+    @property
+    def is_among_arrays(self) -> bool:
+        """True where what is below is memory of NumPy's all the same: a GPU is simulated."""
+        return self.tier is not None and entered_device() is not None
 
     def open(self, inputs: Any) -> None:
         """Open it for arrays like these; once it is open, do nothing."""

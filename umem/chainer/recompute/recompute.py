@@ -238,6 +238,7 @@ def describe(seen: SeenGraph) -> str:
     plan, constant = seen.plan.solution.plan, seen.plan.solution.constant_bytes
     floor, node = problem.floor
     left_alone = "a plain step fits, and is left as it is"
+    moved = {move.node for move in plan.moves if move.what == "value"}
     rerun, again = history.rerun_seconds, [name for block in plan.recomputed for name in block]
     lines = [
         head + (left_alone if seen.plan.fits else f"planned by {plan.method}"),
@@ -249,7 +250,7 @@ def describe(seen: SeenGraph) -> str:
         f"{format_bytes(problem.update_bytes)} only while it runs",
         f"  overhead: {_share(plan.overhead, tape.seconds)} of the forward pass predicted, "
         + ("not measured yet" if rerun is None else f"{_share(rerun, tape.seconds)} measured"),
-        f"  kept: {_names(list(plan.kept))}",
+        f"  kept: {_names([name for name in plan.kept if name not in moved])}",
         f"  run again: {_names(again)}",
     ]
     if plan.moves:

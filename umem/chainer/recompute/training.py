@@ -131,7 +131,8 @@ class Training:
         """Measure the pass where a graph that it may be one of has to be measured."""
         what = self.graphs.to_measure(alike, plain=plain)
         if what is not None:
-            self.peaks.start(what, blind=not _on_host(inputs))
+            blind = what == "peak" and self.lower.is_among_arrays
+            self.peaks.start(what, blind=blind or not _on_host(inputs))
             self._may_be = [one for one in alike if not one.history.is_measured]
 
     def stop_in_vain(self, now: Pass) -> None:

@@ -204,7 +204,7 @@ def _number(name: str) -> int:
 
 
 def _kept(planned: Iterable[ForwardPass], plan: Plan) -> dict[int, bool]:
-    """Tell which tensors of a pass are kept, also for a view; what was drawn at random always is."""
+    """Tell which tensors of a pass are kept, or a view of them; what was drawn always is."""
     kept, stashed = set(map(_number, plan.kept)), set(map(_number, plan.stashed))
     tensors = {
         access.tensor for one in planned for index in kept for access in one.calls[index].writes
