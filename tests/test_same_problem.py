@@ -90,7 +90,7 @@ def both(name: str, size: str, shape: tuple[int, ...]) -> tuple[Problem, Problem
 
 def measured_alike(problem: Problem, other: Problem) -> Problem:
     """The problem with what was measured for another."""
-    names = ("cost", "workspace_bytes", "backward_workspace_bytes")
+    names = ("cost", "backward_cost", "workspace_bytes", "backward_workspace_bytes")
     calls = [
         replace(call, **{name: getattr(theirs, name) for name in names})
         for call, theirs in zip(problem.calls, other.calls, strict=True)
