@@ -42,7 +42,7 @@ from umem.units import BLOCK_BYTES, MIB
 GPUS = ("v100-16gb", "gh200-96gb")
 """One behind PCIe 3, one behind NVLink-C2C, whose link is thirty times as fast."""
 SHARES = (0.3, 0.5, 0.7, 0.9)
-SIZE, QUICK_SIZE = 256, 1024
+SIZE, QUICK_SIZE = 256, 16_384
 
 
 def one_plan(subject: Subject, gpu: GpuSpec) -> Prepared:
