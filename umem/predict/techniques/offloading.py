@@ -16,6 +16,7 @@ from umem.errors import BudgetError, StateError
 from umem.planner.link import Link, Move
 from umem.planner.plans import Plan
 from umem.planner.problem import Problem
+from umem.predict.techniques import small_states
 from umem.predict.techniques.recomputation import largest_budget
 from umem.predict.techniques.subject import Subject
 from umem.predict.techniques.technique import Prepared
@@ -81,6 +82,12 @@ def prepare_quickest(subject: Subject, gpu: GpuSpec) -> Prepared:
             raise StateError("nothing is quicker than to make again what has no room")
     line = f'with umem.chainer.Recompute("{-least // MIB}MiB", offload=True):'
     return Prepared(subject.under(-least, link), line)
+
+
+def prepare_small_states(subject: Subject, gpu: GpuSpec) -> Prepared:
+    """The same with an optimizer's states in 8 bits. Raises as `prepare_quickest` does."""
+    prepared = prepare_quickest(subject.changed(small_states=True), gpu)
+    return replace(prepared, line=f"{small_states.LINE}\n{prepared.line}")
 
 
 def _seconds(subject: Subject, gpu: GpuSpec, budget: int, link: Link | None) -> float | None:

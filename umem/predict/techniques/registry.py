@@ -52,6 +52,7 @@ TECHNIQUES = [
     Technique("8-bit states", False, states.prepare, "8 bits"),
     Technique("8-bit, accumulate", False, _both(SMALL, SPLIT), "8 bits"),
     Technique("8-bit, recompute min", False, _both(SMALL, RERUN), "8 bits"),
+    Technique("8-bit, recompute, offload", False, offload.prepare_small_states, "8 bits"),
     Technique("half precision", False, halves.prepare, "16 bits"),
     Technique("all together", False, _both(*ALL), "8 and 16 bits"),
 ]
