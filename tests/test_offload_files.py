@@ -352,6 +352,27 @@ def test_a_forked_process_sends_nothing_and_brings_nothing_back(tier: Any) -> No
     assert np.array_equal(sent.array(), np.arange(1000.0))
 
 
+def test_more_arrays_come_back_than_there_are_file_descriptors(tmp_path: Path) -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = os.open(os.devnull, os.O_RDONLY)
+    os.close(used)
+    count = 4 * used + 40
+    arrays = [np.full(100, i) for i in range(count)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, before[1]), before[1]))
+    try:
+        tier = FileTier(tmp_path)
+        sent = [tier.send(array) for array in arrays]
+        for one in sent:
+            one.let_go()
+        found = [one.array() for one in sent]
+        tier.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert all(bits(a) == bits(b) for a, b in zip(found, arrays, strict=True))
+
+
 def test_any_thread_may_forget(tier: Any) -> None:
     for _ in range(50):
         sent = tier.send(np.ones(1 << 14))

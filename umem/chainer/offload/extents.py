@@ -10,6 +10,16 @@ from collections.abc import Callable
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 """What can be mapped begins at a multiple of it."""
+MOST_MAPPINGS = 1 << 14
+"""So many arrays are mapped at a time, or half of the file descriptors: each takes one."""
+
+
+def most_mappings() -> int:
+    """How many arrays are mapped at a time: others need file descriptors, too."""
+    import resource  # POSIX has it
+
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MOST_MAPPINGS if descriptors < 0 else min(MOST_MAPPINGS, descriptors // 2)
 
 
 class Extent:

@@ -18,10 +18,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
-from umem.chainer.offload.extents import PAGE, Extent, Extents
+from umem.chainer.offload.extents import PAGE, Extent, Extents, most_mappings
 from umem.chainer.offload.heard import hear_fetch, hear_send
 from umem.chainer.offload.spots import bytes_of
 from umem.errors import FileError, OffloadWarning, StateError, UnsupportedError, warn_at_program
@@ -75,6 +76,8 @@ class FileTier:
         self.sent_bytes = self.fetched_bytes = 0
         self.waited_seconds = 0.0
         self._extents = Extents()
+        self._mappings: WeakSet[_Mapping] = WeakSet()
+        self._most_mappings = most_mappings()
         self._pid, self._begun = os.getpid(), time.monotonic()
         self._writer = ThreadPoolExecutor(1, "umem-offload-writer")
         self._reader = ThreadPoolExecutor(1, "umem-offload-reader")
@@ -134,6 +137,9 @@ class FileTier:
         )  # fmt: skip
         mapping.extent = place
         flat = np.frombuffer(mapping, np.uint8)
+        self._mappings.add(mapping)
+        if len(self._mappings) > self._most_mappings:
+            return flat.copy()
         np.add.reduce(flat[::PAGE])  # a read of each page, without Python's lock
         return flat
 

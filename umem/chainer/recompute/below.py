@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import chainer
 import numpy as np
 
+from umem.chainer.offload.spots import is_dense
 from umem.chainer.offload.tier import Sent, Tier
 from umem.chainer.recompute.stash import Stash
 from umem.trace.recording.storage import root_of
@@ -54,14 +55,14 @@ class Below:
 
     @classmethod
     def send(cls, tier: Tier, arrays: Sequence[Any]) -> Below | None:
-        """Begin to send arrays; None where the tier has no room for all of them."""
+        """Begin to send arrays; None where the tier has no room for all, or cannot have one."""
         roots: dict[int, int] = {}
         sent: list[Sent] = []
         places = []
         for array in arrays:
             root = root_of(array)
             if id(root) not in roots:
-                one = tier.send(root)
+                one = tier.send(root) if _is_bytes(root) else None
                 if one is None:
                     for other in sent:
                         other.forget()
@@ -90,6 +91,11 @@ class Below:
     def __del__(self) -> None:
         for one in self._sent:
             one.forget()
+
+
+def _is_bytes(root: Any) -> bool:
+    """Tell whether memory can be copied as bytes: dense, each byte once, and no Python objects."""
+    return root.nbytes > 0 and not root.dtype.hasobject and is_dense(root)
 
 
 def _address(array: Any) -> int:

@@ -18,14 +18,7 @@ from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.plain_pass import PlainPass
 from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.training import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_CUT, Training
-from umem.chainer.recompute.whole_graph import (
-    bring,
-    bring_one,
-    check,
-    functions,
-    roots_of,
-    watch_over,
-)
+from umem.chainer.recompute.whole_graph import bring, bring_one, check, functions, roots_of
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.chainer.update_chunks import update_in_chunks
 
@@ -54,7 +47,7 @@ class Executor(Subscriber):
         """Follow it no more, and have graphs that are alive make again what they need."""
         unsubscribe(self)
         self._inside = self._in_plain = False
-        watch_over(self._training.leave())
+        self._training.leave()
 
     # -- forward ---------------------------------------------------------------------------
 

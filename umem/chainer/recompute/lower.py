@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import chainer
@@ -29,6 +30,7 @@ class Lower:
         self._where = where
         self.tier: Tier | None = None
         self.link: Link | None = None
+        self._pid = 0
 
     @property
     def is_wanted(self) -> bool:
@@ -41,21 +43,47 @@ class Lower:
         return self.tier is not None and entered_device() is not None
 
     def open(self, inputs: Any) -> None:
-        """Open it for arrays like these; once it is open, do nothing."""
-        if self.is_wanted and self.tier is None:
-            arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
-            self.tier = open_tier(arrays[0], self._where)
-            self.link = link_of(self.tier, arrays[0])
+        """Open it for arrays like these; once it is open, or where there are none, do nothing."""
+        arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
+        if self.is_wanted and self.tier is None and arrays:
+            tier = open_tier(arrays[0], self._where)
+            try:
+                self.link = link_of(tier, arrays[0])
+            except BaseException:  # a signal, too
+                tier.close()
+                raise
+            self.tier, self._pid = tier, os.getpid()
 
-    def close(self, calls: Iterable[Call]) -> None:
-        """Have back what graphs that are alive have below; then nothing is there any more."""
+    def close(self, calls: Sequence[Call]) -> None:
+        """Have back what graphs that are alive have below; then nothing is there any more.
+
+        In a process that was forked since, nothing comes back: it is the parent's.
+
+        Raises:
+            what the tier raises where it cannot bring something back; the rest is back.
+        """
         tier, self.tier = self.tier, None
         if tier is None:
             return
+        is_ours = os.getpid() == self._pid
         try:
-            for call in calls:
-                if call.has_graph:
-                    call.come_back()
-                call.forget_below()
+            if is_ours:
+                _bring_back(calls)
         finally:
-            tier.close()
+            for call in calls:
+                call.forget_below()
+            if is_ours:
+                tier.close()
+
+
+def _bring_back(calls: Sequence[Call]) -> None:
+    """Have all of it back that can come; raises the first error once the rest is there."""
+    errors: list[Exception] = []
+    for call in calls:
+        try:
+            if call.has_func:
+                call.come_back()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]

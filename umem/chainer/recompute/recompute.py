@@ -118,8 +118,10 @@ class Recompute:
     def _leave(self) -> None:
         """Restore what was there; a second time does nothing."""
         if self in _on:
-            self._executor.stop()
-            _on.remove(self)
+            try:
+                self._executor.stop()
+            finally:
+                _on.remove(self)
 
     # -- what a person asks ----------------------------------------------------------------
 

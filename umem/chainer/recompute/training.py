@@ -22,7 +22,7 @@ from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.plain_pass import ENDED_EARLY, PlainPass, other_call
 from umem.chainer.recompute.seen import Roots, SeenGraph
 from umem.chainer.recompute.tape import Call
-from umem.chainer.recompute.whole_graph import AliveCalls, make_whole, reaches_more
+from umem.chainer.recompute.whole_graph import AliveCalls, make_whole, reaches_more, watch_over
 
 INTO_EARLIER = "its backward goes on into an earlier graph"
 ELSEWHERE = "it goes backward, or is cut, in another thread or inside a backward"
@@ -74,15 +74,17 @@ class Training:
         """Tell the user that a graph keeps everything, and why."""
         self.graphs.say(KEEPS + why)
 
-    def leave(self) -> list[Call]:
-        """The block is left: the calls that may still need what was dropped."""
+    def leave(self) -> None:
+        """The block is left: graphs that are alive have back what they need, or make it again."""
         self.peaks.stop()
         if self.now is not None:
             self._end(self.now)
         self.now = self.plain = None
         calls = self.alive.take()
-        self.lower.close(calls)
-        return calls
+        try:
+            self.lower.close(calls)
+        finally:
+            watch_over(calls)
 
     # -- forward ---------------------------------------------------------------------------
 
