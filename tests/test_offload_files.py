@@ -27,6 +27,7 @@ if find_package() is None:
 from umem.chainer.offload import file_tier
 from umem.chainer.offload.extents import PAGE, Extents
 from umem.chainer.offload.file_tier import FileTier
+from umem.chainer.offload.tiers import link_of
 from umem.errors import FileError, OffloadWarning, StateError
 
 
@@ -264,6 +265,15 @@ def test_what_cannot_be_written_stays(tier: Any, code: int, monkeypatch: Any) ->
     assert len(said) == 1
     assert not any(one.is_gone() for one in sent)
     assert all(np.array_equal(one.array(), np.arange(1000.0)) for one in sent)
+
+
+def test_a_disk_that_refuses_is_no_link(tier: Any, monkeypatch: Any) -> None:
+    def refuse(*args: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with pytest.warns(OffloadWarning, match="cannot write"):
+        assert not link_of(tier, np.empty(0)).moves
 
 
 def test_what_cannot_be_read_is_an_error(tier: Any, monkeypatch: Any) -> None:

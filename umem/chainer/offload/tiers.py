@@ -101,7 +101,7 @@ def link_of(tier: Tier, array: Any) -> Link:
 
 
 def _measured(tier: Tier, xp: Any) -> tuple[float, float]:
-    """Bytes a second, down and back; none where there is no room."""
+    """Bytes a second, down and back; none where there is no room, or it is refused."""
     sample = xp.arange(SAMPLE_BYTES // 8)
     _wait(xp)
     start = perf_counter()
@@ -109,6 +109,8 @@ def _measured(tier: Tier, xp: Any) -> tuple[float, float]:
     if sent is None:
         return 0.0, 0.0
     sent.let_go()
+    if not sent.is_gone():
+        return 0.0, 0.0
     _wait(xp)
     below = perf_counter()
     sent.fetch()
