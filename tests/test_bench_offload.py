@@ -22,4 +22,4 @@ def test_an_offloaded_step_holds_less_and_has_the_same_bits(tmp_path: Path) -> N
     assert rows["plain"]["saved_of_plain"] == 1 and rows["plain"]["verdict"] is None
     assert rows["offload"]["identical"] == "yes"
     assert rows["offload"]["saved_mb"] < rows["plain"]["saved_mb"]
-    assert "of what a plain step has saved is in memory" in printed
+    assert "of what a plain step has saved in memory" in printed

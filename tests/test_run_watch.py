@@ -128,7 +128,13 @@ SEEN = RunSoFar(
     kinds={"parameters": 100 * MIB, "state": 200 * MIB, "inputs": 0},
     simulated=Simulated(
         "t4",
-        StepCost(fault_count=1234, migrated_in_bytes=3 << 30, migrated_out_bytes=0, seconds=7.5),
+        StepCost(
+            fault_count=1234,
+            migrated_in_bytes=3 << 30,
+            migrated_out_bytes=0,
+            remote_bytes=0,
+            seconds=7.5,
+        ),
     ),
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -11,7 +10,7 @@ from rich.text import Text
 
 from umem.predict.choosing import Choice, Option
 from umem.reports.pictures.drawing import finish, new_figure, plain
-from umem.reports.text.lines import Column, clipped, table, wrapped
+from umem.reports.text.lines import Column, clipped, table, with_block, wrapped
 from umem.trace.axes import size_text
 from umem.units import format_bytes, format_seconds
 
@@ -174,9 +173,7 @@ def _code(number: int, option: Option, width: int) -> list[str]:
         if len(first) + len(line) <= width or not line.startswith("with "):
             found.append(first + line)
         else:
-            managers = re.split(r"(?<=\)), ", line.removeprefix("with ").removesuffix(":"))
-            rest = [" " * (len(first) + 2) + f"{manager}," for manager in managers]
-            found += [f"{first}with (", *rest, " " * len(first) + "):"]
+            found += with_block(first, line, width)
         first = " " * len(first)
     return found
 

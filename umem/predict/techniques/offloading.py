@@ -86,6 +86,8 @@ def prepare_quickest(subject: Subject, gpu: GpuSpec) -> Prepared:
 
 def prepare_small_states(subject: Subject, gpu: GpuSpec) -> Prepared:
     """The same with an optimizer's states in 8 bits. Raises as `prepare_quickest` does."""
+    if subject.fits(gpu):
+        raise StateError("the step fits with everything kept")
     prepared = prepare_quickest(subject.changed(small_states=True), gpu)
     return replace(prepared, line=f"{small_states.LINE}\n{prepared.line}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -78,3 +79,22 @@ def wrapped(text: str, width: int, indent: str = "", hang: int = 0) -> list[str]
     wide = cell_len(text) > len(text)  # of letters that take two cells half as many fit
     room = max(width // 2 if wide else width, len(indent) + hang + 1)
     return textwrap.wrap(text, room, initial_indent=indent, subsequent_indent=indent + " " * hang)
+
+
+def with_block(first: str, line: str, width: int) -> list[str]:
+    """Break a ``with`` statement: a line a manager, arguments on one of their own where needed.
+
+    Args:
+        first: what stands before the statement.
+        line: the statement, with its colon.
+        width: cells of a line.
+    """
+    inside = " " * (len(first) + 2)
+    found = [f"{first}with ("]
+    for manager in re.split(r"(?<=\)), ", line.removeprefix("with ").removesuffix(":")):
+        name, _, arguments = manager.removesuffix(")").partition("(")
+        if len(inside) + len(manager) < width or not arguments:
+            found.append(f"{inside}{manager},")
+        else:
+            found += [f"{inside}{name}(", f"{inside}  {arguments}", f"{inside}),"]
+    return [*found, " " * len(first) + "):"]
