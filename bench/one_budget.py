@@ -161,12 +161,12 @@ BENCH = common.Bench(
 
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="Two small models, at half of what they need.")
-@click.option("--only", help="One model.")
+@click.option("--only", multiple=True, help="These models.")
 @common.json_option
-def main(quick: bool, only: str | None, path: Path | None) -> None:
+def main(quick: bool, only: tuple[str, ...], path: Path | None) -> None:
     rows = []
     for name, size in (QUICK if quick else MODELS).items():
-        if only in (None, name):
+        if not only or name in only:
             np.random.seed(0)
             trace = umem.record_at(build(name, size).trainer(), SIZES)
             for gpu in GPUS[:1] if quick else GPUS:
@@ -175,7 +175,9 @@ def main(quick: bool, only: str | None, path: Path | None) -> None:
                     rows += found
                     said = {row["way"]: row["seconds"] for row in found}
                     click.echo(f"{gpu}, {name}, {share:.0%}: {said}", err=True)
-    BENCH.finish(rows, path, simulated=True, options={"quick": quick, "gpus": list(GPUS)})
+    BENCH.finish(
+        rows, path, simulated=True, options={"quick": quick, "gpus": list(GPUS), "only": only}
+    )
 
 
 if __name__ == "__main__":
