@@ -35,7 +35,7 @@ def eased(graph: Graph, reruns: Reruns, budget_bytes: int) -> Reruns:
         if during.max() > budget_bytes:
             break
         kept = _kept(graph.numbered, reruns, during, budget_bytes)
-        fewer = _read(graph.numbered, reruns, kept)
+        fewer = without(graph.numbered, reruns, kept)
         if fewer == reruns:
             break
         reruns = fewer
@@ -88,8 +88,14 @@ def _kept(
     return kept
 
 
-def _read(g: Numbered, reruns: Reruns, kept: set[tuple[int, int]]) -> Reruns:
-    """What runs again and is not kept, as far as somebody reads it."""
+def without(g: Numbered, reruns: Reruns, gone: set[tuple[int, int]]) -> Reruns:
+    """Leave out some of what runs again, and what ran again for its sake alone.
+
+    Args:
+        g: the graph.
+        reruns: what runs again.
+        gone: the steps of backward, and what is not to run again before them.
+    """
     values, stashes = set[int](), set[int]()
     found: list[tuple[int, ...]] = []
     for step, rerun in enumerate(reruns):
@@ -98,7 +104,7 @@ def _read(g: Numbered, reruns: Reruns, kept: set[tuple[int, int]]) -> Reruns:
             stashes.add(step)
         runs: list[int] = []
         for v in reversed(rerun):
-            if (step, v) not in kept and (v in values or v in stashes):
+            if (step, v) not in gone and (v in values or v in stashes):
                 runs.append(v)
                 values.discard(v)
                 stashes.discard(v)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 
+from umem.planner.easing import without
 from umem.planner.graph import Graph, Numbered
 from umem.planner.link import Link
 from umem.planner.link_clock import Key
@@ -90,9 +91,9 @@ def _changes(fates: Fates) -> Iterator[Change]:
             yield reruns, moved | {one.key}, none
     g, each = fates.graph.numbered, _each(reruns)
     for gone in each:
-        yield _less(g, reruns, {gone}), moved, none
+        yield without(g, reruns, {gone}), moved, none
     for node in dict.fromkeys(node for _, node in each):
-        yield _less(g, reruns, {gone for gone in each if gone[1] == node}), moved, none
+        yield without(g, reruns, {gone for gone in each if gone[1] == node}), moved, none
     for one in fates.table.absences:
         for deep in (False, True):
             more = _more(g, reruns, one.key, deep=deep)
@@ -107,25 +108,6 @@ def _rank(fates: Fates) -> tuple[float, int]:
 
 def _each(reruns: Reruns) -> list[tuple[int, int]]:
     return [(step, node) for step, rerun in enumerate(reruns) for node in rerun]
-
-
-def _less(g: Numbered, reruns: Reruns, gone: set[tuple[int, int]]) -> Reruns:
-    """Without some of what runs again, and what ran again for its sake alone."""
-    values, stashes = set[int](), set[int]()
-    found: list[tuple[int, ...]] = []
-    for step, rerun in enumerate(reruns):
-        values.update(g.needs[step])
-        if g.stash[step]:
-            stashes.add(step)
-        runs: list[int] = []
-        for v in reversed(rerun):
-            if (step, v) not in gone and (v in values or v in stashes):
-                runs.append(v)
-                values.discard(v)
-                stashes.discard(v)
-                values.update(g.preds[v])
-        found.append(tuple(reversed(runs)))
-    return tuple(found)
 
 
 def _more(g: Numbered, reruns: Reruns, key: Key, *, deep: bool) -> Reruns | None:
