@@ -5,12 +5,14 @@ and a GH200 whose VRAM is a share of the peak of a plain step: 30 to 90%. All of
 the plain step too, run under `umem.chainer.workspace` of 16 MiB, because no plan gets below what a
 convolution needs while it runs. ``recompute`` is the largest budget of
 `umem.chainer.Recompute` that fits, ``offload`` moves all that backward needs, ``lookahead`` is
-managed memory with `umem.chainer.LookaheadPrefetch`, and ``one plan`` is the
-quickest budget that fits with each value kept, made again or moved, as `umem.choose` finds it:
-without moves where the replay says that they gain nothing. All times are simulated.
+managed memory with `umem.chainer.LookaheadPrefetch`, and ``one plan`` is the quickest that
+`umem.choose` finds with each value kept, made again or moved: within some budgets, in plain memory
+over a link or in managed memory as pages, where that takes all, or nothing moved among them. All
+times are simulated.
 
 The bound: no way is quicker than the step's operations on a GPU with room for all of it, nor than
-what it copies, each way by itself, over the link's bandwidth.
+what it copies, each way by itself, over the link's bandwidth. The least: no way at all is quicker
+in that VRAM (one_budget_bound.py).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,9 @@ import click
 import common
 import numpy as np
 from models import build
+from one_budget_bound import least_seconds
 from prediction import MODELS, QUICK, SIZES
-from report_tables import quantity, span, text
+from report_tables import Column, Row, Table, percent, quantity, span, text
 
 import umem
 import umem.chainer
@@ -43,22 +47,46 @@ GPUS = ("v100-16gb", "gh200-96gb")
 """One behind PCIe 3, one behind NVLink-C2C, whose link is thirty times as fast."""
 SHARES = (0.3, 0.5, 0.7, 0.9)
 SIZE, QUICK_SIZE = 256, 16_384
+Prepare = Callable[[Subject, GpuSpec], Prepared]
 
 
 def one_plan(subject: Subject, gpu: GpuSpec) -> Prepared:
-    """What umem.choose offers of the two: without moves where nothing is gained by them."""
+    """The quickest of those that `umem.choose` offers with each value kept, made again or moved.
+
+    Raises:
+        StateError: there is none.
+    """
+    found = [made for prepare in FATES if (made := tried(prepare, subject, gpu)) is not None]
+    if not found:
+        raise StateError("neither what moves nor what runs again makes it fit")
+    return min(found, key=lambda made: seconds_of(subject, gpu, made) or 0.0)
+
+
+def tried(prepare: Prepare, subject: Subject, gpu: GpuSpec) -> Prepared | None:
+    """The step under a technique, if it has something to offer that fits."""
     try:
-        return offloading.prepare_quickest(subject, gpu)
-    except StateError:
-        return recomputation.prepare_largest(subject, gpu)
+        made = prepare(subject, gpu)
+    except UmemError:
+        return None
+    return made if seconds_of(subject, gpu, made) is not None else None
 
 
-WAYS: dict[str, Callable[[Subject, GpuSpec], Prepared]] = {
+def seconds_of(subject: Subject, gpu: GpuSpec, made: Prepared) -> float | None:
+    step = subject.replays.step(made.trace, gpu, made.mode, prefetch=made.prefetch)
+    return step.cost.seconds if step.fits else None
+
+
+ALONE: dict[str, Prepare] = {
     "recompute": recomputation.prepare_largest,
     "offload": offloading.prepare,
     "lookahead": prefetching.prepare,
-    "one plan": one_plan,
 }
+FATES: tuple[Prepare, ...] = (
+    *ALONE.values(),
+    offloading.prepare_quickest,
+    *(partial(recomputation.prepare_lookahead, budget=budget) for budget in ("50%", "min")),
+)
+WAYS: dict[str, Prepare] = {**ALONE, "one plan": one_plan}
 TARGET = 0.85
 """Of the best of the others, in a third of the cases."""
 NEAR = 1e-9
@@ -76,12 +104,13 @@ def measure(
     vram = max(BLOCK_BYTES, round(share * needed / BLOCK_BYTES) * BLOCK_BYTES)
     gpu = gpu_spec(gpu_name).with_vram(vram)
     subject = capped(Subject(trace, [gpu], size))
+    least = least_seconds(subject, gpu, alone.seconds or 0.0)
     for way, prepare in WAYS.items():
         row: dict[str, Any] = {
             "gpu": gpu_name, "model": name, "share": share, "way": way, "vram_bytes": vram,
             "plain_bytes": needed,
-            "plain_seconds": alone.seconds, "seconds": None, "bound_seconds": None, "why": None,
-            "simulated": True,
+            "plain_seconds": alone.seconds, "least_seconds": least, "seconds": None,
+            "bound_seconds": None, "peak_bytes": None, "why": None, "simulated": True,
         }  # fmt: skip
         try:
             made = prepare(subject, gpu)
@@ -91,7 +120,7 @@ def measure(
                 out, back = step.cost.sent_bytes or 0, step.cost.fetched_bytes or 0
                 link = max(out / (gpu.host_out_bandwidth or 1), back / (gpu.host_in_bandwidth or 1))
                 row["seconds"], row["line"] = step.cost.seconds, made.line
-                row["sent_bytes"] = out
+                row["sent_bytes"], row["peak_bytes"] = out, step.cost.peak_bytes
                 row["bound_seconds"] = max(alone.seconds or 0.0, link)
         except UmemError as error:
             row["why"] = str(error)
@@ -114,49 +143,72 @@ def cases(rows: list[dict[str, Any]]) -> list[dict[str, dict[str, Any]]]:
     return list(found.values())
 
 
+def best_alone(case: dict[str, dict[str, Any]]) -> float | None:
+    """The time of the quickest of the others; None where none fits."""
+    times = [row["seconds"] for way, row in case.items() if way != "one plan" and row["seconds"]]
+    return min(times, default=None)
+
+
 def ratio(case: dict[str, dict[str, Any]]) -> float | None:
     """One plan's time to the best of the others that fit; None without either."""
-    others = [row["seconds"] for way, row in case.items() if way != "one plan" and row["seconds"]]
-    ours = case["one plan"]["seconds"]
-    return ours / min(others) if ours and others else None
+    ours, others = case["one plan"]["seconds"], best_alone(case)
+    return ours / others if ours and others else None
 
 
 def answer(result: common.Result) -> str:
     found = cases(result["rows"])
-    ratios = [r for case in found if (r := ratio(case)) is not None]
-    slower = sum(r > 1 + NEAR for r in ratios)
-    quick = sum(r <= TARGET for r in ratios)
-    alone = sum(
-        bool(case["one plan"]["seconds"])
-        and not any(row["seconds"] for way, row in case.items() if way != "one plan")
-        for case in found
-    )
-    rows = [row for case in found for row in case.values() if row["seconds"]]
-    below = sum(row["seconds"] < row["bound_seconds"] * (1 - NEAR) for row in rows)
+    ratios = {id(case): r for case in found if (r := ratio(case)) is not None}
     if not ratios:
         return f"In none of {len(found)} cases do one plan and another way fit (simulated)."
+    compared = [case for case in found if id(case) in ratios]
+    rows = [row for case in found for row in case.values() if row["seconds"]]
+    slower = sum(r > 1 + NEAR for r in ratios.values())
+    quick = sum(r <= TARGET for r in ratios.values())
+    leasts = [case["one plan"].get("least_seconds") for case in compared]
+    out_of_reach = sum(
+        least > TARGET * (best_alone(case) or 0)
+        for case, least in zip(compared, leasts, strict=True)
+        if least is not None
+    )
+    reach = f"; in {out_of_reach} no way is so much quicker" if any(leasts) else ""
+    below = sum(row["seconds"] < row["bound_seconds"] * (1 - NEAR) for row in rows)
+    below += sum(row["seconds"] < row.get("least_seconds", 0) * (1 - NEAR) for row in rows)
+    alone = sum(bool(case["one plan"]["seconds"]) for case in found) - len(compared)
     return (
-        f"Where any of the others fits, one plan takes {span(ratios)} of the best of them: at "
-        f"least 15% less in {quick} of {len(ratios)} cases (a third was asked), more in "
-        f"{slower} (none was asked); it alone fits in {alone}; {below} times are below the bound "
-        "(simulated)."
+        f"Where any of the others fits, one plan takes {span(ratios.values())} of the best of "
+        f"them: at least 15% less in {quick} of {len(compared)} cases (a third was asked{reach}), "
+        f"more in {slower} (none was asked); it alone "
+        f"fits in {alone}; {below} times are below a bound (simulated)."
     )
 
 
-BENCH = common.Bench(
-    "one_budget",
-    __doc__,
-    answer,
-    (
-        text("GPU", "gpu"),
-        text("model", "model"),
-        quantity("VRAM of what it needs", "share", "%", per=0.01),
-        text("way", "way"),
-        quantity("step, simulated", "seconds", "ms", per=1e-3),
-        quantity("with room for all", "plain_seconds", "ms", per=1e-3),
-        quantity("bound", "bound_seconds", "ms", per=1e-3),
-    ),
+def of(way: str, key: str) -> Callable[[Row], Any]:
+    """What a case has of a way."""
+    return lambda case: case[way].get(key)
+
+
+def share_of_best(case: Row) -> float | None:
+    return ratio(dict(case))
+
+
+COLUMNS: tuple[Column, ...] = (
+    text("GPU", of("one plan", "gpu")),
+    text("model", of("one plan", "model")),
+    quantity("VRAM of what it needs", of("one plan", "share"), "%", per=0.01),
+    quantity("with room for all", of("one plan", "plain_seconds"), "ms", per=1e-3),
+    quantity("least", of("one plan", "least_seconds"), "ms", per=1e-3),
+    *(quantity(way, of(way, "seconds"), "ms", per=1e-3) for way in WAYS),
+    Column("of the best", share_of_best, write=percent),
+    quantity("its bound", of("one plan", "bound_seconds"), "ms", per=1e-3),
+    quantity("its peak", of("one plan", "peak_bytes"), "MiB", per=MIB),
 )
+
+
+def tables(result: common.Result) -> Iterator[Table]:
+    yield Table(COLUMNS, cases(result["rows"]), "step, simulated")
+
+
+BENCH = common.Bench("one_budget", __doc__, answer, tables=tables)
 
 
 @click.command(help=__doc__)

@@ -8,6 +8,7 @@ Nothing is timed, and no GPU is used.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,6 +53,15 @@ def measure(gpu: Any, program: Program, seeds: Iterable[int]) -> Row:
     )  # fmt: skip
 
 
+def finished(path: Path, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a run that was cut off, at the same commit and with the same options."""
+    if not path.exists():
+        return []
+    before = json.loads(path.read_text())
+    is_same = (before["commit"], before["options"]) == (common.commit(), options)
+    return before["rows"] if is_same else []
+
+
 def faults(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Name the right programs that differ, and the planted faults that no seed finds."""
     return [
@@ -89,17 +99,26 @@ BENCH = common.Bench(
 @click.option("--first", type=int, default=0, show_default=True, help="The first seed.")
 @click.option("--only", metavar="PROGRAM", help="One program, by its name.")
 @click.option("--quick", is_flag=True, help="Thirty seeds.")
+@click.option("--resume", is_flag=True, help="Keep the programs that --json's file has already.")
 @common.json_option
-def main(seeds: int, first: int, only: str | None, quick: bool, path: Path | None) -> None:
+def main(
+    seeds: int, first: int, only: str | None, quick: bool, resume: bool, path: Path | None
+) -> None:
     common.writable(path)
     seeds = 30 if quick else seeds
     programs = [p for p in (*RIGHT, *PLANTED) if only in (None, p.__name__)]
     if not programs:
         raise click.BadParameter(f"no program {only!r}; see {stream_programs.__name__}.py")
     gpu = umem.software_gpu(GPU, VRAM, stream_seed=0, force=True)
-    rows = [asdict(measure(gpu, p, range(first, first + seeds))) for p in programs]
     options = {"seeds": seeds, "first": first, "quick": quick}
-    BENCH.finish(rows, path, simulated=True, options=options, gpu={"name": str(gpu)})
+    how = {"simulated": True, "options": options, "gpu": {"name": str(gpu)}}
+    rows = finished(path, options) if resume and path is not None else []
+    for program in programs:
+        if program.__name__ not in [row["program"] for row in rows]:
+            rows.append(asdict(measure(gpu, program, range(first, first + seeds))))
+            if path is not None:
+                common.write_json(path, BENCH.report(rows, **how))
+    BENCH.finish(rows, path, **how)
     if wrong := faults(rows):
         raise click.ClickException(f"not as expected: {', '.join(wrong)}")
 

@@ -213,6 +213,23 @@ def test_a_trace_with_copies_can_be_reported_and_chosen_for(
         given = [str(tmp_path / each) if "." in each else each for each in options]
         assert run(umem_command, ["report", path, *given]).exit_code == 0
     assert run(umem_command, ["report", path, path]).exit_code == 0
-    options = {option.name: option for option in umem.choose(trace, gpu="t4").options}
+    choice = umem.choose(trace, gpu="t4")
+    options = {option.name: option for option in choice.options}
     assert 0 < options["half precision"].sent_bytes < options["nothing"].sent_bytes
-    assert options["recompute min"].fits
+    assert choice.caveat is not None and "record the step without them" in choice.caveat
+
+
+def test_nothing_is_planned_for_a_trace_in_which_things_move() -> None:
+    recorder = umem.record()
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with umem.chainer.Offload(), recorder:
+            yield
+
+    trained(both(), "96MiB", 1 << 12)
+    trace = recorder.trace
+    choice = umem.choose(trace, gpu="t4", vram=trace.peak_bytes // 2)
+    dropped = {option.name: option.reason for option in choice.dropped}
+    for name in ("recompute to fit", "recompute min", "offload", "recompute, offload to fit"):
+        assert "record the step without them" in str(dropped[name])

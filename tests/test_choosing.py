@@ -216,7 +216,7 @@ def test_plans_are_made_once_and_a_replay_serves_all_gpus_with_as_much_vram(
     plan, replay = Problem.within, replays.steady_steps
 
     def counted_plan(problem: Any, budget: Any, *args: Any, **more: Any) -> Any:
-        planned.append((budget, more.get("link")))
+        planned.append((id(problem), budget, more.get("link")))
         return plan(problem, budget, *args, **more)
 
     def counted_replay(trace: Any, gpus: Any, mode: Any, **more: Any) -> Any:
@@ -227,7 +227,9 @@ def test_plans_are_made_once_and_a_replay_serves_all_gpus_with_as_much_vram(
     monkeypatch.setattr(replays, "steady_steps", counted_replay)
     names = ("t4", "h200", "b200", "l4")
     choose_each(heavy(40), [gpu_spec(name).with_vram(128 * MIB) for name in names])
-    assert len(planned) == len(set(planned)), "of a budget there is one plan"
+    assert len(planned) == len(set(planned)), (
+        "of a budget there is one plan, and where values move one a GPU"
+    )
     assert len(replayed) == len(set(replayed)), "a step is replayed once at a size of VRAM"
     of_four = len(replayed)
     replayed.clear()

@@ -210,6 +210,7 @@ def test_json_has_it_all() -> None:
         "reason",
         "platform",
         "versions",
+        "mpi",
         "features",
         "environment",
         "status",

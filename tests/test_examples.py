@@ -9,12 +9,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from ranks import needs_ranks, start_file
 from software_programs import needs_compiler, needs_cupy
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 ON_VIRTUAL = {"03_gcn": ["--device", "virtual:v100-16gb"]}
-ON_NUMPY = ("04_before_renting", "05_budget", "06_masked_lm", "07_a_billion")
+ON_NUMPY = (
+    "04_before_renting",
+    "05_budget",
+    "06_masked_lm",
+    "07_a_billion",
+    "08_ranks",
+    "09_graph_in_parts",
+)
 
 
 def run(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -91,6 +99,15 @@ def test_a_billion_parameters_fit_with_recomputation_and_small_states() -> None:
     fits = [line for line in lines if "does not fit" not in line]
     assert any("8-bit, recompute min" in line for line in fits)
     assert any("does not fit: nothing" in line for line in lines)
+
+
+@needs_ranks
+@pytest.mark.thorough
+def test_two_ranks_train_the_same_model(tmp_path: Path) -> None:
+    ended = start_file(tmp_path, str(ROOT / "examples" / "08_ranks.py"), n=2).finish()
+    assert ended.status == 0, ended.err
+    *_, row, last = ended.of(0)
+    assert float(row.split()[2]) > 0.95 and last == "all ranks have the same weights: True"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import umem.graphs.npz
 from umem.errors import DataError, MissingDependencyError, SizeError
 from umem.graphs import Graph, karate_club, load_npz, normalised_adjacency, rmat, save_npz
+from umem.graphs.labelled import prevailing
 
 NAMES = [field.name for field in fields(Graph)]
 
@@ -136,7 +137,7 @@ def test_rmat_quarters_get_the_probabilities_of_the_paper():
 def test_rmat_label_is_the_class_with_most_weight_around_a_node():
     graph = rmat(60, 200, 1, 4)
     own = np.arange(60, dtype=np.int32) % 4
-    labels = umem.graphs.generator._prevailing(graph.indptr, graph.indices, own, 4)
+    labels = prevailing(graph.indptr, graph.indices, own, 4)
     loops = dense(graph) + np.eye(60)
     scale = np.diag(loops.sum(axis=1) ** -0.5)
     votes = scale @ loops @ scale @ np.eye(4)[own]

@@ -22,7 +22,7 @@ LOOSE = ("errors", "units", "extras", "printable", "as_json", "files", "locks", 
 """Modules that lie at the top of umem/, beside `__init__` and `__main__`."""
 FOLDERS = ("trace", "devices", "planner", "memory", "predict", "reports", "chainer", "cli")
 """From the ground up: a folder imports the loose modules, itself and what comes before it."""
-ANNEXES = ("compat", "graphs", "snapshots")
+ANNEXES = ("compat", "graphs", "launch", "snapshots")
 """They import loose modules only, and only chainer and cli import them."""
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
 LONGEST = 350
@@ -31,19 +31,21 @@ WITH_ONE_USER = {
     "umem.chainer.checkpointing.region": "a call, and how to make it again; its node is long",
     "umem.chainer.demo_workload": "imports Chainer; the command must not, for its help",
     "umem.chainer.flops": "a table of rules, each from the arithmetic of one function",
-    "umem.chainer.gcn": "layers that anybody may train; the demo is who does",
     "umem.chainer.lookahead.pager": "has arrays moved, on a stream; the session learns",
     "umem.chainer.lookahead.session": "one time inside the block; the public class is the block",
     "umem.chainer.offload.mover": "what Chainer tells; the public class is for people",
     "umem.chainer.optimizers.saving": "what a saved state is; the rules beside it are long",
+    "umem.chainer.parallel.aggregation": "what is exchanged; the public class is the graph",
+    "umem.chainer.parallel.shard_refusals": "a table of what cannot be, and its errors",
     "umem.chainer.precision.halves": "arithmetic of halves on NumPy, which subscribes to nothing",
     "umem.chainer.recompute.executor": "what Chainer tells; the public class is for people",
     "umem.chainer.recompute.graphs_seen": "what is remembered; the pass that goes on is apart",
     "umem.chainer.resume.epoch_orders": "what iterators draw ahead, with threads of their own",
-    "umem.chainer.resume.optimizer_extras": "attributes of Chainer's that it does not save itself",
     "umem.chainer.slimming.first_update": "what Chainer tells of a script; the command knows none",
+    "umem.cli.run_ranks": "-n, with what starts ranks; the command would pass 350 lines",
     "umem.cli.run_recompute": "--recompute, --budget; the command would pass 350 lines",
     "umem.cli.choose_batch": "--batch; the command would pass 350 lines",
+    "umem.cli.choose_ranks": "--ranks; the command would pass 350 lines",
     "umem.cli.run_resume": "--resume, with Chainer; the command would pass 350 lines",
     "umem.cli.run_script": "a script as __main__ and its errors; the command would pass 350 lines",
     "umem.cli.run_watch": "--watch, with its view; the command would pass 350 lines",
@@ -57,7 +59,8 @@ WITH_ONE_USER = {
     "umem.devices.virtual.arrays": "memory.xp: 350 lines of NumPy functions that are followed",
     "umem.devices.virtual.free_blocks": "what is done to memory that no event speaks of",
     "umem.devices.virtual.runs": "runs of equal values in a table, which knows no blocks",
-    "umem.planner.prefixes": "the closed form of `saved`, which has 280 lines itself",
+    "umem.graphs.partition": "who belongs to which part; the files beside it know no METIS",
+    "umem.planner.lagrangian": "a bound by prices, which knows no rows; the search is long",
     "umem.predict.batches.probing": "replays and which is next; what is made of them is apart",
     "umem.predict.stepping": "steady steps on many GPUs, replayed apart from what asks for them",
     "umem.predict.techniques.rewrite": "a trace under a plan; a pure function of both",

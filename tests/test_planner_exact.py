@@ -19,6 +19,7 @@ from umem.planner.masks import bits, by_size
 from umem.planner.paper import PaperModel
 from umem.planner.prefixes import prefix_table
 from umem.planner.saved import SavedModel
+from umem.planner.step_table import peak_of, time_of
 
 pytestmark = pytest.mark.thorough
 
@@ -315,5 +316,5 @@ def test_what_a_chain_of_few_sets_rules_out_was_not_the_best(seed, model, monkey
             monkeypatch.setattr(search, "COARSE", 8)
             pruned = search.best(table, budget, objective)
             monkeypatch.undo()
-            assert search.time_of(table, pruned) == search.time_of(table, plain)
-            assert search.peak_of(table, pruned) <= budget
+            assert time_of(table, pruned) == time_of(table, plain)
+            assert peak_of(table, pruned) <= budget

@@ -13,7 +13,7 @@ from test_planner_referee import graphs
 from umem.planner import Graph, Node, paper, plan, saved, simulate
 from umem.planner.lower_sets import MAX_SETS, ancestors, boundary_bytes, prefixes
 from umem.planner.masks import numbers
-from umem.planner.search import LEVELS, units
+from umem.planner.step_table import LEVELS, units
 
 pytestmark = pytest.mark.thorough
 

@@ -154,8 +154,8 @@ def test_a_linked_file_is_not_read(tmp_path: Path) -> None:
 def test_one_of_a_newer_version_is_refused_with_the_way_out(tmp_path: Path) -> None:
     write(tmp_path, 1)
     manifest = write(tmp_path, 2) / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(SnapshotError, match=r"version 2 .* reads up to 1: install the newer"):
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 3'))
+    with pytest.raises(SnapshotError, match=r"version 3 .* reads up to 2: install the newer"):
         read_newest(DISK, tmp_path)
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from umem.devices.software.opening import software_gpu
     from umem.predict.batches.doubling import double_each
     from umem.predict.choosing import choose
+    from umem.predict.ranks.choosing_ranks import choose_ranks
     from umem.predict.replaying import Replay, replay
     from umem.trace.recording.at_sizes import record, record_at
     from umem.trace.trace import Trace
@@ -32,6 +33,7 @@ __all__ = [
     "advise",
     "as_numpy",
     "choose",
+    "choose_ranks",
     "disable",
     "double_each",
     "enable",
@@ -55,6 +57,7 @@ __version__ = "0.1.0"
 
 _LATER = {
     "choose": "umem.predict.choosing",
+    "choose_ranks": "umem.predict.ranks.choosing_ranks",
     "double_each": "umem.predict.batches.doubling",
     "record": "umem.trace.recording.at_sizes",
     "record_at": "umem.trace.recording.at_sizes",

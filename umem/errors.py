@@ -26,6 +26,7 @@
     +-- FileError               also OSError: what is in the place of a file is none, or in the way,
     |                           or there is no room for it
     +-- SnapshotError           also ValueError: a saved run that cannot be loaded
+    +-- LaunchError             also RuntimeError: ranks that cannot be started, or cannot go on
     +-- UnsupportedError        also NotImplementedError: outside what umem follows
     +-- CompatError             also ImportError: Chainer cannot be made to run here
     +-- MissingDependencyError  also ImportError: names what to install
@@ -142,6 +143,10 @@ class FileError(UmemError, OSError):
 
 class SnapshotError(UmemError, ValueError):
     """A saved run that cannot be loaded, or not into these objects; the run is as it was."""
+
+
+class LaunchError(UmemError, RuntimeError):
+    """Ranks cannot be started together, or not go on; none was started, or all are ended."""
 
 
 class UnsupportedError(UmemError, NotImplementedError):

@@ -17,6 +17,9 @@ from umem.chainer.framework import CHAINER  # noqa: E402
 from umem.chainer.lookahead.prefetch import LookaheadPrefetch  # noqa: E402
 from umem.chainer.memory_report import MemoryReport  # noqa: E402
 from umem.chainer.offload.offload import Offload  # noqa: E402
+from umem.chainer.parallel.parallel_gcn import ParallelGCN, ParallelGraphConvolution  # noqa: E402
+from umem.chainer.parallel.parallel_graph import ParallelGraph  # noqa: E402
+from umem.chainer.parallel.sharding import sharded  # noqa: E402
 from umem.chainer.precision.bfloat16_states import bfloat16_states  # noqa: E402
 from umem.chainer.precision.half_precision import half_precision  # noqa: E402
 from umem.chainer.precision.saved_in import saved_in  # noqa: E402
@@ -34,6 +37,9 @@ __all__ = [
     "LookaheadPrefetch",
     "MemoryReport",
     "Offload",
+    "ParallelGCN",
+    "ParallelGraph",
+    "ParallelGraphConvolution",
     "Recompute",
     "Snapshot",
     "accumulate",
@@ -49,5 +55,6 @@ __all__ = [
     "resume_run",
     "save_run",
     "saved_in",
+    "sharded",
     "workspace",
 ]

@@ -85,6 +85,24 @@ def _gather(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
     return outputs[0].size, 2 * outputs[0].nbytes + index
 
 
+def _part_linear(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
+    weights = inputs[-1]
+    return 2 * outputs[0].size * weights.shape[-1], None
+
+
+def _part_linear_grad(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
+    """A product for W, and one for x where its gradient is wanted."""
+    weights, gy = inputs[-2:]
+    return 2 * gy.size * weights.shape[-1] * len(outputs), None
+
+
+def _part_aggregation(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
+    """Each stored entry gathers one row, its own or one that has arrived."""
+    x, entries = inputs[0], func.entry_count
+    gathered = entries * x.shape[1] * x.itemsize
+    return 2 * entries * x.shape[1], gathered + 8 * entries + outputs[0].nbytes
+
+
 _RULES: dict[str, Estimator] = {
     "EmbedIDFunction": _gather,
     "GetItem": _gather,
@@ -107,4 +125,7 @@ _RULES: dict[str, Estimator] = {
     "SoftmaxCrossEntropy": _elementwise(6),
     "LSTM": _elementwise(10),
     "SparseMatMul": _sparse_matmul,
+    "PartLinear": _part_linear,
+    "PartLinearGrad": _part_linear_grad,
+    "PartAggregation": _part_aggregation,
 }

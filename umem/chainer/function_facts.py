@@ -16,7 +16,8 @@ from umem.trace.events import LEAF, OUTSIDE
 from umem.trace.recording.storage import root_of
 from umem.trace.recording.thread import ThreadState
 
-_GO_BACKWARD_INSIDE = ("Forget", "Checkpoint")
+_KEEP_THEIR_PLACE = ("Forget", "Checkpoint", "PartAggregation", "ToParts")
+"""They go backward inside of their backward, or exchange gradients with other ranks in it."""
 _PLAIN = frozenset((
     int, float, bool, str, type(None), type, *(type(np.dtype(code)) for code in np.typecodes["All"])
 ))  # fmt: skip
@@ -122,7 +123,7 @@ def running_rules(func: Any) -> tuple[bool, bool]:
 def rules_of(kind: Any) -> tuple[bool, bool]:
     """As `running_rules`, for the class that holds a function's state."""
     if kind.__module__.startswith(("chainer.", "umem.")):
-        return kind.__name__ not in NOT_AGAIN, kind.__name__ in _GO_BACKWARD_INSIDE
+        return kind.__name__ not in NOT_AGAIN, kind.__name__ in _KEEP_THEIR_PLACE
     is_pure = bool(getattr(kind, "umem_recomputable", False))
     return is_pure and kind.__name__ not in NOT_AGAIN, not is_pure
 

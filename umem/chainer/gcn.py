@@ -82,8 +82,14 @@ def _transpose(matrix: Any) -> Any:
 
 
 def _send(matrix: Any, device: Any) -> Any:
-    data, indices, indptr = map(device.send, (matrix.data, matrix.indices, matrix.indptr))
-    return _sparse_module(data).csr_matrix((data, indices, indptr), shape=matrix.shape)
+    arrays = (matrix.data, matrix.indices, matrix.indptr)
+    return csr_matrix(arrays, matrix.shape, device)
+
+
+def csr_matrix(arrays: tuple[Any, Any, Any], shape: tuple[int, int], device: Any) -> Any:
+    """A CSR matrix on a device, of its data, indices and indptr."""
+    data, indices, indptr = map(device.send, arrays)
+    return _sparse_module(data).csr_matrix((data, indices, indptr), shape=shape)
 
 
 def _sparse_module(array: Any) -> Any:
@@ -147,6 +153,23 @@ def _product(matrix: Any, x: Any) -> Any:
         return matrix @ x
     matrix.sum_duplicates()  # as the operator does
     return cusparse.spmm(matrix, x.T, transb=True)
+
+
+def add_product(matrix: Any, x: Any, out: Any) -> None:
+    """Add a sparse matrix times x to `out`, C-ordered and of x's dtype.
+
+    On NumPy each row's terms are added one by one, as the matrix has them, to what is there. So a
+    row may be computed a block of columns at a time, and its bits are those of one product.
+    SciPy's operator does the same from zero; only the function below it takes an `out`.
+    """
+    if cuda.get_array_module(x) is not np:
+        out += _product(matrix, x)
+        return
+    from scipy.sparse import _sparsetools
+
+    arrays = matrix.indptr, matrix.indices, matrix.data.astype(x.dtype, copy=False)
+    columns = x.shape[1]
+    _sparsetools.csr_matvecs(*matrix.shape, columns, *arrays, x.ravel(), out.reshape(-1))
 
 
 def sparse_matmul(adjacency: Adjacency, x: Any) -> Any:

@@ -44,7 +44,7 @@ class Subscriber:
         place: who stands around whom; the lowest outermost.
     """
 
-    place = 0
+    place: float = 0
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """A function is applied: in forward, and in backward to gradients."""
@@ -77,6 +77,10 @@ class Subscriber:
     def call_hook(self, proceed: Proceed, method: Any, hook: Any) -> None:
         """An optimizer calls one of its hooks, for all parameters."""
         proceed(method, hook)
+
+    def check_gradients(self, proceed: Proceed, method: Any) -> None:
+        """An optimizer looks for NaN among gradients, where it scales losses by itself."""
+        proceed(method)
 
     def unchain(self, proceed: Proceed, func: Any) -> None:
         """A function is taken from its graph."""
@@ -172,6 +176,7 @@ POINTS = (
     Point(optimizer.UpdateRule, "update_core", "update_core"),
     Point(optimizer.GradientMethod, "update", "step"),
     Point(optimizer.GradientMethod, "call_hook", "call_hook"),
+    Point(optimizer.Optimizer, "check_nan_in_grads", "check_gradients"),
     # Every way to cut a graph ends in one of the three; the graph itself keeps no note of it.
     Point(function_node.FunctionNode, "unchain", "unchain"),
     Point(variable.Variable, "unchain", "unchain_variable"),

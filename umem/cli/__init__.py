@@ -18,9 +18,10 @@ from umem.errors import UmemError
 from umem.files import reason
 from umem.printable import sentence
 
-COMMANDS = ("choose", "compat", "demo", "doctor", "report", "run")
+COMMANDS = ("choose", "compat", "demo", "doctor", "graph", "report", "run")
 
-
+FILES = {"graph": "graph_cut"}
+"""Commands whose file bears another name, as theirs is taken."""
 EXTENDED = ("choose", "report")
 """Commands that other packages may add to."""
 
@@ -51,7 +52,8 @@ class _Lazy(click.Group):
             return None
         if name in EXTENDED:
             _load_extensions()
-        command: click.Command = importlib.import_module(f"umem.cli.{name}").command
+        module = importlib.import_module(f"umem.cli.{FILES.get(name, name)}")
+        command: click.Command = module.command
         return command
 
     def make_context(

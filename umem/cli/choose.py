@@ -23,6 +23,7 @@ from umem.cli.choose_batch import (
     doublings,
     say_batches,
 )
+from umem.cli.choose_ranks import RankOptions, check_rank_options, rank_options, say_ranks
 from umem.cli.in_and_out import (
     Caps,
     StepSizesType,
@@ -148,6 +149,7 @@ NOTHING_FITS = 3
     help="The size to choose for; along axes with names: batch=64,length=512.",
 )
 @batch_options
+@rank_options
 @click.option("--gpu", default=None, metavar="NAME", help="A GPU of the table (default: t4).")
 @click.option("--vram", metavar="SIZE", help="Usable VRAM instead of the table's, as 12GiB.")
 @click.option("--all", "every", is_flag=True, help="Also what does not fit, with the reasons.")
@@ -162,6 +164,7 @@ def command(max_events: int, max_bytes: int, **options: Any) -> None:
     Each result is printed as it is found; Ctrl-C keeps them, with exit status 130.
 
     With --batch: the largest batch that fits, and the one of least time a sample.
+    With --ranks: what several GPUs take, each a rank of MPI, on a graph in parts or a split batch.
 
     TRACE is what umem.record() or umem.record_at(), saved, or `umem run --record` has written.
     Nothing is run: memory and times are those of the model of a GPU, and simulated.
@@ -170,9 +173,11 @@ def command(max_events: int, max_bytes: int, **options: Any) -> None:
     if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
     told = BatchOptions(*(options.pop(name) for name in BatchOptions._fields))
+    ranks = RankOptions(*(options.pop(name) for name in RankOptions._fields))
     asked = _ChooseOptions(**options)
     others = {"--all": asked.every, "--all-gpus": asked.all_gpus, "--png": asked.png is not None}
     check_batch_options(asked.batch, told, others)
+    check_rank_options(ranks, {"--batch": asked.batch, **others})
     if asked.all_gpus and (asked.gpu is not None or asked.vram is not None):
         raise click.UsageError(
             "--all-gpus asks for every GPU of the table: leave --gpu and --vram out"
@@ -185,6 +190,9 @@ def command(max_events: int, max_bytes: int, **options: Any) -> None:
     try:
         if asked.batch:
             _answer_batch(asked, told, Caps(max_events, max_bytes))
+            return
+        if ranks.ranks is not None:
+            _answer_ranks(asked, ranks, Caps(max_events, max_bytes))
             return
         best = _answer(asked, Caps(max_events, max_bytes))
     except UmemError as error:
@@ -224,6 +232,13 @@ def _answer_batch(asked: _ChooseOptions, told: BatchOptions, read: Caps) -> None
         say_batches(trace, gpu, asked.size, told, as_json=asked.as_json)
     except BudgetError as error:
         say(str(error), err=True)
+        click.get_current_context().exit(NOTHING_FITS)
+
+
+def _answer_ranks(asked: _ChooseOptions, told: RankOptions, read: Caps) -> None:
+    gpu = gpu_asked_for("t4" if asked.gpu is None else asked.gpu, asked.vram)
+    trace = _load(asked.traces, asked.sizes, read)
+    if not say_ranks(trace, gpu, asked.size, told, as_json=asked.as_json):
         click.get_current_context().exit(NOTHING_FITS)
 
 

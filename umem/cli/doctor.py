@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -19,10 +20,12 @@ from umem.cli.in_and_out import say
 from umem.devices.open import current_device, device_kind, parse_device
 from umem.devices.selftest import Check, run_selftest
 from umem.errors import DeviceError, DeviceNotFoundError, UmemError
+from umem.launch import MeasuredLink, measure_link, mpi
 from umem.memory import environment
 from umem.memory.process import DeviceBlock
 from umem.memory.status import columns
 from umem.printable import shown
+from umem.units import format_bytes, format_seconds
 
 _WORDS = {True: "ok", False: "FAILED", None: "skipped"}
 _WIDTH = 28
@@ -40,6 +43,7 @@ class _Report:
     status: umem.Status
     checks: tuple[Check, ...]
     reason: str | None
+    mpi: str
 
     def to_json(self) -> dict[str, Any]:
         status = self.status.to_json()
@@ -48,6 +52,7 @@ class _Report:
             "reason": self.reason,
             "platform": platform.platform(),
             "versions": status.pop("versions"),
+            "mpi": self.mpi,
             "features": status.pop("features"),
             "environment": _variables(),
             "status": status,
@@ -58,13 +63,37 @@ class _Report:
 @click.command("doctor")
 @click.option("--device", metavar="DEVICE", help="virtual:NAME, or cuda (the default: a real GPU).")
 @click.option("--vram", metavar="SIZE", help="VRAM of the virtual GPU instead of the table's.")
+@click.option("--mpi", is_flag=True, help="Measure the link between two ranks instead.")
+@click.option(
+    "--hosts",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --mpi: machines, one a line; the link between the first two.",
+)
+@click.option("--allow-root", is_flag=True, help="With --mpi: start ranks as root, too.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
-def command(device: str | None, vram: str | None, as_json: bool) -> None:
+def command(
+    device: str | None,
+    vram: str | None,
+    mpi: bool,
+    hosts: Path | None,
+    allow_root: bool,
+    as_json: bool,
+) -> None:
     """Show what this machine can do and why not more, and test it.
 
     The test allocates at most 16 MiB in each mode, prefetches them there and back, gives advice,
     reads it back, takes it back, and frees. If anything fails, the exit code is 1.
+
+    With --mpi two ranks measure what a message between them takes, for `umem choose --link`.
     """
+    if mpi:
+        if device or vram:
+            raise click.UsageError("--mpi is of ranks, not of a device: leave --device, --vram out")
+        _say_link(measure_link(hosts, allow_root=allow_root), as_json)
+        return
+    if hosts or allow_root:
+        raise click.UsageError("--hosts and --allow-root need --mpi")
     block = _block(device, vram)
     with ExitStack() as stack:
         try:
@@ -77,6 +106,17 @@ def command(device: str | None, vram: str | None, as_json: bool) -> None:
     else:
         _print(report)
     raise SystemExit(0 if report.reason is None else 1)
+
+
+def _say_link(link: MeasuredLink, as_json: bool) -> None:
+    if as_json:
+        say(json_text(link))
+        return
+    say(f"Between two ranks on {' and '.join(dict.fromkeys(map(shown, link.hosts)))} (measured):")
+    for nbytes, seconds in link.seconds:
+        rate = f"{nbytes / seconds / 1e9:.3g} GB/s"
+        say(f"  {format_bytes(nbytes):>10}  {format_seconds(seconds):>9}  {rate}")
+    say(f"\nNext: umem choose TRACE --ranks 1,2,4 --link {link.option}")
 
 
 def _block(device: str | None, vram: str | None) -> Callable[[], AbstractContextManager[Any]]:
@@ -104,7 +144,7 @@ def _examine() -> _Report:
         checks.append(Check("device", False, f"{type(error).__name__}: {error}"))
     failed = next((check for check in checks if check.ok is False), None)
     reason = None if failed is None else f"{failed.name}: {failed.detail}"
-    return _Report(status, tuple(checks), reason)
+    return _Report(status, tuple(checks), reason, mpi.describe())
 
 
 def _variables() -> dict[str, str | None]:
@@ -124,6 +164,7 @@ def _print(report: _Report) -> None:
     say(f"{'umem':<14}{umem.__version__} on {platform.system()} {platform.machine()}")
     versions = {name: text for name, text in report.status.versions.items() if name != "umem"}
     say(columns((name, text or "not installed") for name, text in versions.items()))
+    say(columns([("MPI", report.mpi)]))
     if report.status.device is not None:
         say(f"\n{report.status}")
     say("\nTests")

@@ -20,7 +20,8 @@ from umem import __version__
 from umem.as_json import json_text
 from umem.cli.in_and_out import Caps, caps, refuse, refuse_picture, say, write
 from umem.devices.specs import GPUS, gpu_spec
-from umem.errors import UmemError
+from umem.errors import TraceError, UmemError
+from umem.predict.ranks import RankedTraces, rank_files, ranked
 from umem.printable import command_line, shown
 from umem.reports.outputs import JSON, OUTPUTS, TEXT, Output, ReportRequest
 from umem.trace.analysis.analysis import Analysis, Vram, analyse
@@ -61,7 +62,7 @@ def _own_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("report")
 @click.argument(
-    "traces", metavar="TRACE [OTHER]", nargs=-1, required=True, type=click.Path(path_type=Path)
+    "traces", metavar="TRACE [OTHER...]", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 @_own_options
@@ -91,23 +92,36 @@ def command(
 
     TRACE is what umem.record(), saved, or `umem run --record` has written. With a second one,
     what differs. Without --html, --png or --export the report goes to the terminal.
+
+    Traces of ranks (run.rank0.umem.gz, run.rank1.umem.gz, ..., which `umem run -n N --record` has
+    written), or the folder that has them, are shown beside each other.
     """
     if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
     asked = [_Wanted(each, path) for each in OUTPUTS if (path := files.get(each.name)) is not None]
     asked += [_Wanted(_exports()[export[0]], export[1])] if export else []
-    if len(traces) > 2:
-        raise click.UsageError(f"one trace, or two to compare; got {len(traces)}")
-    if len(traces) == 2 and asked:
+    try:
+        ranks = rank_files(traces)
+    except TraceError as error:
+        raise click.ClickException(str(error)) from error
+    if len(traces) > 2 and ranks is None:
         raise click.UsageError(
-            "--html, --png and --export are of one trace; two are compared as text, or with --json"
+            "one trace, or two to compare, or those of all ranks of a run, by name "
+            f"(run.rank0.umem.gz, run.rank1.umem.gz, ...); got {len(traces)}"
+        )
+    if (len(traces) == 2 or ranks) and asked:
+        raise click.UsageError(
+            "--html, --png and --export are of one trace; two, or ranks, go to text or --json"
         )
     refuse([path for _, path in asked], traces, force=force)
     refuse_picture(files.get("png"))
     try:
         room = _vram(gpu, vram)
-        analyses = [_analyse(path, Caps(max_events, max_bytes)) for path in traces]
-        if len(analyses) == 2:
+        read = Caps(max_events, max_bytes)
+        analyses = [_analyse(path, read) for path in ranks or traces]
+        if ranks is not None:
+            _print_ranks(ranked(analyses, ranks), room, as_json)
+        elif len(analyses) == 2:
             _compare(analyses, traces, room, as_json)
         else:
             _print(analyses[0], traces[0].name, room, as_json, is_quiet=bool(asked))
@@ -169,6 +183,13 @@ def _compare(
     else:
         width = Console().width
         _print_lines(TEXT.of_comparison(comparison, before, after, width, vram))
+
+
+def _print_ranks(found: RankedTraces, vram: Vram | None, as_json: bool) -> None:
+    if as_json:
+        say(json_text(JSON.of_ranks(found, vram)))
+    else:
+        _print_lines(TEXT.of_ranks(found, Console().width, vram))
 
 
 def _print_lines(lines: Iterable[Text]) -> None:

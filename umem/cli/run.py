@@ -14,6 +14,7 @@ import click
 
 import umem
 from umem.cli.in_and_out import say
+from umem.cli.run_ranks import Ranking, with_ranks
 from umem.cli.run_recompute import Budgeting, Slimming
 from umem.cli.run_resume import Resuming
 from umem.cli.run_script import run_script
@@ -82,6 +83,7 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.option("--force", is_flag=True, help="Overwrite the trace if it exists.")
 @click.option("--watch", is_flag=True, help="Show memory and speed while the script runs.")
 @click.option("--traceback", is_flag=True, help="Show umem's own part of its errors' tracebacks.")
+@with_ranks
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
@@ -101,7 +103,10 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
     size, and turns them on.
 
     --resume saves the whole run beside the Trainer's results; the same command goes on from there.
+
+    -n runs the script as ranks of MPI, by mpiexec; where one fails, all are ended.
     """
+    ranking = Ranking(options)
     asked = _RunOptions(**options)
     source = _read(script)
     if asked.virtual and asked.software:
@@ -122,23 +127,21 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
             "umem choose says what a plan would make of the step"
         )
     recording = _recording(asked, script)
+    ranking.start()
     watching = Watching() if asked.watch else None
     with ExitStack() as stack:
-        try:
-            if watching is not None:
-                watching.begin(stack)
-            _prepare(stack, asked)
-            if recording is not None:
-                _import_chainer()
-                recording.begin(stack)
-            if watching is not None:
-                _import_chainer()
-                watching.follow(stack)
-            Slimming(asked.recompute, asked.workspace).begin(stack)
-            Budgeting(asked.budget).begin(stack)
-            Resuming(asked.resume).begin(stack)
-        except UmemError as error:
-            raise click.ClickException(str(error)) from error
+        if watching is not None:
+            watching.begin(stack)
+        _prepare(stack, asked)
+        if recording is not None:
+            _import_chainer()
+            recording.begin(stack)
+        if watching is not None:
+            _import_chainer()
+            watching.follow(stack)
+        Slimming(asked.recompute, asked.workspace).begin(stack)
+        Budgeting(asked.budget).begin(stack)
+        Resuming(asked.resume).begin(stack)
         gpu = asked.virtual, asked.vram
         code, hint = run_script(script, source, arguments, *gpu, asked.traceback)
     if hint is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ class Resuming:
     def _made(self, folder: Path | None) -> Any:
         import umem.chainer
 
-        options = {**self._options, "folder": folder}
+        options = {**self._options, "folder": folder, "comm": _all_ranks()}
         try:
             return umem.chainer.Snapshot(**options)
         except UmemError as error:
@@ -84,6 +85,14 @@ class Resuming:
                 "loop written by hand calls umem.chainer.save_run and resume_run",
                 err=True,
             )
+
+
+def _all_ranks() -> Any:
+    """The communicator of all ranks, where the script has begun MPI on several; else None."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.COMM_WORLD.Get_size() == 1:
+        return None
+    return mpi.COMM_WORLD
 
 
 def _parsed(asked: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 from umem.errors import OutOfMemoryError, StateError, UmemError
+from umem.launch import this_rank
 from umem.printable import command_line
 from umem.trace.stacks import end_at_user
 
@@ -35,15 +36,20 @@ def run_script(
     module = sys.modules["__main__"] = _main_module(path)
     code: int | str | None = 0
     hint = None
+    rank = this_rank()
     try:
         exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
     except SystemExit as stop:
         code = stop.code
     except BaseException as error:
         _show(error, path, whole)
+        if rank is not None:
+            rank.raised(error)
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
         hint = advice(error, [str(script), *arguments], virtual, vram)
     _wait_for_threads()
+    if rank is not None:
+        rank.over(code)
     return code, hint
 
 

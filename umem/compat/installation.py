@@ -11,6 +11,8 @@ from pathlib import Path
 from umem import extras
 from umem.errors import CompatError
 
+BESIDE = ("chainermn", "onnx_chainer")
+"""What else an installed Chainer brings."""
 SUPPORTED = re.compile(r"7\.8\.\d+")
 _VERSION = re.compile(r"""^__version__ = ['"]([^'"]+)['"]""", re.MULTILINE)
 
@@ -22,7 +24,7 @@ def find_package(name: str = "chainer") -> Path | None:
 
 
 def module_file(module: str) -> Path | None:
-    """Return the source file of a module of Chainer or onnx_chainer without importing it."""
+    """Return the source file of a module of Chainer, or beside it, without importing it."""
     top, *rest = module.split(".")
     package = find_package(top)
     if package is None:
@@ -61,11 +63,11 @@ def require_supported(module_path: str) -> str:
 
 
 def _chainer_folder(path: Path) -> Path:
-    """Return the ``chainer`` folder above a file; onnx_chainer lies beside it."""
+    """Return the ``chainer`` folder above a file; other packages lie beside it."""
     for parent in path.parents:
         if parent.name == "chainer":
             return parent
-        if parent.name == "onnx_chainer":
+        if parent.name in BESIDE:
             return parent.with_name("chainer")
     return path.parent
 

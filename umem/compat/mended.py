@@ -67,13 +67,17 @@ def import_mended(rows: Iterable[Row]) -> dict[str, str]:
     """Import every module that needs a mend; return the modules that failed, and why.
 
     Costs the import of all of Chainer, and of CuPy, h5py and ONNX where they are installed.
+    ChainerMN is left out, because importing it starts MPI.
 
     Raises:
         CompatError: Chainer was imported before, unmended; nothing was imported.
     """
     finder.install()
     failed = {}
-    for module in dict.fromkeys(row.module for row in rows if row.needed and row.error is None):
+    wanted = (row.module for row in rows if row.needed and row.error is None)
+    for module in dict.fromkeys(wanted):
+        if module.startswith("chainermn."):
+            continue
         try:
             importlib.import_module(module)
         except Exception as error:  # whatever a module raises is what the user wants to read

@@ -6,12 +6,19 @@ They know no Chainer. Arrays are NumPy's, CuPy's or anything that has ``dtype`` 
 from __future__ import annotations
 
 import importlib
+import multiprocessing
+import sys
 import warnings
 from typing import Any
 
 import numpy as np
 
 from umem.compat.requirement import holds
+
+_REMOVED = ("hierarchical", "single_node", "two_dimensional")
+_WITH_NCCL = ("non_cuda_aware", "pure_nccl")
+_ON_GPUS = (*_WITH_NCCL, "dummy", "flat")
+_MESSAGE_LIMIT = 2**31 - 1
 
 
 def as_dtype(value: Any, dtype: Any) -> Any:
@@ -91,3 +98,68 @@ def h5_value(dataset: Any) -> Any:
     if info is not None and info.length is None:
         return np.asarray(dataset.asstr()[()])
     return np.asarray(dataset)
+
+
+def require_communicator(name: str) -> None:
+    """Refuse a ChainerMN communicator that cannot work here; on every rank alike.
+
+    Raises:
+        ValueError: Chainer 7 has no such communicator any more.
+        RuntimeError: it needs NCCL or a CUDA device, which are not here.
+    """
+    if name in _REMOVED:
+        raise ValueError(
+            f"The communicator {name!r} was removed in Chainer 7. Use 'pure_nccl' (GPUs with "
+            "NCCL) or 'flat' (GPUs, by MPI) instead, or 'naive' on the CPU."
+        )
+    nccl = importlib.import_module("chainermn.nccl")
+    if name in _WITH_NCCL and not hasattr(nccl, "NcclCommunicator"):
+        raise RuntimeError(
+            f"The communicator {name!r} exchanges gradients by NCCL, and NCCL cannot be loaded "
+            "here (cupy.cuda.nccl). Use 'flat' for CuPy arrays by MPI, or 'naive' on the CPU."
+        )
+    if name in _ON_GPUS and not importlib.import_module("chainer.backends.cuda").available:
+        raise RuntimeError(
+            f"The communicator {name!r} exchanges CuPy arrays, and CUDA has no device here. "
+            "Use 'naive' on the CPU, or run under umem.software_gpu."
+        )
+
+
+def one_message(array: Any) -> Any:
+    """Return an array that MPI can send at once.
+
+    Raises:
+        OverflowError: it has more elements than MPI counts; nothing was sent.
+    """
+    if array.size > _MESSAGE_LIMIT:
+        raise OverflowError(
+            f"an array of {array.size:,} elements is no single message of MPI, which counts "
+            f"{_MESSAGE_LIMIT:,} at most. Send it in parts; bcast_obj and scatter_dataset do so "
+            "by themselves."
+        )
+    return array
+
+
+def mend_fork_server() -> None:
+    """Have workers that a fork server will start run mended, too.
+
+    The server then imports Chainer once, for all of them. One that is running already is left
+    alone, and so are workers where a program calls ``set_forkserver_preload`` later.
+    """
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        multiprocessing.set_forkserver_preload(["umem.compat.workers", "chainer"])
+
+
+def warn_of_fork() -> None:
+    """Warn where worker processes are about to be forked from a process that is in MPI."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return
+    if multiprocessing.get_start_method() == "fork":
+        warnings.warn(
+            "MultiprocessIterator forks its workers from a process that is in MPI, which MPI "
+            "allows at best on one machine and never over InfiniBand. Call "
+            "multiprocessing.set_start_method('forkserver') at the start of the program.",
+            RuntimeWarning,
+            stacklevel=4,
+        )

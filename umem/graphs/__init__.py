@@ -6,8 +6,27 @@ matrix that a graph convolution multiplies by. Only NumPy is imported with this 
 
 from umem.graphs.csr import GraphData as Graph
 from umem.graphs.csr import normalised_adjacency
+from umem.graphs.cut_folder import Cut, open_cut
+from umem.graphs.cutting import cut
 from umem.graphs.generator import rmat
+from umem.graphs.halo import HaloPlan, halo_plan
 from umem.graphs.karate import karate_club
 from umem.graphs.npz import load_npz, save_npz
+from umem.graphs.planned_cut import PlannedCut
+from umem.graphs.planted import communities
 
-__all__ = ["Graph", "karate_club", "load_npz", "normalised_adjacency", "rmat", "save_npz"]
+__all__ = [
+    "Cut",
+    "Graph",
+    "HaloPlan",
+    "PlannedCut",
+    "communities",
+    "cut",
+    "halo_plan",
+    "karate_club",
+    "load_npz",
+    "normalised_adjacency",
+    "open_cut",
+    "rmat",
+    "save_npz",
+]

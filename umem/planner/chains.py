@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +14,10 @@ from umem.planner import chen, exact, lower_sets
 from umem.planner.graph import Graph
 from umem.planner.paper import PaperModel
 from umem.planner.plans import Method, Model, Objective, Plan
+from umem.planner.prefixes import WINDOW
 from umem.planner.saved import SavedModel
-from umem.planner.search import INFINITE, Chain, Hop, Table, best, peak_of, time_of
+from umem.planner.search import best
+from umem.planner.step_table import INFINITE, Chain, Hop, Table, peak_of, time_of
 
 
 class Family(NamedTuple):
@@ -74,8 +77,16 @@ class _Problem(NamedTuple):
 def _problem(graph: Graph, method: Method, model: Model) -> _Problem:
     family = METHODS[method]
     costs = _MODELS[model](graph)
-    table = costs.table(family.sets(graph, model), exact=family.exact)
-    return _Problem(graph, costs, table, family)
+    sets = family.sets(graph, model)
+    table = None
+    if model == "saved" and method == "chen" and _are_near(sets):
+        table = _problem(graph, "lower_sets", model).table.of(sets)
+    return _Problem(graph, costs, table or costs.table(sets, exact=family.exact), family)
+
+
+def _are_near(sets: tuple[int, ...]) -> bool:
+    """Whether steps from one to the next are in a table of all runs, be the graph large."""
+    return all(b.bit_length() - a.bit_length() <= WINDOW for a, b in pairwise(sets))
 
 
 def plans(

@@ -12,14 +12,18 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from umem.planner.graph import Graph
-from umem.planner.lower_sets import thinned
+from umem.planner.lower_sets import MAX_SETS, prefixes, thinned
 from umem.planner.plans import Model
-from umem.planner.search import INFINITE, Chain, Hop, Table
+from umem.planner.step_table import INFINITE, Chain, Hop, Table
 
 
 def family(graph: Graph, model: Model) -> tuple[int, ...]:
-    """The runs of the node order whose boundary is a single value; the empty set; all."""
+    """The runs of the node order whose boundary is a single value; the empty set; all.
+
+    In large graphs those of them that `lower_sets` looks at, too: their steps are known by then.
+    """
     g = graph.numbered
+    looked_at = {*prefixes(graph)} if model == "saved" and len(graph) > MAX_SETS else None
     found = [0]
     open_values: dict[int, int] = {}  # by the node whose bytes they lie in
     waits = [len(users) for users in g.succs]
@@ -33,7 +37,9 @@ def family(graph: Graph, model: Model) -> tuple[int, ...]:
         if waits[v]:
             open_values[g.root[v]] = open_values.get(g.root[v], 0) + 1
         if len(open_values) == 1 and v + 1 < len(graph):
-            found.append((1 << v + 1) - 1)
+            mask = (1 << v + 1) - 1
+            if looked_at is None or mask in looked_at:
+                found.append(mask)
     return thinned((*found, (1 << len(graph)) - 1), [0] * (len(found) + 1))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from umem.planner.graph import Graph, Numbered
 from umem.planner.reruns import Reruns
-from umem.planner.timetable import timetable
+from umem.planner.timetable import bytes_during
 
 ROUNDS = 4
 
@@ -31,7 +31,7 @@ class _Rerun(NamedTuple):
 def eased(graph: Graph, reruns: Reruns, budget_bytes: int) -> Reruns:
     """What still runs again; a plan that does not fit the budget stays as it is."""
     for _ in range(ROUNDS):
-        during = _bytes_during(graph, reruns)
+        during = np.array(bytes_during(graph, reruns), np.int64)
         if during.max() > budget_bytes:
             break
         kept = _kept(graph.numbered, reruns, during, budget_bytes)
@@ -40,11 +40,6 @@ def eased(graph: Graph, reruns: Reruns, budget_bytes: int) -> Reruns:
             break
         reruns = fewer
     return reruns
-
-
-def _bytes_during(graph: Graph, reruns: Reruns) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The bytes in use during each computation."""
-    return np.array(timetable(graph, reruns).used, np.int64)
 
 
 def _all(g: Numbered, reruns: Reruns) -> list[_Rerun]:

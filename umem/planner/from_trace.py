@@ -16,8 +16,9 @@ NOT_AGAIN = frozenset((
     "Zoneout", "ZoneoutLSTM", "NegativeSampling", "NegativeSamplingFunction", "DropoutRNN",
     "Checkpoint", "Forget", "BatchRenormalizationFunction",
     "DecorrelatedBatchNormalization", "MultiNodeBatchNormalizationFunction",
+    "PartAggregation", "OverParts", "ToParts",
 ))  # fmt: skip
-"""Functions that draw anew when they run again, or change what they read."""
+"""Functions that draw anew when they run again, change what they read, or wait for other ranks."""
 DRAWS = frozenset((
     "Dropout", "GaussianDropout", "Gaussian", "GaussianNoise", "RReLU", "SimplifiedDropconnect",
     "GumbelSoftmax",

@@ -99,6 +99,14 @@ class Graph:
     def __len__(self) -> int:
         return len(self.nodes)
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Worked out once: what is remembered of a graph is looked up often."""
+        return hash((self.nodes, self.edges, self.forward_bytes))
+
     # -- checks ----------------------------------------------------------------------------
 
     def _check(self) -> None:

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from heapq import heappop, heappush
 from typing import NamedTuple
+
+import numpy as np
 
 from umem.planner.graph import Graph
 from umem.planner.link import Link, Move
@@ -97,7 +100,7 @@ def _backward(
     table: Timetable, items: Sequence[Absence], budget: int, clock: LinkClock
 ) -> dict[Key, int] | None:
     """By what is moved, the turn at which it is fetched."""
-    used, cost, fetched = table.used, table.cost, dict[Key, int]()
+    used, cost, fetched = np.array(table.used, np.int64), table.cost, dict[Key, int]()
     order = sorted(items, key=lambda one: (one.first, one.key))
     away = sum(one.nbytes for one in order)
     ends = [*table.turns[1:], len(cost)]
@@ -107,10 +110,8 @@ def _backward(
         while next_ < len(order):
             one = order[next_]
             if free_from < 0:
-                room = budget + away - one.nbytes
-                free_from = one.back
-                while free_from > begin and used[free_from - 1] <= room:
-                    free_from -= 1
+                full = np.flatnonzero(used[begin : one.back] > budget + away - one.nbytes)
+                free_from = begin + int(full[-1]) + 1 if full.size else begin
             if begin < free_from:
                 break
             clock.fetch(one.key, one.nbytes)
@@ -118,7 +119,7 @@ def _backward(
             away -= one.nbytes
             next_, free_from = next_ + 1, -1
         for at in range(begin, end):
-            if used[at] - away > budget:
+            if table.used[at] - away > budget:
                 return None
             while waits < next_ and order[waits].first == at:
                 clock.wait(order[waits].key)
@@ -137,25 +138,25 @@ def cover(
 
     Of what could be away where there is no room, that goes which is used last (Belady 1966).
     """
-    found = list(chosen)
+    found, taken = list(chosen), {one.key for one in (*chosen, *banned)}
     change = [0] * (len(table.used) + 1)
     for one in found:
         change[one.last + 1] += one.nbytes
         change[one.back] -= one.nbytes
-    others = [one for one in table.absences if one not in chosen and one not in banned]
-    ready: list[Absence] = []
+    others = [one for one in table.absences if one.key not in taken]
+    ready: list[tuple[int, int, int]] = []  # a heap; what is used last is back last
     away = next_ = 0
     for at, used in enumerate(table.used):
         away += change[at]
         while next_ < len(others) and others[next_].last < at:
-            ready.append(others[next_])
+            heappush(ready, (-others[next_].first, -others[next_].nbytes, next_))
             next_ += 1
         while used - away > budget_bytes:
-            ready = [one for one in ready if one.back > at]
             if not ready:
                 return None
-            one = max(ready, key=lambda one: (one.first, one.nbytes))
-            ready.remove(one)
+            one = others[heappop(ready)[2]]
+            if one.back <= at:
+                return None
             found.append(one)
             away += one.nbytes
             change[one.back] -= one.nbytes

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from umem.planner.graph import Graph
 from umem.planner.masks import Segment, bits, nested, numbers
 from umem.planner.plans import Model
-from umem.planner.search import INFINITE, Table, units
+from umem.planner.step_table import INFINITE, Table, units
 
 Matrix = npt.NDArray[Any]
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from umem.planner.graph import Numbered
-from umem.planner.search import INFINITE, Ints, Table, units
+from umem.planner.step_table import INFINITE, Ints, Table, units
 
 WINDOW = 128
 NEVER = 1 << 40

@@ -34,7 +34,7 @@ from umem.planner.graph import Graph
 from umem.planner.masks import Segment, bits, mask_of, numbers
 from umem.planner.plans import Model
 from umem.planner.prefixes import prefix_table
-from umem.planner.search import INFINITE, Table, units
+from umem.planner.step_table import INFINITE, Table, units
 
 RUN_AGAIN, CHEAP_AGAIN, STORED = 0, 1, 2
 NEVER = 1 << 40

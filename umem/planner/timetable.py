@@ -55,14 +55,57 @@ class Timetable(NamedTuple):
 def timetable(graph: Graph, reruns: Reruns, link: Link | None = None) -> Timetable:
     """Work out when what is computed. Cost: proportional to the calls and what they read.
 
-    Without a link nothing may be moved.
+    Without a link nothing may be moved. Its lists are remembered: they are to be left alone.
     """
+    g, count = graph.numbered, len(reruns)
+    cost, used, turns, spans = _course(graph, reruns)
+    turn_of = [0] * len(cost)
+    for turn in turns:
+        turn_of[turn] = turn
+    turn_of = list(accumulate(turn_of, max))
+    absences = []
+    for holder, start, end, last, first in spans if link is not None and link.moves else ():
+        nbytes = g.size[holder] if holder < count else g.stash[holder - count]
+        if start < count <= end and link is not None and link.takes(nbytes):
+            key: Key = ("value", holder) if holder < count else ("stash", holder - count)
+            absences.append(Absence(key, nbytes, last, first, turn_of[first]))
+    absences.sort(key=lambda one: (one.last, -one.first, one.key))
+    return Timetable(count, cost, used, turns, list(range(count - 1, -1, -1)), absences)
+
+
+def bytes_during(graph: Graph, reruns: Reruns) -> list[int]:
+    """The bytes in use during each computation, with nothing moved; to be left alone."""
+    return _course(graph, reruns).used
+
+
+class _Span(NamedTuple):
+    """From when to when something is in use, its last use in forward and the first after it.
+
+    ``holder``: the number of the node whose value it is; for a stash, so many more as there are.
+    """
+
+    holder: int
+    start: int
+    end: int
+    last: int
+    first: int
+
+
+class _Course(NamedTuple):
+    cost: list[float]
+    used: list[int]
+    turns: list[int]
+    spans: list[_Span]
+
+
+@lru_cache(maxsize=16)
+def _course(graph: Graph, reruns: Reruns) -> _Course:
     g, count = graph.numbered, len(reruns)
     beside = _beside(graph)
     cost: list[float] = list(g.cost)
     used = [g.forward_bytes + workspace for workspace in g.workspace]
-    made, turns, steps = list(range(count)), [], list(range(count - 1, -1, -1))
-    for step in steps:
+    made, turns = list(range(count)), []
+    for step in range(count - 1, -1, -1):
         turns.append(len(cost))
         before, during = beside[step]
         for v in reruns[step]:
@@ -72,58 +115,44 @@ def timetable(graph: Graph, reruns: Reruns, link: Link | None = None) -> Timetab
         made.append(-1 - step)
         cost.append(g.backward_cost[step])
         used.append(during)
-    turn_of = [0] * len(cost)
-    for turn in turns:
-        turn_of[turn] = turn
-    turn_of = list(accumulate(turn_of, max))
-    absences = []
+    spans = list(_spans(g, made))
     change = [0] * (len(cost) + 1)
-    for key, start, end, last, first in _spans(g, made):
-        nbytes = g.size[key[1]] if key[0] == "value" else g.stash[key[1]]
+    for holder, start, end, _, _ in spans:
+        nbytes = g.size[holder] if holder < count else g.stash[holder - count]
         change[start] += nbytes
         change[end + 1] -= nbytes
-        if start < count <= end and link is not None and link.takes(nbytes):
-            absences.append(Absence(key, nbytes, last, first, turn_of[first]))
     used = [own + there for own, there in zip(used, accumulate(change), strict=False)]
-    absences.sort(key=lambda one: (one.last, -one.first, one.key))
-    return Timetable(count, cost, used, turns, steps, absences)
+    return _Course(cost, used, turns, spans)
 
 
-def _spans(g: Numbered, made: list[int]) -> Iterator[tuple[Key, int, int, int, int]]:
-    """From when to when which bytes are in use, their last use in forward, their first after it."""
+def _spans(g: Numbered, made: list[int]) -> Iterator[_Span]:
+    """Go through what is computed from its end, where each use is the last one so far."""
     count = len(g.names)
-    ends: dict[int, int] = {}
-    whole: dict[int, list[tuple[int, int]]] = {}  # by what holds the bytes; a stash is below zero
-    uses: dict[int, tuple[int, int]] = {}
-
-    def use(cell: int, at: int) -> None:
-        holder = g.root[cell] if cell >= 0 else cell
-        last, first = uses.get(holder, (-1, -1))
-        uses[holder] = (max(last, at), first) if at < count else (last, at)
-        ends.setdefault(cell, at)
-
-    def make(cell: int, at: int) -> None:
-        use(cell, at)
-        whole.setdefault(g.root[cell] if cell >= 0 else cell, []).append((at, ends.pop(cell)))
-
+    holder = (*g.root, *range(count, 2 * count))
+    ends, last, first = [-1] * (2 * count), [-1] * (2 * count), [-1] * (2 * count)
+    found: dict[int, list[tuple[int, int]]] = {}
     for at in range(len(made) - 1, -1, -1):
         v = made[at]
         if v >= 0:
-            make(v, at)
-            if g.stash[v]:
-                make(~v, at)
-            for x in g.preds[v]:
-                use(x, at)
+            cells: tuple[int, ...] = (v, v + count) if g.stash[v] else (v,)
+            read = (*cells, *g.preds[v])
         else:
-            step = -1 - v
-            for x in g.needs[step]:
-                use(x, at)
-            if g.stash[step]:
-                use(~step, at)
-    for holder, found in whole.items():
-        key: Key = ("value", holder) if holder >= 0 else ("stash", ~holder)
-        for start, end in _joined(found):
-            yield (key, start, end, *uses[holder])
+            v, cells = -1 - v, ()
+            read = (*g.needs[v], v + count) if g.stash[v] else g.needs[v]
+        for cell in read:
+            held = holder[cell]
+            if at >= count:
+                first[held] = at
+            elif last[held] < 0:
+                last[held] = at
+            if ends[cell] < 0:
+                ends[cell] = at
+        for cell in cells:
+            found.setdefault(holder[cell], []).append((at, ends[cell]))
+            ends[cell] = -1
+    for held, spans in found.items():
+        for start, end in _joined(spans) if len(spans) > 1 else spans:
+            yield _Span(held, start, end, last[held], first[held])
 
 
 def _joined(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:

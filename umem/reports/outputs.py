@@ -61,14 +61,23 @@ def _later(module: str, name: str = "write") -> Callable[..., Any]:
 
 
 class Printed(NamedTuple):
-    """The report of a trace on standard output, and of two that are compared."""
+    """The report of a trace on standard output, of two that are compared, of a run's ranks."""
 
     of_step: Callable[..., Any]
     of_comparison: Callable[..., Any]
+    of_ranks: Callable[..., Any]
 
 
-TEXT = Printed(_later("text.step", "step_text"), _later("text.comparison", "comparison_text"))
-JSON = Printed(_later("step_json", "step_json"), _later("step_json", "comparison_json"))
+TEXT = Printed(
+    _later("text.step", "step_text"),
+    _later("text.comparison", "comparison_text"),
+    _later("text.rank_report", "ranks_text"),
+)
+JSON = Printed(
+    _later("step_json", "step_json"),
+    _later("step_json", "comparison_json"),
+    _later("step_json", "ranks_json"),
+)
 OUTPUTS = [
     Output(
         "html",

@@ -122,6 +122,16 @@ class ArraysInFile(Mapping[str, "np.ndarray[Any, Any]"]):
         array: np.ndarray[Any, Any] = self._file.get_tensor(name)
         return array
 
+    def part(self, name: str, span: slice) -> np.ndarray[Any, Any]:
+        """Read a stretch of an array in C's order, and no more than the rows that it is in."""
+        shape, dtype = self.described[name]
+        if span.start == span.stop:
+            return np.empty(0, dtype)
+        width = int(np.prod(shape[1:]))
+        first = span.start // width
+        rows: np.ndarray[Any, Any] = self._file.get_slice(name)[first : -(-span.stop // width)]
+        return rows.reshape(-1)[span.start - first * width : span.stop - first * width]
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.described)
 

@@ -10,13 +10,29 @@ from typing import Any
 from umem.errors import SnapshotError
 
 FORMAT = "umem snapshot"
-VERSION = 1
-ARRAYS, VALUES, MANIFEST = "arrays.safetensors", "values.json", "manifest.json"
-FILES = (ARRAYS, VALUES, MANIFEST)
+VERSION = 2
+"""The newest; what one rank has written is of version 1, which older ones of umem read too."""
+MANIFEST = "manifest.json"
+_FILE = re.compile(r"manifest\.json|(arrays|values)(-[1-9]\d{0,5})?\.(safetensors|json)")
 LONGEST = 1 << 20
 """Bytes that a manifest may have; more is none."""
 _NAME = re.compile(r"step-(0|[1-9]\d{0,17})(?:\.([1-9]\d{0,8}))?")
 _SUM = re.compile(r"[0-9a-f]{64}")
+
+
+def arrays_name(rank: int = 0) -> str:
+    """Return the name of the file that a rank writes its arrays to."""
+    return f"arrays-{rank}.safetensors" if rank else "arrays.safetensors"
+
+
+def values_name(rank: int = 0) -> str:
+    """Return the name of the file that a rank writes everything else to."""
+    return f"values-{rank}.json" if rank else "values.json"
+
+
+def is_of_snapshot(name: str) -> bool:
+    """Tell whether a file of a snapshot may have a name."""
+    return _FILE.fullmatch(name) is not None
 
 
 Place = tuple[int, int]
@@ -50,15 +66,18 @@ class Manifest:
     Attributes:
         step: updates that the run had made.
         files: by name; the manifest itself is not among them.
+        ranks: how many have written it.
     """
 
     step: int
     files: dict[str, FileSum]
+    ranks: int = 1
 
     def to_json(self) -> bytes:
         """Write it."""
         files = {n: {"bytes": f.size_bytes, "sha256": f.sha256} for n, f in self.files.items()}
-        content = {"format": FORMAT, "version": VERSION, "step": self.step, "files": files}
+        version = {"version": 1} if self.ranks == 1 else {"version": 2, "ranks": self.ranks}
+        content = {"format": FORMAT, **version, "step": self.step, "files": files}
         return json.dumps(content, indent=1).encode() + b"\n"
 
     @classmethod
@@ -77,10 +96,17 @@ class Manifest:
                 f"it is of version {version} of the format, and this umem reads up to {VERSION}: "
                 "install the newer umem that wrote it, or name another folder"
             )
-        files = content.get("files")
-        if version != VERSION or not isinstance(files, dict) or set(files) != {ARRAYS, VALUES}:
+        files, ranks = content.get("files"), _whole(content.get("ranks", 1))
+        wanted = {name(rank) for rank in range(ranks) for name in (arrays_name, values_name)}
+        if (
+            version not in (1, 2)
+            or not isinstance(files, dict)
+            or set(files) != wanted
+            or not ranks
+        ):
             raise ValueError("its manifest is not whole")
-        return cls(_whole(content.get("step")), {n: _file_sum(f) for n, f in files.items()})
+        sums = {name: _file_sum(file) for name, file in files.items()}
+        return cls(_whole(content.get("step")), sums, ranks)
 
 
 class NewerVersionError(SnapshotError):

@@ -14,18 +14,19 @@ from umem.files import reason
 from umem.printable import shown
 from umem.snapshots.arrays_file import ArraysInFile
 from umem.snapshots.manifest import (
-    ARRAYS,
     LONGEST,
     MANIFEST,
-    VALUES,
     FileSum,
     Manifest,
     NewerVersionError,
     Place,
+    arrays_name,
     folder_name,
     place_of,
+    values_name,
 )
 from umem.snapshots.operations import FileOperations
+from umem.snapshots.shards import ArraysOfRanks
 
 _PIECE = 4 << 20
 
@@ -36,12 +37,23 @@ class SavedRun:
     Attributes:
         path: its directory.
         step: updates that the run had made.
-        values: what was saved as JSON.
+        values: what this rank has saved as JSON.
         arrays: what was saved as arrays, read one by one.
+        ranks: how many have written it.
+        readers: how many read it together.
     """
 
-    def __init__(self, path: Path, step: int, values: dict[str, Any], arrays: ArraysInFile) -> None:
+    def __init__(
+        self,
+        path: Path,
+        step: int,
+        values: dict[str, Any],
+        arrays: ArraysInFile | ArraysOfRanks,
+        ranks: int = 1,
+        readers: int = 1,
+    ) -> None:
         self.path, self.step, self.values, self.arrays = path, step, values, arrays
+        self.ranks, self.readers = ranks, readers
 
     def close(self) -> None:
         """Let its file go."""
@@ -80,20 +92,21 @@ def read_newest(operations: FileOperations, folder: Path) -> tuple[SavedRun | No
     return None, passed_over
 
 
-def read(operations: FileOperations, path: Path) -> SavedRun:
+def read(operations: FileOperations, path: Path, rank: int = 0, count: int = 1) -> SavedRun:
     """Read one snapshot; takes as long as reading it from the disk once, and its SHA-256.
+
+    Args:
+        rank: who reads, of ``count`` that all do: each checks its share of the files with arrays.
 
     Raises:
         TornError: it is torn, or not umem's. SnapshotError: it is of a newer version.
     """
     try:
         manifest = _manifest(operations, path)
-        _check(operations, path / ARRAYS, manifest.files[ARRAYS])
-        text = _check(operations, path / VALUES, manifest.files[VALUES], content=True)
-        values = json.loads(text)
-        if not isinstance(values, dict):
-            raise ValueError(f"{VALUES} is no dictionary")
-        arrays = ArraysInFile(path / ARRAYS)
+        for writer in range(rank, manifest.ranks, count):
+            _check(operations, path / arrays_name(writer), manifest.files[arrays_name(writer)])
+        values = [_values(operations, path, manifest, each) for each in range(manifest.ranks)]
+        arrays = [ArraysInFile(path / arrays_name(writer)) for writer in range(manifest.ranks)]
     except NewerVersionError as error:
         raise NewerVersionError(f"{shown(path)}: {error}") from None
     except (FileNotFoundError, NotADirectoryError):
@@ -102,7 +115,21 @@ def read(operations: FileOperations, path: Path) -> SavedRun:
         raise
     except Exception as error:  # whatever is wrong with it, an older one is tried
         raise TornError(f"{shown(path)} is not whole: {reason(error)}") from error
-    return SavedRun(path, manifest.step, values, arrays)
+    own = values[rank % manifest.ranks]
+    if manifest.ranks == 1:
+        return SavedRun(path, manifest.step, own, arrays[0], readers=count)
+    of_ranks = ArraysOfRanks(arrays, values, rank)
+    return SavedRun(path, manifest.step, own, of_ranks, manifest.ranks, count)
+
+
+def _values(
+    operations: FileOperations, path: Path, manifest: Manifest, rank: int
+) -> dict[str, Any]:
+    name = values_name(rank)
+    values = json.loads(_check(operations, path / name, manifest.files[name], content=True))
+    if not isinstance(values, dict):
+        raise ValueError(f"{name} is no dictionary")
+    return values
 
 
 class TornError(SnapshotError):

@@ -22,14 +22,14 @@ from umem.files import reason
 from umem.printable import shown
 from umem.snapshots.arrays_file import Arrays, pieces, size_of
 from umem.snapshots.manifest import (
-    ARRAYS,
-    FILES,
     MANIFEST,
-    VALUES,
     FileSum,
     Manifest,
+    arrays_name,
     folder_name,
+    is_of_snapshot,
     place_of,
+    values_name,
 )
 from umem.snapshots.operations import FileOperations
 from umem.units import format_bytes
@@ -56,19 +56,75 @@ def write_snapshot(
         FileError: it cannot be written, with the bytes needed and free; what was written is
             removed as far as that can be done.
     """
-    text = json.dumps(values, separators=(",", ":")).encode()
-    needed = needed_bytes(arrays) + len(text)
-    temporary = _temporary(folder)
+    temporary = new_directory(operations, folder)
     try:
-        _write_directory(operations, temporary, step, arrays, text)
-        return _publish(operations, temporary, folder, step)
+        return publish(
+            operations, temporary, step, write_part(operations, temporary, arrays, values)
+        )
+    finally:
+        remove_left(operations, temporary)
+
+
+def new_directory(operations: FileOperations, folder: Path) -> Path:
+    """Make the directory in which a snapshot is written, under a name that `sweep` knows.
+
+    Raises:
+        FileError: it cannot be made.
+    """
+    directory = _temporary(folder)
+    with _telling(operations, folder, _ROOM):
+        operations.make_folder(directory)
+    return directory
+
+
+def write_part(
+    operations: FileOperations,
+    directory: Path,
+    arrays: Arrays,
+    values: Mapping[str, Any],
+    rank: int = 0,
+) -> dict[str, FileSum]:
+    """Write what one rank has of a snapshot; returns the sums of its files, which are on the disk.
+
+    Raises:
+        FileError: it cannot be written, with the bytes needed and free.
+    """
+    text = json.dumps(values, separators=(",", ":")).encode()
+    with _telling(operations, directory.parent, needed_bytes(arrays) + len(text)):
+        written = {arrays_name(rank): pieces(arrays), values_name(rank): [memoryview(text)]}
+        return {name: _write_file(operations, directory / name, c) for name, c in written.items()}
+
+
+def publish(
+    operations: FileOperations, directory: Path, step: int, files: dict[str, FileSum]
+) -> Path:
+    """Make what all ranks have written the snapshot of a step; returns its directory.
+
+    Raises:
+        FileError: it cannot be done, and there is no snapshot.
+    """
+    with _telling(operations, directory.parent, _ROOM):
+        manifest = Manifest(step, files, ranks=len(files) // 2).to_json()
+        _write_file(operations, directory / MANIFEST, [memoryview(manifest)])
+        operations.synchronize_folder(directory)
+        return _name(operations, directory, directory.parent, step)
+
+
+def remove_left(operations: FileOperations, directory: Path) -> None:
+    """Remove what is left of a snapshot that was not published, as far as that can be done."""
+    with contextlib.suppress(OSError):
+        _remove(operations, directory)
+
+
+@contextlib.contextmanager
+def _telling(operations: FileOperations, folder: Path, needed: int) -> Iterator[None]:
+    """Have errors of the disk say what is needed and what is free."""
+    try:
+        yield
     except FileError:
         raise
     except OSError as error:
         raise _cannot_write(operations, folder, needed, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            _remove(operations, temporary)
 
 
 def needed_bytes(arrays: Arrays) -> int:
@@ -116,19 +172,6 @@ def _temporary(folder: Path) -> Path:
     return folder / f".umem-{secrets.token_hex(8)}.tmp"
 
 
-def _write_directory(
-    operations: FileOperations, directory: Path, step: int, arrays: Arrays, text: bytes
-) -> None:
-    operations.make_folder(directory)
-    files = {
-        ARRAYS: _write_file(operations, directory / ARRAYS, pieces(arrays)),
-        VALUES: _write_file(operations, directory / VALUES, [memoryview(text)]),
-    }
-    manifest = Manifest(step, files).to_json()
-    _write_file(operations, directory / MANIFEST, [memoryview(manifest)])
-    operations.synchronize_folder(directory)
-
-
 def _write_file(operations: FileOperations, path: Path, content: Iterable[memoryview]) -> FileSum:
     sum_, size = hashlib.sha256(), 0
     handle = operations.create(path)
@@ -143,7 +186,7 @@ def _write_file(operations: FileOperations, path: Path, content: Iterable[memory
     return FileSum(size, sum_.hexdigest())
 
 
-def _publish(operations: FileOperations, temporary: Path, folder: Path, step: int) -> Path:
+def _name(operations: FileOperations, temporary: Path, folder: Path, step: int) -> Path:
     """Give a complete directory a name that nothing has; what was there stays until it is old."""
     names = set(operations.names(folder))
     path = next(folder / name for name in _names_of(step) if name not in names)
@@ -190,7 +233,7 @@ def sweep(operations: FileOperations, folder: Path) -> None:
 def _is_ours(operations: FileOperations, path: Path) -> bool:
     """Whether it is a directory with nothing in it but what a snapshot has."""
     try:
-        return not path.is_symlink() and set(operations.names(path)) <= set(FILES)
+        return not path.is_symlink() and all(map(is_of_snapshot, operations.names(path)))
     except OSError:
         return False
 
@@ -199,6 +242,6 @@ def _remove(operations: FileOperations, directory: Path) -> None:
     """Remove a directory with the files of a snapshot, if it is there; the manifest first."""
     if not _is_ours(operations, directory):
         return
-    for name in sorted(operations.names(directory), key=FILES.index, reverse=True):
+    for name in sorted(operations.names(directory), key=MANIFEST.__ne__):
         operations.remove(directory / name)
     operations.remove_folder(directory)

@@ -25,6 +25,7 @@ import numpy as np
 from umem.chainer.offload.extents import PAGE, Extent, Extents, most_mappings
 from umem.chainer.offload.heard import hear_fetch, hear_send
 from umem.chainer.offload.spots import bytes_of
+from umem.chainer.offload.tier import Process
 from umem.errors import FileError, OffloadWarning, StateError, UnsupportedError, warn_at_program
 from umem.files import reason
 from umem.printable import shown
@@ -36,7 +37,7 @@ LINE_BYTES = 64
 """Arrays come back at the address that they had within a cache line, on which speed depends."""
 ROOM_LEFT_BYTES = 64 * MIB
 """So much of a folder's room is left to others."""
-TRIM_BYTES = 32 * MIB
+TRIM_BYTES = 8 * MIB
 """So much is let go before the C library is asked to give the system what it holds free."""
 SLOW_SECONDS = 2.0
 """Waiting for less is not worth a word."""
@@ -57,6 +58,7 @@ class FileTier:
 
     Attributes:
         name: in words.
+        process: which opened it, and has the threads that write and read.
         sent_bytes, fetched_bytes: what went down, and what came back.
         waited_seconds: how long the program waited for either.
 
@@ -78,7 +80,7 @@ class FileTier:
         self._extents = Extents()
         self._mappings: WeakSet[_Mapping] = WeakSet()
         self._most_mappings = most_mappings()
-        self._pid, self._begun = os.getpid(), time.monotonic()
+        self.process, self._begun = Process(), time.monotonic()
         self._writer = ThreadPoolExecutor(1, "umem-offload-writer")
         self._reader = ThreadPoolExecutor(1, "umem-offload-reader")
         self._said: set[str] = set()
@@ -91,7 +93,7 @@ class FileTier:
 
         Raises nothing: a disk that is full is said once, by an `OffloadWarning`.
         """
-        if self._is_closed or os.getpid() != self._pid:
+        if self._is_closed or not self.process.is_this():
             return None
         skew = int(array.__array_interface__["data"][0]) % LINE_BYTES
         place = self._extents.take(skew + array.nbytes, self._room)
@@ -189,14 +191,6 @@ class FileTier:
             self._said.add(kind)
             warn_at_program(text, OffloadWarning)
 
-    def check_process(self) -> None:
-        """Raise StateError in a process that was forked from the one whose file it is."""
-        if os.getpid() != self._pid:
-            raise StateError(
-                "what backward needs was sent to a file before this process was forked, and is "
-                "its parent's: go backward there, or begin a graph after the fork"
-            )
-
     def close(self) -> None:
         """Wait for what is under way, and give up the file; a second time does nothing.
 
@@ -205,7 +199,7 @@ class FileTier:
         if self._is_closed:
             return
         self._is_closed = True
-        if os.getpid() == self._pid:
+        if self.process.is_this():
             self._writer.shutdown()
             self._reader.shutdown()
         self._file.close()
@@ -235,11 +229,13 @@ class SentToFile:
     def is_gone(self) -> bool:
         """Tell whether the file has all of it."""
         write = self._write
+        if not self._tier.process.is_this():  # a fork may leave the lock of a future held for ever
+            return False
         return write.done() and not write.cancelled() and write.exception() is None
 
     def let_go(self) -> None:
         """Hold the array no more once the file has it; where it cannot be written, keep it."""
-        if self._array is None:
+        if self._array is None or not self._tier.process.is_this():
             return
         if not self._write.done():
             with self._tier.waiting():
@@ -256,7 +252,7 @@ class SentToFile:
     def fetch(self) -> None:
         """Begin to read; a second time does nothing."""
         if self._read is None and self._array is None and self._place is not None:
-            self._tier.check_process()
+            self._tier.process.check()
             self._read = self._tier.read_ahead(self._place, self._skew + self.nbytes)
 
     def array(self) -> Any:
@@ -269,7 +265,7 @@ class SentToFile:
             return self._array
         if self._place is None:
             raise StateError("the array was forgotten")
-        self._tier.check_process()
+        self._tier.process.check()
         read, self._read = self._read, None
         try:
             if read is None:
@@ -288,7 +284,8 @@ class SentToFile:
 
     def forget(self) -> None:
         """Give up its place, which is free once nothing is written to it or mapped from it."""
-        self._write.cancel()
+        if self._tier.process.is_this():
+            self._write.cancel()
         self._place = self._array = self._read = None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections import deque
@@ -10,8 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
-from umem.chainer.offload.spots import Buffer, is_dense, spots_of
-from umem.chainer.offload.tier import SMALLEST_BYTES, Sent, Tier
+from umem.chainer.offload.spots import Buffer, is_bytes, spots_of
+from umem.chainer.offload.tier import SMALLEST_BYTES, Process, Sent, Tier
 from umem.chainer.recompute.whole_graph import functions
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.locks import safe_lock
@@ -50,7 +49,7 @@ class Mover(Subscriber):
         self._open_tier = open_tier
         self.tiers: dict[type, Tier] = {}
         self._lock = safe_lock()
-        self._thread = self._pid = 0
+        self._thread, self._process = 0, Process()
         self._saved: WeakKeyDictionary[Any, Saved] = WeakKeyDictionary()
         self._applied: WeakSet[Any] = WeakSet()
         self._by_root: WeakValueDictionary[int, Buffer] = WeakValueDictionary()
@@ -62,7 +61,7 @@ class Mover(Subscriber):
 
     def start(self) -> None:
         """Follow the calling thread."""
-        self._thread, self._pid = threading.get_ident(), os.getpid()
+        self._thread, self._process = threading.get_ident(), Process()
         subscribe(self)
 
     def stop(self) -> None:
@@ -72,7 +71,7 @@ class Mover(Subscriber):
             what the tier raises where it cannot bring something back; the rest is back.
         """
         unsubscribe(self)
-        if os.getpid() != self._pid:
+        if not self._process.is_this():
             return
         with self._lock:
             while self._going:
@@ -102,7 +101,7 @@ class Mover(Subscriber):
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Send what can be sent, then look at what the function saves."""
-        if os.getpid() != self._pid:
+        if not self._process.is_this():
             return proceed(func, inputs)
         is_here = threading.get_ident() == self._thread
         if is_here:
@@ -213,7 +212,7 @@ class Mover(Subscriber):
         return self._go(nodes, lambda: proceed(*args, **kwargs))
 
     def _go(self, nodes: list[Any], run: Any) -> Any:
-        if os.getpid() == self._pid:
+        if self._process.is_this():
             with self._lock:
                 journey = _Journey(self._order(nodes))
         else:
@@ -262,7 +261,7 @@ class Mover(Subscriber):
             if buffer.is_below:
                 root = buffer.restore()
                 self._by_root[id(root)] = buffer
-            elif buffer.sent is not None and os.getpid() == self._pid:
+            elif buffer.sent is not None and self._process.is_this():
                 buffer.forget()  # on its way down, and it may be edited now
         for buffer in buffers:
             buffer.pin_count += 1
@@ -340,5 +339,5 @@ def _bytes(buffers: Iterable[Buffer]) -> int:
 
 
 def _can_be_sent(root: Any) -> bool:
-    """Tell whether an array owns dense memory that can be copied as bytes."""
-    return bool(root.flags.owndata) and not root.dtype.hasobject and is_dense(root)
+    """Tell whether an array owns memory that can be copied as bytes."""
+    return bool(root.flags.owndata) and is_bytes(root)

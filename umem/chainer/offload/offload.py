@@ -8,13 +8,11 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from chainer.backends import cuda
 
 from umem.chainer.offload.mover import Mover
 from umem.chainer.offload.tier import Tier
-from umem.chainer.offload.tiers import Where, open_tier
+from umem.chainer.offload.tiers import Where, only_numpy_moves, open_tier
 from umem.chainer.tap import is_told
-from umem.devices.open import entered_device
 from umem.errors import StateError
 from umem.units import format_bytes, format_seconds, parse_bytes
 
@@ -84,7 +82,7 @@ class Offload:
     def __enter__(self) -> Offload:
         self._check()
         self._mover = Mover(self._open)
-        if isinstance(self._where, Path) and entered_device() is None:
+        if only_numpy_moves(self._where):
             self._mover.tiers[np.ndarray] = self._open(np.empty(0))
         _on.append(self)
         try:
@@ -102,11 +100,6 @@ class Offload:
             raise StateError(
                 "a Recompute is on, and keeps, makes again and moves by one plan: "
                 'Recompute(budget, offload="scratch") instead of an Offload inside of it'
-            )
-        if self._where is True and entered_device() is None and not cuda.available:
-            raise StateError(
-                "Offload() is for CuPy's arrays, and there is no GPU here: name a folder on a "
-                'disk for the files of NumPy\'s, as in Offload("scratch")'
             )
 
     def __exit__(

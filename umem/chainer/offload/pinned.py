@@ -20,6 +20,7 @@ from chainer.backends import cuda
 
 from umem.chainer.offload.extents import PAGE, Extent, Extents
 from umem.chainer.offload.heard import KnownAs, hear_fetch, hear_send, unheard
+from umem.chainer.offload.tier import Process
 from umem.devices.host import HOST_SHARE, available_bytes
 from umem.errors import OffloadWarning, StateError, warn_at_program
 from umem.units import MIB, format_bytes
@@ -29,13 +30,15 @@ class PinnedTier:
     """The pinned host memory below CuPy's arrays, each GPU's with streams of its own.
 
     An array is taken to be made on the stream that is current when it is sent, as Chainer's are.
-    While that stream is captured nothing is sent. One thread at a time.
+    While that stream is captured nothing is sent, nor in a process that was forked, where CUDA does
+    not work. One thread at a time.
 
     Args:
         limit_bytes: the most that is pinned for a GPU; None: what the host has available, less a
             tenth.
 
     Attributes:
+        process: which opened it.
         waited_seconds: 0: the GPU waits, and does not say how long.
     """
 
@@ -46,9 +49,12 @@ class PinnedTier:
         self._lanes: dict[int, Lane] = {}
         self.sent_bytes = self.fetched_bytes = 0
         self.waited_seconds = 0.0
+        self.process = Process()
 
     def send(self, array: Any) -> PinnedSent | None:
         """Begin to copy an array down; None where there is no room, or its stream is captured."""
+        if not self.process.is_this():
+            return None
         with array.device:
             if cuda.cupy.cuda.get_current_stream().is_capturing():
                 return None
@@ -65,9 +71,9 @@ class PinnedTier:
     def close(self) -> None:
         """Wait for all copies, and give up the memory; what was sent keeps its own until it goes.
 
-        A second time does nothing.
+        A second time does nothing, nor does a process that was forked.
         """
-        for number, lane in self._lanes.items():
+        for number, lane in self._lanes.items() if self.process.is_this() else ():
             with cuda.cupy.cuda.Device(number):
                 lane.tidy()
                 lane.down.synchronize()
@@ -128,11 +134,13 @@ class PinnedSent:
 
     def is_gone(self) -> bool:
         """Tell whether the copy below is whole, without waiting."""
+        if not self._tier.process.is_this():
+            return False
         return self._here is None or self._last is self._came or bool(self._gone.done)
 
     def let_go(self) -> None:
         """Hold the array no more; the stream that computes waits for its copy first."""
-        if self._here is not None:
+        if self._here is not None and self._tier.process.is_this():
             self._stream.wait_event(self._last)
             self._here = None
 
@@ -140,9 +148,11 @@ class PinnedSent:
         """Begin to bring the array back.
 
         Raises:
-            StateError: the stream that computes is being captured, or it was forgotten.
+            StateError: the stream that computes is being captured, or it was forgotten, or the
+                process was forked since it was sent.
             OutOfMemoryError: CuPy's, where there is no room; it still lies below.
         """
+        self._tier.process.check()
         if self._here is not None:
             return
         if self._is_forgotten or self._place is None:

@@ -1,9 +1,10 @@
 """What Chainer's tape holds for backward: where, on which memory, and whether anybody else does.
 
 A `Spot` is a place of the tape that holds an array; a `Buffer` is memory, with all spots whose
-arrays lie on it, views included. Models of Chainer 7.8 that this rests on: ``VariableNode._data``
-is where retained inputs are, ``FunctionNode._retained_output_data`` where retained outputs are, and
-what else backward reads are attributes of the function.
+arrays lie on it, views included; an `ArrayLayout` is how one of them lies there. Models of Chainer
+7.8 that this rests on: ``VariableNode._data`` is where retained inputs are,
+``FunctionNode._retained_output_data`` where retained outputs are, and what else backward reads are
+attributes of the function.
 """
 
 from __future__ import annotations
@@ -11,26 +12,17 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+import chainer
 import numpy as np
 from chainer.function import FunctionAdapter
 
 from umem.chainer.function_facts import NODE_ATTRIBUTES, is_array
 from umem.chainer.offload.tier import Sent
 from umem.trace.recording.storage import address_of, root_of
-
-
-class SpotLayout(NamedTuple):
-    """How an array lies on its buffer."""
-
-    offset: int
-    shape: tuple[int, ...]
-    dtype: Any
-    strides: tuple[int, ...]
-    kind: type
 
 
 class Spot:
@@ -48,7 +40,7 @@ class Spot:
         self._owner = weakref.ref(owner)
         self._name, self._index = name, index
         self.key = id(owner), name, index
-        self.layout: SpotLayout | None = None
+        self.layout: ArrayLayout | None = None
 
     def owner(self) -> Any:
         """Who holds it; None once that is gone."""
@@ -205,10 +197,7 @@ class Buffer:
         start = address_of(root) + self._skew
         self.is_below = True  # first: after an interruption `restore` fills what is empty
         for spot in self._spots.values():
-            array = spot.get()
-            spot.layout = SpotLayout(
-                address_of(array) - start, array.shape, array.dtype, array.strides, type(array)
-            )
+            spot.layout = ArrayLayout.of(spot.get(), start)
             spot.put(None)
         self._kept = root if keep else None
 
@@ -225,54 +214,17 @@ class Buffer:
         assert self.sent is not None
         root = self._kept
         if root is None:
-            array = self.sent.array()
-            root = root_of(array)
-            self._skew = address_of(array) - address_of(root)
-        made: dict[SpotLayout, Any] = {}
+            root, self._skew = Ground.of(self.sent.array())
+        made: dict[ArrayLayout, Any] = {}
         for spot in self._spots.values():
             layout = spot.layout
             if layout is not None and spot.get() is None:
                 if layout not in made:
-                    made[layout] = _view(root, self._skew, layout)
+                    made[layout] = layout.on(Ground(root, self._skew))
                 spot.put(made[layout])
         self._root, self._kept = weakref.ref(root), None
         self.is_below = False
         return root
-
-
-def _view(root: Any, skew: int, layout: SpotLayout) -> Any:
-    """An array on a buffer."""
-    offset, shape, dtype, strides, kind = layout
-    offset += skew
-    if isinstance(root, np.ndarray):
-        made = np.ndarray(shape, dtype, bytes_of(root), offset, strides)
-        return made if kind is np.ndarray else made.view(kind)
-    if not offset and (shape, dtype, strides) == (root.shape, root.dtype, root.strides):
-        return root
-    order = _by_stride(strides)  # CuPy's own steps, so that the view holds the root
-    length = dtype.itemsize * prod(shape)
-    dense = bytes_of(root)[offset : offset + length].view(dtype)
-    inverse = sorted(range(len(order)), key=order.__getitem__)
-    return dense.reshape([shape[axis] for axis in order]).transpose(inverse)
-
-
-def bytes_of(array: Any) -> Any:
-    """The memory of an array that is dense in any order of its axes, the lowest address first."""
-    return array.transpose(_by_stride(array.strides)).reshape(-1).view(np.uint8)
-
-
-def _by_stride(strides: tuple[int, ...]) -> list[int]:
-    return sorted(range(len(strides)), key=lambda axis: -strides[axis])
-
-
-def is_dense(array: Any) -> bool:
-    """Tell whether an array covers its memory without gaps, in any order of its axes."""
-    step = array.itemsize
-    for stride, length in sorted(zip(array.strides, array.shape, strict=True)):
-        if length > 1 and stride != step:
-            return False
-        step *= length
-    return True
 
 
 def _no_address_is_held(arrays: list[Any]) -> bool:
@@ -292,3 +244,83 @@ def _is_private(spot: Spot) -> bool:
     outputs = (node() for node in spot.owner().outputs or ())
     count = sum(node is not None and node.creator_node is spot.owner() for node in outputs)
     return sys.getrefcount(spot.owner()) - 1 == count
+
+
+# -- how arrays lie on memory ----------------------------------------------------------------------
+
+
+class Ground(NamedTuple):
+    """Memory that has come back: the array that owns it, and where in it the contents begin."""
+
+    root: Any
+    skew: int
+
+    @classmethod
+    def of(cls, array: Any) -> Ground:
+        """The memory that an array is all of."""
+        root = root_of(array)
+        return cls(root, address_of(array) - address_of(root))
+
+
+class ArrayLayout(NamedTuple):
+    """How an array lies on memory."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: Any
+    strides: tuple[int, ...]
+    kind: type
+
+    @classmethod
+    def of(cls, array: Any, start: int) -> ArrayLayout:
+        """How an array lies on memory that begins at an address."""
+        return cls(address_of(array) - start, array.shape, array.dtype, array.strides, type(array))
+
+    def on(self, ground: Ground) -> Any:
+        """An array that lies so on other memory; what owns that, where it is the same."""
+        root, offset = ground.root, ground.skew + self.offset
+        same = (0, self.shape, self.dtype, self.strides, self.kind)
+        if same == (offset, root.shape, root.dtype, root.strides, type(root)):
+            return root
+        if not isinstance(root, np.ndarray):
+            return self._on_cupy(root, offset)
+        made: Any = np.ndarray(self.shape, self.dtype, bytes_of(root), offset, self.strides)
+        return made if self.kind is np.ndarray else made.view(self.kind)
+
+    def _on_cupy(self, root: Any, offset: int) -> Any:
+        """By CuPy's own steps where these can make it, so that it holds the root."""
+        if not _fills(self.shape, self.strides, self.dtype.itemsize):
+            xp = chainer.backend.get_array_module(root)
+            return xp.ndarray(self.shape, self.dtype, root.data + offset, self.strides)
+        order = _by_stride(self.strides)
+        length = self.dtype.itemsize * prod(self.shape)
+        dense = bytes_of(root)[offset : offset + length].view(self.dtype)
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        return dense.reshape([self.shape[axis] for axis in order]).transpose(inverse)
+
+
+def bytes_of(array: Any) -> Any:
+    """The memory of an array that is dense in any order of its axes, the lowest address first."""
+    return array.transpose(_by_stride(array.strides)).reshape(-1).view(np.uint8)
+
+
+def is_dense(array: Any) -> bool:
+    """Tell whether an array covers its memory without gaps, in any order of its axes."""
+    return _fills(array.shape, array.strides, array.itemsize)
+
+
+def is_bytes(root: Any) -> bool:
+    """Tell whether memory can be copied as bytes: dense, each byte once, and no Python objects."""
+    return root.nbytes > 0 and not root.dtype.hasobject and is_dense(root)
+
+
+def _fills(shape: Sequence[int], strides: Sequence[int], step: int) -> bool:
+    for stride, length in sorted(zip(strides, shape, strict=True)):
+        if length > 1 and stride != step:
+            return False
+        step *= length
+    return True
+
+
+def _by_stride(strides: Sequence[int]) -> list[int]:
+    return sorted(range(len(strides)), key=lambda axis: -strides[axis])

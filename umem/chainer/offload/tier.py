@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Protocol
 
+from umem.errors import StateError
 from umem.units import BLOCK_BYTES
 
 SMALLEST_BYTES = BLOCK_BYTES // 32
 """Arrays below 64 KiB stay: their way costs more than their room is worth."""
 
 
+class Process:
+    """The process that makes this: one that is forked from it is another."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def is_this(self) -> bool:
+        """Tell whether the calling process is the one."""
+        return os.getpid() == self._pid
+
+    def check(self) -> None:
+        """Raise StateError in another one."""
+        if not self.is_this():
+            raise StateError(
+                "what backward needs was sent a tier down before this process was forked, and is "
+                "its parent's: go backward there, or begin a graph after the fork"
+            )
+
+
 class Sent(Protocol):
     """An array on its way down, below, or on its way back.
+
+    A process that is forked has none of the threads and streams that carry it: there an array that
+    was not let go stays, one that was is the parent's, and nothing is waited for.
 
     Attributes:
         nbytes: the bytes of the array.

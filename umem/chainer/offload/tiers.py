@@ -8,6 +8,7 @@ from typing import Any
 
 import chainer
 import numpy as np
+from chainer.backends import cuda
 
 from umem.chainer.offload.tier import SMALLEST_BYTES, Tier
 from umem.devices.cost import cuda_model
@@ -37,6 +38,11 @@ def checked_place(offload: object) -> Where:
     )
 
 
+def only_numpy_moves(where: Where) -> bool:
+    """Tell whether it is known before there is an array that NumPy's go, or nobody's."""
+    return entered_device() is None and (isinstance(where, Path) or not cuda.available)
+
+
 def open_tier(array: Any, where: Where, limit_bytes: int | None = None) -> Tier:
     """Open the tier below an array.
 
@@ -63,8 +69,8 @@ def open_tier(array: Any, where: Where, limit_bytes: int | None = None) -> Tier:
         return PinnedTier(limit_bytes)
     if not isinstance(where, Path):
         raise StateError(
-            "arrays of NumPy are on the host already, and move to files: name a folder for them, "
-            'as in Offload("scratch") or Recompute(budget, offload="scratch")'
+            "arrays of NumPy are on the host already, and move to files: name a folder on a disk "
+            'for them, as in Offload("scratch") or Recompute(budget, offload="scratch")'
         )
     from umem.chainer.offload.file_tier import FileTier
 

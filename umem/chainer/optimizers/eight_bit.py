@@ -8,10 +8,11 @@ from typing import Any
 from chainer import optimizers
 from chainer.optimizer import GradientMethod
 
+from umem.chainer.agreement import raise_on_all
 from umem.chainer.optimizers import paths
 from umem.chainer.optimizers.rules import NO_VARIANTS, QuantizedRule, plain, quantize, refuse_unsafe
 from umem.chainer.optimizers.state_policy import LEAST_SIZE, StatePolicy, kept_by
-from umem.chainer.precision.half_precision import judges
+from umem.chainer.precision.half_precision import masters_of
 from umem.errors import GradientError, StateError, UnsupportedError
 
 
@@ -65,8 +66,8 @@ class QuantizedOptimizer(GradientMethod):
         for rule, param in self._quantized():
             rule.check(param)
         super().check_nan_in_grads()
-        if not (self._loss_scaling_is_dynamic or judges(self)):
-            refuse_unsafe(self._gradients(), self.t + 1)
+        if not (self._loss_scaling_is_dynamic or masters_of(self) is not None):
+            raise_on_all(self, lambda: refuse_unsafe(self._gradients(), self.t + 1))
 
     def is_safe_to_update(self) -> bool:
         """Look at all gradients again where hooks, or a scale, may have made them unsafe.
@@ -75,7 +76,9 @@ class QuantizedOptimizer(GradientMethod):
             GradientError: see `check_nan_in_grads`; hooks have changed gradients.
         """
         has_hooks = bool(self._hookable._pre_update_hooks)
-        in_half = judges(self)  # it shows hooks gradients of its own, once it has judged them
+        in_half = (
+            masters_of(self) is not None
+        )  # it shows hooks gradients of its own, once it has judged them
         if not super().is_safe_to_update():
             return False
         if not in_half and (has_hooks or self._loss_scaling_is_dynamic):
@@ -87,7 +90,7 @@ class QuantizedOptimizer(GradientMethod):
 
     def _is_safe_by_now(self) -> bool:
         try:
-            refuse_unsafe(self._gradients(), self.t)
+            raise_on_all(self, lambda: refuse_unsafe(self._gradients(), self.t))
         except GradientError:
             if self._loss_scaling_is_dynamic:
                 self._loss_scaling_isnan = self._loss_scaling_isnan_ever = True

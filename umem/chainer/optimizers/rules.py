@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import chainer
@@ -60,6 +62,11 @@ class QuantizedRule(UpdateRule):
     def is_quantized(self) -> bool:
         """Whether there is a state, and it has 8 bits."""
         return any(key.endswith(CODES) for key in self.state or ())
+
+    def settle(self, size: int) -> None:
+        """Give states the bits that they have for a parameter of a size, also for parts of it."""
+        is_small = size < self.policy.least_size
+        self.policy = replace(self.policy, least_size=sys.maxsize if is_small else 0)
 
     def init_state(self, param: Any) -> None:
         """Make the state of a parameter: all 0, in 8 bits unless it is small."""
@@ -171,12 +178,14 @@ class QuantizedRule(UpdateRule):
 class Adam8bitRule(QuantizedRule, adam.AdamRule):
     """Adam's rule, with both moments in 8 bits."""
 
+    is_elementwise = True
     step = AdamStep
 
 
 class MomentumSGD8bitRule(QuantizedRule, momentum_sgd.MomentumSGDRule):
     """The rule of momentum SGD, with the velocity in 8 bits."""
 
+    is_elementwise = True
     step = MomentumStep
 
 

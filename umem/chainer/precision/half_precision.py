@@ -11,6 +11,7 @@ from typing import Any
 import chainer
 from chainer import configuration
 
+from umem.chainer.agreement import of_all_ranks
 from umem.chainer.precision.floats import HALF, all_finite, is_finite
 from umem.chainer.precision.loss_scale import LossScale, ScaleState
 from umem.chainer.precision.masters import Masters, MastersView, serialize
@@ -199,9 +200,9 @@ def _no_copy(memo: dict[int, Any]) -> Any:
     )
 
 
-def judges(optimizer: Any) -> bool:
-    """Tell whether half precision judges an optimizer's gradients, and skips bad steps."""
-    return any(one.optimizer is optimizer for one in _on)
+def masters_of(optimizer: Any) -> Masters | None:
+    """Return an optimizer's masters; None where half precision does not judge its gradients."""
+    return next((one._masters for one in _on if one.optimizer is optimizer), None)
 
 
 def _scale_for(gradients: list[Any]) -> float:
@@ -275,9 +276,10 @@ class Updates(Subscriber):
             if is_whole and judgement.is_bad is not None:
                 self._used.clear()
             if judgement.is_bad:
-                judgement.names = [
-                    name for name, one in self._parameters().items() if not is_finite(one.grad)
-                ]
+                named = self._parameters().items()
+                here = [name for name, one in named if not is_finite(one.grad)]
+                every = of_all_ranks(self._optimizer, here)
+                judgement.names = [name for theirs in every for name in theirs]
 
     def call_hook(self, proceed: Proceed, method: Any, hook: Any) -> None:
         """Show masters to a hook, with gradients in float32 and without the scale."""
@@ -325,7 +327,8 @@ class Updates(Subscriber):
         if now.is_bad is None:
             parameters = list(self._parameters().values())
             now.divisor = max(self._used, default=1.0)
-            now.is_bad = len(self._used) > 1 or not all_finite([one.grad for one in parameters])
+            is_bad = len(self._used) > 1 or not all_finite([one.grad for one in parameters])
+            now.is_bad = any(of_all_ranks(self._optimizer, is_bad))
             if not now.is_bad:
                 self._masters.catch_up()
                 now.unscaled = [one for one in parameters if self._masters.of(one) is None]

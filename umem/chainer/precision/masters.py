@@ -27,6 +27,9 @@ class Masters:
     Args:
         parameters: those to be halves; the ones without an array yet are taken when they have one.
 
+    Attributes:
+        before_join: what whoever has shortened masters does before parameters are float32 again.
+
     Raises nothing; a parameter is changed in one assignment after its master is there.
     """
 
@@ -34,6 +37,7 @@ class Masters:
         self._masters: dict[int, tuple[Any, Any]] = {}
         self._waiting: dict[int, Any] = {}
         self._loaded: dict[int, Any] = {}
+        self.before_join: Callable[[], None] = lambda: None
         for parameter in parameters:
             self._waiting[id(parameter)] = parameter
         self.adopt(parameters)
@@ -55,15 +59,23 @@ class Masters:
         single = self._loaded.pop(id(parameter), None)
         if single is None or single.shape != parameter.shape:
             single = parameter.array
+        self._give_master(parameter, single)
+        parameter.cleargrad()
+        parameter.array = to_half(parameter.array)
+
+    def _give_master(self, parameter: Any, single: Any) -> None:
         master = chainer.Parameter(single, name=parameter.name)
         master.cleargrad()
         rule = parameter.update_rule
         master.update_rule = rule
         self._masters[id(parameter)] = parameter, master
-        parameter.cleargrad()
-        parameter.array = to_half(parameter.array)
         if rule is not None:
             rule._fp32_param = master
+
+    def shorten(self, parameter: Any, part: Any, span: slice) -> None:
+        """Keep the master of a part of a parameter alone; the part is a parameter of its own."""
+        single = self._masters.pop(id(parameter))[1].array.reshape(-1)[span].copy()
+        self._give_master(part, single)
 
     def of(self, parameter: Any) -> Any:
         """The master of a parameter; None where it has none."""
@@ -112,6 +124,7 @@ class Masters:
         """Give the parameters their float32 arrays back; gradients are cleared."""
         self.adopt(list(self._waiting.values()))
         self.catch_up()
+        self.before_join()
         for parameter, master in self:
             parameter.cleargrad()
             parameter.array = master.array

@@ -10,36 +10,20 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-import chainer
-import numpy as np
-
-from umem.chainer.offload.spots import is_dense
+from umem.chainer.offload.spots import ArrayLayout, Ground, is_bytes
 from umem.chainer.offload.tier import Sent, Tier
 from umem.chainer.recompute.stash import Stash
-from umem.trace.recording.storage import root_of
+from umem.trace.recording.storage import address_of, root_of
 
 What = Literal["value", "stash"]
 """The outputs of a call, or what it keeps on itself."""
 
 
-class _Within(NamedTuple):
-    """Where an array lies in memory that was sent."""
+class _Piece(NamedTuple):
+    """Where an array lies: in which piece of memory that was sent, and how."""
 
     number: int
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: Any
-
-    def within(self, root: Any) -> Any:
-        """The array, in memory that has come back."""
-        if (self.shape, self.strides, self.dtype) == (root.shape, root.strides, root.dtype):
-            return root
-        if isinstance(root, np.ndarray):
-            flat = root.ravel("K")
-            return np.ndarray(self.shape, self.dtype, flat.data, self.offset, self.strides)
-        xp = chainer.backend.get_array_module(root)
-        return xp.ndarray(self.shape, self.dtype, root.data + self.offset, self.strides)
+    layout: ArrayLayout
 
 
 class Below:
@@ -50,7 +34,7 @@ class Below:
         places: where each of them lies in it.
     """
 
-    def __init__(self, sent: Sequence[Sent], places: Sequence[_Within]) -> None:
+    def __init__(self, sent: Sequence[Sent], places: Sequence[_Piece]) -> None:
         self._sent, self._places = tuple(sent), tuple(places)
 
     @classmethod
@@ -62,15 +46,14 @@ class Below:
         for array in arrays:
             root = root_of(array)
             if id(root) not in roots:
-                one = tier.send(root) if _is_bytes(root) else None
+                one = tier.send(root) if is_bytes(root) else None
                 if one is None:
                     for other in sent:
                         other.forget()
                     return None
                 roots[id(root)] = len(sent)
                 sent.append(one)
-            offset = _address(array) - _address(root)
-            places.append(_Within(roots[id(root)], offset, array.shape, array.strides, array.dtype))
+            places.append(_Piece(roots[id(root)], ArrayLayout.of(array, address_of(root))))
         return cls(sent, places)
 
     def let_go(self) -> None:
@@ -85,24 +68,12 @@ class Below:
 
     def arrays(self) -> list[Any]:
         """The arrays; waits for them."""
-        roots = [one.array() for one in self._sent]
-        return [place.within(roots[place.number]) for place in self._places]
+        grounds = [Ground.of(one.array()) for one in self._sent]
+        return [layout.on(grounds[number]) for number, layout in self._places]
 
     def __del__(self) -> None:
         for one in self._sent:
             one.forget()
-
-
-def _is_bytes(root: Any) -> bool:
-    """Tell whether memory can be copied as bytes: dense, each byte once, and no Python objects."""
-    return root.nbytes > 0 and not root.dtype.hasobject and is_dense(root)
-
-
-def _address(array: Any) -> int:
-    """The address of an array's first element."""
-    if isinstance(array, np.ndarray):
-        return int(array.__array_interface__["data"][0])
-    return int(array.data.ptr)
 
 
 class Moving:
@@ -139,12 +110,11 @@ class Moving:
 
     def come_back(self) -> bool:
         """Have back all that is missing, where that is below; whether anything came."""
-        missing = self._missing()
-        if not missing and "value" in self.below and self.lacks_own():
-            self.put_back(self.func, tuple(self._outputs()))  # a variable of the program has them
-            return True
-        if not missing or not self.is_below:
+        if not self.may_come_back:
             return False
+        missing = self._missing()
+        if not missing:
+            self.put_back(self.func, tuple(self._outputs()))  # a variable of the program has them
         for what in missing:
             arrays = self.below[what].arrays()
             if what == "value":
@@ -158,8 +128,15 @@ class Moving:
         self.below.clear()
 
     @property
+    def may_come_back(self) -> bool:
+        """True where something is missing that `come_back` has."""
+        if not self.below:
+            return False
+        return self.is_below if self._missing() else "value" in self.below and self.lacks_own()
+
+    @property
     def is_below(self) -> bool:
-        """True where all that is missing is below."""
+        """True where all that is missing is below, or nothing is missing."""
         return all(what in self.below for what in self._missing())
 
     def _missing(self) -> list[What]:

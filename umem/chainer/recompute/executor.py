@@ -39,8 +39,13 @@ class Executor(Subscriber):
         self._own_seconds = 0.0  # of the pass that goes on: all but Chainer's own work
 
     def start(self) -> None:
-        """Follow the calling thread."""
+        """Follow the calling thread.
+
+        Raises:
+            StateError, FileError: what is moved cannot go where it should; nobody is followed.
+        """
         self._thread = threading.get_ident()
+        self._training.lower.start()
         subscribe(self)
 
     def stop(self) -> None:
@@ -149,9 +154,9 @@ class Executor(Subscriber):
         if now.went_back or now.is_unusual:
             check(functions(nodes))
         double = configuration.config.enable_backprop
-        self._training.end_forward(now, TWICE if double else None, roots_of(nodes), nodes)
         whole, self._depth = False, 1
         try:
+            self._training.end_forward(now, TWICE if double else None, roots_of(nodes), nodes)
             proceed(*args, **kwargs)
             whole = True
         finally:

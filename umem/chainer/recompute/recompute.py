@@ -66,6 +66,8 @@ class Recompute:
 
     Raises:
         SizeError: on making it: not a budget.
+        StateError, FileError: on entering, with ``offload``: the folder cannot be used, or NumPy's
+            arrays need one and none is named; with CuPy in the first forward. Nothing was made.
         BudgetError: in the first forward that would follow a plan: a size, or a share with
             ``strict``, that nothing fits; names the least that does. Nothing was dropped, and
             training can go on outside the block.

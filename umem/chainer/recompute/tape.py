@@ -288,8 +288,8 @@ class Call(Moving):
         """Put outputs back where they were; raises RecomputeError in debug mode."""
         if self.checksums is not None and self.checksums[1] != [checksum(a) for a in outputs]:
             raise RecomputeError(
-                f"{self.label!r} gave another result when it ran again: it draws random numbers, "
-                "keeps state, or an array was edited in place between forward and backward"
+                f"{self.label!r} has another result than in forward: an array was edited in place "
+                "between forward and backward, or it draws random numbers or keeps state"
             )
         self.values = outputs
         for index, node in self.nodes():

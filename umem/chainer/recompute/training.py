@@ -60,7 +60,7 @@ class Training:
         self.lower = Lower(offload)
         self._may_be: list[SeenGraph] = []
         self.graphs = Graphs(target, self.lower)
-        self.online = OnlinePasses(target, self.graphs, self._prepare, debug=debug)
+        self.online = OnlinePasses(target, self.graphs, self._prepare, self.lower, debug=debug)
         self.now: Pass | None = None
         self.plain: PlainPass | None = None
         self.peaks = HostPeaks()

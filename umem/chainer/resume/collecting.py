@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from typing import Any
 
@@ -87,6 +87,7 @@ class Distributor(serializer.Deserializer):
         values: as a `Collector` has them.
         on_gpu: the names of arrays that lay on a GPU.
         strict: raise a MissingValue where there is nothing of a name; else leave what is there.
+        stays: names of what is left as it is here.
     """
 
     def __init__(
@@ -97,20 +98,40 @@ class Distributor(serializer.Deserializer):
         path: str = "",
         *,
         strict: bool = True,
+        stays: frozenset[str] = frozenset(),
     ) -> None:
         self._all = arrays, values, on_gpu
-        self._path, self.strict = path, strict
+        self._path, self.strict, self._stays = path, strict, stays
 
     def __getitem__(self, key: str) -> Distributor:
-        return Distributor(*self._all, f"{self._path}{key.strip('/')}/", strict=self.strict)
+        path = f"{self._path}{key.strip('/')}/"
+        return Distributor(*self._all, path, strict=self.strict, stays=self._stays)
 
     def __call__(self, key: str, value: Any) -> Any:
+        return self._give(key, value, lambda arrays, name: arrays[name])
+
+    def part(self, key: str, value: Any, span: slice, shape: tuple[int, ...]) -> Any:
+        """Give a stretch, in C's order, of an array that would have a shape as a whole.
+
+        Where an array of another shape is there, it is given as it is.
+        """
+
+        def read(arrays: Any, name: str) -> Any:
+            if not hasattr(arrays, "described") or name not in arrays.described:
+                return arrays[name]
+            return arrays.part(name, span) if arrays.described[name][0] == shape else arrays[name]
+
+        return self._give(key, value, read)
+
+    def _give(self, key: str, value: Any, read: Callable[[Any, str], Any]) -> Any:
         arrays, values, on_gpu = self._all
         name = self._path + key.lstrip("/")
+        if name in self._stays:
+            return value
         if name in values:
             return decoded(values[name])
         try:
-            stored = arrays[name]
+            stored = read(arrays, name)
         except KeyError:
             if not self.strict:
                 return value

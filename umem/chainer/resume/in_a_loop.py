@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-import chainer
-
+from umem.chainer.resume.optimizer_extras import is_optimizer
 from umem.chainer.resume.run_state import RunState
 from umem.chainer.resume.saver import Resumed, RunSaver, as_path, check_options
+from umem.chainer.resume.saver_of_ranks import SaverOfRanks
 from umem.errors import SizeError
 from umem.printable import quoted
 
@@ -18,7 +18,7 @@ _savers: dict[tuple[int, Path], RunSaver] = {}
 """The saver of each folder that this process writes to."""
 
 
-def resume_run(folder: str | os.PathLike[str], **parts: Any) -> Resumed:
+def resume_run(folder: str | os.PathLike[str], *, comm: Any = None, **parts: Any) -> Resumed:
     """Put a run back to where its newest whole snapshot has it; the first thing before a loop.
 
     ::
@@ -35,6 +35,8 @@ def resume_run(folder: str | os.PathLike[str], **parts: Any) -> Resumed:
 
     Args:
         folder: where `save_run` saves. The folder is this process's from now on.
+        comm: the communicator of ChainerMN or of mpi4py whose ranks all call this, each with its
+            own parts; their number may be another than that which has saved. None: one process.
         parts: whatever is given to `save_run`, by the same names.
 
     Returns:
@@ -45,7 +47,7 @@ def resume_run(folder: str | os.PathLike[str], **parts: Any) -> Resumed:
             or of a newer version of umem's format. StateError: another run writes to the folder.
         FileError: the folder cannot be read or made.
     """
-    return _saver(folder).resume(RunState(parts))
+    return _saver(folder, comm).resume(RunState(parts))
 
 
 def save_run(
@@ -55,6 +57,7 @@ def save_run(
     keep: int = 3,
     on_error: str = "raise",
     wait: bool = False,
+    comm: Any = None,
     **parts: Any,
 ) -> None:
     """Save a run; returns once it is copied, and has it written in the background.
@@ -69,6 +72,8 @@ def save_run(
         on_error: where a snapshot cannot be written, "raise" has the next call say so (this one
             already, where the disk is full), "warn" warns and goes on.
         wait: return only once it is on the disk.
+        comm: the communicator whose ranks all call this, see `resume_run`; they write one snapshot
+            together, and return once it is on the disk.
         parts: what the run is made of, each with a name: links, optimizers (what they train is
             saved with them), iterators, a Trainer, whatever has a method ``serialize``, random
             generators; and values that JSON can say, which `resume_run` returns.
@@ -80,7 +85,7 @@ def save_run(
             this run was not resumed from. Nothing was saved.
     """
     check_options(keep, on_error)
-    saver = _saver(folder)
+    saver = _saver(folder, comm)
     saver.keep, saver.on_error = keep, on_error
     saver.save(_step(step, parts), RunState(parts))
     if wait:
@@ -89,7 +94,7 @@ def save_run(
 
 def _step(step: int | None, parts: dict[str, Any]) -> int:
     if step is None:
-        optimizers = [p for p in parts.values() if isinstance(p, chainer.Optimizer)]
+        optimizers = [p for p in parts.values() if is_optimizer(p)]
         if not optimizers:
             raise SizeError("no optimizer among the parts says which step this is: give step=")
         step = int(optimizers[0].t)
@@ -98,19 +103,20 @@ def _step(step: int | None, parts: dict[str, Any]) -> int:
     return step
 
 
-def _saver(folder: Any) -> RunSaver:
+def _saver(folder: Any, comm: Any) -> RunSaver:
     key = os.getpid(), as_path(folder)
     if key not in _savers:
-        _savers[key] = RunSaver(key[1])
+        _savers[key] = RunSaver(key[1]) if comm is None else SaverOfRanks(comm, key[1])
     return _savers[key]
 
 
-def _close_all() -> None:
+def close_all() -> None:
     """At exit: have what was saved last written, and tell where it could not be."""
-    for (process, _), saver in [*_savers.items()]:
-        if process == os.getpid():
+    for key, saver in [*_savers.items()]:
+        if key[0] == os.getpid():
             saver.on_error = "warn"
             saver.close()
+            del _savers[key]
 
 
-atexit.register(_close_all)
+atexit.register(close_all)

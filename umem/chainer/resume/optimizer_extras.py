@@ -11,6 +11,11 @@ from chainer import serializer
 from umem.errors import SnapshotError, SnapshotWarning, warn_at_program
 
 
+def is_optimizer(part: Any) -> bool:
+    """Tell whether it is an optimizer of Chainer's, or ChainerMN's around one."""
+    return isinstance(getattr(part, "actual_optimizer", part), chainer.Optimizer)
+
+
 def serialize_optimizer(optimizer: Any, saver: Any) -> None:
     """Save or put back loss scaling, hyperparameters, and what each parameter's rule has.
 
@@ -18,6 +23,7 @@ def serialize_optimizer(optimizer: Any, saver: Any) -> None:
     beside its state), and the float32 master of a parameter of half precision.
     """
     _serialize_loss_scaling(optimizer, saver)
+    _serialize_broadcast(optimizer, saver)
     _serialize_hyperparameters(getattr(optimizer, "hyperparam", None), saver["hyperparameters"])
     for name, parameter in optimizer.target.namedparams():
         rule = getattr(parameter, "update_rule", None)
@@ -52,9 +58,22 @@ def _kind(rule: Any) -> str:
 
 def _serialize_loss_scaling(optimizer: Any, saver: Any) -> None:
     """Chainer keeps it in attributes of these names, from the moment it is asked for."""
-    now = {k: v for k, v in vars(optimizer).items() if k.startswith("_loss_scal")}
+    own = vars(getattr(optimizer, "actual_optimizer", optimizer))
+    now = {k: v for k, v in own.items() if k.startswith("_loss_scal")}
     saved = saver("loss_scaling", now)
-    vars(optimizer).update({k: v for k, v in saved.items() if k.startswith("_loss_scal")})
+    own.update({k: v for k, v in saved.items() if k.startswith("_loss_scal")})
+
+
+def _serialize_broadcast(optimizer: Any, saver: Any) -> None:
+    """ChainerMN's first update gives all ranks the parameters of rank 0, and updates nothing.
+
+    It is one where other parameters are there than its optimizer has noted; a run that goes on has
+    them alike already, and would lose an update.
+    """
+    noted = vars(optimizer).get("target_params")
+    if noted is not None:
+        saved = saver("target_params", [list(each) for each in noted])
+        vars(optimizer)["target_params"] = [tuple(each) for each in saved]
 
 
 def _serialize_hyperparameters(hyperparameters: Any, saver: Any) -> None:

@@ -12,13 +12,21 @@ from chainer.dataset import Iterator as DatasetIterator
 
 from umem.chainer.accumulation.accumulating import accumulations
 from umem.chainer.accumulation.updater import AccumulatingUpdater
+from umem.chainer.parallel.shard_saving import through_shards
+from umem.chainer.parallel.sharding import shards_of
 from umem.chainer.resume.collecting import Collector, Distributor, MissingValue, described
 from umem.chainer.resume.epoch_orders import remember_orders
-from umem.chainer.resume.optimizer_extras import expect_states, serialize_link, serialize_optimizer
+from umem.chainer.resume.optimizer_extras import (
+    expect_states,
+    is_optimizer,
+    serialize_link,
+    serialize_optimizer,
+)
 from umem.chainer.resume.random_states import GENERATORS, serialize_generator, serialize_global
 from umem.errors import SnapshotError, UmemError
 from umem.printable import shown
 from umem.snapshots import SavedRun
+from umem.snapshots.shards import SPAN
 
 _ON_GPU = "on GPU"
 """The name, beside the parts, of the list of arrays that lay on a GPU."""
@@ -63,9 +71,12 @@ class RunState:
             SnapshotError: it is of another model, or of other parts.
             Whatever is raised, the run is as it was, but that a parameter may have got its shape.
         """
-        values = snapshot.values
-        self._check(snapshot)
-        distributor = Distributor(snapshot.arrays, values, set(values.get(_ON_GPU, ())))
+        values, stays = snapshot.values, frozenset[str]()
+        if snapshot.ranks != snapshot.readers:
+            values, stays = _divided_anew(values, self._parts)
+        self._check(snapshot, stays)
+        on_gpu = set(values.get(_ON_GPU, ()))
+        distributor = Distributor(snapshot.arrays, values, on_gpu, stays=stays)
         before = _Before(self)
         try:
             if self._is_lazy():  # what is kept beside a parameter can be put back once it is there
@@ -104,7 +115,8 @@ class RunState:
         for name, link in self._links.items():
             serialize_link(link, saver["kept"][name])
         for name, optimizer in self._optimizers.items():
-            serialize_optimizer(optimizer, saver["optimizers"][name])
+            beside = through_shards(saver["optimizers"][name], shards_of(optimizer))
+            serialize_optimizer(optimizer, beside)
             for accumulation in accumulations(optimizer):
                 accumulation.serialize_group(saver["accumulations"][name])
         for name, part in self._parts.items():
@@ -123,7 +135,7 @@ class RunState:
         self.serialize(saver)
         serialize_global(saver["random"])
 
-    def _check(self, snapshot: SavedRun) -> None:
+    def _check(self, snapshot: SavedRun, stays: frozenset[str]) -> None:
         """See that it is of the same model before anything is put back."""
         for name, optimizer in self._optimizers.items():
             count = snapshot.values.get(f"accumulations/{name}/group/count", 0)
@@ -138,6 +150,8 @@ class RunState:
                 part.serialize(live["parts"][name])
         saved = snapshot.arrays
         for name, array in sorted(live.arrays.items()):
+            if name in stays or name + SPAN in live.values:  # any part of a whole can be read
+                continue
             if name in saved.described:
                 shape, dtype = saved.described[name]
                 if (shape, dtype) != (array.shape, str(array.dtype)):
@@ -203,7 +217,7 @@ def _targets_left_out(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """What optimizers train and is no part itself, nor inside of one."""
     inside = {id(p) for part in parts.values() if _is_link(part) for p in part.params()}
     for name, part in parts.items():
-        if isinstance(part, chainer.Optimizer) and part.target is not None:
+        if is_optimizer(part) and part.target is not None:
             if not all(id(parameter) in inside for parameter in part.target.params()):
                 yield f"{name}.target", part.target
 
@@ -218,7 +232,7 @@ def _updater(part: Any) -> Any:
 
 def _optimizers(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, part in parts.items():
-        if isinstance(part, chainer.Optimizer):
+        if is_optimizer(part):
             yield name, part
         elif hasattr(_updater(part), "get_all_optimizers"):
             for key, optimizer in _updater(part).get_all_optimizers().items():
@@ -231,6 +245,33 @@ def _iterators(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, part
         for key, iterator in getattr(_updater(part), "_iterators", {}).items():
             yield f"{name}.{key}", iterator
+
+
+def _divided_anew(
+    values: Mapping[str, Any], parts: Mapping[str, Any]
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """Have iterators over another number of samples than when they were saved begin at the same
+    share of an epoch, in an order of their own.
+
+    Returns:
+        the values to go on from; and the names of what stays as it is.
+    """
+    found, stays = dict(values), set()
+    for name, iterator in _iterators(parts):
+        saved, now = values.get(f"items/{name}"), len(getattr(iterator, "dataset", ()))
+        if not saved or saved == now:
+            continue
+        part, _, key = name.rpartition(".")
+        places = f"parts/{name}/", f"parts/{part}/updater/iterator:{key}/"
+        for place in (*places, f"parts/{part}/iterator:{key}/"):
+            position = place + "current_position"
+            if position in values:
+                found[position] = min(values[position] * now // saved, now - 1)
+                stays |= {place + "order", place + "_order"}
+        found[f"items/{name}"] = now
+        if f"orders/{name}/count" in values:
+            found[f"orders/{name}/count"] = 0
+    return found, frozenset(stays)
 
 
 def _serialize_length(iterator: Any, name: str, saver: Any) -> None:

@@ -15,7 +15,7 @@ from umem.chainer.resume.run_state import RunState
 from umem.errors import FileError, SizeError, SnapshotWarning, StateError, warn_at_program
 from umem.files import reason
 from umem.printable import quoted, shown
-from umem.snapshots import BackgroundWriter, Claim, FileOperations, read_newest, sweep
+from umem.snapshots import BackgroundWriter, Claim, FileOperations, SavedRun, read_newest, sweep
 from umem.snapshots.reading import places_in
 from umem.snapshots.writing import check_room, needed_bytes, prune, write_snapshot
 
@@ -64,16 +64,20 @@ class RunSaver:
         self._writer = BackgroundWriter()
         self._last: int | None = None
         """The step that the run was at when it was saved or put back; None where it was neither."""
+        self._claim: Claim | None = None
+        self._take_folder()
+
+    def _take_folder(self) -> None:
         try:
-            self._make_folder(folder)
-            self._claim = Claim(folder)
-            sweep(self._operations, folder)
+            self._make_folder(self.folder)
+            self._claim = Claim(self.folder)
+            sweep(self._operations, self.folder)
         except FileError:
             raise
         except OSError as error:
             raise FileError(
-                f"no snapshots can be written to {shown(folder)}: {reason(error)}; name another "
-                "folder"
+                f"no snapshots can be written to {shown(self.folder)}: {reason(error)}; name "
+                "another folder"
             ) from error
 
     def _make_folder(self, folder: Path) -> None:
@@ -92,7 +96,7 @@ class RunSaver:
             SnapshotError: the newest is of another model, or of a newer version of the format.
         """
         self.wait()
-        snapshot, passed_over = read_newest(self._operations, self.folder)
+        snapshot, passed_over = self._read_newest()
         for problem in passed_over:
             instead = "the run begins anew" if snapshot is None else f"taking {snapshot.path.name}"
             warn_at_program(f"{problem}; {instead}", SnapshotWarning)
@@ -104,8 +108,14 @@ class RunSaver:
         finally:
             snapshot.close()
         self._last = snapshot.step
-        print(f"umem: resumed from {shown(snapshot.path)}", file=sys.stderr)
+        self._say(f"umem: resumed from {shown(snapshot.path)}")
         return Resumed(snapshot.step, snapshot.path, values)
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr)
+
+    def _read_newest(self) -> tuple[SavedRun | None, list[str]]:
+        return read_newest(self._operations, self.folder)
 
     def save(self, step: int, state: RunState) -> None:
         """Copy the run and have it written; waits for the copy, and for the snapshot before.
@@ -142,7 +152,9 @@ class RunSaver:
             )
 
     def _write(self, step: int, arrays: Any, values: Any) -> None:
-        path = write_snapshot(self._operations, self.folder, step, arrays, values)
+        self._prune(write_snapshot(self._operations, self.folder, step, arrays, values))
+
+    def _prune(self, path: Path) -> None:
         try:
             prune(self._operations, path, self.keep)
         except OSError as error:
@@ -171,7 +183,8 @@ class RunSaver:
         try:
             self.wait()
         finally:
-            self._claim.close()
+            if self._claim is not None:
+                self._claim.close()
 
     def _tell(self, error: FileError) -> None:
         if self.on_error == "raise":

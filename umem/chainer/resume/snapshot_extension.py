@@ -12,6 +12,7 @@ from chainer import training
 
 from umem.chainer.resume.run_state import RunState
 from umem.chainer.resume.saver import Resumed, RunSaver, as_path, check_options
+from umem.chainer.resume.saver_of_ranks import SaverOfRanks
 from umem.errors import SizeError
 from umem.printable import quoted
 
@@ -33,6 +34,8 @@ class Snapshot(training.Extension):
         folder: where they lie, one run's only; ``snapshots`` in the trainer's ``out`` by default.
         on_error: where a snapshot cannot be written, "raise" ends the training at the next one
             (at this one, where the disk is full), "warn" warns and goes on.
+        comm: the communicator of ChainerMN or of mpi4py whose ranks all train, each with this
+            extension; they write one snapshot together. See docs/ranks.md.
 
     Attributes:
         resumed: what the run went on from, once it has begun.
@@ -56,6 +59,7 @@ class Snapshot(training.Extension):
         folder: str | os.PathLike[str] | None = None,
         *,
         on_error: str = "raise",
+        comm: Any = None,
     ) -> None:
         check_options(keep, on_error)
         self.trigger = _trigger(every)
@@ -63,12 +67,15 @@ class Snapshot(training.Extension):
         self._keep, self._on_error = keep, on_error
         self._folder = None if folder is None else as_path(folder)
         self._saver: RunSaver | None = None
+        self._comm = comm
 
     def initialize(self, trainer: Any) -> None:
         """Training begins: claim the folder, and go on from what is there."""
         folder = as_path(Path(trainer.out) / "snapshots") if self._folder is None else self._folder
         self._state = RunState({"trainer": trainer})
-        self._saver = RunSaver(folder, self._keep, self._on_error)
+        options = folder, self._keep, self._on_error
+        alone = self._comm is None
+        self._saver = RunSaver(*options) if alone else SaverOfRanks(self._comm, *options)
         try:
             self.resumed = self._saver.resume(self._state)
         except BaseException:

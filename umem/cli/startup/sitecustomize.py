@@ -1,6 +1,9 @@
 """Python runs this as it starts, in the processes that a script under ``umem run`` starts.
 
 It waits for ``import chainer`` and mends it then; until then it imports neither umem nor NumPy.
+In the workers of multiprocessing it takes away what mpiexec told a rank, which they are not: one
+that imports mpi4py, as its script does above ``__main__``, would join as a second rank of that
+number, and hang. There it sees itself alone.
 A ``sitecustomize`` of the environment's own is run as it would have been without this one.
 """
 
@@ -35,6 +38,13 @@ class WaitForChainer:
         return arm().find_spec(name, None, target)
 
 
+def _be_no_rank() -> None:
+    if any(word.startswith("from multiprocessing.") for word in sys.orig_argv):
+        told = ("PMIX_", "PMI_", "OMPI_COMM_WORLD_")
+        for name in [name for name in os.environ if name.startswith(told)]:
+            del os.environ[name]
+
+
 def _run_the_next() -> None:
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
     spec = PathFinder.find_spec("sitecustomize")
@@ -45,4 +55,5 @@ def _run_the_next() -> None:
 
 if __name__ == "sitecustomize":
     sys.meta_path.insert(0, WaitForChainer())
+    _be_no_rank()
     _run_the_next()

@@ -1,6 +1,6 @@
 """Every mend of Chainer, as data; the order within a module is the order of application."""
 
-from umem.compat.catalogue import cupy14, importing, libraries, numpy2, promotion
+from umem.compat.catalogue import cupy14, importing, libraries, multi_node, numpy2, promotion
 from umem.compat.shim import Shim
 
 SHIMS: tuple[Shim, ...] = (
@@ -9,4 +9,5 @@ SHIMS: tuple[Shim, ...] = (
     *promotion.SHIMS,
     *libraries.SHIMS,
     *cupy14.SHIMS,
+    *multi_node.SHIMS,
 )

@@ -7,7 +7,7 @@ what calls draw at random, which no plan drops.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -18,6 +18,7 @@ from umem.planner.call_facts import CallFacts
 from umem.planner.from_trace import DRAWS, MADE, is_call
 from umem.planner.problem import Problem
 from umem.predict.techniques.drawn import PACKED, packed_bytes
+from umem.trace.analysis.explain import moved
 from umem.trace.analysis.updating import chunked_update
 from umem.trace.events import LEAF, Alloc, Event, Free, Mark, Op
 from umem.trace.trace import Trace, tail
@@ -30,25 +31,37 @@ FLOPS_PER_BYTE = median(
 """Operations in the time of a byte of device memory's traffic, on the GPU in the middle."""
 
 
-def problems_of(trace: Trace) -> list[Problem]:
+OpCost = Callable[[Op], float]
+"""What an operation costs."""
+
+
+def cost_in_bytes(op: Op) -> float:
+    """The time of an operation on the GPU in the middle, in bytes of device memory's traffic."""
+    return max(op.flops / FLOPS_PER_BYTE, op.traffic_bytes)
+
+
+def problems_of(trace: Trace, cost: OpCost = cost_in_bytes) -> list[Problem]:
     """Return what there is to plan in a trace, by the first pass of each kind.
 
-    What running a call again costs is what the model of a GPU says, arithmetic or traffic, for a
-    GPU in the middle of the table: one plan serves all of them, and no noise of a measured time
-    changes it.
+    What running a call again costs is, unless something else is said, what the model of a GPU
+    says, arithmetic or traffic, for a GPU in the middle of the table: one plan serves all of them,
+    and no noise of a measured time changes it.
 
     Raises:
-        GraphError: no backward follows a forward pass.
+        GraphError: no backward follows a forward pass, or something was moved while it was
+            recorded.
     """
+    if (why := moved(trace)) is not None:
+        raise GraphError(why.rstrip("."))
     kinds: dict[tuple[str, ...], ForwardPass] = {}
     for one in passes(trace):
         kinds.setdefault(tuple(one.names), one)
     if not kinds:
         raise GraphError("the trace has no backward, so that there is nothing to run again for")
-    return [_problem(tail(trace, one.start)) for one in kinds.values()]
+    return [_problem(tail(trace, one.start), cost) for one in kinds.values()]
 
 
-def _problem(trace: Trace) -> Problem:
+def _problem(trace: Trace, cost: OpCost) -> Problem:
     first = next(passes(trace))
     graph = Graph.from_trace(trace)
     number = {name: index for index, name in enumerate(first.names)}
@@ -57,9 +70,9 @@ def _problem(trace: Trace) -> Problem:
     nodes = {number[node.name]: node for node in graph.nodes}
     saved = [nodes[index].saved for index in range(len(nodes))]
     if trace.has_entries:
-        tape = _from_entries(trace, first, saved)
+        tape = _from_entries(trace, first, saved, cost)
     else:
-        tape = _guessed(trace, first, edges, saved, updates)
+        tape = _guessed(trace, first, edges, saved, updates, cost)
     calls = []
     for index, (op, made) in enumerate(zip(first.calls, first.made, strict=True)):
         node = nodes[index]
@@ -70,7 +83,7 @@ def _problem(trace: Trace) -> Problem:
             CallFacts(
                 label=op.name,
                 nbytes=node.nbytes,
-                cost=_cost(op),
+                cost=cost(op),
                 grad_bytes=tape.gradient_bytes[index],
                 alias=alias,
                 stash_bytes=max(0, node.stash_bytes - drawn),
@@ -100,11 +113,6 @@ def _problem(trace: Trace) -> Problem:
         update_bytes=max((chunked_update(op, allocs) for op in updating), default=0),
         whole_update_bytes=max((op.workspace_bytes or 0 for op in updating), default=0),
     )
-
-
-def _cost(op: Op) -> float:
-    """The time of an operation on the GPU in the middle, in bytes of device memory's traffic."""
-    return max(op.flops / FLOPS_PER_BYTE, op.traffic_bytes)
 
 
 def _drawn_bytes(op: Op, made: list[Alloc]) -> int:
@@ -149,7 +157,7 @@ class _Tape:
     dead: set[int] = field(default_factory=set)
 
 
-def _from_entries(trace: Trace, first: ForwardPass, saved: Sequence[bool]) -> _Tape:
+def _from_entries(trace: Trace, first: ForwardPass, saved: Sequence[bool], cost: OpCost) -> _Tape:
     """Read what was recorded of the tape itself."""
     entries = [op.entry for op in first.calls if op.entry is not None]
     index: dict[int, int] = {}
@@ -167,7 +175,7 @@ def _from_entries(trace: Trace, first: ForwardPass, saved: Sequence[bool]) -> _T
             if source == LEAF and access.tensor not in seen:
                 seen.add(access.tensor)
                 tape.stays[place] = tape.stays.get(place, 0) + allocs[access.tensor].nbytes
-    _follow_backward(trace.events[first.turn :], index, tape)
+    _follow_backward(trace.events[first.turn :], index, tape, cost)
     held: set[int] = set()  # by the graph of what reads it
     for place in reversed(range(len(entries))):
         if place in tape.order or saved[place] or place in held:
@@ -177,10 +185,12 @@ def _from_entries(trace: Trace, first: ForwardPass, saved: Sequence[bool]) -> _T
     return tape
 
 
-def _follow_backward(events: Sequence[Event], index: Mapping[int, int], tape: _Tape) -> None:
+def _follow_backward(
+    events: Sequence[Event], index: Mapping[int, int], tape: _Tape, cost: OpCost
+) -> None:
     """Read the order of backward and what each step of it needs, from its marks."""
     sizes: dict[int, int] = {}
-    level, cost = 0, 0.0
+    level, spent = 0, 0.0
     peak: int | None = None  # of the step, once it has run an operation
     for event in events:
         if isinstance(event, Alloc):
@@ -193,14 +203,14 @@ def _follow_backward(events: Sequence[Event], index: Mapping[int, int], tape: _T
                 break
             now = level + (event.workspace_bytes or 0)
             peak = now if peak is None else max(peak, now)
-            cost += _cost(event)
+            spent += cost(event)
         elif isinstance(event, Mark) and event.label == "backward":
             call = None if event.entry is None else index.get(event.entry)
             if call is not None:
                 tape.order.setdefault(call, len(tape.order))
                 tape.workspace[call] = 0 if peak is None else max(0, peak - level)
-                tape.backward_cost[call] = cost
-            peak, cost = None, 0.0
+                tape.backward_cost[call] = spent
+            peak, spent = None, 0.0
 
 
 def _guessed(
@@ -209,6 +219,7 @@ def _guessed(
     edges: Iterable[tuple[int, int]],
     saved: Sequence[bool],
     updates: Mapping[int, int],
+    cost: OpCost,
 ) -> _Tape:
     """Guess what no tape says: what is still alive is needed, and backward is the reverse."""
     near: list[dict[int, None]] = [{} for _ in first.calls]
@@ -229,7 +240,7 @@ def _guessed(
             if found is not None:
                 most = max(tape.workspace.get(found, 0), event.workspace_bytes or 0)
                 tape.workspace[found] = most
-                tape.backward_cost[found] = tape.backward_cost.get(found, 0.0) + _cost(event)
+                tape.backward_cost[found] = tape.backward_cost.get(found, 0.0) + cost(event)
     return tape
 
 

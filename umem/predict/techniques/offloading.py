@@ -11,35 +11,23 @@ from contextlib import suppress
 from dataclasses import replace
 from math import inf
 
-from umem.devices.specs import COSTS, GpuSpec
+from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, StateError
-from umem.planner.link import Link, Move
+from umem.planner.link import Move
 from umem.planner.plans import Plan
 from umem.planner.problem import Problem
 from umem.predict.techniques import small_states
+from umem.predict.techniques.gpu_times import SMALLEST_BYTES, link_of
 from umem.predict.techniques.recomputation import largest_budget
 from umem.predict.techniques.subject import Subject
 from umem.predict.techniques.technique import Prepared
-from umem.units import BLOCK_BYTES, MIB
+from umem.trace.trace import Trace
+from umem.units import MIB
 
-SMALLEST_BYTES = BLOCK_BYTES // 32
-"""What is smaller stays, as in `umem.chainer.Offload`."""
 SHARES = (0.6, 0.7, 0.8, 0.86, 0.91, 0.96)
 """The budgets that are tried, of the usable VRAM."""
 AHEAD = 2
 """So many steps of backward before its use, what was moved begins to come back."""
-
-
-def link_of(gpu: GpuSpec) -> Link:
-    """The link of a GPU, in the planner's unit of cost: bytes of device memory's traffic.
-
-    Raises:
-        StateError: its memory is the host's.
-    """
-    if not gpu.host_out_bandwidth or not gpu.host_in_bandwidth:
-        raise StateError(f"{gpu.title} shares its memory with the host: nothing is below it")
-    rate = COSTS.memory_efficiency * gpu.memory_bandwidth
-    return Link(gpu.host_out_bandwidth / rate, gpu.host_in_bandwidth / rate, SMALLEST_BYTES)
 
 
 def prepare(subject: Subject, gpu: GpuSpec) -> Prepared:
@@ -51,8 +39,7 @@ def prepare(subject: Subject, gpu: GpuSpec) -> Prepared:
     if subject.fits(gpu):
         raise StateError("the step fits with everything kept")
     link_of(gpu)
-    plans = [all_moved(problem) for problem in subject.problems]
-    return subject.prepared_with("with umem.chainer.Offload():", plans)
+    return subject.prepared_with("with umem.chainer.Offload():", _all_below(subject))
 
 
 def prepare_quickest(subject: Subject, gpu: GpuSpec) -> Prepared:
@@ -62,26 +49,29 @@ def prepare_quickest(subject: Subject, gpu: GpuSpec) -> Prepared:
     back to the driver and takes it again, and the host waits for that.
 
     Raises:
-        StateError: it fits as it is, or there is no link, or recomputation alone is as quick.
+        StateError: it fits as it is, or there is no link, or running again or moving alone is as
+            quick.
         BudgetError: it fits with no budget.
     """
     if subject.fits(gpu):
         raise StateError("the step fits with everything kept")
-    link = link_of(gpu)
+    link_of(gpu)
     found = [
         (seconds, -budget)
-        for budget in _budgets(subject, gpu, link)
-        if (seconds := _seconds(subject, gpu, budget, link)) is not None
+        for budget in _budgets(subject, gpu)
+        if (seconds := _seconds(subject, gpu, subject.under(budget, gpu))) is not None
     ]
     if not found:
-        found = [(inf, -largest_budget(subject, gpu, link))]
+        found = [(inf, -largest_budget(subject, gpu, gpu))]
     seconds, least = min(found)
     with suppress(BudgetError):
-        again = largest_budget(subject, gpu)
-        if (_seconds(subject, gpu, again, None) or inf) <= seconds:
+        again = subject.under(largest_budget(subject, gpu))
+        if (_seconds(subject, gpu, again) or inf) <= seconds:
             raise StateError("nothing is quicker than to make again what has no room")
+    if (_seconds(subject, gpu, subject.with_plans(_all_below(subject))) or inf) <= seconds:
+        raise StateError("nothing is quicker than to move all that backward needs")
     line = f'with umem.chainer.Recompute("{-least // MIB}MiB", offload=True):'
-    return Prepared(subject.under(-least, link), line)
+    return Prepared(subject.under(-least, gpu), line)
 
 
 def prepare_small_states(subject: Subject, gpu: GpuSpec) -> Prepared:
@@ -92,15 +82,20 @@ def prepare_small_states(subject: Subject, gpu: GpuSpec) -> Prepared:
     return replace(prepared, line=f"{small_states.LINE}\n{prepared.line}")
 
 
-def _seconds(subject: Subject, gpu: GpuSpec, budget: int, link: Link | None) -> float | None:
-    """The time of a step under a budget; None where it does not fit the pool."""
-    step = subject.replays.step(subject.under(budget, link), gpu, "unmanaged")
+def _all_below(subject: Subject) -> list[Plan]:
+    """The plans that move all that backward needs."""
+    return [all_moved(problem) for problem in subject.problems]
+
+
+def _seconds(subject: Subject, gpu: GpuSpec, trace: Trace) -> float | None:
+    """The time of a step in plain memory; None where it does not fit the pool."""
+    step = subject.replays.step(trace, gpu, "unmanaged")
     return step.cost.seconds if step.fits else None
 
 
-def _budgets(subject: Subject, gpu: GpuSpec, link: Link) -> list[int]:
+def _budgets(subject: Subject, gpu: GpuSpec) -> list[int]:
     """Budgets in whole MiB that are worth a try: shares of VRAM, and what recomputation fits."""
-    least = subject.least_bytes_with(link)
+    least = subject.least_bytes_on(gpu)
     budgets = {round(share * gpu.usable_bytes / MIB) * MIB for share in SHARES}
     with suppress(BudgetError):
         budgets.add(largest_budget(subject, gpu))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, StateError
-from umem.planner.link import Link
 from umem.predict.techniques.prefetching import DEPTH, lookahead
 from umem.predict.techniques.subject import Subject
 from umem.predict.techniques.technique import Prepared
@@ -57,35 +56,35 @@ def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
     return _prepared(subject, gpu, subject.under(budget), f"{budget // MIB}MiB")
 
 
-def largest_budget(subject: Subject, gpu: GpuSpec, link: Link | None = None) -> int:
+def largest_budget(subject: Subject, gpu: GpuSpec, lower: GpuSpec | None = None) -> int:
     """The largest budget in bytes that was found to fit; in whole MiB where that is enough.
 
-    With a link, what is kept may be moved.
+    What is kept may be moved over the link of the GPU ``lower``.
 
     Raises:
         BudgetError: the step fits with no budget.
     """
-    low, high = subject.least_bytes_with(link), round(NEARLY * subject.plain_bytes)
+    low, high = subject.least_bytes_on(lower), round(NEARLY * subject.plain_bytes)
     least, room = format_apart(low, gpu.usable_bytes)
     if low > gpu.usable_bytes:
         raise BudgetError(f"the least budget is {least}, and {room} of VRAM are usable")
-    if not subject.fits(gpu, subject.under(low, link)):
+    if not subject.fits(gpu, subject.under(low, lower)):
         raise BudgetError(
             f"the least budget, {least}, has no room in {room} of VRAM: the pool's free pieces "
             "are too small"
         )
-    budget = _largest(subject, gpu, link, -(-low // MIB), min(high, gpu.usable_bytes) // MIB)
+    budget = _largest(subject, gpu, lower, -(-low // MIB), min(high, gpu.usable_bytes) // MIB)
     return max(low, budget * MIB)
 
 
-def _largest(subject: Subject, gpu: GpuSpec, link: Link | None, low: int, high: int) -> int:
+def _largest(subject: Subject, gpu: GpuSpec, lower: GpuSpec | None, low: int, high: int) -> int:
     """The largest budget found to fit, in MiB; ``low`` does.
 
     A plan for all of VRAM often fits but for the pool's gaps: down from there in growing strides
     to one that fits, then by halves between it and the last that does not.
     """
     near = max(1, round(NEAR * gpu.usable_bytes / MIB))
-    if high <= low or subject.fits(gpu, subject.under(high * MIB, link)):
+    if high <= low or subject.fits(gpu, subject.under(high * MIB, lower)):
         return max(low, high)
     stride, found = near, False
     for _ in range(TRIES - 1):
@@ -94,7 +93,7 @@ def _largest(subject: Subject, gpu: GpuSpec, link: Link | None, low: int, high: 
         budget = (low + high) // 2
         if not found:
             budget, stride = max(budget, high - stride), 2 * stride
-        if subject.fits(gpu, subject.under(budget * MIB, link)):
+        if subject.fits(gpu, subject.under(budget * MIB, lower)):
             low, found = budget, True
         else:
             high = budget

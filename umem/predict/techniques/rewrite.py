@@ -22,7 +22,7 @@ from umem.planner.plans import Plan
 from umem.predict.techniques.budget_graph import ForwardPass, passes
 from umem.predict.techniques.drawn import Masks, is_mask
 from umem.predict.techniques.stream import Moved, Stream
-from umem.trace.trace import Alloc, Event, Free, Hint, Op, Trace
+from umem.trace.trace import Alloc, Event, Free, Hint, Mark, Op, Trace
 from umem.trace.walk import allocations
 
 
@@ -53,6 +53,8 @@ class _Rewriter:
         self._events = trace.events
         self._planned = {one.turn: one for one in planned}
         self._blocks = [list(map(_number, names)) for names in plan.blocks]
+        self._steps = {k: v for one in planned for k, v in _steps(trace.events, one).items()}
+        self._step: int | None = None
         self._block = {index: i for i, block in enumerate(self._blocks) for index in block}
         self._again = [list(map(_number, names)) for names in plan.recomputed]
         self._is_kept = _kept(planned, plan)
@@ -80,7 +82,7 @@ class _Rewriter:
             if isinstance(event, (Alloc, Free)) and event.tensor in self._left:
                 continue
             if isinstance(event, Op):
-                self._on_op(event)
+                self._on_op(event, self._steps.get(index))
                 self._moved.after(index)
             elif isinstance(event, Alloc) and self._pass is not None:
                 self._waiting.append(event)
@@ -94,16 +96,17 @@ class _Rewriter:
         self._release()
         return self._stream.finish(self._lasting)
 
-    def _on_op(self, op: Op) -> None:
+    def _on_op(self, op: Op, step: int | None) -> None:
         if op.phase in ("forward", "update"):
             self._pass = None
         now = self._pass
         if now is None:
             self._stream.rest()
-        elif any(tensor in now.near for tensor, _, _ in op.reads):
+        elif step != self._step or any(tensor in now.near for tensor, _, _ in op.reads):
             # Another call's backward. What reads gradients alone adds them up for the one before.
             self._stream.rest()
-            self._begin_what_is_due(now, op)
+            self._begin_what_is_due(now, op, now.calls_near(op) if step is None else {step})
+        self._step = step
         self._release()
         self._stream.op(op)
         if now is None:
@@ -143,9 +146,11 @@ class _Rewriter:
             if not self._is_kept[alloc.tensor]:
                 self._stream.drop(alloc.tensor)
 
-    def _begin_what_is_due(self, now: ForwardPass, op: Op) -> None:
-        """Begin the block that an operation belongs to, and those that it needs something of."""
-        calls = now.calls_near(op)
+    def _begin_what_is_due(self, now: ForwardPass, op: Op, calls: set[int]) -> None:
+        """Begin the block that an operation belongs to, and those that it needs something of.
+
+        Where the trace does not say whose backward it is part of, it is one of some ``calls``.
+        """
         if calls:
             self._moved.before(calls)
             self._begin(now, max(self._block[index] for index in calls))
@@ -201,6 +206,24 @@ class _Rewriter:
 def _number(name: str) -> int:
     """The place of a call in its pass, which its node's name ends with."""
     return int(name.rpartition("#")[2])
+
+
+def _steps(events: Sequence[Event], one: ForwardPass) -> dict[int, int]:
+    """By operation of a pass's backward, the call whose backward it is part of, where marks say."""
+    index = {op.entry.number: call for call, op in enumerate(one.calls) if op.entry is not None}
+    found: dict[int, int] = {}
+    waiting: list[int] = []
+    for place in range(one.turn, len(events)):
+        event = events[place]
+        if isinstance(event, Op):
+            if event.phase != "backward":
+                break
+            waiting.append(place)
+        elif isinstance(event, Mark) and event.label == "backward":
+            if event.entry in index:
+                found |= dict.fromkeys(waiting, index[event.entry])
+            waiting.clear()
+    return found
 
 
 def _kept(planned: Iterable[ForwardPass], plan: Plan) -> dict[int, bool]:

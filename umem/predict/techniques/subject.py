@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 from umem.devices.specs import GpuSpec
@@ -16,6 +15,7 @@ from umem.predict.cupy_differences import Correct, on_gpu
 from umem.predict.stepping import Replays
 from umem.predict.techniques.budget_graph import problems_of
 from umem.predict.techniques.changes import Changes
+from umem.predict.techniques.gpu_times import link_of, op_seconds
 from umem.predict.techniques.rewrite import rewrite
 from umem.predict.techniques.steady import steady
 from umem.predict.techniques.technique import Prepared
@@ -72,7 +72,8 @@ class Subject:
         check_figures(corrected.events)
         self.trace = steady(corrected, STEPS)
         self.replays = Replays(self.gpus) if replays is None else replays
-        self._plans: dict[tuple[Budget, Link | None], list[Plan] | UmemError] = {}
+        self._plans: dict[tuple[Budget, GpuSpec | None], list[Plan] | UmemError] = {}
+        self._problems: dict[GpuSpec | None, list[Problem] | UmemError] = {}
         self._made: dict[tuple[object, ...], Trace] = {}
         self._shared: set[tuple[object, ...]] = set()
 
@@ -140,48 +141,59 @@ class Subject:
     @property
     def problems(self) -> list[Problem]:
         """The problems to plan: one for each kind of pass. Raises GraphError without any."""
-        return _given(self._problems)
+        return self.problems_on(None)
 
-    @cached_property
-    def _problems(self) -> list[Problem] | UmemError:
-        return _or_error(lambda: problems_of(self.trace))
+    def problems_on(self, gpu: GpuSpec | None) -> list[Problem]:
+        """The same with costs in seconds on a GPU, for plans that move values over its link."""
+        gpu = _any_vram(gpu)
+        if gpu not in self._problems:
+            self._problems[gpu] = _or_error(lambda: self._planned_on(gpu))
+        return _given(self._problems[gpu])
+
+    def _planned_on(self, gpu: GpuSpec | None) -> list[Problem]:
+        if gpu is None:
+            return problems_of(self.trace)
+        _ = self.problems  # that there is nothing to plan is found out once
+        seconds = op_seconds(self.trace, gpu)
+        return problems_of(self.trace, lambda op: seconds[id(op)])
 
     @property
     def least_bytes(self) -> int:
         """The smallest budget that every pass has a plan for."""
-        return self.least_bytes_with(None)
+        return self.least_bytes_on(None)
 
-    def least_bytes_with(self, link: Link | None) -> int:
-        """The same where what is kept may be moved over a link."""
-        return max(problem.least(link=link).peak_bytes for problem in self.problems)
+    def least_bytes_on(self, gpu: GpuSpec | None) -> int:
+        """The same where what is kept may be moved over the link of a GPU."""
+        link = None if gpu is None else link_of(gpu)
+        return max(problem.least(link=link).peak_bytes for problem in self.problems_on(gpu))
 
     @property
     def plain_bytes(self) -> int:
         """The most that a pass takes as it is; of several kinds of passes, the smallest."""
         return min(problem.plain_bytes for problem in self.problems)
 
-    def under(self, budget: Budget, link: Link | None = None) -> Trace:
+    def under(self, budget: Budget, lower: GpuSpec | None = None) -> Trace:
         """The trace under the plans for a budget, as `umem.chainer.Recompute` takes it.
+
+        What is kept may be moved over the link of the GPU ``lower``.
 
         Raises:
             GraphError: there is nothing to plan.
             BudgetError: there is no plan; names the least that there is one for.
         """
-        plans = self.plans(budget, link)
+        plans = self.plans(budget, lower)
         # One trace for all budgets that give the same.
         same = _same(plans)
-        if (budget is None or isinstance(budget, float)) and link is None:
+        if (budget is None or isinstance(budget, float)) and lower is None:
             self._shared.add(same)
         return self.made_once(same, lambda: self.rewritten(plans))
 
-    def plans(self, budget: Budget, link: Link | None = None) -> list[Plan]:
-        """The plans for a budget, one for each kind of pass. Raises as `under` does.
-
-        With a link, what is kept may be moved.
-        """
-        key = budget, link
+    def plans(self, budget: Budget, lower: GpuSpec | None = None) -> list[Plan]:
+        """The plans for a budget, one for each kind of pass. Raises as `under` does."""
+        key = budget, _any_vram(lower)
         if key not in self._plans:
-            problems = self.problems
+            problems = self.problems_on(lower)
+            link = None if lower is None else link_of(lower)
             self._plans[key] = _or_error(lambda: [_planned(one, budget, link) for one in problems])
         return _given(self._plans[key])
 
@@ -208,6 +220,11 @@ class Subject:
         changed = [one for one in self._changed.values() if isinstance(one, Subject)]
         of_changed = [trace for one in changed for trace in one._kept()]
         return [self.trace, *self._made.values(), *of_changed]
+
+
+def _any_vram(gpu: GpuSpec | None) -> GpuSpec | None:
+    """The GPU by what its operations and copies take, whatever its memory."""
+    return None if gpu is None else gpu.with_vram(0)
 
 
 def _or_error(make: Callable[[], _T]) -> _T | UmemError:

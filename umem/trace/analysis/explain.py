@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from umem.printable import quoted
-from umem.trace.events import Alloc, Free, Mark, Op
+from umem.trace.events import COPIES, Alloc, Free, Hint, Mark, Op
 from umem.trace.trace import Trace
 from umem.trace.walk import used_bytes
 
@@ -72,7 +72,17 @@ def missing_when_repeated(trace: Trace) -> str | None:
     end = None
     if not trace.step_count:
         end = "No optimizer's update is in the trace: all of it counts as one step."
-    return _together(missing_workspace(trace), end, varied(trace))
+    return _together(moved(trace), missing_workspace(trace), end, varied(trace))
+
+
+def moved(trace: Trace) -> str | None:
+    """A sentence where a trace has copies to the host and back, as Offload makes them."""
+    if not any(isinstance(each, Hint) and each.action in COPIES for each in trace.events):
+        return None
+    return (
+        "It was recorded under Offload, or a Recompute that moves, and what these moved is not "
+        "there to be kept or made again: record the step without them."
+    )
 
 
 def varied(trace: Trace) -> str | None:

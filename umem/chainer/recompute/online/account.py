@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from umem.chainer.function_facts import find_arrays, owner_of
+from umem.chainer.recompute.online.call_bytes import CallBytes
 from umem.chainer.recompute.online.eviction import Candidates
+from umem.chainer.recompute.online.gone_below import GoneBelow
 from umem.chainer.recompute.online.late_call import LateCall
 from umem.chainer.recompute.stash import packing
 from umem.trace.recording.storage import root_of
@@ -15,93 +18,21 @@ NEAR = 8
 """So many values behind what nobody keeps are remembered for each call."""
 
 
-class CallBytes:
-    """One call's bytes.
-
-    Attributes:
-        call: the call.
-        group: the call whose memory its outputs are on: its own number, or that of the one that
-            made what they are views of.
-        near: the values that it is made of.
-        cost: seconds to make it again, of those.
-        views: the calls whose outputs are on its memory.
-        output_bytes, stash_bytes: what they take while they are there; of a stash, what can go.
-        is_kept: whether backward reads its outputs, or a view of them.
-        is_there: whether its outputs are.
-        has_stash: whether its stash is.
-    """
-
-    __slots__ = (
-        "call", "cost", "group", "has_stash", "is_kept", "is_there", "near", "output_bytes",
-        "stash_bytes", "views",
-    )  # fmt: skip
-
-    def __init__(self, call: LateCall, near: tuple[int, ...], cost: float) -> None:
-        self.call, self.near, self.cost = call, near, cost
-        self.group = call.index
-        self.views: list[LateCall] = []
-        self.output_bytes = self.stash_bytes = 0
-        self.is_kept = self.is_there = self.has_stash = False
-
-    def made(self, output_bytes: int, stash_bytes: int) -> None:
-        """It has run."""
-        self.output_bytes, self.stash_bytes = output_bytes, stash_bytes
-        self.is_there, self.has_stash = True, stash_bytes > 0
-
-    @property
-    def nbytes(self) -> int:
-        """What is there of it."""
-        outputs = self.output_bytes if self.is_there else 0
-        return outputs + (self.stash_bytes if self.has_stash else 0)
-
-    @property
-    def may_go(self) -> bool:
-        """True where it can be made again, and what is on its memory."""
-        if not self.views:
-            return self.call.again
-        return self.call.again and all(view.again for view in self.views)
-
-    @property
-    def is_held(self) -> bool:
-        """True where the user holds its outputs as variables."""
-        return self.call.is_held() or any(view.is_held() for view in self.views)
-
-    def keep(self) -> None:
-        """Backward reads it."""
-        self.is_kept = True
-
-    def outputs_died(self) -> None:
-        """Nobody holds its outputs."""
-        self.is_there = False
-
-    def join(self, group: CallBytes) -> None:
-        """Its outputs are on the memory of another."""
-        self.group = group.group
-
-    def view(self, call: LateCall) -> None:
-        """A call has made a view of its outputs."""
-        self.views.append(call)
-
-    def drop(self) -> None:
-        """Let all go."""
-        for call in (self.call, *self.views):
-            call.drop()
-        self.call.drop_stash()
-        self.call.pack()
-        self.is_there = self.has_stash = False
-
-
 class Account:
     """The calls of one pass, what they hold, and which may go.
+
+    Args:
+        below: what goes a tier down.
 
     Attributes:
         held_bytes: what is there of their outputs and stashes, by account.
         kept_bytes: what backward reads of them, gone or not: what a plain pass would hold.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, below: GoneBelow) -> None:
         self._entries: list[CallBytes] = []
-        self._candidates = Candidates()
+        self._below = below
+        self._candidates = Candidates(below.link)
         self._floating: list[CallBytes] = []
         self._users: list[CallBytes] = []
         self._locks: dict[int, int] = {}
@@ -135,26 +66,30 @@ class Account:
                 cost += entry.cost
         entry = CallBytes(call, tuple(near)[:NEAR], cost)
         self._entries.append(entry)
-        self._candidates.add(-1, cost, entry.near)
+        self._candidates.add(-1, cost if call.again else math.inf, entry.near)
         self._count(entry, arrays, roots)
         if entry.stash_bytes:
-            self._candidates.read(call.index, rank)
+            self._read(entry, rank)
         if func._output_indexes_to_retain:
             self._keep(self._entries[entry.group], rank)
         if call.again and entry.is_there and not entry.is_kept and entry.group == call.index:
             self._floating.append(entry)
-        if entry.is_kept or entry.stash_bytes:
+        if entry.is_kept or entry.stash_bytes or not call.again:
             self._offer(entry)
 
     def _group(self, index: int) -> CallBytes:
         return self._entries[self._entries[index].group]
 
     def _keep(self, entry: CallBytes, rank: int) -> None:
-        self._candidates.read(entry.call.index, rank)
+        self._read(entry, rank)
         if not entry.is_kept:
             entry.keep()
             self.kept_bytes += entry.output_bytes
             self._offer(entry)
+
+    def _read(self, entry: CallBytes, rank: int) -> None:
+        entry.read(rank)
+        self._candidates.read(entry.call.index, rank)
 
     def _count(
         self, entry: CallBytes, arrays: Arrays, roots: dict[int, LateCall] | None = None
@@ -201,10 +136,11 @@ class Account:
     def _offer(self, entry: CallBytes) -> None:
         """Let it go where there is too little room, if that frees anything."""
         call = entry.call
-        nbytes = entry.output_bytes if entry.is_there and entry.is_kept else 0
+        nbytes = entry.output_bytes if entry.is_there and entry.holds_outputs else 0
         if entry.has_stash:
             nbytes += entry.stash_bytes
-        if nbytes and call.index not in self._locks and entry.may_go:
+        may_go = entry.may_run_again or (entry.may_move and self._below.takes(nbytes))
+        if nbytes and call.index not in self._locks and may_go:
             self._candidates.hold(call.index, nbytes)
         else:
             self._candidates.lock(call.index)
@@ -259,10 +195,20 @@ class Account:
             self._users.append(entry)
             return 0
         before = entry.nbytes
-        entry.drop()
+        if self._sends(entry):
+            self._candidates.lock(number)
+        elif entry.may_run_again:
+            entry.drop()
+            self._candidates.go(number)
+        else:
+            self._candidates.lock(number)
         self.held_bytes -= before - entry.nbytes
-        self._candidates.go(number)
         return before - entry.nbytes
+
+    def _sends(self, entry: CallBytes) -> bool:
+        """Move it down, where that is the cheaper way or the only one; whether it went."""
+        wanted = not entry.call.again or self._candidates.moves(entry.call.index)
+        return wanted and self._below.send(entry)
 
     # -- backward --------------------------------------------------------------------------
 
@@ -297,6 +243,22 @@ class Account:
         self._candidates.come_back(call.index)
         self._count(entry, arrays)
 
+    def came_up(self, call: LateCall) -> None:
+        """It is back from the tier below."""
+        entry = self._entries[call.index]
+        self.held_bytes -= entry.nbytes
+        entry.came_up()
+        self.held_bytes += entry.nbytes
+
+    def missing_bytes(self, call: LateCall) -> int:
+        """What it takes beside what is counted already to have all of it back from below."""
+        entry = self._entries[call.index]
+        return entry.below_bytes - entry.coming_bytes
+
+    def fetch_ahead(self, rank: int, room_bytes: int) -> None:
+        """Begin to bring back what the steps after one of this rank read, where there is room."""
+        self.held_bytes += self._below.fetch_ahead(rank, room_bytes)
+
     def let_values_go(self, call: LateCall) -> None:
         """What was made again of a call is held by nobody but the graph."""
         call.let_go()
@@ -309,10 +271,10 @@ class Account:
         entry = self._entries[call.index]
         self._candidates.lock(call.index)
         self._candidates.come_back(call.index)
-        if call.again:
+        if call.again or call.below:
             before = entry.nbytes
             entry.drop()
-            self.held_bytes -= before
+            self.held_bytes -= before - entry.nbytes
 
 
 Arrays = tuple[Sequence[Any], Sequence[Any]]

@@ -6,10 +6,11 @@ The rule is that of Dynamic Tensor Rematerialization (Kirisame et al., ICLR 2021
 
 where what is gone around a value has to run again with it. It is h_DTR_eq, whose neighbourhoods
 are sets in a forest (union and find) that grow when a value goes, and get cheaper, but stay
-whole, when one is made again. Two things differ. Staleness looks forward, because Chainer's
+whole, when one is made again. Three things differ. Staleness looks forward, because Chainer's
 backward takes functions by falling rank: it is the distance in ranks to the function that reads
 the value first. And a value that nobody keeps, which has to run again with each that is made of
-it, counts with those and is none of its own.
+it, counts with those and is none of its own. And where there is a link to a tier below, a value
+costs at most its way there and back, which takes nothing else with it.
 
 Source: https://arxiv.org/abs/2006.09616, section 4 and appendix C.
 """
@@ -17,10 +18,13 @@ Source: https://arxiv.org/abs/2006.09616, section 4 and appendix C.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+
+from umem.planner.link import Link
 
 AT_ONCE = 64
 """So many candidates are taken from one look at all of them."""
@@ -32,9 +36,14 @@ class Candidates:
 
     Cost: of adding one, a microsecond; of choosing, one pass over arrays of all of them, and a few
     microseconds for each that is chosen.
+
+    Args:
+        link: to the tier below, in bytes a second; None where nothing moves.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, link: Link | None = None) -> None:
+        self._way = _seconds_a_byte(link)
+        self._smallest = 0 if link is None else link.smallest_bytes
         self._count = 0
         self._bytes = np.zeros(1024)
         self._seconds = np.zeros(1024)
@@ -99,21 +108,37 @@ class Candidates:
         count = self._count
         nbytes = self._bytes[:count]
         distance = np.maximum(rank + 1 - self._ranks[:count], 1.0)
-        with np.errstate(divide="ignore"):
-            scores = self._seconds[:count] / (nbytes * distance)
+        seconds = self._seconds[:count]
+        if self._way < math.inf:
+            seconds = np.where(
+                nbytes < self._smallest, seconds, np.minimum(seconds, self._way * nbytes)
+            )
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scores = seconds / (nbytes * distance)
         few = min(AT_ONCE, count)
         found = np.argpartition(scores, few - 1)[:few] if few < count else np.arange(count)
         heap = [(scores[n], n) for n in found.tolist() if nbytes[n] > 0]
         heapq.heapify(heap)
         while heap:
             _, number = heapq.heappop(heap)
-            cost = self._cost[number] + self._cost_around(number)
-            self._seconds[number] = cost
+            self._seconds[number] = self._cost_again(number)
+            cost = min(self._seconds[number], self._way_of(number))
             score = cost / (self._bytes[number] * distance[number])
             if heap and score > heap[0][0]:
                 heapq.heappush(heap, (score, number))
             else:
                 yield number
+
+    def moves(self, number: int) -> bool:
+        """Tell whether its way down and back costs less than making it again."""
+        return self._way_of(number) < self._cost_again(number)
+
+    def _way_of(self, number: int) -> float:
+        nbytes = float(self._bytes[number])
+        return self._way * nbytes if nbytes >= self._smallest else math.inf
+
+    def _cost_again(self, number: int) -> float:
+        return self._cost[number] + self._cost_around(number)
 
     # -- what is gone ----------------------------------------------------------------------
 
@@ -149,3 +174,8 @@ class Candidates:
         if one != other:
             self._parents[one] = other
             self._set_cost[other] += self._set_cost[one]
+
+
+def _seconds_a_byte(link: Link | None) -> float:
+    """Down and back, one way after the other."""
+    return 1 / link.out_rate + 1 / link.in_rate if link is not None and link.moves else math.inf

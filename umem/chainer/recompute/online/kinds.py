@@ -144,6 +144,7 @@ class Experience:
         peak_bytes: the most that one has taken, by account.
         count: passes that have gone backward.
         seconds, rerun_seconds: of functions in passes that were pressed, and of what ran again.
+        sent_bytes: what such passes have moved a tier down.
     """
 
     def __init__(self) -> None:
@@ -152,7 +153,7 @@ class Experience:
         self._wanted: dict[int, int] = {}
         self.rise_bytes = 0
         self.backward_share: float | None = None
-        self.plain_bytes = self.peak_bytes = self.count = 0
+        self.plain_bytes = self.peak_bytes = self.sent_bytes = self.count = 0
         self.seconds = self.rerun_seconds = 0.0
 
     def saw(self, trail: int, *, learned: bool) -> None:
@@ -186,6 +187,7 @@ class Experience:
         self.peak_bytes = max(self.peak_bytes, pressure.peak_bytes)
         self.seconds += pressure.seconds
         self.rerun_seconds += pressure.rerun_seconds
+        self.sent_bytes += pressure.sent_bytes
 
 
 class Kinds(dict[type, FunctionKind]):

@@ -17,6 +17,7 @@ from typing import Any
 import chainer
 
 from umem.chainer.function_facts import owner_of
+from umem.chainer.recompute.lower import Lower
 from umem.chainer.recompute.online.graph_arrays import held_by, inputs_of, leaves_of, outputs_of
 from umem.chainer.recompute.online.kinds import Experience, FunctionKind, rise_of
 from umem.chainer.recompute.online.late_call import (
@@ -46,6 +47,7 @@ class OnlinePass(Pass):
         on_second: called where its graph goes backward after an update.
         prepare: called before a call that is looked at, with its function and inputs.
         told: tells the user that what runs again takes too long.
+        lower: where what is moved goes.
 
     Attributes:
         is_pressed: whether it is followed call by call.
@@ -63,6 +65,7 @@ class OnlinePass(Pass):
         on_second: Callable[[Sequence[Any]], None],
         prepare: Callable[[Any, Any], None],
         told: Callable[[str, bool], None],
+        lower: Lower,
     ) -> None:
         super().__init__(number, (), debug, on_second)
         self.reads.stop_copying()
@@ -74,7 +77,8 @@ class OnlinePass(Pass):
         self._last: Any = None
         self._made = self._looked = self._read = 0
         self._roots: dict[int, int] = {}
-        self._pressure = Pressure(room, experience, told)
+        self._lower = lower
+        self._pressure = Pressure(room, experience, told, lower)
         self.is_pressed = debug
         self.trail = 0
         self._next_look = float("inf")
@@ -312,4 +316,4 @@ class OnlinePass(Pass):
         """Hold no more than its graph does."""
         super().let_go()
         self._ran = []
-        self._pressure = Pressure(self._room, self._experience, self._told)
+        self._pressure = Pressure(self._room, self._experience, self._told, self._lower)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from umem.chainer.recompute.carrying import Target
+from umem.chainer.recompute.lower import Lower
 from umem.chainer.recompute.online.kinds import Experience
 from umem.chainer.recompute.online.online_pass import OnlinePass
 from umem.chainer.recompute.online.room import Room
@@ -32,6 +33,7 @@ class OnlinePasses:
         target: the budget.
         graphs: what is remembered.
         prepare: see `OnlinePass`.
+        lower: where what is moved goes.
         debug: whether passes keep checksums.
 
     Attributes:
@@ -39,11 +41,17 @@ class OnlinePasses:
     """
 
     def __init__(
-        self, target: Target, graphs: Remembers, prepare: Callable[[Any, Any], None], *, debug: bool
+        self,
+        target: Target,
+        graphs: Remembers,
+        prepare: Callable[[Any, Any], None],
+        lower: Lower,
+        *,
+        debug: bool,
     ) -> None:
         self.experience = Experience()
         self._target, self._graphs = target, graphs
-        self._prepare, self._debug = prepare, debug
+        self._prepare, self._lower, self._debug = prepare, lower, debug
         self._keeps = False
         self._told: set[bool] = set()
 
@@ -53,8 +61,9 @@ class OnlinePasses:
             return None
         room = Room(self._budget(), *self._graphs.beside())
         now = OnlinePass(
-            number, room, self.experience, self._debug, self._goes_again, self._prepare, self._tell
-        )
+            number, room, self.experience, self._debug, self._goes_again, self._prepare, self._tell,
+            self._lower,
+        )  # fmt: skip
         if self._keeps:
             now.keep_everything(AGAIN)
         return now
@@ -85,8 +94,9 @@ class OnlinePasses:
         if not found.count:
             return []
         again = found.rerun_seconds / found.seconds if found.seconds else 0.0
+        moved = f", and {format_bytes(found.sent_bytes)} were moved" if found.sent_bytes else ""
         return [
             f"{found.count} passes whose graph had not come back went without a plan: what to let "
             f"go was decided call by call; peak {format_bytes(found.peak_bytes)} by account, and "
-            f"{again:.0%} of the time of those that had to let something go ran again"
+            f"{again:.0%} of the time of those that had to let something go ran again{moved}"
         ]

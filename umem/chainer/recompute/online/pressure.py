@@ -10,8 +10,10 @@ from typing import Any
 import chainer
 
 from umem.chainer.forward_configuration import as_in_forward
+from umem.chainer.recompute.lower import Lower
 from umem.chainer.recompute.observing import gradient_bytes
 from umem.chainer.recompute.online.account import Account, Arrays
+from umem.chainer.recompute.online.gone_below import GoneBelow
 from umem.chainer.recompute.online.gradients_held import GradientsHeld
 from umem.chainer.recompute.online.graph_arrays import leaf_nodes
 from umem.chainer.recompute.online.kinds import Experience, rise_of
@@ -33,6 +35,7 @@ class Pressure:
         room: the budget.
         experience: what passes so far have shown.
         told: tells the user of what cannot be kept, and (True) that what runs again takes long.
+        lower: where what is moved goes.
 
     Attributes:
         seconds, rerun_seconds: of its functions, and of what has run again.
@@ -40,10 +43,11 @@ class Pressure:
     """
 
     def __init__(
-        self, room: Room, experience: Experience, told: Callable[[str, bool], None]
+        self, room: Room, experience: Experience, told: Callable[[str, bool], None], lower: Lower
     ) -> None:
         self._room, self._experience, self._told = room, experience, told
-        self._account = Account()
+        self._below = GoneBelow(lower)
+        self._account = Account(self._below)
         self._gradients = GradientsHeld()
         self._top_rank = self._most_beside = self._base = 0
         self._is_backward = False
@@ -145,9 +149,11 @@ class Pressure:
         else:
             call.ensure_own()
             self.peak_bytes = max(self.peak_bytes, self.level + rise)
+        if budget is not None:
+            self._account.fetch_ahead(call.plain_rank, budget - self.level - rise)
 
     def _rebuild(self, wanted: Sequence[Any], rank: int) -> list[int]:
-        """Run again what is missing for some calls, oldest first; those are locked then."""
+        """Have there what is missing for some calls, oldest first; those are locked then."""
         needed, sources = _missing(wanted)
         uses = dict.fromkeys(needed, 0)
         for call in needed:
@@ -158,17 +164,22 @@ class Pressure:
             uses[call] += 1
         locked = self._account.lock(sources)
         made: dict[Any, list[int]] = {}
-        start = perf_counter()
+        start, waited = perf_counter(), 0.0
         with ExitStack() as stack:
             config = None
             for call in sorted(needed, key=lambda one: one.index):
-                inputs = call.inputs()
-                if config is not call.config:
-                    config = call.config
-                    stack.pop_all().close()
-                    for context in as_in_forward(config):
-                        stack.enter_context(context)
-                made[call] = self._run_again(call, inputs, rank)
+                if call.may_come_back:
+                    begun = perf_counter()
+                    made[call] = self._bring_back(call, rank)
+                    waited += perf_counter() - begun
+                else:
+                    inputs = call.inputs()
+                    if config is not call.config:
+                        config = call.config
+                        stack.pop_all().close()
+                        for context in as_in_forward(config):
+                            stack.enter_context(context)
+                    made[call] = self._run_again(call, inputs, rank)
                 for source in call.sources:
                     if source.call in uses:
                         uses[source.call] -= 1
@@ -176,10 +187,16 @@ class Pressure:
                             self._account.let_values_go(source.call)
                             self._account.unlock(made[source.call])
         self._account.unlock(locked)
-        self.rerun_seconds += perf_counter() - start
+        self.rerun_seconds += perf_counter() - start - waited
         if self.rerun_seconds > THRASH * self.seconds:
             self._told(self._overhead(), True)
         return [number for call in dict.fromkeys(wanted) for number in made[call]]
+
+    def _bring_back(self, call: Any, rank: int) -> list[int]:
+        self._make_room(self._account.missing_bytes(call), rank, call)
+        call.come_back()
+        self._account.came_up(call)
+        return self._account.lock((call,))
 
     def _run_again(self, call: Any, inputs: tuple[Any, ...], rank: int) -> list[int]:
         base = sum([x.nbytes for x in inputs])
@@ -223,13 +240,18 @@ class Pressure:
         self._experience.went_backward(beside / max(self._account.kept_bytes, 1))
 
     @property
+    def sent_bytes(self) -> int:
+        """What has gone a tier down."""
+        return self._below.sent_bytes
+
+    @property
     def kept_bytes(self) -> int:
         """What backward reads, gone or not."""
         return self._account.kept_bytes
 
 
 def _missing(wanted: Sequence[Any]) -> tuple[list[Any], set[Any]]:
-    """What has to run for some calls, and what of others that reads."""
+    """What has to run or come back for some calls, and what of others that reads."""
     needed: dict[Any, None] = {}
     there = set()
     pending = list(wanted)
@@ -238,6 +260,8 @@ def _missing(wanted: Sequence[Any]) -> tuple[list[Any], set[Any]]:
         if call in needed:
             continue
         needed[call] = None
+        if call.may_come_back:
+            continue
         for source in call.sources:
             if source.call is None:
                 continue

@@ -1,0 +1,63 @@
+"""The script that runs ChainerMN's own tests counts what happened on every rank, hangs too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bench_scripts import module, written
+from mpi_programs import needs_ranks
+
+CASES = """
+import mock
+import chainer
+import chainer.testing.attr
+import chainermn
+import pytest
+
+comm = chainermn.create_communicator("naive")
+
+def test_passes():
+    assert comm.allreduce_obj(1) == 2
+    assert len(chainer.datasets.get_mnist()[0]) == 2000
+
+def test_fails_on_one_rank():
+    assert comm.rank == 0
+
+def test_skips():
+    pytest.skip("not here")
+
+@chainer.testing.attr.gpu
+def test_for_a_gpu(): ...
+
+def test_of_chx(): ...
+
+def test_hangs():
+    if comm.rank == 1:
+        comm.recv_obj(0)
+    comm.mpi_comm.Barrier()
+
+def test_after(): ...
+"""
+
+
+@needs_ranks
+@pytest.mark.thorough
+def test_own_tests_of_chainermn_are_counted(tmp_path: Path) -> None:
+    folder = tmp_path / "tests" / "some_tests"
+    folder.mkdir(parents=True)
+    (folder / "test_some.py").write_text(CASES)
+    result, said = written(
+        tmp_path, "chainermn_own_tests.py", str(folder.parent), "--ranks", "2", "--seconds", "30"
+    )
+    row = result["rows"][-1]
+    assert row["case_count"] == 6 and row["left_out_count"] == 1 and row["skipped_count"] == 1
+    assert row["passed_count"] == 2 and row["failed_count"] == 1 and row["hung_count"] == 1
+    failed = {case.partition("::")[2] for case in result["failures"]}
+    assert failed == {"test_fails_on_one_rank on 2 ranks", "test_hangs on 2 ranks"}
+    assert "2 of 4 pass, 1 fail and 1 hang" in said
+
+
+def test_every_case_of_chainermn_left_out_has_a_reason() -> None:
+    kinds = {reason.partition(",")[0] for reason, _ in module("chainermn_own_tests").reasons()}
+    assert kinds == {"needs ChainerX", "takes more than 16 GB a rank"}

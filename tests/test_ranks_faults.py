@@ -1,0 +1,241 @@
+"""Where a rank fails, every process of the job is gone soon, and one sentence says why."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from ranks import ENDS_WITHIN_SECONDS, Ended, Job, needs_ranks, start
+
+pytestmark = needs_ranks
+
+HOST = socket.gethostname()
+BEFORE = """
+    import ctypes, os, signal, subprocess, sys, threading, time
+    from pathlib import Path
+    from mpi4py import MPI
+    comm = MPI.COMM_WORLD
+    comm.Barrier()
+
+    def mark():
+        Path(f"at{comm.rank}").write_text(str(os.getpid()))
+
+    if comm.rank == 1:
+        mark()
+"""
+WAITS = "\n    comm.Barrier()\n    print('never')\n"
+
+
+def fail(folder: Path, how: str, n: int = 2, after: str = WAITS) -> tuple[Ended, float]:
+    """Have rank 1 fail while the others wait for it; how long the end took from then on."""
+    job = start(folder, f"{BEFORE}        {how}{after}", n=n)
+    await_file(job, folder / "at1")
+    return ends_in_time(job)
+
+
+def await_file(job: Job, path: Path, timeout: float = 60) -> str:
+    """Wait until a rank has written a file."""
+    deadline = time.monotonic() + timeout
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline and job.process.poll() is None, job.finish()
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def ends_in_time(job: Job) -> tuple[Ended, float]:
+    began = time.monotonic()
+    ended = job.finish()
+    took = time.monotonic() - began
+    assert ended.left == set() and ended.status != 0, ended.err
+    assert took < ENDS_WITHIN_SECONDS, ended.err
+    return ended, took
+
+
+FAULTS = {
+    "raises": ("raise ValueError('no such\\nfile')", "raised ValueError: no such", 1),
+    "exits with 0": ("sys.exit(0)", r"ended \(status 0\) while rank 0 waits .* Barrier .*", 1),
+    "is killed": ("os.kill(os.getpid(), 9)", r"was killed \(SIGKILL\)", 137),
+    "is stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", r"was stopped \(SIGSTOP\) .*", 1),
+    "raises in a thread": (
+        "threading.Thread(target=lambda: [][0], name='feeder').start(); time.sleep(60)",
+        "raised IndexError: list index out of range in the thread feeder",
+        1,
+    ),
+}
+MORE_FAULTS = {
+    "exits with 3": ("sys.exit(3)", "ended with status 3", 3),
+    "exits with a text": ("sys.exit('a text')", "ended with status 1", 1),
+    "leaves with 0": ("os._exit(0)", "ended with status 0 before MPI_Finalize", 1),
+    "leaves with 5": ("os._exit(5)", "ended with status 5", 5),
+    "leaves from a thread": (
+        "threading.Thread(target=os._exit, args=(6,)).start()",
+        "ended with status 6",
+        6,
+    ),
+    "has no memory": ("bytearray(1 << 62)", r"raised MemoryError \(out of memory\)", 1),
+    "has no memory by umem": (
+        "import umem; raise umem.OutOfMemoryError('needs 3 GiB')",
+        r"raised OutOfMemoryError \(out of memory\): needs 3 GiB",
+        1,
+    ),
+    "crashes": ("ctypes.string_at(0)", r"crashed \(SIGSEGV\)", 139),
+    "aborts": ("comm.Abort(7)", "called MPI_Abort", 7),
+    "is interrupted": ("raise KeyboardInterrupt", "raised KeyboardInterrupt", 1),
+    "leaves children": (
+        "subprocess.Popen(['sleep', '1000'], start_new_session=True); os._exit(9)",
+        "ended with status 9",
+        9,
+    ),
+    "dies with its watcher": (
+        "subprocess.Popen(['sleep', '1000']); os.kill(os.getppid(), 9); time.sleep(60)",
+        "was killed, and the process that watches it, too",
+        137,
+    ),
+    "has its watcher stopped": (
+        "os.kill(os.getppid(), signal.SIGSTOP); time.sleep(60)",
+        r"is watched by a process that was stopped \(SIGSTOP\) .*",
+        1,
+    ),
+    "hangs in its own clean-up": (
+        "import atexit; atexit.register(comm.recv); raise ValueError('late')",
+        "raised ValueError: late",
+        1,
+    ),
+    "kills mpiexec": (
+        "os.kill(int(open(f'/proc/{os.getppid()}/stat').read().split()[3]), 9); time.sleep(60)",
+        "mpiexec",
+        137,
+    ),
+}
+
+
+def check(tmp_path: Path, how: str, cause: str, status: int, n: int) -> None:
+    ended, _ = fail(tmp_path, how, n)
+    assert ended.status == status, ended.err
+    who = "" if cause == "mpiexec" else f"rank 1 on {re.escape(HOST)} "
+    cause = r"mpiexec was killed \(SIGKILL\); no rank is left" if not who else cause
+    end = "" if not who else "; all ranks were ended"
+    assert re.fullmatch(f"umem: {who}{cause}{end}", ended.last), ended.err
+    assert "never" not in ended.out
+    assert "prterun" not in ended.err and "MPI_ABORT" not in ended.err
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_one_rank_fails_and_all_are_gone(tmp_path: Path, name: str) -> None:
+    check(tmp_path, *FAULTS[name], n=2)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", MORE_FAULTS)
+def test_one_rank_of_three_fails_and_all_are_gone(tmp_path: Path, name: str) -> None:
+    check(tmp_path, *MORE_FAULTS[name], n=3)
+
+
+@pytest.mark.thorough
+def test_a_rank_that_never_begins_mpi_is_missed_by_those_that_do(tmp_path: Path) -> None:
+    code = """
+        import os, sys
+        from pathlib import Path
+        if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
+            Path("at1").write_text("x")
+            sys.exit(0)
+        from mpi4py import MPI
+        MPI.COMM_WORLD.Barrier()
+    """
+    job = start(tmp_path, code)
+    await_file(job, tmp_path / "at1")
+    ended, _ = ends_in_time(job)
+    assert ended.last.startswith(f"umem: rank 1 on {HOST} ended (status 0) while"), ended.err
+
+
+COMPUTES = {
+    "asleep": "time.sleep(7)",
+    "in C with Python's lock": "ctypes.PyDLL(None).sleep(7)",
+    "in Python": "end = time.time() + 7\n        while time.time() < end: pass",
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", COMPUTES)
+def test_a_rank_that_computes_for_long_is_not_dead(tmp_path: Path, name: str) -> None:
+    ended = start(tmp_path, f"{BEFORE}        {COMPUTES[name]}{WAITS}").finish()
+    assert (ended.status, ended.left, ended.out.count("never")) == (0, set(), 2), ended.err
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", COMPUTES)
+def test_a_rank_may_be_over_long_before_another(tmp_path: Path, name: str) -> None:
+    """It waits in MPI_Finalize, as under mpiexec, while the other computes."""
+    ended = start(tmp_path, f"{BEFORE}        {COMPUTES[name]}").finish()
+    assert (ended.status, ended.left) == (0, set()), ended.err
+
+
+RUNS_ON = f"{BEFORE}        time.sleep(60)\n    mark(){WAITS}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_end_of_umem_run_leaves_no_process(
+    tmp_path: Path, number: signal.Signals, ctrl_c: None
+) -> None:
+    job = start(tmp_path, RUNS_ON)
+    await_file(job, tmp_path / "at1")
+    assert len(job.pids()) >= 6  # umem run, mpiexec, and two of each rank
+    job.process.send_signal(number)
+    deadline = time.monotonic() + ENDS_WITHIN_SECONDS
+    while (left := job.pids() - {job.process.pid}) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+    ended = job.finish()
+    if number == signal.SIGINT:
+        assert ended.status == 130, ended.err
+        assert ended.last == "umem: interrupted by SIGINT; all ranks were ended"
+    else:
+        assert ended.status == -9
+
+
+@pytest.mark.thorough
+def test_sigterm_ends_the_ranks_and_lets_them_clean_up(tmp_path: Path) -> None:
+    code = """
+        import signal, sys, time
+        from pathlib import Path
+        def end(*_):
+            Path("cleaned").write_text("x")
+            raise SystemExit(1)
+        signal.signal(signal.SIGTERM, end)
+        Path("at1").write_text("x")
+        time.sleep(60)
+    """
+    job = start(tmp_path, code, n=1)
+    await_file(job, tmp_path / "at1")
+    job.process.terminate()
+    ended, _ = ends_in_time(job)
+    assert (ended.status, (tmp_path / "cleaned").exists()) == (143, True), ended.err
+    assert ended.last == "umem: interrupted by SIGTERM; all ranks were ended"
+
+
+@pytest.mark.thorough
+def test_a_stopped_mpiexec_ends_the_job(tmp_path: Path) -> None:
+    mpiexec = "int(open(f'/proc/{os.getppid()}/stat').read().split()[3])"
+    ended, _ = fail(tmp_path, f"os.kill({mpiexec}, signal.SIGSTOP); time.sleep(60)")
+    assert ended.last == "umem: mpiexec was stopped (SIGSTOP) and did not go on; no rank is left"
+
+
+@pytest.mark.thorough
+def test_verbose_shows_what_mpiexec_says(tmp_path: Path) -> None:
+    job = start(tmp_path, f"{BEFORE}        comm.Abort(7){WAITS}", "--verbose")
+    ended = job.finish()
+    assert "MPI_ABORT was invoked" in ended.err and " -n 2 " in ended.err
+    assert ended.last == f"umem: rank 1 on {HOST} called MPI_Abort; all ranks were ended"
+
+
+@pytest.mark.thorough
+def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    fail(tmp_path, "os.kill(os.getpid(), 9)")
+    left = set(os.listdir("/dev/shm")) - before
+    assert not [name for name in left if f".{os.getuid()}." in name and HOST in name]

@@ -1,0 +1,184 @@
+"""A rank's parts of a graph, and what is summed over all parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from platform import python_version
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer.backends import cuda
+
+from umem import __version__
+from umem.chainer.parallel.aggregation import Halo, PartAggregation
+from umem.chainer.parallel.part_functions import PartCrossEntropy, PartDropout
+from umem.chainer.parallel.part_sums import sum_over_parts
+from umem.chainer.parallel.ranks import Ranks
+from umem.errors import DataError, DeviceError
+from umem.graphs import Graph, open_cut
+from umem.graphs.csr import Array
+from umem.graphs.halo import parts_of_ranks, rank_blocks
+
+
+class ParallelGraph:
+    """This rank's parts of a graph that was cut: its rows, in the order of parts.
+
+    Every rank makes one, of the same folder and communicator, and calls every method that is said
+    to be for all ranks in the same order. Each opens the list of the cut and the files of its own
+    parts, and no other.
+
+    Cost: about 40 bytes an entry of its rows while it is made, 8 after, and two buffers as large
+    as the longest message: at most the rows of one part.
+
+    Args:
+        folder: what `umem.graphs.cut` or ``umem graph cut`` wrote.
+        comm: a communicator of ChainerMN or mpi4py; None: this process has all parts.
+        graph: see that the cut is of this graph.
+
+    Attributes:
+        ranks: the communicator.
+        parts: this rank's parts.
+        rows: the slice of each part's rows.
+        features: by part, float32 (n, F) in the files: what is not touched is not read.
+        nodes: int32 (n,), the numbers of this rank's nodes in the graph.
+        labels: int32 (n,).
+        train_mask: bool (n,).
+        val_mask: bool (n,).
+        test_mask: bool (n,).
+        class_count: one more than the highest label of the graph.
+        feature_count: F.
+
+    Raises:
+        SizeError: there are more ranks than parts; nothing was sent.
+        DataError: a file cannot be read or is torn, the cut is of another graph, or a rank has
+            another cut, another umem or another Python: on every rank.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], comm: Any = None, *, graph: Graph | None = None
+    ) -> None:
+        self.ranks = Ranks(comm)
+        error: DataError | None = None
+        facts = {"version of umem": __version__, "version of Python": python_version()}
+        try:
+            cut = open_cut(os.fspath(folder), graph)
+            runs = parts_of_ranks(len(cut.nodes), self.ranks.size)
+            facts["cut"] = cut.identity
+            self._load(cut, runs)
+        except DataError as found:
+            error = found
+        self.ranks.check_alike(facts, error)
+
+    def _load(self, cut: Any, runs: tuple[range, ...]) -> None:
+        self.parts = runs[self.ranks.rank]
+        found = [cut.part(part) for part in self.parts]
+        blocks = rank_blocks(cut, runs, self.ranks.rank, found)
+        self.rows: tuple[slice, ...] = blocks.rows
+        self.features: Sequence[Array] = [part.features for part in found]
+        for name in ("nodes", "labels", "train_mask", "val_mask", "test_mask"):
+            setattr(self, name, np.concatenate([getattr(part, name) for part in found]))
+        self.class_count, self.feature_count = cut.class_count, cut.feature_count
+        self.cut_identity, self.graph_hash = cut.identity, cut.graph
+        self._halo = Halo(self.ranks, runs, blocks)
+
+    nodes: Array
+    labels: Array
+    train_mask: Array
+    val_mask: Array
+    test_mask: Array
+
+    @property
+    def node_count(self) -> int:
+        """n, of this rank."""
+        return len(self.labels)
+
+    def to_device(self, device: Any) -> ParallelGraph:
+        """Put the adjacency on a device, given as Chainer's `to_device` takes it; returns self."""
+        self._halo.to_device(device)
+        return self
+
+    def load_features(self) -> Any:
+        """The features of this rank, read: float32 (n, F), where the adjacency is."""
+        return self._halo.device.send(np.concatenate(self.features))
+
+    def labels_where(self, mask: Array) -> Any:
+        """The labels under `mask`, -1 elsewhere: int32 (n,), where the adjacency is."""
+        return self._halo.device.send(np.where(mask, self.labels, np.int32(-1)))
+
+    def aggregate(self, x: Any) -> Any:
+        """This rank's rows of the normalised adjacency times x; for all ranks, in both directions.
+
+        The rows of one remote part are there at a time, and in backward come again, as gradients.
+        Sums are over neighbours by part, from the row's own part on, in the order of parts: the
+        same bits on any number of ranks.
+
+        Mostafa, "Sequential Aggregation and Rematerialization: Distributed Full-batch Training of
+        Graph Neural Networks on Large Graphs", MLSys 2022.
+
+        Args:
+            x: variable or array of floats, (n, F), each rank's own rows.
+
+        Returns:
+            chainer.Variable: (n, F), of x's dtype.
+
+        Raises:
+            DeviceError: x is on another device than the adjacency.
+        """
+        here, there = cuda.get_array_module(x), self._halo.device.xp
+        if here is not there:
+            raise DeviceError(
+                f"the graph is on {there.__name__} and x is an array of {here.__name__}; bring "
+                "both to one device with graph.to_device(device) and device.send(x)"
+            )
+        return PartAggregation(self._halo).apply((x,))[0]
+
+    def dropout(self, x: Any, ratio: float = 0.5) -> Any:
+        """x with a share of its elements dropped in training, as Chainer's; for all ranks.
+
+        The mask depends on NumPy's global generator on rank 0, from which each call draws one key,
+        and on the part of a node, not on the number of ranks. It is made again in backward.
+
+        Args:
+            x: variable or array of floats, (n, F).
+            ratio: 0 to below 1.
+        """
+        if not 0 <= ratio < 1:
+            raise ValueError(f"dropout: ratio must be from 0 to below 1; got {ratio}")
+        if not chainer.config.train or not ratio:
+            return chainer.as_variable(x)
+        function = PartDropout(self.rows, self.parts.start, ratio, self.ranks.draw())
+        return function.apply((x,))[0]
+
+    def cross_entropy(self, scores: Any, labels: Any) -> Any:
+        """Softmax cross entropy, the mean over all ranks' labelled nodes; for all ranks.
+
+        Summed by part and then over parts in order. Each rank gets the same loss, and goes
+        backward from it. A rank may have no labelled node; where none has, the loss is 0.
+
+        Args:
+            scores: variable of floats, (n, classes).
+            labels: int (n,), -1 where a node does not count, such as `labels_where` returns.
+
+        Returns:
+            chainer.Variable: a scalar, the same on every rank.
+        """
+        sums = PartCrossEntropy(self.rows, labels).apply((scores,))[0]
+        (count,) = self.ranks.count(int((labels >= 0).sum()))
+        return sum_over_parts(self.ranks, sums) / max(count, 1)
+
+    def accuracy(self, scores: Any, labels: Any) -> float:
+        """The share of all ranks' labelled nodes whose highest score is their label; for all ranks.
+
+        Every rank gets the same number, so that all stop early or none does. Where no node has a
+        label it is not a number.
+
+        Args:
+            scores: variable or array of floats, (n, classes).
+            labels: int (n,), -1 where a node does not count.
+        """
+        array = scores.array if isinstance(scores, chainer.Variable) else scores
+        right = int(((array.argmax(axis=1) == labels) & (labels >= 0)).sum())
+        hits, count = self.ranks.count(right, int((labels >= 0).sum()))
+        return hits / count if count else float("nan")

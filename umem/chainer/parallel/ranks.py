@@ -1,0 +1,118 @@
+"""The ranks of a program that MPI started, as the parts of a graph are sent between them."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from umem.errors import DataError
+
+_TAG = 1516
+"""Of umem's own messages, so that they are not taken for a program's."""
+MESSAGE_BYTES = 1 << 30
+"""The most of one message; MPI counts in 32 bits, so that longer ones go in pieces."""
+
+
+class Ranks:
+    """The ranks of a communicator, or one process alone.
+
+    Every method but `send` and `receive` has to be called by all ranks, in the same order.
+    Thread-safety: one thread at a time, as MPI is started by default.
+
+    Args:
+        comm: a ChainerMN communicator, an mpi4py one, or None for one process without MPI.
+
+    Attributes:
+        rank: of this process, from 0.
+        size: how many there are.
+        sent_bytes: of what `send` was given, by what it is: ``halo`` or ``sums``.
+
+    Raises:
+        TypeError: it is none of these.
+    """
+
+    def __init__(self, comm: Any = None) -> None:
+        self._comm = getattr(comm, "mpi_comm", comm)
+        self.rank, self.size = 0, 1
+        self.sent_bytes: Counter[str] = Counter()
+        if comm is None:
+            return
+        if not hasattr(self._comm, "Isend"):
+            raise TypeError(
+                "comm must be a communicator of ChainerMN (chainermn.create_communicator) or of "
+                f"mpi4py (MPI.COMM_WORLD), or None; got {type(comm).__name__}"
+            )
+        self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
+
+    def __deepcopy__(self, memo: Any) -> Ranks:
+        return self  # a communicator cannot be copied, and a copied model is of the same ranks
+
+    def send(self, array: Any, rank: int, what: str) -> list[Any]:
+        """Begin to send an array of NumPy's; it must stay as it is until `wait`."""
+        self.sent_bytes[what] += array.nbytes
+        return [self._comm.Isend(piece, rank, _TAG) for piece in _pieces(array)]
+
+    def wait(self, requests: list[Any]) -> None:
+        """Return once everything is sent."""
+        for request in requests:
+            request.Wait()
+
+    def receive(self, array: Any, rank: int) -> None:
+        """Fill an array of NumPy's with one that a rank sends."""
+        for piece in _pieces(array):
+            self._comm.Recv(piece, rank, _TAG)
+
+    def from_last(self, array: Any) -> None:
+        """Give every rank the last rank's array, in place."""
+        for piece in _pieces(array) if self.size > 1 else ():
+            self._comm.Bcast(piece, self.size - 1)
+
+    def from_first(self, array: Any) -> None:
+        """Give every rank the first rank's array, in place."""
+        for piece in _pieces(array) if self.size > 1 else ():
+            self._comm.Bcast(piece, 0)
+
+    def draw(self) -> tuple[int, int]:
+        """Two numbers from NumPy's global generator: rank 0's, on every rank."""
+        drawn = np.random.randint(0, 2**31 - 1, 2).astype(np.int64)
+        self.from_first(drawn)
+        return int(drawn[0]), int(drawn[1])
+
+    def count(self, *values: int) -> list[int]:
+        """Sums of whole numbers over all ranks, which are exact in any order."""
+        total = np.array(values, np.int64)
+        if self.size > 1:
+            self._comm.Allreduce(total.copy(), total)
+        return [int(value) for value in total]
+
+    def check_alike(self, facts: Mapping[str, str], error: Exception | None) -> None:
+        """See that all ranks have the same, and that none has an error.
+
+        Raises:
+            DataError: they have not, or one has: on every rank, which names it and its host.
+        """
+        if error is not None and self.size == 1:
+            raise error
+        if self.size == 1:
+            return
+        mine = (platform.node(), dict(facts), None if error is None else str(error))
+        every = self._comm.allgather(mine)
+        for rank, (host, theirs, what) in enumerate(every):
+            if what is not None:
+                raise DataError(f"rank {rank} on {host}: {what}") from error
+            for name, value in theirs.items():
+                if value != every[0][1][name]:
+                    raise DataError(
+                        f"rank {rank} on {host} has another {name} than rank 0 on {every[0][0]}: "
+                        f"{value}, and not {every[0][1][name]}; every rank needs the same"
+                    )
+
+
+def _pieces(array: Any) -> list[Any]:
+    """The bytes of a C-ordered array."""
+    flat = array.reshape(-1).view(np.uint8)
+    return [flat[at : at + MESSAGE_BYTES] for at in range(0, len(flat), MESSAGE_BYTES)]

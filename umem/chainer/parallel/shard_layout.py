@@ -1,0 +1,190 @@
+"""Which part of which parameter is a rank's: a flat vector of parameters, cut into shards."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+from chainer.backends import cuda
+
+from umem.chainer.optimizers.quantized_state import BLOCK, SCALES
+from umem.chainer.optimizers.rules import QuantizedRule
+
+
+class Stretch(NamedTuple):
+    """A parameter as it lies in a flat vector.
+
+    Attributes:
+        name: as ``namedparams`` has it.
+        size: its elements.
+        block: cuts inside of it are at multiples of so many elements.
+        element_bytes: of state that an element has.
+    """
+
+    name: str
+    size: int
+    block: int
+    element_bytes: float
+
+
+def cut(stretches: Sequence[Stretch], count: int) -> list[int]:
+    """Cut a flat vector into parts of equal state; returns where each begins, and the end.
+
+    Where no element has state, parts are of equal size.
+
+    Cost: a few operations a part and a stretch.
+    """
+    sizes = np.array([one.size for one in stretches], np.int64)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    rates = np.array([one.element_bytes for one in stretches])
+    if not (rates * sizes).any():
+        rates = np.ones(len(stretches))
+    before = np.concatenate([[0.0], np.cumsum(sizes * rates)])
+    found = [0]
+    for part in range(1, count):
+        wanted = before[-1] * part / count
+        at = min(int(np.searchsorted(before, wanted, "right")) - 1, len(stretches) - 1)
+        block, inside = stretches[at].block, (wanted - before[at]) / max(rates[at], 1e-9)
+        offset = min(round(inside / block) * block, stretches[at].size)
+        found.append(max(found[-1], int(starts[at]) + offset))
+    return [*found, int(starts[-1])]
+
+
+class Shard:
+    """One parameter, and the part of it that is this rank's.
+
+    Attributes:
+        name: of the parameter.
+        whole: the model's parameter.
+        begin: where it begins in the flat vector.
+        start: the first element of this rank's part.
+        stop: the one after its last.
+        part: a parameter of its own, of one dimension, with the same update rule.
+    """
+
+    def __init__(self, name: str, whole: Any, begin: int, start: int, stop: int) -> None:
+        self.name, self.whole, self.begin, self.start, self.stop = name, whole, begin, start, stop
+        self.part = chainer.Parameter(flat(whole.array)[start:stop], name=whole.name)
+        self.part.update_rule = whole.update_rule
+
+    def show(self, grad: Any) -> None:
+        """Have the part be that of the parameter as it is now, with a gradient."""
+        self.part.array = flat(self.whole.array)[self.start : self.stop]
+        self.part.update_rule = self.whole.update_rule
+        self.part.grad = grad
+        self.part._loss_scale = self.whole._loss_scale
+
+    def keep_own_state(self) -> None:
+        """Let go of all state but this rank's part; the rule has had the whole parameter's."""
+        state = self.part.update_rule.state or {}
+        for key, value in state.items():
+            state[key] = flat(value)[self.span(key)].copy()
+
+    def span(self, key: str) -> slice:
+        """Return which elements of a state this rank has, by the state's name."""
+        unit = unit_of(key)
+        return slice(-(-self.start // unit), -(-self.stop // unit))
+
+
+def unit_of(key: str) -> int:
+    """Return how many elements of a parameter share one of a state, by the state's name."""
+    return BLOCK if key.endswith(SCALES) else 1
+
+
+def flat(array: Any) -> Any:
+    """Return an array in one dimension: a view where it is contiguous in C's order."""
+    return array.reshape(-1)
+
+
+class FlatVector:
+    """Parameters of one type behind one another, by their names, and the shards of all ranks.
+
+    Args:
+        named: the parameters, which have arrays, each once.
+        rank: of this process.
+        count: of ranks.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, Any]], rank: int, count: int) -> None:
+        self.dtype = named[0][1].dtype
+        self.bounds = cut([_stretch(name, one) for name, one in named], count)
+        first, last = self.bounds[rank : rank + 2]
+        self.shards: list[Shard] = []
+        begin = 0
+        for name, parameter in named:
+            start, stop = (min(max(at - begin, 0), parameter.size) for at in (first, last))
+            self.shards.append(Shard(name, parameter, begin, start, stop))
+            begin += parameter.size
+
+    def read(self, what: str, start: int, stop: int, out: np.ndarray[Any, Any]) -> None:
+        """Copy a stretch to the host.
+
+        Args:
+            what: "grad" or "array" of the parameters; a gradient that is not there is 0.
+        """
+        for shard, here, there in self._over(start, stop):
+            value = getattr(shard.whole, what)
+            out[there] = 0 if value is None else cuda.to_cpu(flat(value)[here])
+
+    def read_parts(self, start: int, stop: int, out: np.ndarray[Any, Any]) -> None:
+        """Copy what this rank has made of a stretch of its own shard."""
+        for shard, here, there in self._over(start, stop):
+            inside = slice(here.start - shard.start, here.stop - shard.start)
+            out[there] = cuda.to_cpu(shard.part.array[inside])
+
+    def write(self, start: int, stop: int, values: np.ndarray[Any, Any]) -> None:
+        """Write a stretch to the parameters, in place."""
+        self.put([shard.whole.array for shard in self.shards], start, stop, values)
+
+    def put(self, arrays: Any, start: int, stop: int, values: np.ndarray[Any, Any]) -> None:
+        """Write a stretch to arrays as large as the parameters, in their order."""
+        by_shard = dict(zip(map(id, self.shards), arrays, strict=True))
+        for shard, here, there in self._over(start, stop):
+            array = by_shard[id(shard)]
+            if array.flags.c_contiguous:
+                _put(flat(array)[here], values[there])
+            else:
+                changed = flat(array)
+                _put(changed[here], values[there])
+                array[...] = changed.reshape(array.shape)
+
+    def _over(self, start: int, stop: int) -> Iterator[tuple[Shard, slice, slice]]:
+        """Yield the shards of a stretch, and where it is in the parameter and in itself."""
+        for shard in self.shards:
+            first = max(start, shard.begin)
+            last = min(stop, shard.begin + shard.whole.size)
+            if first < last:
+                here = slice(first - shard.begin, last - shard.begin)
+                yield shard, here, slice(first - start, last - start)
+
+
+def _put(array: Any, values: np.ndarray[Any, Any]) -> None:
+    if isinstance(array, np.ndarray):
+        array[...] = values
+    else:
+        array.set(np.ascontiguousarray(values))
+
+
+def _stretch(name: str, parameter: Any) -> Stretch:
+    """Say how a parameter's state is cut, and have it keep the bits that the whole would have."""
+    rule = parameter.update_rule
+    if isinstance(rule, QuantizedRule):
+        rule.settle(parameter.size)
+    master_bytes = 0 if rule._fp32_param is None else 4
+    state = _state_of_block(rule, parameter.dtype)
+    block = BLOCK if any(key.endswith(SCALES) for key in state) else 1
+    state_bytes = sum(getattr(value, "nbytes", 0) for value in state.values())
+    return Stretch(name, parameter.size, block, state_bytes / BLOCK + master_bytes)
+
+
+def _state_of_block(rule: Any, dtype: Any) -> dict[str, Any]:
+    """Make the state that so many elements would have."""
+    single = np.float32 if rule._fp32_param is not None or rule._use_fp32_update else dtype
+    trial = copy.copy(rule)
+    trial._state = {}
+    trial.init_state(chainer.Parameter(np.zeros(BLOCK, single)))
+    made: dict[str, Any] = trial.state
+    return made

@@ -1,0 +1,80 @@
+"""State in shards through Chainer's serializers: each rank saves its own, and reads what it needs.
+
+Beside an array of a shard is saved which stretch of the whole it is, so that a run on any other
+number of ranks finds what its own shards are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer import serializer
+from chainer.backends import cuda
+
+from umem.chainer.parallel.shard_layout import Shard, flat, unit_of
+from umem.chainer.resume.collecting import Distributor
+from umem.snapshots.shards import SPAN
+
+Shards = Mapping[str, Shard]
+
+
+def through_shards(inner: Any, shards: Shards) -> Any:
+    """Return a serializer that knows, below the names of parameters, which part of each is here."""
+    if not shards:
+        return inner
+    if isinstance(inner, serializer.Deserializer):
+        return _LoadingShards(inner, shards)
+    return _SavingShards(inner, shards)
+
+
+class _SavingShards(serializer.Serializer):
+    """Says of every array below a parameter's name which part it is."""
+
+    def __init__(self, inner: Any, shards: Shards, shard: Shard | None = None) -> None:
+        self._inner, self._shards, self._shard = inner, shards, shard
+
+    def __getitem__(self, key: str) -> _SavingShards:
+        return _SavingShards(self._inner[key], self._shards, self._shards.get(key, self._shard))
+
+    def __call__(self, key: str, value: Any) -> Any:
+        result = self._inner(key, value)
+        if self._shard is not None and isinstance(value, chainer.get_array_types()):
+            span = self._shard.span(key)
+            self._inner(key + SPAN, [span.start, span.stop, *_shape(self._shard, key)])
+        return result
+
+
+class _LoadingShards(serializer.Deserializer):
+    """Reads of every array below a parameter's name the part that is this rank's."""
+
+    def __init__(self, inner: Any, shards: Shards, shard: Shard | None = None) -> None:
+        self._inner, self._shards, self._shard = inner, shards, shard
+        self.strict = getattr(inner, "strict", True)
+
+    def __getitem__(self, key: str) -> _LoadingShards:
+        return _LoadingShards(self._inner[key], self._shards, self._shards.get(key, self._shard))
+
+    def __call__(self, key: str, value: Any) -> Any:
+        is_array = value is None or isinstance(value, chainer.get_array_types())
+        if self._shard is None or not is_array:
+            return self._inner(key, value)
+        span, shape = self._shard.span(key), _shape(self._shard, key)
+        if isinstance(self._inner, Distributor):
+            return self._inner.part(key, value, span, shape)
+        found = self._inner(key, None)
+        if np.ndim(found) and found.shape == shape:  # saved whole
+            found = flat(found)[span]
+        if value is None or not np.ndim(found):
+            return found
+        value[...] = cuda.to_cpu(found) if isinstance(value, np.ndarray) else cuda.to_gpu(found)
+        return value
+
+
+def _shape(shard: Shard, key: str) -> tuple[int, ...]:
+    """That of a state of the whole parameter."""
+    unit = unit_of(key)
+    shape: tuple[int, ...] = shard.whole.shape
+    return shape if unit == 1 else (-(-shard.whole.size // unit),)

@@ -1,0 +1,301 @@
+"""`sharded`: every rank keeps and updates a part of an optimizer's state, and no more."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+from chainer import GradientMethod
+from chainer.serializer import Deserializer
+
+from umem.chainer.agreement import decide_together, of_all_ranks
+from umem.chainer.parallel.shard_exchange import (
+    agree_with_first,
+    give_out_shards,
+    mean_of_shard,
+    mpi_of,
+)
+from umem.chainer.parallel.shard_hooks import NormsOfAll
+from umem.chainer.parallel.shard_layout import FlatVector, Shard
+from umem.chainer.parallel.shard_refusals import check_optimizer_of_shards, check_parameters
+from umem.chainer.parallel.shard_saving import through_shards
+from umem.chainer.precision.half_precision import masters_of
+from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.errors import StateError
+
+__all__ = ["Sharding", "sharded", "shards_of"]
+
+_shardings: MutableMapping[Any, Sharding] = weakref.WeakKeyDictionary()
+
+
+def sharded(optimizer: Any, comm: Any) -> Any:
+    """Train one model on all ranks of a communicator, each with its shard of the optimizer's state.
+
+    ::
+
+        comm = chainermn.create_communicator("naive")
+        optimizer = umem.chainer.sharded(chainer.optimizers.Adam(), comm)
+        optimizer.setup(model)
+
+    It takes the place of ``chainermn.create_multi_node_optimizer``: every rank computes the
+    gradients of its own samples, and they are averaged. But where there every rank has the whole
+    state and updates every parameter, here all parameters lie behind one another by name and are
+    cut into as many shards of equal state, also inside of a large one. A rank averages the
+    gradients of its shard in the order of ranks, updates it by the optimizer's own rule, and is
+    given what the others have made of theirs. Weights are the same bits as those of the same
+    optimizer that updates all of them from gradients averaged in that order.
+
+    The optimizer is changed in place, and returned; it may be set up before or after. Where the
+    ranks' weights differ, as after initialising each with another seed, the first update only
+    gives all those of rank 0, as ChainerMN's always does. After an update ``grad`` of a parameter
+    is still this rank's own; hooks see the averaged one, of this rank's shard.
+
+    Hooks that go by element run on shards: WeightDecay, Lasso, GradientHardClipping, and your own
+    that say ``is_elementwise = True``. GradientClipping and GradientLARS get their norms from one
+    float64 sum of squares a rank, added in the order of ranks: equal to a norm of the whole up to
+    rounding.
+
+    Args:
+        optimizer: one of Chainer's, or one with 8-bit states; others whose update rule says in its
+            own class that it ``is_elementwise``.
+        comm: a communicator of ChainerMN or of mpi4py; every method of it goes through the host.
+
+    Cost: a rank sends and receives the gradients and the parameters once a step; state takes 1/N,
+    buffers 32 MiB and the gradient of a shard. Thread-safety: as the optimizer's; every rank calls
+    update, serialize and setup in the same order.
+
+    Returns:
+        the optimizer.
+
+    Raises:
+        TypeError: the communicator is none.
+        UnsupportedError: the optimizer, a rule or a hook needs whole parameters; it is named.
+        StateError: it is sharded already; or, in update, the ranks' parameters are not alike.
+
+    After each of these nothing has changed. Source: Rajbhandari et al., "ZeRO: Memory
+    Optimizations Toward Training Trillion Parameter Models" (SC 2020), stage 1.
+    """
+    mpi = mpi_of(comm)
+    if optimizer in _shardings:
+        raise StateError("the optimizer is sharded already")
+    check_optimizer_of_shards(optimizer)
+    _shardings[optimizer] = sharding = Sharding(optimizer, mpi)
+    decide_together(optimizer, mpi.allgather)
+    for subscriber in (sharding, NormsOfAll(mpi.allgather, sharding.is_shown)):
+        weakref.finalize(optimizer, unsubscribe, subscriber)
+        subscribe(subscriber)
+    return optimizer
+
+
+def shards_of(optimizer: Any) -> dict[str, Shard]:
+    """Return this rank's shards by the names of their parameters; none where it is not sharded."""
+    sharding = _shardings.get(optimizer)
+    return {} if sharding is None else sharding.shards()
+
+
+class Sharding(Subscriber):
+    """An optimizer whose state is in shards; see `sharded`.
+
+    Attributes:
+        rank: of this process.
+        size: how many ranks there are.
+        vectors: the parameters that have been seen, cut; those seen later are cut by themselves.
+    """
+
+    place = -1.5  # inside of accumulation, around half precision
+
+    def __init__(self, optimizer: GradientMethod, mpi: Any) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._mpi = mpi
+        self.rank, self.size = mpi.Get_rank(), mpi.Get_size()
+        self.vectors: list[FlatVector] = []
+        self._shards: dict[int, Shard] = {}
+        self._is_inside = False
+
+    # -- what Chainer tells ----------------------------------------------------------------------
+
+    def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
+        """Take a call of update: the loss as it is, and the rest on this rank's shard."""
+        if method is not self._optimizer() or self._is_inside:
+            proceed(method, *args, **kwargs)
+            return
+        lossfun, *rest = args or (kwargs.pop("lossfun", None),)
+        self._is_inside = True
+        try:
+            if lossfun is not None:
+                _leave_gradient(method, lossfun, rest, kwargs)
+            self._update(method, lambda: proceed(method))
+        finally:
+            self._is_inside = False
+
+    def check_gradients(self, proceed: Proceed, method: Any) -> None:
+        """Have a step be skipped by all where one finds NaN and Chainer scales the loss."""
+        proceed(method)
+        if self.is_shown(method) and method._loss_scaling_is_dynamic:
+            if any(of_all_ranks(method, method._loss_scaling_isnan)):
+                method._loss_scaling_isnan = method._loss_scaling_isnan_ever = True
+
+    def serialize_optimizer(self, proceed: Proceed, owner: Any, serializer: Any) -> None:
+        """Save this rank's shards, or load them from whatever was saved."""
+        if owner is not self._optimizer():
+            proceed(owner, serializer)
+            return
+        if isinstance(serializer, Deserializer):
+            self.take_in(owner)
+        for shard in self._shards.values():
+            shard.show(None)
+        with self.shown(owner):
+            proceed(owner, through_shards(serializer, self.shards()))
+
+    def shards(self) -> dict[str, Shard]:
+        """Return the shards by the names of their parameters."""
+        return {one.name: one for one in self._shards.values()}
+
+    # -- a step ----------------------------------------------------------------------------------
+
+    def _update(self, method: Any, proceed: Callable[[], None]) -> None:
+        if not self.take_in(method):
+            return
+        for vector in self.vectors:
+            self._average(vector)
+        with self.shown(method):
+            proceed()
+        for vector in self.vectors:
+            give_out_shards(self._mpi, vector.bounds, vector.read_parts, vector.write, vector.dtype)
+            for shard in vector.shards:
+                shard.part.cleargrad()
+
+    def take_in(self, method: Any) -> bool:
+        """Cut parameters that were not seen before; returns whether all ranks had the same.
+
+        Where they had not, each has those of rank 0 now.
+
+        Raises:
+            UnsupportedError, StateError: see `sharded`; nothing has changed.
+        """
+        named = dict(check_parameters(method, self._mpi.allgather))
+        self._expect_own_rules(list(named.values()))
+        new = {name: one for name, one in named.items() if id(one) not in self._shards}
+        is_same = True
+        for dtype in sorted({one.dtype for one in new.values()}):
+            of_type = [(name, one) for name, one in sorted(new.items()) if one.dtype == dtype]
+            is_same &= self._cut(of_type)
+        return is_same
+
+    def _expect_own_rules(self, parameters: list[Any]) -> None:
+        """Forget all where the optimizer was set up anew; one new rule alone has no state here."""
+        known = [self._shards[id(one)] for one in parameters if id(one) in self._shards]
+        replaced = [one for one in known if one.part.update_rule is not one.whole.update_rule]
+        if len(replaced) == len(known):
+            self.vectors, self._shards = [], {}
+        elif replaced:
+            raise StateError(
+                f"{replaced[0].name} has another update rule than in the last update: its state is "
+                "in shards that were made for that. Give it before the first update, or call setup"
+            )
+
+    def _cut(self, named: list[tuple[str, Any]]) -> bool:
+        vector = FlatVector(named, self.rank, self.size)
+        self.vectors.append(vector)
+        for shard in vector.shards:
+            self._shards[id(shard.whole)] = shard
+            shard.keep_own_state()
+            self._keep_own_master(shard)
+        return agree_with_first(
+            self._mpi,
+            vector.bounds[-1],
+            lambda start, stop, out: vector.read("array", start, stop, out),
+            vector.write,
+            vector.dtype,
+        )
+
+    def _keep_own_master(self, shard: Shard) -> None:
+        """Let go of the float32 of a half but for this rank's part, until halves are undone."""
+        masters = masters_of(self._optimizer())
+        if masters is not None and masters.of(shard.whole) is not None:
+            masters.shorten(shard.whole, shard.part, slice(shard.start, shard.stop))
+            masters.before_join = self._join_masters
+
+    def _join_masters(self) -> None:
+        """Give parameters their whole float32 again, on every rank."""
+        for vector in self.vectors:
+            if vector.dtype == np.float16:
+                self._join_masters_of(vector)
+
+    def _join_masters_of(self, vector: FlatVector) -> None:
+        singles = [np.empty(shard.whole.shape, np.float32) for shard in vector.shards]
+        for shard in vector.shards:
+            shard.part.array = shard.part.update_rule._fp32_param.array
+        give_out_shards(
+            self._mpi, vector.bounds, vector.read_parts, partial(vector.put, singles), np.float32
+        )
+        for shard, single in zip(vector.shards, singles, strict=True):
+            shard.whole.cleargrad()
+            shard.whole.array = shard.whole.device.send(single)
+        vector.dtype = np.dtype(np.float32)
+
+    def _average(self, vector: FlatVector) -> None:
+        """Give this rank's shards their averaged gradients."""
+        mean = mean_of_shard(
+            self._mpi,
+            vector.bounds,
+            lambda start, stop, out: vector.read("grad", start, stop, out),
+            vector.dtype,
+        )
+        at = 0
+        for shard in vector.shards:
+            length = shard.stop - shard.start
+            shard.show(shard.whole.device.send(mean[at : at + length]))
+            at += length
+
+    def is_shown(self, method: Any) -> bool:
+        """Tell whether an optimizer is this one, and sees shards now."""
+        return (
+            method is self._optimizer() and type(getattr(method, "target", None)) is ModelInShards
+        )
+
+    @contextmanager
+    def shown(self, method: Any) -> Iterator[None]:
+        """Have the optimizer see this rank's shards in the place of its model's parameters."""
+        target, method.target = method.target, ModelInShards(method.target, self._shards)
+        try:
+            yield
+        finally:
+            method.target = target
+
+
+class ModelInShards:
+    """A model as its optimizer is to see it: parameters are this rank's shards of them.
+
+    They are in ``params`` and in ``namedparams``; all else is the model's.
+    """
+
+    def __init__(self, model: Any, shards: dict[int, Shard]) -> None:
+        self._model, self._shards = model, shards
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def params(self, include_uninit: bool = True) -> Iterator[Any]:
+        """As the model's."""
+        return (one for _, one in self.namedparams(include_uninit))
+
+    def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, Any]]:
+        """As the model's."""
+        for name, parameter in self._model.namedparams(include_uninit):
+            shard = self._shards.get(id(parameter))
+            yield name, parameter if shard is None else shard.part
+
+
+def _leave_gradient(method: Any, lossfun: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Compute gradients as Chainer's own update does."""
+    loss = lossfun(*args, **kwargs)
+    if getattr(method, "_use_cleargrads", True):
+        method.target.cleargrads()
+    else:
+        method.target.zerograds()
+    loss.backward(loss_scale=method._loss_scale)

@@ -1,0 +1,170 @@
+"""Snapshots that several ranks write together and any number of ranks goes on from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from chainer.backends import cuda
+
+from umem.chainer.parallel.shard_exchange import mpi_of
+from umem.chainer.resume.collecting import Collector
+from umem.chainer.resume.run_state import RunState
+from umem.chainer.resume.saver import RunSaver
+from umem.errors import FileError
+from umem.snapshots import FileOperations, SavedRun, places_in
+from umem.snapshots.manifest import FileSum, folder_name
+from umem.snapshots.reading import TornError, read
+from umem.snapshots.shards import SPAN
+from umem.snapshots.writing import (
+    check_room,
+    needed_bytes,
+    new_directory,
+    publish,
+    remove_left,
+    write_part,
+)
+
+Result = TypeVar("Result")
+
+
+class SaverOfRanks(RunSaver):
+    """Saves one run of several ranks to one folder, into which each rank writes.
+
+    A snapshot is whole or not there: the first rank gives it its name once all have written and
+    synchronised their files. What a rank has like the first one, such as weights, is written once;
+    of state in shards every rank writes its own, and none ever holds the whole.
+
+    Every rank calls each method but `wait` and `close`, in the same order. Returns once the
+    snapshot is on the disk: nothing is written in the background, where MPI must not be called.
+
+    Args:
+        comm: a communicator of ChainerMN or of mpi4py.
+        folder: one that all ranks see; the first one's path is taken.
+
+    Raises:
+        As `RunSaver`, the same error on all ranks.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        folder: Path,
+        keep: int = 3,
+        on_error: str = "raise",
+        operations: FileOperations | None = None,
+    ) -> None:
+        self._mpi = mpi_of(comm)
+        self._rank = self._mpi.Get_rank()
+        super().__init__(self._mpi.bcast(folder), keep, on_error, operations)
+
+    def _take_folder(self) -> None:
+        self._on_first(super()._take_folder)
+
+    def _say(self, text: str) -> None:
+        if self._rank == 0:
+            super()._say(text)
+
+    def _read_newest(self) -> tuple[SavedRun | None, list[str]]:
+        """As alone, but that each rank looks at its share of the files."""
+        places = self._on_first(lambda: places_in(self._operations, self.folder))
+        passed_over: list[str] = []
+        for place in reversed(places):
+            path = self.folder / folder_name(place)
+            found = self._together(lambda path=path: self._read(path))  # type: ignore[misc]
+            torn = [one for one in self._mpi.allgather(_wrong_with(found)) if one]
+            if not torn:
+                return found, passed_over
+            passed_over += torn[:1]
+        return None, passed_over
+
+    def _read(self, path: Path) -> Any:
+        try:
+            return read(self._operations, path, self._rank, self._mpi.Get_size())
+        except TornError as error:
+            return error
+
+    def save(self, step: int, state: RunState) -> None:
+        """Write the run, and return once it is on the disk.
+
+        Raises:
+            FileError: the disk has no room, or it cannot be written; not where ``on_error`` is
+                "warn". StateError: see `RunSaver.save`. The same error on all ranks.
+        """
+        collected = state.collect()
+        arrays = self._own(collected)
+        self._on_first(lambda: self._expect_no_later(step))
+        try:
+            needed = sum(self._mpi.allgather(needed_bytes(arrays)))
+            self._on_first(lambda: check_room(self._operations, self.folder, needed))
+            self._write_together(step, arrays, collected.values)
+        except FileError as error:
+            self._tell(error)
+        else:
+            self._last = step
+
+    def _write_together(self, step: int, arrays: Any, values: Any) -> None:
+        directory = self._on_first(lambda: new_directory(self._operations, self.folder))
+        try:
+            mine = self._together(
+                lambda: write_part(self._operations, directory, arrays, values, self._rank)
+            )
+            files: dict[str, FileSum] = {}
+            for theirs in self._mpi.allgather(mine):
+                files |= theirs
+            path = self._on_first(lambda: publish(self._operations, directory, step, files))
+        finally:
+            if self._rank == 0:
+                remove_left(self._operations, directory)
+        self._on_first(lambda: self._prune(path))
+
+    def _own(self, collected: Collector) -> dict[str, np.ndarray[Any, Any]]:
+        """The arrays that this rank writes: in shards, or other than the first rank's."""
+        sums = {name: _sum_of(array) for name, array in collected.arrays.items()}
+        of_first = self._mpi.bcast(sums)
+        return {
+            name: _on_host(array)
+            for name, array in collected.arrays.items()
+            if self._rank == 0
+            or name + SPAN in collected.values
+            or of_first.get(name) != sums[name]
+        }
+
+    def _on_first(self, work: Callable[[], Result]) -> Result:
+        """Have the first rank do something; every rank gets its result, or its error."""
+        done = self._together(work if self._rank == 0 else lambda: None)
+        result: Result = self._mpi.bcast(done if self._rank == 0 else None)
+        return result
+
+    def _together(self, work: Callable[[], Result]) -> Result:
+        """Have every rank do something; where one raises, each raises that rank's error."""
+        result, mine = None, None
+        try:
+            result = work()
+        except Exception as error:
+            mine = error
+        found = [error for error in self._mpi.allgather(mine) if error is not None]
+        if found:
+            raise found[0]
+        return result  # type: ignore[return-value]
+
+
+def _wrong_with(found: SavedRun | TornError) -> str:
+    return str(found) if isinstance(found, TornError) else ""
+
+
+def _on_host(array: Any) -> np.ndarray[Any, Any]:
+    array = cuda.to_cpu(array)
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return np.ascontiguousarray(native).reshape(array.shape)
+
+
+def _sum_of(array: Any) -> bytes:
+    """What differs where arrays do."""
+    array = _on_host(array)
+    content = hashlib.blake2b(array.reshape(-1).view(np.uint8), digest_size=20)
+    content.update(f"{array.dtype}{array.shape}".encode())
+    return content.digest()

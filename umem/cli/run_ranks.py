@@ -1,0 +1,93 @@
+"""``umem run -n``: the same script as several ranks, by MPI."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from umem.cli.in_and_out import say
+from umem.launch import AskedRanks, run_ranks, this_rank
+
+_OPTIONS = ("ranks", "hosts", "allow_root", "verbose", "threads")
+_ROOT = Path(__file__).parents[2]
+
+
+def with_ranks(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of several ranks to a command."""
+    file = click.Path(path_type=Path)
+    for option in (
+        click.option("--verbose", is_flag=True, help="With -n: show what mpiexec itself says."),
+        click.option(
+            "--threads",
+            type=click.IntRange(1),
+            metavar="N",
+            help="With -n: threads of NumPy a rank (default: OMP_NUM_THREADS, or one).",
+        ),
+        click.option("--allow-root", is_flag=True, help="With -n: run ranks as root, too."),
+        click.option("--hosts", type=file, metavar="FILE", help="With -n: machines, one a line."),
+        click.option(
+            "-n",
+            "ranks",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Run the script as so many ranks, by MPI (docs/ranks.md).",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+class Ranking:
+    """What a command has to do with ranks: it starts them, is one of them, or neither.
+
+    Args:
+        options: the command's; those of ranks are taken out, and in a rank the file of a trace
+            gets the rank's number.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        taken = {name: options.pop(name) for name in _OPTIONS}
+        count = taken.pop("ranks")
+        self._asked = None if count is None else AskedRanks(count, **taken)
+        for name, value in taken.items():
+            if value and count is None:
+                raise click.UsageError(f"--{name.replace('_', '-')} needs -n N")
+        rank = this_rank()
+        if rank is not None:
+            rank.check_in()
+            if options["record"] is not None:
+                options["record"] = rank_path(options["record"], rank.number)
+
+    def start(self) -> None:
+        """Run the command as ranks and exit with their status, if ranks are asked for."""
+        if self._asked is None:
+            return
+        context = click.get_current_context()
+        words = [*_given(context), "--", str(context.params["script"])]
+        run = f"import sys; sys.path[0] = {str(_ROOT)!r}; from umem.cli import main; main()"
+        command = [sys.executable, "-c", run, "run", *words, *context.params["arguments"]]
+        raise SystemExit(run_ranks(command, self._asked, lambda line: say(line, err=True)))
+
+
+def rank_path(path: Path, number: int) -> Path:
+    """Name a rank's own file: ``run.umem.gz`` is ``run.rank0.umem.gz``.
+
+    >>> print(rank_path(Path("out/run.umem.gz"), 3))
+    out/run.rank3.umem.gz
+    """
+    name, dot, rest = path.name.partition(".")
+    return path.with_name(f"{name}.rank{number}{dot}{rest}")
+
+
+def _given(context: click.Context) -> list[str]:
+    """The command's other options, as they were given."""
+    words = []
+    for option in context.command.params:
+        value = context.params.get(option.name or "")
+        if isinstance(option, click.Option) and option.name not in _OPTIONS and value:
+            words += [option.opts[-1]] if option.is_flag else [option.opts[-1], str(value)]
+    return words

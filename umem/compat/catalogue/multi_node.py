@@ -1,0 +1,142 @@
+"""Mends for ChainerMN, and for worker processes beside MPI."""
+
+from umem.compat.shim import Replacement, Shim
+
+_MPI_LIMIT = "https://mpi4py.readthedocs.io/en/stable/tutorial.html"
+_NUMPY_2_4_NOTES = "https://numpy.org/doc/stable/release/2.4.0-notes.html"
+_NO_CHAINERX = "https://docs.chainer.org/en/stable/chainerx/install/index.html"
+_COMMUNICATORS = "https://docs.chainer.org/en/stable/chainermn/reference/index.html"
+_WORKERS = "https://docs.chainer.org/en/stable/chainermn/tutorial/tips_faqs.html"
+_WHILE_SUPPORTED = "Chainer 7.8 is no longer supported here"
+_SUPPORT = "from umem.compat import support as _umem"
+
+SHIMS = (
+    Shim(
+        name="iterator-size",
+        module="chainermn.iterators.multi_node_iterator",
+        versions="any",
+        symptom="multi-node iterator: a TypeError on one rank, others wait",
+        link=_NUMPY_2_4_NOTES,
+        until=_WHILE_SUPPORTED,
+        replacements=(Replacement("int(_size)", "int(_size[0])"),),
+    ),
+    Shim(
+        name="aggregator-native",
+        module="chainermn.extensions.observation_aggregator",
+        versions="any",
+        symptom="ObservationAggregator of Variables wants ChainerX",
+        link=_NO_CHAINERX,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement(
+                'value.to_device("native")',
+                'value.to_device("native" if chx.is_available() else "@numpy")',
+            ),
+        ),
+    ),
+    Shim(
+        name="communicator-choice",
+        module="chainermn.communicators",
+        versions="any",
+        symptom="a communicator that cannot work here fails late, or unexplained",
+        link=_COMMUNICATORS,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement(
+                "from chainer.utils import argument\n",
+                f"from chainer.utils import argument; {_SUPPORT}\n",
+            ),
+            Replacement("    comm = None\n", "    _umem.require_communicator(communicator_name)\n"),
+        ),
+    ),
+    Shim(
+        name="nccl-types",
+        module="chainermn.nccl",
+        versions="any",
+        symptom="flat communicator without NCCL: no attribute NCCL_FLOAT32",
+        link="https://docs.cupy.dev/en/stable/install.html",
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            # What ChainerMN's own kernels call the types; they are NCCL's numbers.
+            Replacement(
+                "    _available = False\n",
+                "    _available = False; NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64 = 6, 7, 8\n",
+            ),
+        ),
+    ),
+    Shim(
+        name="unpack-copy",
+        module="chainermn.communicators._memory_utility",
+        versions="any",
+        symptom="float16 gradients on GPUs: unable to avoid copy (CuPy 14)",
+        link="https://docs.cupy.dev/en/latest/upgrade.html",
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement(
+                "xp.array(v, copy=False, dtype=transfer_dtype)",
+                "xp.asarray(v, dtype=transfer_dtype)",
+            ),
+        ),
+    ),
+    Shim(
+        name="message-size",
+        module="chainermn.communicators._memory_utility",
+        versions="any",
+        symptom="a message over 2^31 elements: MPI.Exception(13)",
+        link=_MPI_LIMIT,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement("import mpi4py.MPI\n", f"import mpi4py.MPI; {_SUPPORT}\n"),
+            Replacement(
+                "    array = xp.ascontiguousarray(array)\n",
+                "    array = xp.ascontiguousarray(_umem.one_message(array))\n",
+            ),
+        ),
+    ),
+    Shim(
+        name="message-size-sent",
+        module="chainermn.communicators.mpi_communicator_base",
+        versions="any",
+        symptom="a message over 2^31 elements: MPI.Exception(13)",
+        link=_MPI_LIMIT,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement("import chainer.utils\n", f"import chainer.utils; {_SUPPORT}\n"),
+            Replacement(
+                "                array = numpy.ascontiguousarray(array)\n",
+                "                array = numpy.ascontiguousarray(_umem.one_message(array))\n",
+            ),
+        ),
+    ),
+    Shim(
+        name="fork-server",
+        module="chainer.iterators.multiprocess_iterator",
+        versions="any",
+        symptom="MultiprocessIterator under forkserver waits for ever",
+        link=_WORKERS,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement(
+                "from multiprocessing import sharedctypes  # type: ignore\n",
+                f"from multiprocessing import sharedctypes; {_SUPPORT}\n",
+            ),
+            Replacement(
+                "_response_time = 0.1\n", "_response_time = 0.1; _umem.mend_fork_server()\n"
+            ),
+        ),
+    ),
+    Shim(
+        name="fork-after-mpi",
+        module="chainer.iterators.multiprocess_iterator",
+        versions="any",
+        symptom="MultiprocessIterator forks a rank that is in MPI, unsaid",
+        link=_WORKERS,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement(
+                "        self._pool = multiprocessing.Pool(\n",
+                "        _umem.warn_of_fork(); self._pool = multiprocessing.Pool(\n",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,215 @@
+"""A graph in parts on disk: a folder with a list, and a file for each part."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from umem.errors import DataError
+from umem.files import open_regular, reason
+from umem.graphs.csr import Array, GraphData
+from umem.graphs.part_file import ArraysFile
+from umem.printable import shown
+
+LIST = "cut.json"
+VERSION = 1
+
+
+def part_name(part: int) -> str:
+    """The name of a part's file."""
+    return f"part-{part:05d}.safetensors"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a cut is; its parts are in files beside it, one each.
+
+    Attributes:
+        folder: where it lies.
+        graph: a hash of the graph that was cut, see `graph_hash`.
+        identity: a hash of the graph and of who belongs to which part.
+        nodes: by part, how many it has. Parts in order are the order of nodes: part p has those
+            from `offsets[p]` to `offsets[p + 1]`.
+        entries: by part, those of its rows of the normalised adjacency, loops included.
+        tie_count: ties of the graph, without loops and repeats.
+        across_count: how many of them lead from one part to another.
+        feature_count: F.
+        class_count: one more than the highest label.
+    """
+
+    folder: Path
+    graph: str
+    identity: str
+    nodes: tuple[int, ...]
+    entries: tuple[int, ...]
+    tie_count: int
+    across_count: int
+    feature_count: int
+    class_count: int
+
+    @property
+    def offsets(self) -> Array:
+        """int64 (parts + 1,): where each part begins in the order of parts."""
+        return np.concatenate([[0], np.cumsum(self.nodes, dtype=np.int64)])
+
+    @property
+    def imbalance(self) -> float:
+        """Entries of the largest part, over those of an average one."""
+        return max(self.entries) * len(self.entries) / sum(self.entries)
+
+    def part(self, part: int) -> GraphPart:
+        """Open one part's file; no other is.
+
+        Raises:
+            DataError: it cannot be read, is torn, or is a part of another cut.
+        """
+        path = self.folder / part_name(part)
+        file = ArraysFile(path)
+        if (file.words.get("cut"), file.words.get("part")) != (self.identity, str(part)):
+            raise DataError(
+                f"{shown(path)} is part {file.words.get('part')} of another cut than "
+                f"{shown(self.folder / LIST)}; cut the graph again"
+            )
+        found = _read(file)
+        self._check(path, part, found)
+        return found
+
+    def _check(self, path: Path, part: int, found: GraphPart) -> None:
+        """See that a program may count on what the part says, before it computes with it."""
+        count, entries, total = self.nodes[part], self.entries[part], sum(self.nodes)
+        lengths = {field: len(getattr(found, field)) for field in GraphPart._fields}
+        wanted = dict.fromkeys(GraphPart._fields, count) | {
+            "indptr": count + 1,
+            "indices": entries,
+            "data": entries,
+        }
+        starts, indices = found.indptr, found.indices
+        if (
+            lengths != wanted
+            or found.features.shape[1] != self.feature_count
+            or starts[0] != 0
+            or starts[-1] != entries
+            or (np.diff(starts) < 0).any()
+            or (entries and not 0 <= indices.min() <= indices.max() < total)
+        ):
+            raise DataError(
+                f"{shown(path)} has arrays that do not belong together, or not to "
+                f"{shown(self.folder / LIST)}; cut the graph again"
+            )
+
+
+class GraphPart(NamedTuple):
+    """The nodes of a part, in the order of parts, and their rows of the normalised adjacency.
+
+    Attributes:
+        indptr: int64 (n + 1,).
+        indices: int32, columns in the order of parts, ascending in each row.
+        data: float32, the entries of D^-1/2 (A + I) D^-1/2.
+        nodes: int32 (n,), their numbers in the graph.
+        labels: int32 (n,).
+        train_mask: bool (n,).
+        val_mask: bool (n,).
+        test_mask: bool (n,).
+        features: float32 (n, F), in the file: what is not touched is not read.
+    """
+
+    indptr: Array
+    indices: Array
+    data: Array
+    nodes: Array
+    labels: Array
+    train_mask: Array
+    val_mask: Array
+    test_mask: Array
+    features: Array
+
+
+def _read(file: ArraysFile) -> GraphPart:
+    train, val, test = (file.read(f"{name}_mask", "bool") for name in ("train", "val", "test"))
+    return GraphPart(
+        file.read("indptr", "int64"),
+        file.read("indices", "int32"),
+        file.read("data", "float32"),
+        file.read("nodes", "int32"),
+        file.read("labels", "int32"),
+        train,
+        val,
+        test,
+        file.mapped("features", "float32", 2),
+    )
+
+
+def open_cut(folder: str | Path, graph: GraphData | None = None) -> Cut:
+    """Read the list of a cut; no part is opened.
+
+    Args:
+        folder: what `umem.graphs.cut` or ``umem graph cut`` wrote.
+        graph: see that it is this one that was cut; costs a pass over its arrays.
+
+    Raises:
+        DataError: it cannot be read, is no cut, or is one of another graph.
+    """
+    path = Path(folder) / LIST
+    try:
+        with open_regular(path) as file:
+            cut = _cut(Path(folder), json.load(file))
+    except OSError as error:
+        raise DataError(f"{shown(path)}: no cut of a graph: {reason(error)}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{shown(path)}: no list of a cut: {shown(repr(error))}") from error
+    if graph is not None and graph_hash(graph) != cut.graph:
+        raise DataError(f"{shown(Path(folder))} is a cut of another graph; cut this one")
+    return cut
+
+
+def _cut(folder: Path, values: dict[str, Any]) -> Cut:
+    if values["version"] != VERSION:
+        raise DataError(
+            f"{shown(folder / LIST)}: version {values['version']!r}, and this umem reads "
+            f"{VERSION}; cut the graph again"
+        )
+    cut = Cut(
+        folder,
+        str(values["graph"]),
+        str(values["identity"]),
+        _counts(values["nodes"]),
+        _counts(values["entries"]),
+        int(values["tie_count"]),
+        int(values["across_count"]),
+        int(values["feature_count"]),
+        int(values["class_count"]),
+    )
+    if len(cut.nodes) != len(cut.entries) or not cut.nodes:
+        raise ValueError("parts without a number of nodes or entries")
+    return cut
+
+
+def _counts(values: Any) -> tuple[int, ...]:
+    counts = tuple(map(int, values))
+    if min(counts, default=0) < 0:
+        raise ValueError("a negative count")
+    return counts
+
+
+def list_text(cut: Cut) -> str:
+    """The list of a cut, as `open_cut` reads it."""
+    values = {k: v for k, v in asdict(cut).items() if k != "folder"}
+    return json.dumps({"version": VERSION, **values}, indent=1) + "\n"
+
+
+def graph_hash(graph: GraphData) -> str:
+    """SHA-256 of a graph's arrays, their names, types and shapes, in hexadecimal digits."""
+    found = hashlib.sha256()
+    for field in fields(GraphData):
+        array = getattr(graph, field.name)
+        found.update(f"{field.name} {array.dtype} {array.shape} ".encode())
+        for start in range(0, len(array), 1 << 16):
+            found.update(np.ascontiguousarray(array[start : start + (1 << 16)]).data)
+    return found.hexdigest()

@@ -1,0 +1,67 @@
+"""A task on a graph, which a graph network can learn and its features alone do not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from umem.graphs.csr import Array, GraphData
+from umem.graphs.draws import below, draws
+
+_PROTOTYPE_STRENGTH = np.float32(0.2)
+
+
+def labelled(indptr: Array, indices: Array, features: int, classes: int, seed: int) -> GraphData:
+    """Give a graph features, labels and masks; `umem.graphs.rmat` says which."""
+    nodes = len(indptr) - 1
+    own = below(np.random.PCG64([seed, 1]), nodes, classes)
+    return GraphData(
+        indptr,
+        indices,
+        _prototype_features(np.random.PCG64([seed, 2]), own, classes, features),
+        prevailing(indptr, indices, own, classes),
+        *_split(np.random.PCG64([seed, 3]), nodes),
+    )
+
+
+def prevailing(indptr: Array, indices: Array, own: Array, classes: int) -> Array:
+    """The class with most weight around each node: int32 (N,)."""
+    nodes = len(own)
+    degrees = np.diff(indptr)
+    scale = 1.0 / np.sqrt(degrees + 1.0)
+    row = np.repeat(np.arange(nodes), degrees)
+    votes = np.zeros((nodes, classes))
+    votes[np.arange(nodes), own] = scale * scale
+    votes += np.bincount(
+        row * classes + own[indices], scale[row] * scale[indices], nodes * classes
+    ).reshape(nodes, classes)
+    found: Array = votes.argmax(axis=1).astype(np.int32)
+    return found
+
+
+def _prototype_features(bits: np.random.PCG64, own: Array, classes: int, features: int) -> Array:
+    """float32 (N, F): uniform noise in [-1, 1), plus or minus 0.2 by the class's prototype."""
+    signs = below(bits, classes * features, 2).astype(np.float32) * 2 - 1
+    prototypes = _PROTOTYPE_STRENGTH * signs.reshape(classes, features)
+    values = np.empty((len(own), features), np.float32)
+    for rows in _slices(len(own), 4096):
+        noise = draws(bits, values[rows].size) >> np.uint32(8)  # 24 bits: exact in float32
+        values[rows] = noise.reshape(-1, features)
+        values[rows] *= np.float32(2**-23)
+        values[rows] -= np.float32(1)
+        values[rows] += prototypes[own[rows]]
+    return values
+
+
+def _slices(length: int, step: int) -> Iterator[slice]:
+    return (slice(start, start + step) for start in range(0, length, step))
+
+
+def _split(bits: np.random.PCG64, nodes: int) -> tuple[Array, Array, Array]:
+    """Masks of 60, 20 and 20 % of the nodes; at least one node trains."""
+    order = np.argsort(draws(bits, nodes), kind="stable")
+    train, val = -(-nodes * 6 // 10), nodes // 5
+    part = np.empty(nodes, np.int8)
+    part[order[:train]], part[order[train : train + val]], part[order[train + val :]] = 0, 1, 2
+    return part == 0, part == 1, part == 2

@@ -1,0 +1,150 @@
+"""Arrays in one file, of which a large one can be read where it lies, row by row.
+
+The format is that of https://github.com/huggingface/safetensors: the length of a JSON header, the
+header, and the arrays' bytes one after the other. Nothing in it is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from umem.errors import DataError
+from umem.files import open_regular, reason
+from umem.graphs.csr import Array
+from umem.printable import shown
+
+_TYPES = {"int64": "I64", "int32": "I32", "float32": "F32", "bool": "BOOL"}
+_ALIGNMENT = 64
+_LONGEST_HEADER = 1 << 20
+_ROWS = 4096
+
+
+class PickedRows(NamedTuple):
+    """Some rows of an array of floats, which are read and made float32 as they are written."""
+
+    array: Array
+    rows: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.rows), *self.array.shape[1:])
+
+    @property
+    def dtype(self) -> Any:
+        return np.dtype(np.float32)
+
+    def pieces(self) -> Iterator[Array]:
+        """The rows, some at a time."""
+        for start in range(0, len(self.rows), _ROWS):
+            yield np.ascontiguousarray(self.array[self.rows[start : start + _ROWS]], np.float32)
+
+
+def write_arrays(
+    file: IO[bytes], arrays: Mapping[str, Array | PickedRows], words: Mapping[str, str]
+) -> None:
+    """Write arrays, and words about them; checksums of those that are no `PickedRows` are added."""
+    header: dict[str, Any] = {"__metadata__": {**words, **_checksums(arrays)}}
+    end = 0
+    for name, array in arrays.items():
+        start, end = end, end + _size(array.dtype, array.shape)
+        kind = _TYPES[str(array.dtype)]
+        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for array in arrays.values():
+        for piece in array.pieces() if isinstance(array, PickedRows) else (array,):
+            file.write(piece.astype(piece.dtype.newbyteorder("<"), copy=False).data)
+
+
+def _size(dtype: Any, shape: tuple[int, ...]) -> int:
+    return int(np.dtype(dtype).itemsize * math.prod(shape))
+
+
+def _checksums(arrays: Mapping[str, Array | PickedRows]) -> dict[str, str]:
+    whole = {name: a for name, a in arrays.items() if not isinstance(a, PickedRows)}
+    return {f"crc32 of {name}": str(zlib.crc32(a.data)) for name, a in whole.items()}
+
+
+class _Entry(NamedTuple):
+    """What a header says of an array."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def _entry(said: dict[str, Any]) -> _Entry:
+    start, stop = map(int, said["data_offsets"])
+    return _Entry(str(said["dtype"]), tuple(map(int, said["shape"])), start, stop)
+
+
+class ArraysFile:
+    """A file of arrays; its header was read and found to fit the length of the file.
+
+    Raises:
+        DataError: it cannot be read, is no such file, or is shorter or longer than it says.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            with open_regular(path) as file:
+                self._read_header(file)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            if isinstance(error, DataError):
+                raise
+            why = reason(error) if isinstance(error, OSError) else f"its header: {error}"
+            raise self._wrong(f"cannot be read: {why}") from error
+
+    def _read_header(self, file: IO[bytes]) -> None:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= _LONGEST_HEADER:
+            raise self._wrong("is no part of a cut: it does not begin with a header")
+        header = json.loads(file.read(length))
+        self.words: dict[str, str] = header.pop("__metadata__")
+        self._arrays = {name: _entry(said) for name, said in header.items()}
+        self._start = 8 + length
+        end = max(entry.stop for entry in self._arrays.values())
+        size = file.seek(0, 2)
+        if size != self._start + end:
+            raise self._wrong(f"has {size} bytes, and should have {self._start + end}: it is torn")
+
+    def _wrong(self, what: str) -> DataError:
+        return DataError(f"{shown(self._path)} {what}; cut the graph again")
+
+    def mapped(self, name: str, dtype: str, ndim: int) -> Array:
+        """An array as it lies in the file: what is not touched is not read.
+
+        Raises:
+            DataError: it is missing, or of another type or another number of dimensions.
+        """
+        entry = self._arrays.get(name)
+        if entry is None or entry.dtype != _TYPES[dtype] or len(entry.shape) != ndim:
+            raise self._wrong(f"has no {name} of {dtype} with {ndim} dimensions")
+        _, shape, start, end = entry
+        if min(start, *shape, 0) < 0 or end - start != _size(dtype, shape):
+            raise self._wrong(f"says that {name} of {shape} has {end - start} bytes")
+        if start == end:
+            return np.empty(shape, dtype)
+        kind = np.dtype(dtype).newbyteorder("<")
+        return np.memmap(self._path, kind, "r", self._start + start, shape)
+
+    def read(self, name: str, dtype: str, ndim: int = 1) -> Array:
+        """An array, read and compared with its checksum.
+
+        Raises:
+            DataError: as `mapped`, or its bytes are not those that were written.
+        """
+        array = np.array(self.mapped(name, dtype, ndim))
+        if self.words.get(f"crc32 of {name}") != str(zlib.crc32(array.data)):
+            raise self._wrong(f"is damaged: the checksum of {name} is another")
+        return array

@@ -1,0 +1,121 @@
+"""The machines of a job: the file that lists them, and whether they can be reached."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from umem.errors import LaunchError
+from umem.files import reason
+from umem.launch.installed import first_line
+from umem.printable import quoted, shown
+
+CONNECT_SECONDS = 8
+REACH_SECONDS = 12
+"""How long a host has to answer ssh, all in all; all are asked at once."""
+_LINE = re.compile(r"(?P<name>[\w.@-]+)(?::(?P<count>\d+))?(?:\s+slots\s*=\s*(?P<slots>\d+))?")
+
+
+class Host(NamedTuple):
+    """A machine, and how many ranks it is to run; None: as many as it has cores."""
+
+    name: str
+    slots: int | None = None
+
+
+def read_hosts(path: Path) -> list[Host]:
+    """Read a file of hosts, one a line: ``a.example``, ``a.example slots=4`` or ``a.example:4``.
+
+    Raises:
+        LaunchError: the file cannot be read, a line says something else, or there is none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = reason(error) if isinstance(error, OSError) else "it is no text"
+        raise LaunchError(f"the hosts in {shown(path)} cannot be read: {why}") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        match = _LINE.fullmatch(text)
+        if match is not None and not match["name"].startswith("-"):
+            slots = match["count"] or match["slots"]
+            found.append(Host(match["name"], int(slots) if slots else None))
+        elif text:
+            raise LaunchError(
+                f"{shown(path)}, line {number}: {quoted(text)} names no host; write a.example, "
+                "a.example slots=4 or a.example:4"
+            )
+    if not found:
+        raise LaunchError(f"{shown(path)} names no host; write one a line, such as a.example:4")
+    return found
+
+
+def reach(hosts: Sequence[Host]) -> None:
+    """Make sure that each host answers ssh without asking for anything.
+
+    Cost: as long as the slowest takes, at most some 12 seconds.
+
+    Raises:
+        LaunchError: there is no ssh, or a host does not answer; names the first, and why.
+    """
+    others = [host.name for host in hosts if not is_here(host.name)]
+    if not others:
+        return
+    if shutil.which("ssh") is None:
+        raise LaunchError(
+            f"the host {shown(others[0])} is reached by ssh, which is not on PATH: install it "
+            "(such as apt install openssh-client)"
+        )
+    with ThreadPoolExecutor(min(32, len(others))) as pool:
+        for name, problem in zip(others, pool.map(_problem, others), strict=True):
+            if problem is not None:
+                raise LaunchError(
+                    f"the host {shown(name)} does not answer: {shown(problem)}. umem run needs "
+                    f"`ssh {shown(name)} true` to work without a question"
+                )
+
+
+def is_here(name: str) -> bool:
+    """Tell whether a host is this machine."""
+    return name in ("localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn())
+
+
+def addresses(hosts: Sequence[Host]) -> list[str]:
+    """Give the addresses by which the hosts reach this machine, each once."""
+    found = []
+    for host in hosts:
+        name = host.name.rpartition("@")[2]
+        try:
+            family, kind, _, _, to = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(to)  # sends nothing
+                found.append(probe.getsockname()[0])
+        except OSError:  # a name that only ssh knows
+            found.append(socket.gethostname())
+    return list(dict.fromkeys(found))
+
+
+def _problem(name: str) -> str | None:
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
+    try:
+        result = subprocess.run(
+            ["ssh", *options, name, "true"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=REACH_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"nothing for {REACH_SECONDS} s"
+    except OSError as error:
+        return reason(error)
+    if result.returncode == 0:
+        return None
+    said = result.stderr.decode(errors="replace").strip().splitlines()
+    return first_line(said[-1]) if said else f"ssh ended with status {result.returncode}"

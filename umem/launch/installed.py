@@ -1,0 +1,66 @@
+"""What is installed for a rank: the versions that all ranks have alike, and mpi4py's MPI."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from umem.extras import installed_version
+
+
+def versions() -> dict[str, str]:
+    """Say what all ranks must have alike; umem also by its source, which may be a checkout."""
+    names = ("python", "numpy", "mpi4py", "chainer")
+    return {"umem": _umem(), **{name: installed_version(name) or "none" for name in names}}
+
+
+def _umem() -> str:
+    total = hashlib.sha256()
+    root = Path(__file__).parent.parent
+    for path in sorted(root.rglob("*.py")):
+        total.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return f"{installed_version('umem') or 'checkout'} ({total.hexdigest()[:12]})"
+
+
+def mpi_library() -> str:
+    """Say which MPI mpi4py loads, without MPI_Init, or why there is none.
+
+    A child by fork asks, so that none is loaded into this process.
+    """
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(write, _library().encode()[:4000])
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as file:
+        text = file.read().decode()
+    os.waitpid(child, 0)
+    return text
+
+
+def _library() -> str:
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+
+        return first_line(MPI.Get_library_version())
+    except Exception as error:
+        return f"{type(error).__name__}: {first_line(str(error))}"
+
+
+def starter() -> str:
+    """Say whose mpiexec this process finds itself started by, by what is in its environment."""
+    if "OMPI_COMM_WORLD_SIZE" in os.environ:
+        return "Open MPI"
+    return "MPICH" if "PMI_RANK" in os.environ else "none"
+
+
+def first_line(text: str) -> str:
+    """Give the first line of a text that others wrote."""
+    return next(iter(text.strip().splitlines()), "").strip(" \0,")

@@ -1,0 +1,170 @@
+"""The MPI that is here: mpi4py's, the mpiexec that belongs to it, and what that has to be told."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from umem.errors import LaunchError, MissingDependencyError, UmemError
+from umem.extras import command, installed_version
+from umem.launch.installed import first_line, mpi_library
+from umem.printable import shown
+
+OPEN_MPI, MPICH = "Open MPI", "MPICH"
+_FAMILIES = {OPEN_MPI: re.compile(r"open mpi", re.I), MPICH: re.compile(r"mpich|hydra|intel", re.I)}
+_VERSION = re.compile(r"(?:version:?|\(open mpi\)|open mpi v)\s*(\d+)(\.[\w.]+)?", re.I)
+_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+"""By which NumPy's libraries are told how many threads to compute with."""
+SHM = Path("/dev/shm")
+SHM_BYTES_A_RANK = 24 << 20
+"""Open MPI makes a file of 16 MiB for each rank there, and fills it as it sends."""
+
+
+class Kind(NamedTuple):
+    """Which MPI a library or a program is."""
+
+    family: str
+    version: str
+
+    @property
+    def major(self) -> str:
+        """The first number of the version."""
+        return self.version.partition(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.family} {self.version}".strip()
+
+
+class Mpiexec(NamedTuple):
+    """A program that starts ranks."""
+
+    path: Path
+    kind: Kind
+
+
+def kind_of(text: str) -> Kind:
+    """Read which MPI wrote a text about itself; the family is its own words for unknown ones."""
+    line = text.strip()
+    family = next((name for name, words in _FAMILIES.items() if words.search(line)), None)
+    version = _VERSION.search(line)
+    found = "" if version is None else f"{version[1]}{version[2] or ''}"
+    return Kind(family or shown(first_line(line)), found.rstrip("."))
+
+
+def library_kind() -> Kind:
+    """Say which MPI mpi4py uses here; loads none into this process.
+
+    Raises:
+        MissingDependencyError: mpi4py is not installed.
+        LaunchError: it finds no MPI.
+    """
+    if find_spec("mpi4py") is None:
+        raise MissingDependencyError(f"several ranks need mpi4py; {command('mpi')}")
+    text = mpi_library()
+    found = kind_of(text)
+    if found.family not in _FAMILIES:
+        raise LaunchError(f"mpi4py is there and cannot be used: {shown(text)}; {command('mpi')}")
+    return found
+
+
+def find_mpiexec(library: Kind) -> Mpiexec:
+    """Find the mpiexec of an MPI: the first on PATH that is of it, or the one beside Python.
+
+    Raises:
+        MissingDependencyError: there is no mpiexec.
+        LaunchError: there is only that of another MPI, by which each rank would see itself alone.
+    """
+    found = [Mpiexec(path, _asked(path)) for path in _candidates()]
+    if not found:
+        raise MissingDependencyError(
+            f"there is no mpiexec on PATH, nor beside {shown(sys.executable)}; {command('mpi')}"
+        )
+    for candidate in found:
+        if _belongs(candidate.kind, library):
+            return candidate
+    there = ", ".join(f"{shown(each.path)} ({each.kind})" for each in found)
+    raise LaunchError(
+        f"mpi4py is built for {library}, and mpiexec is that of another MPI, so that each rank "
+        f"would see itself alone: {there}. Install both from one place; {command('mpi')}"
+    )
+
+
+def _belongs(program: Kind, library: Kind) -> bool:
+    if program.family != library.family:
+        return False
+    return library.family != OPEN_MPI or program.major == library.major
+
+
+def _candidates() -> list[Path]:
+    folders = [*os.get_exec_path(), str(Path(sys.executable).parent)]
+    found = (shutil.which("mpiexec", path=folder) for folder in folders if folder)
+    return list(dict.fromkeys(Path(path) for path in found if path is not None))
+
+
+def _asked(path: Path) -> Kind:
+    try:
+        result = subprocess.run(
+            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return Kind("does not run", "")
+    return kind_of((result.stdout + result.stderr).decode(errors="replace"))
+
+
+def describe() -> str:
+    """Say in a line which MPI `umem run -n` would use here, or why it cannot."""
+    try:
+        library = library_kind()
+        program = find_mpiexec(library)
+    except UmemError as error:
+        return str(error)
+    return f"{library} by mpi4py {installed_version('mpi4py')}, started by {shown(program.path)}"
+
+
+def arguments(
+    mpiexec: Mpiexec, count: int, hosts: Path | None, exported: Mapping[str, str]
+) -> list[str]:
+    """Write the command that starts so many of what follows it."""
+    line = [str(mpiexec.path), "-n", str(count)]
+    if mpiexec.kind.family == OPEN_MPI:
+        line += ["--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"]
+        line += ["--hostfile", str(hosts)] if hosts else []
+        if hosts:
+            for name in exported:
+                line += ["-x", name]
+        return line
+    return line + (["-f", str(hosts)] if hosts else [])
+
+
+def may_run_as_root(allowed: bool) -> bool:
+    """Tell whether this user may start ranks: root may where it says so."""
+    return os.geteuid() != 0 or allowed or all(os.environ.get(name) == "1" for name in _ROOT)
+
+
+def environment(mpiexec: Mpiexec, threads: int | None, is_crowded: bool) -> dict[str, str]:
+    """Say what ranks get in their environment besides what is there."""
+    found = {}
+    if threads is not None or not any(os.environ.get(name) for name in THREADS):
+        found = {name: str(threads or 1) for name in THREADS}
+    if mpiexec.kind.family == OPEN_MPI:
+        found |= {name: "1" for name in _ROOT}
+        if is_crowded:  # a rank that waits lets others compute
+            found.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    return found
+
+
+def room_in_shm() -> int | None:
+    """How many bytes are free where ranks of one machine exchange messages; None: no such place."""
+    try:
+        found = os.statvfs(SHM)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize

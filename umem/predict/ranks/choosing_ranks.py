@@ -1,0 +1,254 @@
+"""How many ranks: memory of each, bytes exchanged, time of a step; everything said is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+from umem.devices.specs import GpuSpec
+from umem.errors import ScalingError, SizeError
+from umem.memory.limits import Size
+from umem.predict.choosing import gpu_asked_for
+from umem.predict.cupy_differences import Correct, on_gpu
+from umem.predict.ranks.collectives import all_reduce_seconds, ordered_sum_seconds, shared_seconds
+from umem.predict.ranks.found_ranks import RankChoice, RankStep
+from umem.predict.ranks.graph_step import GraphStep
+from umem.predict.ranks.rank_links import RankLink, rank_link
+from umem.predict.ranks.rank_shares import GraphInParts, composite, rounds_of, shares_of
+from umem.predict.ranks.scaled_events import with_state_split
+from umem.predict.replaying import replay
+from umem.printable import quoted
+from umem.trace.analysis.explain import missing
+from umem.trace.axes import StepSize, size_text
+from umem.trace.trace import Trace, check_trace
+from umem.trace.walk import allocations
+
+SHARD_BUFFER_BYTES = 16 << 20
+"""Of what `umem.chainer.sharded` sends at once, and of what arrives."""
+
+
+def choose_ranks(
+    trace: Trace,
+    ranks: Sequence[int],
+    gpu: str | GpuSpec,
+    link: str,
+    *,
+    cut: GraphInParts | None = None,
+    recorded: GraphInParts | None = None,
+    size: StepSize | None = None,
+    sharded: bool = False,
+    vram: Size | None = None,
+    correct: Correct = "auto",
+) -> RankChoice:
+    """Say what a step of one process would take on several ranks; nothing is run.
+
+    With a cut the ranks split the rows of a graph, as `umem.chainer.ParallelGraphConvolution`
+    does: a step's time is computing, of the rank that is last at each operation; for each product
+    with the adjacency the rounds of the halo, latency + rows * bytes (1 / link + 1 / out of the
+    GPU + 1 / into it), because rows go through the host's memory; and each sum over parts in
+    order, N - 1 messages and a broadcast. Without one they split the batch, and gradients are
+    summed by a ring's all-reduce; ChainerMN packs them into two buffers. Where the state is
+    sharded each rank has 1 / N of it; gradients are scattered and parameters gathered, through the
+    hosts' memory.
+
+    Models: see `umem.predict.ranks.collectives` and `RankLink`, each with its source. Does not
+    model: work beside an exchange, links that are shared, MPI's own memory, stragglers, float16
+    on the wire where the trace has none.
+
+    Cost: two replays for each number of ranks, and for a cut reading its parts once for each.
+
+    Args:
+        trace: of one process. For a batch: of a step that can be taken to other sizes
+            (`umem.record_at`), or each rank takes the batch as it was recorded.
+        ranks: the numbers to try, each from 1.
+        gpu: what each rank has, a name of the table.
+        link: ``"nvlink"``, ``"pcie4"``, ``"100gbe"``, ``"GB/s,us"``, or the file of a link.
+        cut: the graph in parts, `umem.graphs.PlannedCut`; None: a batch is split.
+        recorded: the graph of the trace in parts, where that is a smaller one than was cut.
+        size: the size of the whole step, all ranks together; a batch is its axis ``batch``.
+        sharded: `umem.chainer.sharded`.
+        vram: usable VRAM instead of the table's figure.
+        correct: see `umem.replay`.
+
+    Raises:
+        SizeError: a number of ranks is none, or more than there are parts or samples; an unknown
+            link; vram that is no size.
+        UnknownGpuError: no such GPU.
+        TraceError: the trace is none, or has no operation, or no graph convolution for a cut.
+        DataError: the cut is of another graph than the trace.
+        ScalingError: ``size`` of a trace that cannot be scaled.
+    """
+    check_trace(trace)
+    counts = _checked(ranks)
+    spec = gpu_asked_for(gpu, vram)
+    way = rank_link(link, spec)
+    known = _Asked(spec, way, sharded, correct)
+    step: Callable[[int], RankStep]
+    if cut is None:
+        kind: Literal["graph", "data"] = "data"
+        step = _Batch(trace, size, known).on
+    else:
+        kind = "graph"
+        whole = trace if size is None else trace.at(size)
+        step = _Graph(GraphStep(whole, cut if recorded is None else recorded), cut, known).on
+    return RankChoice(
+        kind,
+        spec.name,
+        spec.title,
+        spec.usable_bytes,
+        way,
+        sharded,
+        tuple(map(step, counts)),
+        missing(trace),
+    )
+
+
+def _checked(ranks: Sequence[int]) -> tuple[int, ...]:
+    found = tuple(ranks)
+    for count in found:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise SizeError(f"a number of ranks is a whole number from 1; got {quoted(count)}")
+    if not found:
+        raise SizeError("no number of ranks to try; give some, such as 1,2,4")
+    return tuple(sorted(set(found)))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What holds for every number of ranks."""
+
+    gpu: GpuSpec
+    link: RankLink
+    sharded: bool
+    correct: Correct
+
+    def peak(self, trace: Trace) -> int:
+        return on_gpu(trace, self.correct).peak_bytes
+
+    def seconds(self, trace: Trace, *, fits: bool) -> float:
+        """Of one step."""
+        mode = "unmanaged" if fits else "managed"
+        room = None if not fits else max(self.gpu.usable_bytes, 2 * self.peak(trace))
+        found = replay(trace, self.gpu, mode, room, correct=self.correct)  # type: ignore[arg-type]
+        return found.seconds / max(1, trace.step_count)
+
+    @property
+    def staging(self) -> float:
+        """Seconds a byte that goes from one GPU to another through the memory of their hosts."""
+        rates = (self.gpu.host_out_bandwidth, self.gpu.host_in_bandwidth)
+        return sum(1 / rate for rate in rates if rate)
+
+    def shard_seconds(self, ranks: int, nbytes: int) -> float:
+        """Where the state is sharded: gradients are scattered, and parameters gathered."""
+        if not self.sharded or ranks == 1:
+            return 0.0
+        return 2 * shared_seconds(self.link, ranks, nbytes) + nbytes * self.staging
+
+    def shard_bytes(self, ranks: int, nbytes: int) -> int:
+        """A shard of the averaged gradient, and two buffers of what is sent and arrives."""
+        if not self.sharded or ranks == 1:
+            return 0
+        return ceil(nbytes / ranks) + 2 * min(SHARD_BUFFER_BYTES, nbytes)
+
+
+class _Graph:
+    """A step on a graph in parts."""
+
+    def __init__(self, step: GraphStep, graph: GraphInParts, asked: _Asked) -> None:
+        self._step, self._graph, self._asked = step, graph, asked
+        self._parameters = _parameter_bytes(step.trace)
+
+    def on(self, ranks: int) -> RankStep:
+        shares = shares_of(self._graph, ranks)
+        state = ranks if self._asked.sharded else 1
+        peak = max(self._asked.peak(self._step.of_rank(share, state)) for share in shares)
+        peak += self._asked.shard_bytes(ranks, self._parameters)
+        fits = peak <= self._asked.gpu.usable_bytes
+        last = self._step.of_rank(composite(shares), state)
+        steps = max(1, self._step.trace.step_count)
+        a_row = sum(self._step.exchanged) // steps
+        return RankStep(
+            ranks,
+            _parts_text(ranks, len(self._graph.nodes), max(share.nodes for share in shares)),
+            peak,
+            fits,
+            tuple(share.sent_rows * a_row for share in shares),
+            sum(self._step.summed) // steps,
+            self._asked.seconds(last, fits=fits),
+            self._exchange_seconds(ranks) / steps,
+            self._sum_seconds(ranks) / steps + self._asked.shard_seconds(ranks, self._parameters),
+        )
+
+    def _exchange_seconds(self, ranks: int) -> float:
+        rounds = rounds_of(self._graph, ranks)
+        widths = self._step.exchanged
+        link = self._asked.link.seconds(rounds.rows * sum(widths), rounds.count * len(widths))
+        return link + rounds.rows * sum(widths) * self._asked.staging
+
+    def _sum_seconds(self, ranks: int) -> float:
+        if ranks == 1:
+            return 0.0
+        return sum(ordered_sum_seconds(self._asked.link, ranks, n) for n in self._step.summed)
+
+
+def _parts_text(ranks: int, parts: int, nodes: int) -> str:
+    most = ceil(parts / ranks)
+    return f"at most {nodes:,} nodes in {most} part{'' if most == 1 else 's'}"
+
+
+class _Batch:
+    """A step whose batch is split, or that each rank takes as it was recorded."""
+
+    def __init__(self, trace: Trace, size: StepSize | None, asked: _Asked) -> None:
+        self._trace, self._asked = trace, asked
+        self._size = trace.sizes[-1] if size is None and trace.sizes else size
+        if self._size is not None:
+            trace.at(self._size)  # refuses what cannot be scaled before anything is said
+        if trace.axes and "batch" not in trace.axes:
+            raise ScalingError(
+                "ranks split the axis 'batch', and the trace has "
+                f"{', '.join(trace.axes)}; record it along one of that name"
+            )
+
+    def on(self, ranks: int) -> RankStep:
+        trace, share = self._of_rank(ranks)
+        state = ranks if self._asked.sharded else 1
+        trace = with_state_split(trace, state)
+        parameters = _parameter_bytes(trace)
+        packed = 2 * parameters if ranks > 1 and not self._asked.sharded else 0
+        buffers = packed + self._asked.shard_bytes(ranks, parameters)
+        peak = self._asked.peak(trace) + buffers
+        fits = peak <= self._asked.gpu.usable_bytes
+        return RankStep(
+            ranks,
+            share,
+            peak,
+            fits,
+            (0,) * ranks,
+            parameters if ranks > 1 else 0,
+            self._asked.seconds(trace, fits=fits),
+            0.0,
+            self._sum_seconds(ranks, parameters),
+        )
+
+    def _sum_seconds(self, ranks: int, nbytes: int) -> float:
+        if self._asked.sharded:
+            return self._asked.shard_seconds(ranks, nbytes)
+        return all_reduce_seconds(self._asked.link, ranks, nbytes)
+
+    def _of_rank(self, ranks: int) -> tuple[Trace, str]:
+        if self._size is None:
+            return self._trace, "the recorded batch on each"
+        whole = self._size["batch"] if isinstance(self._size, Mapping) else self._size
+        assert isinstance(whole, int)
+        if ranks > whole:
+            raise SizeError(f"{ranks} ranks for a batch of {whole}: each needs a sample at least")
+        most = ceil(whole / ranks)
+        own: StepSize = {**self._size, "batch": most} if isinstance(self._size, Mapping) else most
+        return self._trace.at(own), f"size {size_text(own)} on each"
+
+
+def _parameter_bytes(trace: Trace) -> int:
+    return sum(a.nbytes for a in allocations(trace.events).values() if a.kind == "parameter")

@@ -1,0 +1,138 @@
+"""What is between two ranks: bandwidth and latency, each with its source."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from umem.devices.specs import GB, GpuSpec
+from umem.errors import DataError, SizeError
+from umem.files import open_regular, reason
+from umem.printable import quoted, shown
+
+
+@dataclass(frozen=True)
+class RankLink:
+    """A rank's way to the others, which it shares with nobody, both directions at once.
+
+    Models: Hockney's time of a message, latency + bytes / bandwidth ("The communication challenge
+    for MPP", Parallel Computing 20, 1994). Does not model: contention, topology, protocols that
+    change with a message's size.
+
+    Attributes:
+        name: as it was asked for.
+        bandwidth: bytes a second, each way.
+        latency_seconds: of a message.
+        source: where both are from.
+    """
+
+    name: str
+    bandwidth: float
+    latency_seconds: float
+    source: str
+
+    def seconds(self, nbytes: float, messages: float = 1) -> float:
+        """The time of some messages, one after the other, of so many bytes together."""
+        return messages * self.latency_seconds + nbytes / self.bandwidth
+
+
+NVLINK_SHARE = 0.8
+"""Of NVLink's raw rate, what is left beside its protocol: "overhead ~20%", NVIDIA's maintainer of
+NCCL in nccl-tests issue 212 (370 of 450 GB/s on H100). Measured: 143.7 of 150 GB/s by plain copies
+of a V100 (Dell, with p2pBandwidthLatencyTest), 208 of 300 by NCCL on two A100 (issue 178)."""
+_NVLINK = {
+    "v100-16gb": 150, "v100-32gb": 150, "a100-40gb": 300, "a100-80gb": 300, "h100-pcie": 300,
+    "h100-sxm": 450, "h200": 450, "gh200-96gb": 450, "gh200-144gb": 450, "b200": 900,
+    "rtx-3090": 56.25, "rtx-2080-ti": 50,
+}  # fmt: skip
+"""GB/s each way, half of what NVIDIA's datasheets and whitepapers say of both together."""
+_NVLINK_LATENCY = 6e-6
+"""An all-reduce of 32 KiB between two GPUs, which is two messages, took 13.4 us of which 1.5 are
+bandwidth (nccl-tests issue 44, RTX 2080 Ti)."""
+_FIXED = {
+    "pcie4": RankLink(
+        "pcie4",
+        25 * GB,
+        3e-6,
+        "planning value for PCIe 4.0 x16 (32 GB/s raw); an all-reduce of 8 bytes among 8 GPUs, 14 "
+        "messages in turn, took 42 us (nccl issue 1530)",
+    ),
+    "100gbe": RankLink(
+        "100gbe",
+        11.8 * GB,
+        16e-6,
+        "100 Gb/s Ethernet, of which TCP in frames of 1,500 bytes leaves 94%; 16 us between "
+        "machines by Open MPI's own protocol (ompi issue 7861)",
+    ),
+}
+NAMES = ("nvlink", *_FIXED)
+
+
+def rank_link(text: str, gpu: GpuSpec) -> RankLink:
+    """The link that a text says.
+
+    Args:
+        text: ``nvlink`` (as that GPU has it), ``pcie4``, ``100gbe``; GB/s and microseconds, as
+            ``"11.8,16"``; or a file that ``umem doctor --mpi --json`` has written.
+        gpu: the GPU of the ranks.
+
+    Raises:
+        SizeError: it is none of these, or the GPU has no NVLink.
+        DataError: the file cannot be read, or has no link.
+    """
+    name = str(text).strip().lower()
+    if name == "nvlink":
+        return _nvlink(gpu)
+    if name in _FIXED:
+        return _FIXED[name]
+    if "," in name:
+        return _told(text)
+    if Path(text).is_file():
+        return _from_file(Path(text))
+    raise SizeError(
+        f"no link named {quoted(text)}: --link is {', '.join(NAMES)}, GB/s and microseconds such "
+        "as 11.8,16, or a file that umem doctor --mpi --json has written"
+    )
+
+
+def _nvlink(gpu: GpuSpec) -> RankLink:
+    if gpu.name not in _NVLINK:
+        raise SizeError(
+            f"{gpu.title} has no NVLink: take pcie4 or 100gbe, or give GB/s and microseconds"
+        )
+    raw = _NVLINK[gpu.name]
+    source = f"{raw:g} GB/s each way (NVIDIA), of which NCCL leaves 80% (nccl-tests issue 212); "
+    source += "latency from nccl-tests issue 44"
+    return RankLink("nvlink", NVLINK_SHARE * raw * GB, _NVLINK_LATENCY, source)
+
+
+def _told(text: str) -> RankLink:
+    try:
+        rate, latency = map(float, text.split(","))
+    except ValueError:
+        rate = latency = -1.0
+    if not (0 < rate < 1e6 and 0 <= latency < 1e9):
+        raise SizeError(
+            "a link of one's own is GB/s above 0 and microseconds from 0, such as 11.8,16; got "
+            f"{quoted(text)}"
+        )
+    return RankLink(text.strip(), rate * GB, latency * 1e-6, "as given")
+
+
+def _from_file(path: Path) -> RankLink:
+    try:
+        with open_regular(path) as file:
+            found: Any = json.loads(file.read(1 << 20))
+        link = found["link"]
+        rate, latency = float(link["bandwidth"]), float(link["latency_seconds"])
+    except OSError as error:
+        raise DataError(f"cannot read the link {shown(path)}: {reason(error)}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{shown(path)} has no link; umem doctor --mpi --json writes a file that has"
+        ) from error
+    if not (0 < rate < 1e15 and 0 <= latency < 1e3):
+        raise DataError(f"{shown(path)}: a link of {rate:g} bytes/s and {latency:g} s is none")
+    return RankLink(shown(path), rate, latency, "measured by umem doctor --mpi")

@@ -1,0 +1,42 @@
+"""What operations and copies take on one GPU: what a plan that moves values is made with."""
+
+from __future__ import annotations
+
+from umem.devices.specs import COSTS, GpuSpec
+from umem.devices.virtual.clock import Clock
+from umem.errors import StateError
+from umem.planner.link import Link
+from umem.trace.trace import Mark, Op, Trace
+from umem.units import BLOCK_BYTES
+
+SMALLEST_BYTES = BLOCK_BYTES // 32
+"""What is smaller stays, as in `umem.chainer.Offload`."""
+
+
+def link_of(gpu: GpuSpec) -> Link:
+    """The link of a GPU, in bytes a second.
+
+    Raises:
+        StateError: its memory is the host's.
+    """
+    if not gpu.host_out_bandwidth or not gpu.host_in_bandwidth:
+        raise StateError(f"{gpu.title} shares its memory with the host: nothing is below it")
+    return Link(gpu.host_out_bandwidth, gpu.host_in_bandwidth, SMALLEST_BYTES)
+
+
+def op_seconds(trace: Trace, gpu: GpuSpec) -> dict[int, float]:
+    """By the id of each operation, how much later the GPU is done with it than with the last one.
+
+    Waiting for the host is among it: where the host is slower than the GPU, an operation costs
+    what issuing it takes.
+    """
+    clock, found = Clock(gpu, COSTS), dict[int, float]()
+    for event in trace.events:
+        if isinstance(event, Op):
+            before = clock.device_seconds
+            clock.launch(event.host_seconds if trace.backend == "cupy" else None, event.phase)
+            clock.compute(event.flops, event.traffic_bytes)
+            found.setdefault(id(event), clock.device_seconds - before)
+        elif event == Mark("step"):
+            clock.synchronize()
+    return found

@@ -1,0 +1,91 @@
+"""Arrays of which each rank has written a stretch, found again by any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from umem.errors import SnapshotError
+from umem.snapshots.arrays_file import ArraysInFile
+
+SPAN = " span"
+"""Behind the name of an array: the value that says from and to where of a whole it is."""
+
+
+class ArraysOfRanks(Mapping[str, "np.ndarray[Any, Any]"]):
+    """What one rank reads of what several have written; `close` lets the files go.
+
+    A rank has its own arrays, and the first rank's where it has none of a name: what was the same
+    on both was written once.
+
+    Args:
+        files: those of all ranks.
+        values: what all ranks have saved as JSON.
+        rank: the one whose arrays are read; one that did not write reads another's.
+    """
+
+    def __init__(
+        self, files: Sequence[ArraysInFile], values: Sequence[Mapping[str, Any]], rank: int
+    ) -> None:
+        self._files = files
+        self._mine = [files[rank % len(files)], files[0]]
+        self._spans = [
+            {name[: -len(SPAN)]: span for name, span in each.items() if name.endswith(SPAN)}
+            for each in values
+        ]
+        self.described = {**self._mine[1].described, **self._mine[0].described}
+        self.described |= {n: (tuple(s[2:]), self._type(n)) for n, s in self._spans[0].items()}
+
+    def _type(self, name: str) -> str:
+        return self._files[0].described[name][1]
+
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        """Read one array, as a whole."""
+        if any(name in spans for spans in self._spans):
+            shape = self.described[name][0]
+            return self.part(name, slice(0, int(np.prod(shape)))).reshape(shape)
+        for file in self._mine:
+            if name in file.described:
+                return file[name]
+        raise KeyError(name)
+
+    def part(self, name: str, span: slice) -> np.ndarray[Any, Any]:
+        """Read a stretch of an array, in C's order, from the files that have some of it.
+
+        Raises:
+            KeyError: there is none of its name. SnapshotError: some of it is in no file.
+        """
+        pieces = [
+            (max(span.start, start), min(span.stop, stop), start, file)
+            for file, spans in zip(self._files, self._spans, strict=True)
+            if name in spans
+            for start, stop, *_ in [spans[name]]
+        ]
+        if not pieces:
+            owner = next((file for file in self._mine if name in file.described), None)
+            if owner is None:
+                raise KeyError(name)
+            return owner.part(name, span)
+        pieces = sorted((p for p in pieces if p[0] < p[1]), key=lambda piece: piece[0])
+        ends = [span.start, *(stop for _, stop, _, _ in pieces)]
+        starts = [*(start for start, *_ in pieces), span.stop]
+        if ends != starts:
+            raise SnapshotError(f"of {name!r} some elements are in no file of the snapshot")
+        found = np.empty(span.stop - span.start, self._type(name))
+        for first, last, start, file in pieces:
+            there = slice(first - start, last - start)
+            found[first - span.start : last - span.start] = file.part(name, there)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.described)
+
+    def __len__(self) -> int:
+        return len(self.described)
+
+    def close(self) -> None:
+        """Let the files go."""
+        for file in self._files:
+            file.close()
