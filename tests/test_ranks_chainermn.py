@@ -99,7 +99,7 @@ def oracle() -> tuple[list[np.ndarray], list[float]]:
 
 
 def test_an_old_script_trains_as_one_process_on_both_batches(tmp_path: Path) -> None:
-    done = run_ranks(2, SCRIPT, tmp_path, folder=tmp_path)
+    done = run_ranks(2, SCRIPT, tmp_path)
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = [
         json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)
@@ -147,7 +147,7 @@ def test_communicator_choice_and_message_size_sent_refuse_on_every_rank(tmp_path
 
     if chainer.backends.cuda.available:
         pytest.skip("CUDA has a device here")
-    done = run_ranks(2, REFUSED, tmp_path, folder=tmp_path)
+    done = run_ranks(2, REFUSED, tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = ((tmp_path / f"{rank}.txt").read_text() for rank in range(2))
     assert first == second
@@ -192,17 +192,17 @@ Path(sys.argv[1], f"{comm.rank}.txt").write_text(str(said))
 
 
 def test_iterators_of_several_ranks_give_all_the_same_batches(tmp_path: Path) -> None:
-    done = run_ranks(2, ITERATORS, tmp_path, folder=tmp_path)
+    done = run_ranks(2, ITERATORS, tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = ((tmp_path / f"{rank}.txt").read_text() for rank in range(2))
     assert first == second
 
 
-def test_the_script_of_the_page_runs(tmp_path: Path) -> None:
+def test_the_script_of_the_page_runs() -> None:
     page = (ROOT / "docs" / "ranks.md").read_text(encoding="utf-8")
     section = page.partition("## Old ChainerMN scripts")[2].partition("\n## ")[0]
     script, _ = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    done = run_ranks(2, script, folder=tmp_path)
+    done = run_ranks(2, script)
     assert done.returncode == 0, done.stderr
 
 
@@ -254,6 +254,6 @@ def test_nccl_types_and_unpack_copy_on_two_software_gpus(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(kernel_cache))
     monkeypatch.setattr("mpi_programs.SECONDS", 400)  # its kernels are compiled
-    done = run_ranks(2, ON_GPUS, tmp_path, folder=tmp_path)
+    done = run_ranks(2, ON_GPUS, tmp_path)
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)] == ["all of it"] * 2

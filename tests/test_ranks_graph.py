@@ -40,7 +40,7 @@ END = """
 
 def on_ranks(count: int, program: str, folder: Path, *, before: str = "") -> list[dict[str, Any]]:
     """What each rank found, given a folder in `place`; `before` comes before any import of CuPy."""
-    done = run_ranks(count, before + START + program + END, folder, folder=folder)
+    done = run_ranks(count, before + START + program + END, folder)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
@@ -207,7 +207,7 @@ def test_the_example_gives_the_same_alone_and_on_three_ranks(tmp_path: Path) -> 
     for count in (1, 3):
         example = ROOT / "examples" / "09_graph_in_parts.py"
         options = [tmp_path / "cut", "--steps", "8"]
-        done = run_ranks(count, example, *map(str, options), folder=tmp_path)
+        done = run_ranks(count, example, *map(str, options))
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
     assert printed[0].startswith("1 ranks; 8 steps") and "weights" in printed[0]

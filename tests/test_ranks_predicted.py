@@ -95,7 +95,7 @@ def test_what_is_sent_is_what_was_said_and_what_traces_say(
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    done = run_ranks(3, TRAIN, folder, out, folder=tmp_path)
+    done = run_ranks(3, TRAIN, folder, out)
     assert done.returncode == 0, done.stderr
     sent = [json.loads((out / f"{rank}.json").read_text()) for rank in range(3)]
     for trace in (in_parts(folder), whole(graph)):

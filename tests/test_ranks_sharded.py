@@ -16,7 +16,7 @@ pytestmark = needs_ranks
 
 def run(count: int, tmp_path: Path, *cases: str) -> list[list[str]]:
     """What each rank says of each case: nothing, where it is as it should be."""
-    done = run_ranks(count, PROGRAM, tmp_path, *cases, folder=tmp_path)
+    done = run_ranks(count, PROGRAM, tmp_path, *cases)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(count)]
 
