@@ -22,7 +22,7 @@ LOOSE = ("errors", "units", "extras", "printable", "as_json", "files", "locks", 
 """Modules that lie at the top of umem/, beside `__init__` and `__main__`."""
 FOLDERS = ("trace", "devices", "planner", "memory", "predict", "reports", "chainer", "cli")
 """From the ground up: a folder imports the loose modules, itself and what comes before it."""
-ANNEXES = ("compat", "graphs", "launch", "snapshots")
+ANNEXES = ("compat", "data", "graphs", "launch", "snapshots")
 """They import loose modules only, and only chainer and cli import them."""
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
 LONGEST = 350

@@ -1,0 +1,45 @@
+"""How the buffers of an item are written smaller: the interface, and one that does nothing."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Codec(Protocol):
+    """Writes buffers smaller, without loss.
+
+    It is asked by several threads, and by processes that were forked or spawned, to which it goes
+    by multiprocessing's own pickle: threads and locks it makes where it needs them.
+
+    Attributes:
+        name: in words; it is in a tier's files, and another codec does not read them.
+    """
+
+    name: str
+
+    def compress(self, buffer: memoryview, dtype: str) -> bytes | None:
+        """Return the buffer's bytes written smaller; None: it is kept as it is.
+
+        Args:
+            buffer: bytes, in one dimension.
+            dtype: what they are, as NumPy writes it: ``"<f4"``; ``"|u1"`` for bytes.
+        """
+
+    def decompress(self, data: memoryview, nbytes: int) -> Any:
+        """Return the ``nbytes`` that `compress` was given, as a buffer that is the caller's alone.
+
+        Raises:
+            ValueError: they are no such bytes.
+        """
+
+
+class RawCodec:
+    """Keeps every buffer as it is."""
+
+    name = "raw"
+
+    def compress(self, buffer: memoryview, dtype: str) -> bytes | None:
+        return None
+
+    def decompress(self, data: memoryview, nbytes: int) -> Any:
+        raise ValueError("nothing is written by the codec 'raw'")

@@ -1,0 +1,180 @@
+"""Items of a dataset as bytes and back: a header in JSON and raw buffers, never pickle.
+
+An item is a nesting of tuples, lists and dictionaries (with text for keys) of arrays, numbers,
+text, bytes and None. What comes back has the same types, values, memory order and bits, and is
+the caller's alone. As bytes an item is
+
+    4 bytes     length of the header, little endian
+    header      JSON: what the item is, and of each buffer [nbytes, bytes here or null if raw]
+    buffers     one after another, each as a `Codec` wrote it or as it is
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import numpy as np
+
+from umem.data.codec import Codec
+from umem.errors import DataError, UnsupportedError
+from umem.printable import quoted, shown
+
+_LENGTH = struct.Struct("<I")
+_PLAIN = (bool, int, str, type(None))
+_WAY_OUT = (
+    "A cache keeps tuples, lists and dictionaries of arrays, numbers, text, bytes and None: "
+    "return such from the dataset, and make the rest outside of the cache"
+)
+
+
+def pack(item: Any, codec: Codec) -> bytes:
+    """Write an item as bytes, which hold nothing of the item's memory.
+
+    Args:
+        item: see above.
+        codec: writes its buffers smaller.
+
+    Raises:
+        UnsupportedError: something in it is of another type; the message says where.
+    """
+    buffers: list[tuple[memoryview, str]] = []
+    described = _describe(item, buffers, "the item")
+    sizes, stored = [], []
+    for buffer, dtype in buffers:
+        small = codec.compress(buffer, dtype) if buffer.nbytes else None
+        sizes.append([buffer.nbytes, None if small is None else len(small)])
+        stored.append(buffer if small is None else small)
+    header = json.dumps([described, sizes], separators=(",", ":")).encode()
+    return b"".join([_LENGTH.pack(len(header)), header, *stored])
+
+
+def unpack(data: Any, codec: Codec) -> Any:
+    """Read an item from bytes.
+
+    Args:
+        data: what `pack` wrote, as any buffer; nothing of it is held afterwards.
+        codec: the one that wrote it.
+
+    Raises:
+        DataError: these are no such bytes.
+    """
+    try:
+        view = memoryview(data).cast("B")
+        (length,) = _LENGTH.unpack_from(view)
+        at = _LENGTH.size + length
+        described, sizes = json.loads(bytes(view[_LENGTH.size : at]))
+        buffers = []
+        for nbytes, small in sizes:
+            end = at + (nbytes if small is None else small)
+            stored = view[at:end]
+            buffers.append(stored if small is None else codec.decompress(stored, nbytes))
+            at = end
+        if at != view.nbytes:
+            raise ValueError(f"{view.nbytes} bytes where the header says {at}")
+        return _made(described, iter(buffers))
+    except (ValueError, TypeError, KeyError, StopIteration, struct.error) as error:
+        raise DataError(f"not an item as the cache writes them: {error}") from error
+
+
+def buffer_bytes(data: Any) -> tuple[int, int]:
+    """Tell of packed bytes how many their buffers have, and how many of those were kept raw."""
+    (length,) = _LENGTH.unpack_from(data)
+    _, sizes = json.loads(bytes(data[_LENGTH.size : _LENGTH.size + length]))
+    raw = sum(nbytes for nbytes, small in sizes if small is None)
+    return sum(nbytes for nbytes, _ in sizes), raw
+
+
+# -- to bytes ------------------------------------------------------------------------------------
+
+
+def _describe(value: Any, buffers: list[tuple[memoryview, str]], where: str) -> Any:
+    """Say what a value is as JSON can, and put its buffers into a list."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is float:
+        return {"float": value.hex()}
+    if kind is complex:
+        return {"complex": [value.real.hex(), value.imag.hex()]}
+    if kind is bytes:
+        buffers.append((memoryview(value), "|u1"))
+        return {"bytes": 0}
+    if kind in (tuple, list):
+        of = [_describe(each, buffers, f"{where}[{i}]") for i, each in enumerate(value)]
+        return {kind.__name__: of}
+    if kind is dict:
+        return {"dict": [_entry(key, each, buffers, where) for key, each in value.items()]}
+    if kind in (np.ndarray, np.memmap):
+        return _describe_array(value, buffers, where)
+    if isinstance(value, np.generic):
+        return {"number": _describe_array(np.asarray(value), buffers, where)}
+    raise UnsupportedError(f"{shown(where)} is {_kind_name(kind)}. {_WAY_OUT}")
+
+
+def _entry(key: Any, value: Any, buffers: Any, where: str) -> list[Any]:
+    if type(key) is not str:
+        raise UnsupportedError(f"{shown(where)} has the key {quoted(key)}, not a text. {_WAY_OUT}")
+    return [key, _describe(value, buffers, f"{where}[{key!r}]")]
+
+
+def _describe_array(array: Any, buffers: list[tuple[memoryview, str]], where: str) -> Any:
+    if array.dtype.hasobject:
+        raise UnsupportedError(f"{shown(where)} is an array of dtype {array.dtype}. {_WAY_OUT}")
+    by_columns = array.flags.f_contiguous and not array.flags.c_contiguous
+    flat = np.ascontiguousarray(array.T if by_columns else array).reshape(-1)
+    plain = flat.view(np.uint8) if array.dtype.itemsize else np.empty(0, np.uint8)
+    buffers.append((plain.data, array.dtype.str))
+    descr = np.lib.format.dtype_to_descr(array.dtype)
+    return {"array": [descr, list(array.shape), bool(by_columns)]}
+
+
+def _kind_name(kind: type) -> str:
+    return f"a {shown(kind.__module__)}.{shown(kind.__qualname__)}"
+
+
+# -- from bytes ----------------------------------------------------------------------------------
+
+
+def _made(described: Any, buffers: Any) -> Any:
+    """Make what `_describe` has said, from its buffers in turn."""
+    if not isinstance(described, dict):
+        return described
+    ((kind, of),) = described.items()
+    if kind == "float":
+        return float.fromhex(of)
+    if kind == "complex":
+        return complex(*map(float.fromhex, of))
+    if kind == "bytes":
+        return bytes(next(buffers))
+    if kind in ("tuple", "list"):
+        values = [_made(each, buffers) for each in of]
+        return tuple(values) if kind == "tuple" else values
+    if kind == "dict":
+        return {key: _made(each, buffers) for key, each in of}
+    if kind == "number":
+        return _made(of, buffers)[()]
+    return _made_array(of, next(buffers))
+
+
+def _made_array(of: Any, buffer: Any) -> Any:
+    descr, shape, by_columns = of
+    dtype = np.lib.format.descr_to_dtype(_tuples(descr))
+    array = np.empty(shape[::-1] if by_columns else shape, dtype)
+    if array.nbytes:
+        array.reshape(-1).view(np.uint8)[:] = np.frombuffer(buffer, np.uint8)
+    return array.T if by_columns else array
+
+
+def _tuples(descr: Any) -> Any:
+    """A description of a dtype as NumPy has it: fields are tuples, which JSON knows not."""
+    if isinstance(descr, str):
+        return descr
+    return [tuple(_field(part) for part in field) for field in descr]
+
+
+def _field(part: Any) -> Any:
+    if not isinstance(part, list):
+        return part
+    return tuple(part) if all(isinstance(n, int) for n in part) else _tuples(part)
