@@ -20,7 +20,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from umem.errors import RecomputeError
+from umem.errors import BudgetError, RecomputeError
 
 WIDTH, CLASSES = 12, 5
 Memory = Callable[[int], AbstractContextManager[Any]]
@@ -629,6 +629,27 @@ def train_another() -> None:
     rule = chainer.optimizers.SGD(0.1).setup(layer)
     for _ in range(3):
         rule.update(lambda: F.sum(F.tanh(layer(F.tanh(layer(np.ones((3, 4), np.float32)))))))
+
+
+def beside_plain(seed: int, memory: Memory) -> tuple[Program, list[str], Exception | None]:
+    """Run a program under a memory, and the same with plain Chainer.
+
+    Returns the program, what of it is not as plain Chainer has it, and the error that refused it.
+    """
+    plain, program, error = Program(seed, None), Program(seed, memory), None
+    try:
+        plain.run()
+    except Exception as raised:  # where training diverges, a norm may find no eigenvalues
+        error = raised
+    try:
+        program.run()
+    except (RecomputeError, BudgetError) as refused:
+        return program, differences_so_far(program.numbers, plain.numbers), refused
+    except Exception as raised:
+        wrong = differences(program.numbers, plain.numbers)
+        return program, wrong + ([] if type(raised) is type(error) else [repr(raised)]), None
+    wrong = differences(program.numbers, plain.numbers)
+    return program, wrong + ([f"plain Chainer raises {error!r}"] if error else []), None
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from random_programs import Program, differences, differences_so_far
+from random_programs import beside_plain
 from recompute_cases import Branching, planned, same, train
 
 import umem.chainer  # isort: skip  (before chainer)
@@ -222,19 +222,7 @@ def test_random_programs_have_the_numbers_of_plain_chainer(
             memories.append(umem.chainer.Recompute(110_000 + 20_000 * (seed % 5)))
             return memories[-1]
 
-        plain, program = Program(seed, None), Program(seed, memory)
-        error = None
-        try:
-            plain.run()
-        except Exception as raised:  # where training diverges, a norm may find no eigenvalues
-            error = raised
-        try:
-            program.run()
-            found = differences(program.numbers, plain.numbers) + ([repr(error)] if error else [])
-        except (RecomputeError, BudgetError):
-            found = differences_so_far(program.numbers, plain.numbers)
-        except Exception as raised:
-            found = [] if type(raised) is type(error) else [repr(raised)]
+        _, found, _ = beside_plain(seed, memory)
         wrong += [f"seed {seed}: {found[:3]}"] if found else []
         counts.append(sum(one.online_count for one in memories))
     assert not wrong

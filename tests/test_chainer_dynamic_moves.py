@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from random_programs import Program, differences, differences_so_far
+from random_programs import beside_plain
 from recompute_cases import same
 from test_chainer_dynamic import LENGTHS, Kept, chain, half, model, run, with_everything
 from tiers import MemoryTier
@@ -19,7 +19,7 @@ import chainer.functions as F
 from umem.chainer.recompute import lower
 from umem.chainer.recompute.online import kinds
 from umem.chainer.recompute.online.late_call import LateCall
-from umem.errors import BudgetError, RecomputeError
+from umem.errors import BudgetError
 from umem.planner.link import Link
 
 pytestmark = [
@@ -157,19 +157,7 @@ def test_random_programs_have_the_numbers_of_plain_chainer(
         def memory(number: int, seed: int = seed) -> Any:
             return umem.chainer.Recompute(60_000 + 20_000 * (seed % 5), offload=True)
 
-        plain, program = Program(seed, None), Program(seed, memory)
-        error = None
-        try:
-            plain.run()
-        except Exception as raised:  # where training diverges, a norm may find no eigenvalues
-            error = raised
-        try:
-            program.run()
-            found = differences(program.numbers, plain.numbers) + ([repr(error)] if error else [])
-        except (RecomputeError, BudgetError):
-            found = differences_so_far(program.numbers, plain.numbers)
-        except Exception as raised:
-            found = [] if type(raised) is type(error) else [repr(raised)]
+        _, found, _ = beside_plain(seed, memory)
         wrong += [f"seed {seed}: {found[:3]}"] if found else []
         moved += any(tier.sent_bytes for tier in tiers)
     assert not wrong

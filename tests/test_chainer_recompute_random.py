@@ -10,10 +10,10 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
-from random_programs import Program, differences, differences_so_far
+from random_programs import beside_plain
 
 import umem.chainer
-from umem.errors import BudgetError, RecomputeError, RecomputeWarning
+from umem.errors import RecomputeWarning
 
 pytestmark = pytest.mark.thorough
 
@@ -38,24 +38,9 @@ def outcome(seed: int) -> tuple[str, str]:
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("ignore")
-        plain, error = Program(seed, None), None
-        try:
-            plain.run()
-        except Exception as raised:  # where training diverges, a norm may find no eigenvalues
-            error = raised
         warnings.simplefilter("always", RecomputeWarning)
-        program = Program(seed, memory)
-        end = "unplanned"
-        try:
-            program.run()
-            wrong = differences(program.numbers, plain.numbers)
-            wrong += [f"plain Chainer raises {error!r}"] if error else []
-        except (RecomputeError, BudgetError) as refused:
-            end = f"refused: {type(refused).__name__}"
-            wrong = differences_so_far(program.numbers, plain.numbers)
-        except Exception as raised:
-            wrong = differences(program.numbers, plain.numbers)
-            wrong += [] if type(raised) is type(error) else [repr(raised)]
+        program, wrong, refused = beside_plain(seed, memory)
+    end = f"refused: {type(refused).__name__}" if refused else "unplanned"
     if any(memory.planned_count for memory in memories):
         end = "planned"
     texts = [str(one.message) for one in said]
