@@ -1,0 +1,64 @@
+"""What compression did: a row for each kind of array, and what was decoded."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+RAW = "raw"
+
+
+@dataclass(frozen=True)
+class KindReport:
+    """What became of the arrays of one kind.
+
+    Attributes:
+        dtype: as NumPy writes it: ``<f4``.
+        below_bytes: an array of this kind has at least half of that, and less than that.
+        way: how they are compressed now; ``raw`` where that does not help.
+        count: how many there were.
+        kept_raw_count: how many of them are kept raw.
+        array_bytes: what they had.
+        stored_bytes: what is left of them.
+    """
+
+    dtype: str
+    below_bytes: int
+    way: str = RAW
+    count: int = 0
+    kept_raw_count: int = 0
+    array_bytes: int = 0
+    stored_bytes: int = 0
+
+    @property
+    def ratio(self) -> float:
+        """Bytes stored for a byte of an array."""
+        return self.stored_bytes / self.array_bytes if self.array_bytes else 1.0
+
+
+@dataclass(frozen=True)
+class CodecReport:
+    """What was compressed and decoded, in this process.
+
+    Attributes:
+        kinds: a row for each kind of array.
+        decoded_count: how many buffers were asked for again; those that are raw do not count.
+        decoded_bytes: bytes that they have, all of which were asked for.
+        decoding_seconds: what that took.
+    """
+
+    kinds: tuple[KindReport, ...]
+    decoded_count: int
+    decoded_bytes: int
+    decoding_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "kinds": [asdict(k) | {"ratio": k.ratio} for k in self.kinds]}
+
+    def __str__(self) -> str:
+        rows = [
+            f"{k.count} of {k.dtype} below {k.below_bytes} B: {k.way}, {k.ratio:.3f} of their "
+            f"bytes, {k.kept_raw_count} kept raw"
+            for k in self.kinds
+        ]
+        return "\n".join(rows)
