@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections import namedtuple
 from typing import Any
@@ -41,7 +42,7 @@ def alike(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(alike, a, b))
     if isinstance(a, dict):
         return list(a) == list(b) and all(alike(a[key], b[key]) for key in a)
-    if isinstance(a, (float, np.generic)):
+    if isinstance(a, (float, complex, np.generic)):
         return np.array(a).tobytes() == np.array(b).tobytes()
     return bool(a == b)
 
@@ -78,6 +79,14 @@ ITEMS = st.recursive(
 @given(ITEMS, st.sampled_from([RAW, Zlib()]))
 def test_an_item_comes_back_with_its_types_and_bits(item: Any, codec: Any) -> None:
     assert alike(unpack(pack(item, codec), codec), item)
+
+
+def test_the_bits_of_a_number_that_is_none_come_back() -> None:
+    for bits in ("fff8000000000000", "7ff8000000000123"):
+        (nan,) = struct.unpack(">d", bytes.fromhex(bits))
+        found = unpack(pack((nan, complex(1, nan)), RAW), RAW)
+        assert struct.pack(">d", found[0]).hex() == bits
+        assert struct.pack(">d", found[1].imag).hex() == bits
 
 
 def test_what_comes_back_is_the_callers_alone() -> None:

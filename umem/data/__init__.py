@@ -3,5 +3,16 @@
 from umem.data.codec import Codec, RawCodec
 from umem.data.codec_report import CodecReport, KindReport
 from umem.data.compression import BloscCodec
+from umem.data.images import JpegImages, LabeledJpegImages
+from umem.data.sparse_rows import SparseRows
 
-__all__ = ["BloscCodec", "Codec", "CodecReport", "KindReport", "RawCodec"]
+__all__ = [
+    "BloscCodec",
+    "Codec",
+    "CodecReport",
+    "JpegImages",
+    "KindReport",
+    "LabeledJpegImages",
+    "RawCodec",
+    "SparseRows",
+]

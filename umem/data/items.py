@@ -1,8 +1,8 @@
 """Items of a dataset as bytes and back: a header in JSON and raw buffers, never pickle.
 
-An item is a nesting of tuples, lists and dictionaries (with text for keys) of arrays, numbers,
-text, bytes and None. What comes back has the same types, values, memory order and bits, and is
-the caller's alone. As bytes an item is
+An item is a nesting of tuples, lists and dictionaries (with text for keys) of arrays, sparse
+matrices of SciPy, numbers, text, bytes and None. What comes back has the same types, values,
+memory order and bits, and is the caller's alone. As bytes an item is
 
     4 bytes     length of the header, little endian
     header      JSON: what the item is, and of each buffer [nbytes, bytes here or null if raw]
@@ -18,14 +18,17 @@ from typing import Any
 import numpy as np
 
 from umem.data.codec import Codec
+from umem.data.sparse_parts import apart, together
 from umem.errors import DataError, UnsupportedError
 from umem.printable import quoted, shown
 
 _LENGTH = struct.Struct("<I")
+_DOUBLES = struct.Struct("<2d")  # the bits of a NaN too
 _PLAIN = (bool, int, str, type(None))
 _WAY_OUT = (
-    "A cache keeps tuples, lists and dictionaries of arrays, numbers, text, bytes and None: "
-    "return such from the dataset, and make the rest outside of the cache"
+    "A cache keeps tuples, lists and dictionaries of arrays, sparse matrices (csr, csc, bsr, coo), "
+    "numbers, text, bytes and None: return such from the dataset, and make the rest outside of the "
+    "cache"
 )
 
 
@@ -95,9 +98,9 @@ def _describe(value: Any, buffers: list[tuple[memoryview, str]], where: str) -> 
     if kind in _PLAIN:
         return value
     if kind is float:
-        return {"float": value.hex()}
+        return {"float": _DOUBLES.pack(value, 0).hex()}
     if kind is complex:
-        return {"complex": [value.real.hex(), value.imag.hex()]}
+        return {"complex": _DOUBLES.pack(value.real, value.imag).hex()}
     if kind is bytes:
         buffers.append((memoryview(value), "|u1"))
         return {"bytes": 0}
@@ -110,6 +113,9 @@ def _describe(value: Any, buffers: list[tuple[memoryview, str]], where: str) -> 
         return _describe_array(value, buffers, where)
     if isinstance(value, np.generic):
         return {"number": _describe_array(np.asarray(value), buffers, where)}
+    if (sparse := apart(value)) is not None:
+        name, shape, arrays = sparse
+        return {"sparse": [name, shape, [_describe(each, buffers, where) for each in arrays]]}
     raise UnsupportedError(f"{shown(where)} is {_kind_name(kind)}. {_WAY_OUT}")
 
 
@@ -143,9 +149,9 @@ def _made(described: Any, buffers: Any) -> Any:
         return described
     ((kind, of),) = described.items()
     if kind == "float":
-        return float.fromhex(of)
+        return _DOUBLES.unpack(bytes.fromhex(of))[0]
     if kind == "complex":
-        return complex(*map(float.fromhex, of))
+        return complex(*_DOUBLES.unpack(bytes.fromhex(of)))
     if kind == "bytes":
         return bytes(next(buffers))
     if kind in ("tuple", "list"):
@@ -155,6 +161,9 @@ def _made(described: Any, buffers: Any) -> Any:
         return {key: _made(each, buffers) for key, each in of}
     if kind == "number":
         return _made(of, buffers)[()]
+    if kind == "sparse":
+        name, shape, arrays = of
+        return together(name, shape, [_made(each, buffers) for each in arrays])
     return _made_array(of, next(buffers))
 
 

@@ -1,0 +1,37 @@
+"""What Chainer's datasets have in common, without Chainer: items by number, slice and list."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+
+class Examples:
+    """A dataset by `get_example`, indexed as `chainer.dataset.DatasetMixin` is."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def get_example(self, i: int) -> Any:
+        """Return item ``i``, at least 0 and below the length."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an item, or a list of items for a slice, a list or an array of numbers.
+
+        Raises:
+            IndexError: there is no such item.
+        """
+        if isinstance(index, slice):
+            return [self.get_example(i) for i in range(*index.indices(len(self)))]
+        if isinstance(index, (list, np.ndarray)) and np.ndim(index):
+            return [self.get_example(self._place(i)) for i in index]
+        return self.get_example(self._place(index))
+
+    def _place(self, index: Any) -> int:
+        place = operator.index(index)
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"item {place} of {len(self)}")
+        return place % len(self)

@@ -1,0 +1,74 @@
+"""SciPy's sparse matrices in parts: the arrays that they are made of, as they are.
+
+SciPy's own constructors make indices narrower and look at what they are given; here a matrix
+comes back with the types, the order, the repeated entries and the zeros that it had. SciPy is
+imported only where a matrix is put together: one that is to be taken apart has brought it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from umem.errors import MissingDependencyError
+from umem.extras import command
+
+FORMATS = ("csr", "csc", "bsr", "coo")
+NAMES = frozenset(f"{format}_{kind}" for format in FORMATS for kind in ("matrix", "array"))
+
+
+def apart(value: Any) -> tuple[str, list[int], list[Any]] | None:
+    """Take a sparse matrix apart; nothing is copied.
+
+    Returns:
+        The name of its class in `scipy.sparse`, its shape and its arrays: data, indices and
+        indptr; of a coo matrix data and the indices along each axis. None: it is of no class that
+        can be taken apart.
+    """
+    kind = type(value)
+    if kind.__name__ not in NAMES or not kind.__module__.startswith("scipy.sparse."):
+        return None
+    if value.format == "coo":
+        arrays = [value.data, *_coordinates(value)]
+    else:
+        arrays = [value.data, value.indices, value.indptr]
+    return kind.__name__, [int(n) for n in value.shape], arrays
+
+
+def together(name: str, shape: list[int], arrays: list[Any]) -> Any:
+    """Put a sparse matrix together from what `apart` gave; it holds the arrays themselves.
+
+    Raises:
+        ValueError: this is not what `apart` gives.
+        MissingDependencyError: there is no SciPy.
+    """
+    if name not in NAMES:
+        raise ValueError(f"no class of sparse matrices: {name!r}")
+    blocks = {"blocksize": arrays[0].shape[1:]} if name.startswith("bsr") else {}
+    made = getattr(_sparse(), name)(tuple(shape), **blocks)
+    made.data = arrays[0]
+    if name.startswith("coo"):
+        _set_coordinates(made, tuple(arrays[1:]))
+    else:
+        made.indices, made.indptr = arrays[1:]
+    return made
+
+
+def _coordinates(matrix: Any) -> tuple[Any, ...]:
+    return tuple(matrix.coords) if hasattr(matrix, "coords") else (matrix.row, matrix.col)
+
+
+def _set_coordinates(matrix: Any, arrays: tuple[Any, ...]) -> None:
+    if hasattr(matrix, "coords"):
+        matrix.coords = arrays
+    else:  # before SciPy 1.13
+        matrix.row, matrix.col = arrays
+
+
+def _sparse() -> Any:
+    try:
+        import scipy.sparse
+    except ImportError:
+        raise MissingDependencyError(
+            "a sparse item needs scipy, which is not installed; " + command("data", "scipy")
+        ) from None
+    return scipy.sparse
