@@ -2,6 +2,7 @@
 
 from umem.data.codec import Codec, RawCodec
 from umem.data.codec_report import CodecReport, KindReport
+from umem.data.compressed_rows import CompressedRows, RowsReport
 from umem.data.compression import BloscCodec
 from umem.data.images import JpegImages, LabeledJpegImages
 from umem.data.sparse_rows import SparseRows
@@ -10,9 +11,11 @@ __all__ = [
     "BloscCodec",
     "Codec",
     "CodecReport",
+    "CompressedRows",
     "JpegImages",
     "KindReport",
     "LabeledJpegImages",
     "RawCodec",
+    "RowsReport",
     "SparseRows",
 ]

@@ -1,0 +1,182 @@
+"""Many small rows, kept compressed in memory in blocks.
+
+A row of 256 bytes hardly shrinks alone, and a block of many rows is decoded whole for one of them.
+What that costs is counted, and the block's size is the choice between the two: bench/data_codecs.py
+has both for rows of 64, 256 and 1024 numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from umem.as_json import named
+from umem.data.codec_report import CodecReport
+from umem.data.compression import BloscCodec
+from umem.data.examples import Examples
+from umem.errors import UnsupportedError
+from umem.locks import safe_lock
+from umem.units import format_bytes, parse_bytes
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class RowsReport:
+    """What compressed rows take, and what was read of them in this process.
+
+    Attributes:
+        array_bytes: what the rows have.
+        stored_bytes: what is kept of them.
+        block_bytes: what a block has, the last one excepted.
+        used_bytes: bytes of the rows that were asked for.
+        decoded_bytes: bytes that were decoded for them.
+        codec: how, and what that took.
+    """
+
+    array_bytes: int
+    stored_bytes: int
+    block_bytes: int
+    used_bytes: int
+    decoded_bytes: int
+    codec: CodecReport
+
+    @property
+    def ratio(self) -> float:
+        """Bytes kept for a byte of the rows."""
+        return self.stored_bytes / self.array_bytes if self.array_bytes else 1.0
+
+    @property
+    def decoded_for_used(self) -> float | None:
+        """Bytes decoded for a byte that was asked for; None where nothing was."""
+        return self.decoded_bytes / self.used_bytes if self.used_bytes else None
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("array_bytes", "stored_bytes", "ratio", "block_bytes", "used_bytes")
+        return named(self, (*names, "decoded_bytes", "decoded_for_used", "codec"))
+
+    def __str__(self) -> str:
+        text = (
+            f"{format_bytes(self.stored_bytes)} for rows of {format_bytes(self.array_bytes)} "
+            f"({self.ratio:.3f}), in blocks of {format_bytes(self.block_bytes)}"
+        )
+        if self.decoded_for_used is None:
+            return text
+        return f"{text}; {self.decoded_for_used:.1f} bytes decoded for each byte used"
+
+
+class CompressedRows(Examples):
+    """A dataset of the rows of an array, which are kept compressed in memory, without loss.
+
+    ``rows[3]`` is a row, ``rows[2:5]`` and ``rows[[7, 1]]`` are arrays of several, each the
+    caller's own. A row costs the decoding of its block, unless that was decoded last; several rows
+    asked for at once cost each block once. Beside labels it goes into
+    `chainer.datasets.TupleDataset`. Several threads may read.
+
+    Args:
+        rows: an array (n, ...), in memory or mapped; it is read block by block, and not kept.
+        block: bytes of a block: as many whole rows as go into it, one at least. Larger blocks
+            shrink more, smaller ones cost less for single rows in random order.
+
+    Raises:
+        UnsupportedError: it has no rows, or its rows are objects.
+        SizeError: ``block`` is no size.
+        MissingDependencyError: there is no blosc2.
+    """
+
+    def __init__(self, rows: Array, block: str | int = "16KiB") -> None:
+        if rows.ndim == 0 or rows.dtype.hasobject:
+            raise UnsupportedError(
+                f"rows are kept of arrays of numbers; got one of {rows.ndim} dimensions and dtype "
+                f"{rows.dtype}"
+            )
+        self._count, self._shape, self._dtype = len(rows), rows.shape[1:], rows.dtype
+        self._row_bytes = int(np.prod(self._shape, dtype=np.int64)) * self._dtype.itemsize
+        self._rows = max(1, parse_bytes(block, "block") // max(1, self._row_bytes))
+        self._codec = BloscCodec()
+        self._stored = list(self._compressed(rows))
+        self._used_bytes = self._decoded_bytes = 0
+        self._newest: tuple[int, Array] | None = None
+        self._lock = safe_lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        without = {"_lock": None, "_newest": None, "_used_bytes": 0, "_decoded_bytes": 0}
+        return self.__dict__ | without
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=safe_lock())
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all rows together."""
+        return (self._count, *self._shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of their numbers."""
+        return self._dtype
+
+    def get_example(self, i: int) -> Any:
+        """Return row ``i``; of rows without axes a number."""
+        block, place = divmod(i, self._rows)
+        return self._block(block, 1)[place].copy()
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a row, or an array of several."""
+        if isinstance(index, slice):
+            return self._several(np.arange(*index.indices(self._count)))
+        if isinstance(index, (list, np.ndarray)) and np.ndim(index):
+            return self._several(np.array([self._place(i) for i in index], np.int64))
+        return super().__getitem__(index)
+
+    def report(self) -> RowsReport:
+        """What the rows take, and what was read of them in this process."""
+        with self._lock:
+            return RowsReport(
+                array_bytes=self._count * self._row_bytes,
+                stored_bytes=sum(map(len, self._stored)),
+                block_bytes=self._rows * self._row_bytes,
+                used_bytes=self._used_bytes,
+                decoded_bytes=self._decoded_bytes,
+                codec=self._codec.report(),
+            )
+
+    def _compressed(self, rows: Array) -> Iterator[bytes]:
+        """The blocks; one that does not shrink has as many bytes as its rows."""
+        for start in range(0, self._count, self._rows):
+            block = np.ascontiguousarray(rows[start : start + self._rows]).reshape(-1)
+            data = block.view(np.uint8).data if self._row_bytes else memoryview(b"")
+            yield self._codec.compress(data, self._dtype.str) or bytes(data)
+
+    def _several(self, places: npt.NDArray[np.int64]) -> Array:
+        found = np.empty((len(places), *self._shape), self._dtype)
+        blocks = places // self._rows
+        order = np.argsort(blocks, kind="stable")
+        for group in np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1):
+            if len(group):
+                number = int(blocks[group[0]])
+                found[group] = self._block(number, len(group))[places[group] % self._rows]
+        return found
+
+    def _block(self, number: int, used_count: int) -> Array:
+        """The rows of a block, to be read: the one decoded last is kept, which reading in order
+        and pairs of neighbours live from."""
+        newest, decoded_bytes = self._newest, 0
+        if newest is None or newest[0] != number:
+            rows = min(self._rows, self._count - number * self._rows)
+            stored, nbytes = self._stored[number], rows * self._row_bytes
+            raw = stored if len(stored) == nbytes else self._codec.decompress(stored, nbytes)
+            decoded_bytes = 0 if raw is stored else nbytes
+            newest = (number, np.ndarray((rows, *self._shape), self._dtype, buffer=raw))
+            self._newest = newest if decoded_bytes else self._newest
+        with self._lock:
+            self._used_bytes += used_count * self._row_bytes
+            self._decoded_bytes += decoded_bytes
+        return newest[1]
