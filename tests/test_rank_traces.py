@@ -80,6 +80,10 @@ def test_a_missing_rank_another_run_and_an_empty_folder_are_refused(tmp_path: Pa
     paths = saved(tmp_path, rank0=(3, 1), rank2=(3, 1))
     with pytest.raises(TraceError, match="missing: 1"):
         rank_files(paths)
+    (tmp_path / "one").mkdir()
+    saved(tmp_path / "one", rank1=(3, 1))
+    with pytest.raises(TraceError, match="missing: 0"):
+        rank_files([tmp_path / "one"])
     with pytest.raises(TraceError, match="several runs"):
         rank_files([paths[0], rank_trace(3, 1).save(tmp_path / "other.rank1.umem.gz")])
     done = CliRunner().invoke(main, ["report", str(tmp_path), "--html", str(tmp_path / "x.html")])

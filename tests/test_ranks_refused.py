@@ -18,7 +18,7 @@ from ranks import Ended, needs_ranks, start
 from umem.cli import main
 from umem.errors import LaunchError, MissingDependencyError
 from umem.launch import AskedRanks, mpi, run_ranks
-from umem.launch.hosts import Host, read_hosts
+from umem.launch.hosts import Host, listed, read_hosts
 from umem.launch.mpi import Kind, find_mpiexec, kind_of
 from umem.launch.seats import SILENT_SECONDS, Seat, differing, silent
 from umem.launch.watcher import as_line
@@ -187,15 +187,38 @@ HOSTS = {
         Host("a.example"),
         Host("b", 4),
         Host("user@c", 2),
-    ]
+    ],
+    "\ufeffa slots=4\r\nb:2\r\n\r\n": [Host("a", 4), Host("b", 2)],
 }
 
 
 @pytest.mark.parametrize("text", HOSTS)
 def test_a_file_of_hosts(tmp_path: Path, text: str) -> None:
     path = tmp_path / "hosts"
-    path.write_text(text)
+    path.write_bytes(text.encode())
     assert read_hosts(path) == HOSTS[text]
+
+
+def test_each_mpiexec_gets_the_hosts_as_it_reads_them() -> None:
+    here = socket.gethostname()
+    given = [Host("a", 4), Host("localhost"), Host("a", 2), Host("b"), Host(here, 2), Host("b")]
+    with listed(given, mpi.OPEN_MPI) as file:
+        assert file is not None
+        assert file.read_text() == "a slots=6\nlocalhost slots=3\nb slots=2\n"
+    assert not file.exists()
+    with listed([Host("a", 4), Host("b")], mpi.MPICH) as file:
+        assert file is not None and file.read_text() == "a:4\nb\n"
+    with listed([], mpi.OPEN_MPI) as file:
+        assert file is None
+
+
+@needs_ranks
+def test_this_machine_may_be_a_host_in_every_form(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_bytes(f"localhost:1\r\n{socket.gethostname()} slots=1\r\n".encode())
+    code = "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"
+    ended = start(tmp_path, code, "--hosts", str(path)).finish()
+    assert (ended.status, ended.out.count("] 2\n")) == (0, 2), ended.err
 
 
 @pytest.mark.parametrize(
@@ -207,6 +230,9 @@ def test_a_file_of_hosts(tmp_path: Path, text: str) -> None:
         ("a\n-oProxyCommand=x", "line 2: '-oProxyCommand=x' names no host"),
         ("a;reboot", "'a;reboot' names no host"),
         ("a slots=many", "names no host"),
+        ("a:2 slots=1", "names no host"),
+        ("b\na slots=0", "line 2: 'a slots=0' runs no rank"),
+        ("a:0", "line 1: 'a:0' runs no rank"),
     ],
 )
 def test_a_file_of_hosts_that_says_something_else(tmp_path: Path, text: str, message: str) -> None:

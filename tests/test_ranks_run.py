@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from ranks import needs_ranks, run, start
+from ranks import ROOT, needs_ranks, run, start
 
 import umem
 from umem.compat.installation import find_package
@@ -54,6 +56,21 @@ def test_lines_stay_whole_and_in_order_however_many(tmp_path: Path) -> None:
         assert [line.split()[0] for line in lines[:-1]] == [str(i) for i in range(2000)]
         assert lines[-1] == "no end \udcff"
     assert len(ended.out.splitlines()) == 2 * 2001
+
+
+def test_standard_output_may_be_closed(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys; print('lost'); print('kept', file=sys.stderr)")
+    command = [sys.executable, "-m", "umem", "run", "-n", "2", "--allow-root", "script.py"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert (done.returncode, sorted(done.stderr.splitlines())) == (0, ["[0] kept", "[1] kept"])
 
 
 def test_a_script_without_mpi_is_run_as_often_as_asked(tmp_path: Path) -> None:

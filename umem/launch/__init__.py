@@ -6,7 +6,10 @@ It knows no Chainer. The launcher (`job.py`) starts mpiexec, which starts a watc
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +26,10 @@ from umem.units import format_bytes
 
 BACKING = "OMPI_MCA_btl_sm_backing_directory"
 """The variable that tells Open MPI where ranks of one machine put their messages."""
+SESSION = "PRTE_MCA_prte_tmpdir_base"
+"""The one that tells it where mpiexec makes its own folder."""
+_PREFIX = "umem-ranks-"
+_NEW_SECONDS = 60
 
 __all__ = ["AskedRanks", "MeasuredLink", "Rank", "measure_link", "run_ranks", "this_rank"]
 
@@ -69,13 +76,9 @@ def run_ranks(command: list[str], asked: AskedRanks, say: Callable[[str], None])
     with ExitStack() as stack:
         if not there and BACKING not in os.environ:
             variables |= small_shm(asked.ranks, say)
-            place = variables.get(BACKING, str(mpi.SHM))
-            if os.path.isdir(place):  # Open MPI leaves its files there where it is killed
-                own = TemporaryDirectory(
-                    prefix="umem-ranks-", dir=place, ignore_cleanup_errors=True
-                )
-                variables[BACKING] = stack.enter_context(own)
-        job = Job(program, command, asked.ranks, asked.hosts, there, variables)
+            variables |= own_place(variables.get(BACKING, str(mpi.SHM)), stack)
+        file = stack.enter_context(hosts.listed(there, program.kind.family))
+        job = Job(program, command, asked.ranks, file, there, variables)
         status, last = job.run()
     if asked.verbose or job.is_unexplained:
         for line in job.mpiexec_lines:
@@ -97,3 +100,39 @@ def small_shm(count: int, say: Callable[[str], None]) -> dict[str, str]:
         "(docker run --shm-size gives more)"
     )
     return {BACKING: place}
+
+
+def own_place(place: str, stack: ExitStack) -> dict[str, str]:
+    """Have Open MPI's files in a folder of this job's own, which goes with it.
+
+    Open MPI leaves them where it is killed, 16 MiB a rank, and this process cannot remove them
+    where that is killed: the next job does.
+    """
+    import fcntl  # POSIX has it
+
+    if not os.path.isdir(place):
+        return {}
+    sweep(Path(place))
+    own = TemporaryDirectory(prefix=_PREFIX, dir=place, ignore_cleanup_errors=True)
+    folder = stack.enter_context(own)
+    held = os.open(folder, os.O_RDONLY)
+    stack.callback(os.close, held)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    is_long = place != str(mpi.SHM)  # the paths of sockets may not be
+    return {BACKING: folder} | ({} if is_long or SESSION in os.environ else {SESSION: folder})
+
+
+def sweep(place: Path) -> None:
+    """Remove what jobs that are gone have left: folders of ours that nobody holds."""
+    import fcntl
+
+    for folder in place.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's, or gone by now
+            if time.time() - folder.stat().st_mtime < _NEW_SECONDS:
+                continue  # perhaps not held yet
+            held = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(held)

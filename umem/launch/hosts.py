@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from umem.errors import LaunchError
 from umem.files import reason
+from umem.launch import mpi
 from umem.launch.installed import first_line
 from umem.printable import quoted, shown
 
 CONNECT_SECONDS = 8
 REACH_SECONDS = 12
 """How long a host has to answer ssh, all in all; all are asked at once."""
-_LINE = re.compile(r"(?P<name>[\w.@-]+)(?::(?P<count>\d+))?(?:\s+slots\s*=\s*(?P<slots>\d+))?")
+_LINE = re.compile(r"(?P<name>[\w.@-]+)(?::(?P<count>\d+)|\s+slots\s*=\s*(?P<slots>\d+))?")
 
 
 class Host(NamedTuple):
@@ -33,10 +36,11 @@ def read_hosts(path: Path) -> list[Host]:
     """Read a file of hosts, one a line: ``a.example``, ``a.example slots=4`` or ``a.example:4``.
 
     Raises:
-        LaunchError: the file cannot be read, a line says something else, or there is none.
+        LaunchError: the file cannot be read, a line says something else or 0 slots, or there is
+            none.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = reason(error) if isinstance(error, OSError) else "it is no text"
         raise LaunchError(f"the hosts in {shown(path)} cannot be read: {why}") from error
@@ -46,7 +50,9 @@ def read_hosts(path: Path) -> list[Host]:
         match = _LINE.fullmatch(text)
         if match is not None and not match["name"].startswith("-"):
             slots = match["count"] or match["slots"]
-            found.append(Host(match["name"], int(slots) if slots else None))
+            if slots is not None and not int(slots):
+                raise LaunchError(f"{shown(path)}, line {number}: {quoted(text)} runs no rank")
+            found.append(Host(match["name"], None if slots is None else int(slots)))
         elif text:
             raise LaunchError(
                 f"{shown(path)}, line {number}: {quoted(text)} names no host; write a.example, "
@@ -55,6 +61,41 @@ def read_hosts(path: Path) -> list[Host]:
     if not found:
         raise LaunchError(f"{shown(path)} names no host; write one a line, such as a.example:4")
     return found
+
+
+@contextlib.contextmanager
+def listed(hosts: Sequence[Host], family: str) -> Iterator[Path | None]:
+    """Write hosts to a file as an mpiexec reads them, while the block lasts; None for no hosts.
+
+    Open MPI takes ``a.example:4`` for a name, and refuses files with Windows' ends of lines, or
+    in which two lines say the slots of one host; MPICH does not know ``slots=4``.
+    """
+    if not hosts:
+        yield None
+        return
+    sign = " slots=" if family == mpi.OPEN_MPI else ":"
+    lines = [
+        each.name + ("" if each.slots is None else f"{sign}{each.slots}") for each in _once(hosts)
+    ]
+    with tempfile.NamedTemporaryFile("w", prefix="umem-hosts-", encoding="utf-8") as file:
+        file.write("".join(f"{line}\n" for line in lines))
+        file.flush()
+        yield Path(file.name)
+
+
+def _once(hosts: Sequence[Host]) -> list[Host]:
+    """Each host once, with the slots of all its lines; a line without is one where there are more.
+
+    >>> _once([Host("a", 2), Host("b"), Host("a")])
+    [Host(name='a', slots=3), Host(name='b', slots=None)]
+    """
+    same: dict[str, list[Host]] = {}
+    for each in hosts:
+        same.setdefault("localhost" if is_here(each.name) else each.name, []).append(each)
+    return [
+        them[0] if len(them) == 1 else Host(them[0].name, sum(each.slots or 1 for each in them))
+        for them in same.values()
+    ]
 
 
 def reach(hosts: Sequence[Host]) -> None:

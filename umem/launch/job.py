@@ -294,7 +294,7 @@ class Job:
             self._signal = number
 
         before = {}
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             with contextlib.suppress(ValueError):  # in another thread than the main one
                 before[number] = signal.signal(number, on_signal)
         try:

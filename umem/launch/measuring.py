@@ -77,10 +77,9 @@ def measure_link(hosts_file: Path | None = None, *, allow_root: bool = False) ->
     program = mpi.find_mpiexec(mpi.library_kind())
     hosts.reach(there)
     variables = mpi.environment(program, None, is_crowded=len(os.sched_getaffinity(0)) < 2)
-    line = mpi.arguments(program, 2, hosts_file, variables)
-    if there:
-        line += ["--map-by", "node"] if program.kind.family == mpi.OPEN_MPI else ["-ppn", "1"]
-    return _said(_run([*line, sys.executable, str(PROGRAM)], variables))
+    with hosts.listed(there, program.kind.family) as file:
+        line = mpi.arguments(program, 2, file, variables, apart=bool(there))
+        return _said(_run([*line, sys.executable, str(PROGRAM)], variables))
 
 
 def _run(command: list[str], variables: dict[str, str]) -> str:
@@ -98,8 +97,9 @@ def _run(command: list[str], variables: dict[str, str]) -> str:
     except subprocess.TimeoutExpired:
         raise LaunchError(f"two ranks did not measure their link within {SECONDS:g} s") from None
     if done.returncode:
-        last = next(iter(done.stderr.strip().splitlines()[-1:]), "it said nothing")
-        raise LaunchError(f"two ranks failed with status {done.returncode}: {shown(last)}")
+        texts = [line for line in done.stderr.splitlines() if line.strip("- ")]
+        said = next(iter(texts[-1:]), "they said nothing")
+        raise LaunchError(f"two ranks failed with status {done.returncode}: {shown(said)}")
     return done.stdout
 
 

@@ -130,18 +130,23 @@ def describe() -> str:
 
 
 def arguments(
-    mpiexec: Mpiexec, count: int, hosts: Path | None, exported: Mapping[str, str]
+    mpiexec: Mpiexec,
+    count: int,
+    hosts: Path | None,
+    exported: Mapping[str, str],
+    *,
+    apart: bool = False,
 ) -> list[str]:
-    """Write the command that starts so many of what follows it."""
+    """Write the command that starts so many of what follows it, ``apart``: one a host in turn."""
     line = [str(mpiexec.path), "-n", str(count)]
     if mpiexec.kind.family == OPEN_MPI:
-        line += ["--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"]
+        line += ["--map-by", f"{'node' if apart else 'slot'}:OVERSUBSCRIBE", "--bind-to", "none"]
         line += ["--hostfile", str(hosts)] if hosts else []
         if hosts:
             for name in exported:
                 line += ["-x", name]
         return line
-    return line + (["-f", str(hosts)] if hosts else [])
+    return line + (["-f", str(hosts)] if hosts else []) + (["-ppn", "1"] if apart else [])
 
 
 def may_run_as_root(allowed: bool) -> bool:

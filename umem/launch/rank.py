@@ -26,6 +26,7 @@ from umem.launch.watcher import PIPES, Lines, as_line
 MPI = "mpi4py.MPI"
 WAITING_SECONDS = 3.0
 """How long a rank is inside of one call of MPI before it counts as waiting."""
+_LARGEST_STATUS = 2**63 - 1
 
 
 class Rank:
@@ -33,6 +34,7 @@ class Rank:
 
     def __init__(self, says: int, told: int) -> None:
         self._says, self._told = says, told
+        self._pipes = {end: _identity(end) for end in (says, told)}
         self._process = os.getpid()
         self._lines = Lines()
         self.number, self.count = 0, 1
@@ -85,7 +87,8 @@ class Rank:
 
     def raised(self, error: BaseException, thread: str | None = None) -> None:
         """Tell of an error that nobody caught; the rank has a moment left to clean up."""
-        self._say(raised=describe(error), thread=thread)
+        if not self._say(raised=describe(error), thread=thread):
+            self._leave(1)
 
     def over(self, code: object) -> None:
         """Tell that the script is over, with what it gave `sys.exit`.
@@ -93,12 +96,19 @@ class Rank:
         A child of the script by fork ends here: it must not finalise MPI, which is its parent's.
         """
         status = 0 if code is None else code if isinstance(code, int) else 1
+        status = status & 255 if abs(status) <= _LARGEST_STATUS else 255  # as Python does
         if not self.is_this_process:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(AttributeError, OSError, ValueError):
-                    stream.flush()
-            os._exit(status & 255)
-        self._say(over=status & 255)
+            self._leave(status)
+        if not self._say(over=status) and status:
+            self._leave(status)
+
+    @staticmethod
+    def _leave(status: int) -> None:
+        """End this process without MPI_Finalize, which may wait for other ranks for ever."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                stream.flush()
+        os._exit(status)
 
     def _thread_failed(self, args: Any) -> None:
         threading.__excepthook__(args)
@@ -129,7 +139,7 @@ class Rank:
     # -- the pipes -------------------------------------------------------------------------
 
     def _orders(self) -> Any:
-        while True:
+        while _identity(self._told) == self._pipes[self._told]:
             try:
                 data = os.read(self._told, 1 << 12)
             except OSError:  # the script closed it
@@ -139,10 +149,27 @@ class Rank:
             for line in self._lines.feed(data):
                 yield json.loads(line)
 
-    def _say(self, **message: Any) -> None:
-        if self.is_this_process:
-            with contextlib.suppress(OSError):
+    def _say(self, **message: Any) -> bool:
+        """Tell the watcher; False where the script has closed the pipe, as daemons do.
+
+        Its number may be another file's by now, which must not be written to.
+        """
+        if not self.is_this_process:
+            return True
+        with contextlib.suppress(OSError):
+            if _identity(self._says) == self._pipes[self._says]:
                 os.write(self._says, as_line(message))
+                return True
+        return False
+
+
+def _identity(end: int) -> tuple[int, int] | None:
+    """Which open file a number is; None where it is none."""
+    try:
+        found = os.fstat(end)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 _here: Rank | None = None

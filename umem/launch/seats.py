@@ -77,6 +77,8 @@ class Seat:
         if "stream" not in message:
             return
         stream = sys.stdout if message["stream"] == 1 else sys.stderr
+        if stream is None:  # closed by whoever started this process
+            return
         text = "".join(f"[{self.rank}] {line}\n" for line in message["lines"])
         buffer = getattr(stream, "buffer", None)
         if buffer is None:

@@ -104,8 +104,9 @@ def rank_files(paths: Sequence[Path]) -> list[Path] | None:
         found = list(paths)
     ranks = [rank_of(path) for path in found]
     named_ranks = [rank for rank in ranks if rank is not None]
-    if len(found) < 2 or len(named_ranks) < len(found):
-        return found if len(found) == 1 and named_ranks and paths[0].is_dir() else None
+    is_folder = len(paths) == 1 and paths[0].is_dir()
+    if len(named_ranks) < len(found) or (len(found) < 2 and not is_folder):
+        return None
     _check_whole(named_ranks)
     return [path for _, path in sorted(zip((rank for _, rank in named_ranks), found, strict=True))]
 
