@@ -118,7 +118,7 @@ def test_a_forked_process_leaves_the_block_without_what_is_its_parents(
 ) -> None:
     monkeypatch.setattr(lower, "link_of", lambda tier, array: FAST)
     monkeypatch.setattr(lower, "open_tier", lambda array, where: FileTier(tmp_path))
-    monkeypatch.setattr("umem.chainer.offload.file_tier.IN_MEMORY", ())
+    monkeypatch.setattr("umem.files.IN_MEMORY", ())
     model, loss_of = deep()
     expected = gradients(model, loss_of())
     memory = umem.chainer.Recompute("min", offload=tmp_path)

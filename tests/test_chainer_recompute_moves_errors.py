@@ -55,7 +55,7 @@ either = pytest.mark.parametrize(
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on a fast link, whatever it is on."""
-    monkeypatch.setattr(file_tier, "IN_MEMORY", ())
+    monkeypatch.setattr("umem.files.IN_MEMORY", ())
     monkeypatch.setattr(lower, "link_of", lambda tier, array: Link(1e12, 1e12))
     return tmp_path
 
@@ -116,9 +116,9 @@ def test_a_bad_folder_is_refused_on_entering(
     (tmp_path / "file").write_text("")
     for folder in ("tmpfs", "unwritable"):
         (tmp_path / folder).mkdir()
-    monkeypatch.setattr(file_tier, "file_system", lambda path: path.name)
+    monkeypatch.setattr("umem.files.file_system", lambda path: path.name)
     if name == "unwritable":
-        monkeypatch.setattr(file_tier.tempfile, "TemporaryFile", unwritable)
+        monkeypatch.setattr("tempfile.TemporaryFile", unwritable)
     before = sorted(tmp_path.rglob("*"))
     bad = block(tmp_path / name)
     for _ in range(2):

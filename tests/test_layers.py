@@ -50,6 +50,10 @@ WITH_ONE_USER = {
     "umem.cli.run_script": "a script as __main__ and its errors; the command would pass 350 lines",
     "umem.cli.run_watch": "--watch, with its view; the command would pass 350 lines",
     "umem.compat.cuda_devices": "a stand-in that mends import when they need it",
+    "umem.data.ahead": "a thread and whom it waits for; the dataset is for people",
+    "umem.data.items": "what an item is as bytes, which knows no cache",
+    "umem.data.pages": "bytes in pages, which know no items; the store is long",
+    "umem.data.shared_block": "memory and a lock that processes share, which know no items",
     "umem.devices.blocks_of_memory": "what a device may leave out; the interface is long",
     "umem.devices.cuda.arena": "an allocator that only lookahead needs, loaded when it is",
     "umem.devices.cuda.install": "CuPy's own allocator, put in place and back; the device is long",
@@ -265,7 +269,10 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_no_public_function_is_called_as_a_module_beside_it() -> None:
-    packages = [umem, *(importlib.import_module(f"umem.{name}") for name in ("chainer", "graphs"))]
+    packages = [
+        umem,
+        *(importlib.import_module(f"umem.{name}") for name in ("chainer", "data", "graphs")),
+    ]
     for package in packages:
         beside = {module.name for module in pkgutil.iter_modules(package.__path__)}
         public = {name for name, value in vars(package).items() if not inspect.ismodule(value)}

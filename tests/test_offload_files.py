@@ -29,6 +29,7 @@ from umem.chainer.offload.extents import PAGE, Extents
 from umem.chainer.offload.file_tier import FileTier
 from umem.chainer.offload.tiers import link_of
 from umem.errors import FileError, OffloadWarning, StateError
+from umem.files import file_system
 
 
 @pytest.fixture
@@ -213,11 +214,11 @@ def test_a_folder_must_be_writable(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs Linux")
 def test_a_folder_in_memory_is_refused(tmp_path: Path) -> None:
-    if file_tier.file_system(Path("/dev/shm")) != "tmpfs":
+    if file_system(Path("/dev/shm")) != "tmpfs":
         pytest.skip("/dev/shm is on a disk here")
     with pytest.raises(FileError, match="is tmpfs, which is memory itself"):
         FileTier("/dev/shm")
-    assert file_tier.file_system(tmp_path) not in (None, "")
+    assert file_system(tmp_path) not in (None, "")
 
 
 def test_a_folder_that_vanishes_does_not_matter_to_what_is_open(tmp_path: Path) -> None:

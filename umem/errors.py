@@ -22,7 +22,7 @@
     +-- SpanError               also ValueError: a span freed twice, or never handed out
     +-- TraceError              also ValueError: a trace that cannot be read or replayed
     +-- ScalingError            also ValueError: a trace that cannot be taken to another size
-    +-- DataError               also ValueError: a data file that is not what it should be
+    +-- DataError               also ValueError: data, or an order of it, not as it should be
     +-- FileError               also OSError: what is in the place of a file is none, or in the way,
     |                           or there is no room for it
     +-- SnapshotError           also ValueError: a saved run that cannot be loaded
@@ -32,8 +32,9 @@
     +-- MissingDependencyError  also ImportError: names what to install
 
 Whatever is raised, the state is as before the call: nothing half-installed, nothing leaked.
-Seven warnings belong here too, each a UserWarning: AccumulationWarning, LeftOnWarning,
-LookaheadWarning, OffloadWarning, RecomputeWarning, SnapshotWarning, WorkspaceWarning.
+Eight warnings belong here too, each a UserWarning: AccumulationWarning, DataWarning,
+LeftOnWarning, LookaheadWarning, OffloadWarning, RecomputeWarning, SnapshotWarning,
+WorkspaceWarning.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class ScalingError(UmemError, ValueError):
 
 
 class DataError(UmemError, ValueError):
-    """A data file that is not what it should be; the message names file and array."""
+    """Data, in a file or cached, or an order of it, that is not what it should be."""
 
 
 class FileError(UmemError, OSError):
@@ -163,6 +164,10 @@ class MissingDependencyError(UmemError, ImportError):
 
 class AccumulationWarning(UserWarning):
     """The gradient of parts was not compared with that of the whole; said once."""
+
+
+class DataWarning(UserWarning):
+    """A cache of data does less than it was asked for; items are the same. Said once each."""
 
 
 class LeftOnWarning(UserWarning):

@@ -213,3 +213,61 @@ def _claim(path: Path, force: bool, made: list[Path]) -> None:
     except (OSError, ValueError) as error:
         why = reason(error)
         raise TraceError(f"cannot write {shown(path)}: {why}; name another file") from error
+
+
+# -- files without a name ------------------------------------------------------------------------
+
+IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")
+"""File systems that are memory themselves."""
+
+
+def open_nameless(folder: Path, prefix: str) -> IO[bytes]:
+    """Make a file in a folder on a disk, which the system removes when nobody has it open.
+
+    It has no name from its first moment on where the system can do that.
+
+    Raises:
+        FileError: there is no such folder, it cannot be written to, or it is memory itself.
+            Nothing was made.
+    """
+    import tempfile  # which loads much that nothing else here needs
+
+    try:
+        if not folder.is_dir():
+            raise FileError(f"{shown(folder)} is no folder: make it, or name another")
+        kind = file_system(folder)
+        if kind in IN_MEMORY:
+            raise FileError(
+                f"{shown(folder)} is {kind}, which is memory itself: nothing would be saved. Name "
+                "a folder on a disk"
+            )
+        return tempfile.TemporaryFile(dir=folder, prefix=prefix, buffering=0)
+    except FileError:
+        raise
+    except (OSError, ValueError) as error:
+        why = reason(error)
+        raise FileError(f"cannot write to {shown(folder)}: {why}; name another folder") from error
+
+
+def file_system(folder: Path) -> str | None:
+    """The kind of file system that a folder is on, as Linux calls it; None where nobody says."""
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    for line in lines.splitlines():
+        fields, _, rest = line.partition(" - ")
+        if fields.split()[2] == number:
+            return rest.split()[0]
+    return None
+
+
+def free_bytes(handle: int) -> int | None:
+    """What may still be written where an open file is; None where nobody says."""
+    try:
+        status = os.fstatvfs(handle)
+    except (AttributeError, OSError):
+        return None
+    return status.f_bavail * status.f_frsize

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,12 +26,10 @@ from umem.chainer.offload.heard import hear_fetch, hear_send
 from umem.chainer.offload.spots import bytes_of
 from umem.chainer.offload.tier import Process
 from umem.errors import FileError, OffloadWarning, StateError, UnsupportedError, warn_at_program
-from umem.files import reason
+from umem.files import free_bytes, open_nameless, reason
 from umem.printable import shown
 from umem.units import MIB, format_bytes, format_seconds
 
-IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")
-"""File systems that are memory themselves."""
 LINE_BYTES = 64
 """Arrays come back at the address that they had within a cache line, on which speed depends."""
 ROOM_LEFT_BYTES = 64 * MIB
@@ -296,48 +293,7 @@ def _trim() -> None:
         trim(0)
 
 
-# -- the folder ----------------------------------------------------------------------------------
-
-
 def _open(folder: Path) -> Any:
-    """Make the file, which has no name from its first moment on where the system can do that."""
     if not hasattr(os, "pwrite") or not hasattr(mmap, "MAP_PRIVATE"):
         raise UnsupportedError("files below NumPy's arrays need a POSIX system: Linux or macOS")
-    try:
-        if not folder.is_dir():
-            raise FileError(f"{shown(folder)} is no folder: make it, or name another")
-        kind = file_system(folder)
-        if kind in IN_MEMORY:
-            raise FileError(
-                f"{shown(folder)} is {kind}, which is memory itself: nothing would be saved. Name "
-                "a folder on a disk"
-            )
-        return tempfile.TemporaryFile(dir=folder, prefix=".umem-offload-", buffering=0)
-    except FileError:
-        raise
-    except (OSError, ValueError) as error:
-        why = reason(error)
-        raise FileError(f"cannot write to {shown(folder)}: {why}; name another folder") from error
-
-
-def file_system(folder: Path) -> str | None:
-    """The kind of file system that a folder is on, as Linux calls it; None where nobody says."""
-    device = os.stat(folder).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    for line in lines.splitlines():
-        fields, _, rest = line.partition(" - ")
-        if fields.split()[2] == number:
-            return rest.split()[0]
-    return None
-
-
-def free_bytes(handle: int) -> int | None:
-    try:
-        status = os.fstatvfs(handle)
-    except (AttributeError, OSError):
-        return None
-    return status.f_bavail * status.f_frsize
+    return open_nameless(folder, ".umem-offload-")

@@ -1,0 +1,136 @@
+"""A thread that fetches items before they are asked for, in the order that is known."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from umem.data.course import Course
+from umem.data.loading import Loaded, Loading
+from umem.data.store import MOST_AHEAD, ItemStore
+
+LOOK_SECONDS = 0.5
+"""So often the thread looks around itself; whoever asks for an item wakes it."""
+
+
+class Ahead:
+    """Deals with coming requests, position by position, in the process that made the cache.
+
+    Workers fetch ahead themselves, as Chainer has them load batches that are not needed yet: where
+    they ask, the thread rests. A forked process has none of it, and waits for nothing.
+
+    Args:
+        store, course, loading: of the cache.
+    """
+
+    def __init__(self, store: ItemStore, course: Course, loading: Loading) -> None:
+        self._store, self._course, self._loading = store, course, loading
+        self._pid = os.getpid()
+        self._turn = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_over = False
+        self._under_way: int | None = None
+        self._hand: tuple[int, Loaded] | None = None
+
+    def is_here(self) -> bool:
+        """Tell whether this process is the one that has the thread."""
+        return os.getpid() == self._pid and not self._is_over
+
+    def wake(self) -> None:
+        """Say that a request came; begins with the first."""
+        with self._turn:
+            if self._thread is None and not self._is_over:
+                self._thread = threading.Thread(target=self._run, name="umem-data", daemon=True)
+                self._thread.start()
+            self._turn.notify_all()
+
+    def hand_over(self, at: int) -> Loaded | None:
+        """Give what is under way for a position whose request came before it was there; waits."""
+        with self._turn:
+            while self._under_way == at and not self._is_over:
+                self._turn.wait()
+            if self._hand is not None and self._hand[0] == at:
+                (_, found), self._hand = self._hand, None
+                return found
+        return None
+
+    def close(self) -> None:
+        """End the thread, after what it fetches at the moment."""
+        if os.getpid() != self._pid:
+            return
+        with self._turn:
+            self._is_over = True
+            self._turn.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # -- in the thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._is_over:
+            found = self._next()
+            if found is None:
+                self._rest()
+            else:
+                self._deal_with(*found)
+
+    def _rest(self) -> None:
+        with self._turn:
+            if not self._is_over:
+                self._turn.wait(LOOK_SECONDS)
+
+    def _next(self) -> tuple[int, int] | None:
+        """The next position whose item is not in memory, and the item; None: nothing to do."""
+        store, course = self._store, self._course
+        while True:
+            with store.held() as head:
+                at = head["frontier"]
+                is_open = at < head["at"]  # the request before is not dealt with
+                if is_open or head["is_shared"] or not head["is_following"]:
+                    return None
+                if at - head["at"] >= MOST_AHEAD:
+                    return None
+                assert course.uses is not None
+                item = course.uses.item(at)
+                gone = store.pin(item, at, course.next_use(item, at))
+                if gone is None:
+                    with self._turn:
+                        self._under_way = at
+                    return at, item
+                head["frontier"] = at + 1
+            self._loading.spill(gone)
+
+    def _deal_with(self, at: int, item: int) -> None:
+        loaded = None
+        try:
+            loaded = self._loading.fetch(item)
+        except Exception:  # whoever asks for the item is told
+            pass
+        with self._turn:
+            self._hand = None if loaded is None else (at, loaded)
+            self._under_way = None
+            self._turn.notify_all()
+        while not self._is_over and not self._is_settled(at, item, loaded):
+            self._rest()
+
+    def _is_settled(self, at: int, item: int, loaded: Loaded | None) -> bool:
+        """Whether a position is dealt with: put into memory here, or asked for by now."""
+        store = self._store
+        with store.held() as head:
+            if (
+                head["at"] > at
+                or head["frontier"] != at
+                or not head["is_following"]
+                or head["is_shared"]
+            ):
+                return True
+            if loaded is None:
+                return False
+            gone = store.keep(item, loaded.data, self._course.next_use(item, at), at)
+            if gone is None:
+                return False
+            head["frontier"] = at + 1
+        with self._turn:
+            self._hand = None
+        self._loading.spill(gone)
+        return True

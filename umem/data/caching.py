@@ -1,0 +1,221 @@
+"""A dataset whose items are kept in memory and on a disk, by a policy."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+from umem.data.ahead import Ahead
+from umem.data.codec import Codec, RawCodec
+from umem.data.counters import COUNTED, DataCounters
+from umem.data.course import Course
+from umem.data.disk_tier import OTHER_ORDER, DiskTier, say_once
+from umem.data.examples import Examples
+from umem.data.loading import CHECK_EVERY, Loading
+from umem.data.orders import KnownOrder
+from umem.data.policies import POLICIES
+from umem.data.store import ItemStore
+from umem.errors import DataError
+from umem.files import IN_MEMORY, file_system
+from umem.units import parse_bytes
+
+alive: weakref.WeakSet[CachedDataset] = weakref.WeakSet()
+"""Every cache of this process that somebody still has."""
+
+
+class CachedDataset(Examples):
+    """A dataset in front of another, which is asked only for what is not kept; see `cached`.
+
+    It goes to processes that are forked, and to those that multiprocessing spawns; all share one
+    memory. Thread-safety: any thread.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        memory_bytes: int,
+        disk_bytes: int,
+        policy: str,
+        order: KnownOrder | None,
+        folder: Path,
+        codec: Codec,
+        *,
+        ahead: bool,
+    ) -> None:
+        self._count, self._order = len(dataset), order
+        self._store = ItemStore(self._count, memory_bytes, policy)
+        disk = DiskTier(self._store, folder, disk_bytes) if disk_bytes else None
+        self._loading = Loading(dataset, self._store, disk, codec)
+        self._begin(is_ahead=ahead)
+
+    def _begin(self, *, is_ahead: bool) -> None:
+        self._pid = os.getpid()
+        self._course = Course(self._store, self._order, self._count)
+        self._ahead = None
+        if is_ahead and self._course.uses is not None:
+            self._ahead = Ahead(self._store, self._course, self._loading)
+        if self._order is not None:
+            self._order.tell(self._course.told)
+        self.close = weakref.finalize(self, _close, self._ahead, self._loading, self._store)
+        self.close.atexit = False  # threads of others may still ask; the system cleans up
+        alive.add(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("_count", "_order", "_store", "_loading")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin(is_ahead=False)
+        self._pid = -1  # a worker's
+
+    def __enter__(self) -> CachedDataset:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"<cached {type(self._loading.dataset).__name__} of {self._count}: {self.counters}>"
+
+    def get_example(self, i: int) -> Any:
+        """An item, which is the caller's alone.
+
+        Raises:
+            IndexError: there is none. UnsupportedError: it cannot be kept; see
+            `umem.data.items`. Whatever the dataset raises. What is kept is as it was.
+        """
+        item = self._place(i)
+        is_owner = os.getpid() == self._pid
+        is_strict = is_owner and threading.current_thread() is threading.main_thread()
+        with self._store.held() as head:
+            head["is_shared"] = not is_owner
+            head["request_count"] += 1
+            at, expected = self._course.request(item, is_strict=is_strict)
+            next_use = self._course.next_use(item, at)
+            data, hits = self._store.take(item, at, next_use), head["hit_count"]
+            if data is not None:
+                self._course.done(at)
+        if expected is not None:
+            self._say_other_order(item, expected)
+        self._wake()
+        if data is None or (hits % CHECK_EVERY == 1 and not self._is_same(item, data)):
+            return self._from_below(item, at, next_use)
+        return self._loading.unpacked(data)
+
+    def _say_other_order(self, item: int, expected: int) -> None:
+        say_once(
+            self._store,
+            OTHER_ORDER,
+            f"item {item} is asked for where the order given to the cache has {expected}: items "
+            "are kept by their last use until requests follow it. Give the iterator "
+            "the same order (order_sampler=order), and each iterator a cache of its own",
+        )
+
+    def _is_same(self, item: int, data: Any) -> bool:
+        begun = time.perf_counter()
+        is_same = self._loading.check(item, data)
+        self._waited(begun)
+        return is_same
+
+    def _from_below(self, item: int, at: int | None, next_use: float) -> Any:
+        begun, loaded = time.perf_counter(), None
+        if self._ahead is not None and self._ahead.is_here() and at is not None:
+            loaded = self._ahead.hand_over(at)
+        if loaded is None:
+            loaded = self._loading.fetch(item)
+        with self._store.held():
+            gone = self._store.keep(item, loaded.data, next_use)
+            self._course.done(at)
+        self._wake()
+        self._loading.spill(gone)
+        self._waited(begun)
+        return loaded.item
+
+    def _wake(self) -> None:
+        if self._ahead is not None and self._ahead.is_here():
+            self._ahead.wake()
+
+    def _waited(self, begun: float) -> None:
+        with self._store.held() as head:
+            head["waited_ns"] += int((time.perf_counter() - begun) * 1e9)
+
+    @property
+    def counters(self) -> DataCounters:
+        """What it has done so far, in all processes."""
+        head = self._store.head
+        found = {name: head[name] for name in COUNTED}
+        return DataCounters(**found, waited_seconds=head["waited_ns"] / 1e9)
+
+
+def _close(ahead: Ahead | None, loading: Loading, store: ItemStore) -> None:
+    if ahead is not None:
+        ahead.close()
+    loading.close()
+    store.block.close()
+
+
+def cached(
+    dataset: Any,
+    memory: str | SupportsIndex,
+    disk: str | SupportsIndex = 0,
+    policy: str | None = None,
+    order: KnownOrder | None = None,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    codec: Codec | None = None,
+    ahead: bool = True,
+) -> CachedDataset:
+    """Keep a dataset's items in memory and on a disk, so that they are loaded once, or seldom.
+
+    What comes out has the bits of what the dataset gives, and is the caller's alone. Random
+    changes, such as augmentation, belong outside: ``TransformDataset(cached(...), augment)``.
+
+    Args:
+        dataset: anything with ``__len__`` and ``__getitem__``; it is asked for one item at a time,
+            by integers, in a thread of the cache too.
+        memory: the most that items take in memory, packed, in all processes together; 5% more with
+            what is held for the next requests and the tables. Larger items are not kept.
+        disk: the most that items take on a disk; 0: none.
+        policy: ``"next-use"`` needs an order, ``"lru"`` and ``"cost"`` do not; see
+            `umem.data.policies`. None: the first where there is an order, else lru.
+        order: the one that the iterator has as its ``order_sampler``; see `known_order`.
+        folder: for the disk's file, which has no name; None: the system's for temporary files.
+        codec: makes buffers smaller; None: they are kept as they are.
+        ahead: fetch in a thread what is asked for next, where there is an order.
+
+    Raises:
+        SizeError: a size is none. DataError: the policy is none, or lacks an order. FileError: the
+            folder cannot be used. UnsupportedError: no POSIX system.
+        Nothing was made.
+    """
+    memory_bytes = parse_bytes(memory, "memory")
+    disk_bytes = parse_bytes(disk, "disk") if disk else 0
+    policy = policy or ("lru" if order is None else "next-use")
+    if policy not in POLICIES:
+        raise DataError(f"policy must be one of {', '.join(POLICIES)}; got {policy!r}")
+    if policy == "next-use" and order is None:
+        raise DataError(
+            'policy "next-use" needs order=umem.data.known_order(seed), the same that the iterator '
+            'has as its order_sampler; "lru" and "cost" need none'
+        )
+    codec = codec or RawCodec()
+    where = Path(folder) if folder is not None else _temporary_folder()
+    return CachedDataset(
+        dataset, memory_bytes, disk_bytes, policy, order, where, codec, ahead=ahead
+    )
+
+
+def _temporary_folder() -> Path:
+    """The system's for temporary files; where that is memory, the one for those that stay."""
+    usual, other = Path(tempfile.gettempdir()), Path("/var/tmp")
+    is_memory = usual.is_dir() and file_system(usual) in IN_MEMORY
+    return other if is_memory and other.is_dir() else usual

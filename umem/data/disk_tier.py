@@ -1,0 +1,140 @@
+"""Items on a disk: records in one file without a name, in a folder that the user may name.
+
+The system removes the file when the last process that has it ends, however it ends: nothing is
+left by a kill, and two runs in one folder do not meet. What went there stays, and when there is no
+more room the rest is loaded from the dataset: on a shuffle no other choice is better. A record is
+
+    4 bytes     "uit1"
+    4 bytes     CRC-32 of what follows
+    8 bytes     the number of the item
+    8 bytes     how many bytes follow
+    n bytes     the item, packed
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from multiprocessing import reduction
+from pathlib import Path
+from typing import Any
+
+from umem.data.store import ItemStore
+from umem.errors import DataWarning, FileError, warn_at_program
+from umem.files import free_bytes, open_nameless, reason
+from umem.printable import shown
+from umem.units import MIB, format_bytes
+
+_RECORD, _MAGIC = struct.Struct("<4sIQQ"), b"uit1"
+ROOM_LEFT_BYTES = 64 * MIB
+"""So much of a disk's room is left to others."""
+FULL, UNREADABLE, TORN, OTHER_ORDER, CHANGED, REFUSED = (1 << bit for bit in range(6))
+
+
+def say_once(store: ItemStore, kind: int, text: str) -> None:
+    """Warn once for all processes together."""
+    with store.held() as head:
+        is_said = bool(head["said"] & kind)
+        head["said"] |= kind
+    if not is_said:
+        warn_at_program(text, DataWarning)
+
+
+class DiskTier:
+    """The file below the store; the tables of what is in it are the store's.
+
+    Args:
+        store: see there.
+        folder: where it is, on a disk.
+        limit_bytes: the most that it takes.
+
+    Thread-safety: any thread, any process that was forked or spawned with it.
+
+    Raises:
+        FileError: the folder is none, cannot be written to, or is memory itself.
+    """
+
+    def __init__(self, store: ItemStore, folder: Path, limit_bytes: int) -> None:
+        self._store, self._limit, self._name = store, limit_bytes, shown(folder)
+        with open_nameless(folder, ".umem-data-") as file:
+            self._handle = os.dup(file.fileno())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_handle": reduction.DupFd(self._handle)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._handle = state["_handle"].detach()
+
+    def write(self, item: int, data: Any) -> None:
+        """Write an item that is not there, where there is room; warns once where it cannot be."""
+        size = _RECORD.size + len(data)
+        with self._store.held() as head:
+            at, generation = head["disk_end"], head["lost_count"]
+            if head["is_disk_full"] or self._store.disk_at[item] or at + size > self._limit:
+                return
+            head["disk_end"] = at + size
+        try:
+            self._check_room(size)
+            payload = memoryview(data).cast("B")
+            start = struct.pack("<QQ", item, len(data))
+            sum_ = zlib.crc32(payload, zlib.crc32(start))
+            self._write_all(_RECORD.pack(_MAGIC, sum_, item, len(data)), at)
+            self._write_all(payload, at + _RECORD.size)
+        except OSError as error:
+            self._off("is_disk_full", FULL, f"cannot write to {self._name}: {reason(error)}")
+            return
+        with self._store.held() as head:
+            if head["lost_count"] == generation:
+                self._store.disk_at[item], self._store.disk_bytes[item] = at + 1, len(data)
+                head["spilled_bytes"] += len(data)
+
+    def _check_room(self, size: int) -> None:
+        free = free_bytes(self._handle)
+        if free is not None and free < size + ROOM_LEFT_BYTES:
+            raise FileError(f"{format_bytes(free)} are left")
+
+    def _write_all(self, data: Any, at: int) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._handle, view, at)
+            view, at = view[written:], at + written
+
+    def read(self, item: int) -> bytes | None:
+        """Read an item; None: it is not there, or not as it was written."""
+        with self._store.held() as head:
+            at, size = int(self._store.disk_at[item]) - 1, int(self._store.disk_bytes[item])
+            if at < 0 or head["is_disk_off"]:
+                return None
+        try:
+            data = os.pread(self._handle, _RECORD.size + size, at)
+        except OSError as error:
+            self._off("is_disk_off", UNREADABLE, f"cannot read from {self._name}: {reason(error)}")
+            return None
+        record, found = data[: _RECORD.size], data[_RECORD.size :]
+        start = struct.pack("<QQ", item, size)
+        expected = _RECORD.pack(_MAGIC, zlib.crc32(found, zlib.crc32(start)), item, size)
+        if record == expected and len(found) == size:
+            return found
+        with self._store.held():
+            self._store.disk_at[item] = 0
+        say_once(
+            self._store,
+            TORN,
+            f"item {item} in {self._name} is not what was written: it is loaded from the dataset, "
+            "and so is any other of that kind",
+        )
+        return None
+
+    def _off(self, flag: str, kind: int, text: str) -> None:
+        with self._store.held() as head:
+            head[flag] = 1
+        rest = "what is there is still read, the rest" if flag == "is_disk_full" else "everything"
+        say_once(self._store, kind, f"{text}; {rest} is loaded from the dataset from now on")
+
+    def close(self) -> None:
+        """Give up the file, which is gone once every process has."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)

@@ -1,0 +1,144 @@
+"""Draws of an epoch's order, the same on every NumPy: from raw bits by integer arithmetic alone.
+
+The bits are those of Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
+SC 2011) with the seed and the epoch as its key, which NumPy promises to keep; what NumPy makes of
+bits (``permutation``, ``choice``) it does not. So any epoch can be drawn without those before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from umem.errors import SizeError
+
+Order = npt.NDArray[np.int64]
+_HIGH = np.uint64(32)
+
+
+class EpochBits:
+    """The random bits of one epoch.
+
+    Args:
+        seed, epoch: 0 to 2**64 - 1.
+    """
+
+    def __init__(self, seed: int, epoch: int) -> None:
+        self._philox = np.random.Philox(counter=0, key=seed + (epoch << 64))
+
+    def raw(self, count: int) -> npt.NDArray[np.uint64]:
+        """The next ``count`` draws of 64 bits."""
+        return self._philox.random_raw(count)
+
+    def below(self, limit: Any, count: int) -> Order:
+        """Integers from 0 to ``limit`` - 1; ``limit`` below 2**32, may be one for each.
+
+        The high 32 bits times the limit (Lemire's method without its rejection): no number is more
+        than ``limit`` / 2**32 more likely than another.
+        """
+        scaled = (self.raw(count) >> _HIGH) * np.asarray(limit, np.uint64)
+        return (scaled >> _HIGH).astype(np.int64)
+
+
+Draw = Callable[[EpochBits, int], Any]
+"""Makes an epoch's order of so many items, from its bits and nothing else."""
+
+
+def shuffle(bits: EpochBits, count: int) -> Order:
+    """Draw every item once: the order of ``count`` keys of 64 bits."""
+    return np.argsort(bits.raw(count), kind="stable").astype(np.int64, copy=False)
+
+
+def with_replacement(bits: EpochBits, count: int) -> Order:
+    """Draw any item each time, as likely as any other."""
+    return bits.below(count, count)
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Draws any item each time, by weight.
+
+    Args:
+        weights: one an item, finite, none below zero, not all zero. They are kept as integers,
+            in parts of 2**40 of the largest.
+
+    Raises:
+        SizeError: they are not such.
+    """
+
+    weights: Any
+    _ends: Any = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        weights = np.asarray(self.weights, np.float64)
+        if weights.ndim != 1 or not weights.size or not np.isfinite(weights).all():
+            raise SizeError("weights must be finite numbers, one an item")
+        if weights.min() < 0 or weights.max() <= 0:
+            raise SizeError("weights must not be below zero, nor all zero")
+        parts = np.floor(weights / weights.max() * (1 << 40)).astype(np.int64)
+        object.__setattr__(self, "_ends", np.cumsum(parts))
+
+    def __call__(self, bits: EpochBits, count: int) -> Order:
+        """Draw an epoch."""
+        _check_length("weights", len(self._ends), count)
+        total = int(self._ends[-1])
+        # 53 bits as a fraction of one: exact, and the product rounded as IEEE 754 says.
+        fractions = (bits.raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        at = np.minimum((fractions * float(total)).astype(np.int64), total - 1)
+        found = np.searchsorted(self._ends, at, side="right")
+        return found.astype(np.int64, copy=False)
+
+
+@dataclass(frozen=True)
+class ClassBalanced:
+    """Draws a label, each as likely as any other, and any item that bears it.
+
+    Args:
+        labels: one an item, of any type that can be sorted.
+    """
+
+    labels: Any
+    _groups: Any = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        labels = np.asarray(self.labels)
+        if labels.ndim != 1 or not labels.size:
+            raise SizeError("labels must be one an item")
+        _, group = np.unique(labels, return_inverse=True)
+        counts = np.bincount(group)
+        items = np.argsort(group, kind="stable").astype(np.int64)
+        object.__setattr__(self, "_groups", (items, np.cumsum(counts) - counts, counts))
+
+    def __call__(self, bits: EpochBits, count: int) -> Order:
+        """Draw an epoch."""
+        items, starts, counts = self._groups
+        _check_length("labels", len(items), count)
+        group = bits.below(len(counts), count)
+        found: Order = items[starts[group] + bits.below(counts[group], count)]
+        return found
+
+
+def _check_length(name: str, length: int, count: int) -> None:
+    if length != count:
+        raise SizeError(f"{length} {name} for {count} items: give one an item")
+
+
+def check_seed(seed: Any) -> int:
+    """Return a seed as an int.
+
+    Raises:
+        SizeError: it is none from 0 to 2**64 - 1.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**64:
+        raise SizeError(f"seed must be an int from 0 to 2**64 - 1; got {seed!r}")
+    return int(seed)
+
+
+def largest(count: int) -> int:
+    """Epochs that may be searched for one: as many as take a second or so to draw."""
+    return max(2, min(10_000, math.ceil(2e7 / max(count, 1))))

@@ -1,0 +1,115 @@
+"""What is below memory: the disk tier and the dataset."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+from umem.data.codec import Codec, RawCodec
+from umem.data.disk_tier import CHANGED, REFUSED, DiskTier, say_once
+from umem.data.items import buffer_bytes, pack, unpack
+from umem.data.store import ItemStore
+from umem.errors import UnsupportedError
+from umem.locks import safe_lock
+
+RAW = RawCodec()
+CHECK_EVERY = 256
+"""So many hits have one item loaded again, to see that the dataset gives the same."""
+
+
+class Loaded(NamedTuple):
+    """An item, and as the store keeps it."""
+
+    item: Any
+    data: bytes
+
+
+class Loading:
+    """Fetches items from below, one at a time from the dataset: few can do more.
+
+    Args:
+        dataset: below.
+        store: of the cache.
+        disk: None where there is none.
+        codec: writes buffers smaller.
+    """
+
+    def __init__(self, dataset: Any, store: ItemStore, disk: DiskTier | None, codec: Codec) -> None:
+        self.dataset, self._store, self._disk, self._codec = dataset, store, disk, codec
+        self._lock = safe_lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = safe_lock()
+
+    def fetch(self, item: int) -> Loaded:
+        """Read an item from the disk, or have the dataset make it.
+
+        Raises:
+            whatever the dataset raises. UnsupportedError: it cannot be kept; nothing was.
+        """
+        begun = time.perf_counter()
+        data = None if self._disk is None else self._disk.read(item)
+        if data is not None:
+            found = Loaded(self.unpacked(data), data)
+            self._count(item, begun, disk_count=1, disk_bytes=len(data))
+            return found
+        value, data = self._from_dataset(item)
+        content, raw = buffer_bytes(data)
+        self._count(
+            item, begun, load_count=1, loaded_bytes=len(data), content_bytes=content, raw_bytes=raw
+        )
+        return Loaded(value, data)
+
+    def _from_dataset(self, item: int) -> tuple[Any, bytes]:
+        with self._lock:
+            value = self.dataset[item]
+        try:
+            return value, pack(value, self._codec)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"item {item} cannot be cached: {error}") from None
+
+    def _count(self, item: int, begun: float, **more: int) -> None:
+        with self._store.held() as head:
+            self._store.seconds[item] = time.perf_counter() - begun
+            for name, value in more.items():
+                head[name] += value
+
+    def spill(self, gone: list[tuple[int, Any]]) -> None:
+        """Write items that went to the disk, where there is one."""
+        if self._disk is not None:
+            for item, data in gone:
+                self._disk.write(item, data)
+
+    def unpacked(self, data: Any) -> Any:
+        """An item from its bytes, the caller's alone."""
+        return unpack(data, self._codec)
+
+    def check(self, item: int, data: Any) -> bool:
+        """Load an item again, and drop everything where it is not the same; said once."""
+        with self._lock:
+            again = pack(self.dataset[item], RAW)
+        with self._store.held() as head:
+            head["check_count"] += 1
+            if pack(self.unpacked(data), RAW) == again:
+                return True
+            self._store.forget()
+        say_once(
+            self._store,
+            CHANGED,
+            f"item {item} of the dataset is not what it was: all that was kept is dropped, and "
+            "loaded anew. Make random changes, such as augmentation, outside of the cache",
+        )
+        return False
+
+    def refuse(self, error: Exception) -> None:
+        """Say that items cannot be fetched ahead."""
+        say_once(self._store, REFUSED, f"nothing is fetched ahead any more: {error}")
+
+    def close(self) -> None:
+        """Give up the disk tier."""
+        if self._disk is not None:
+            self._disk.close()

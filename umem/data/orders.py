@@ -1,0 +1,196 @@
+"""Orders of items whose coming epochs are known."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from umem.data.epoch_draws import Draw, EpochBits, Order, check_seed, largest, shuffle
+from umem.errors import DataError, StateError
+
+_REMEMBERED = 4
+"""Orders that are not drawn again: those that an iterator and a cache are at."""
+
+
+class KnownOrder:
+    """An order sampler of Chainer's iterators that can say every coming epoch.
+
+    ``SerialIterator(data, 20, order_sampler=order)``. One iterator each: two would take epochs in
+    turn. What was drawn is known by its content, so that iterators that draw an epoch again, after
+    a snapshot was taken or loaded, are given the same.
+
+    Args:
+        seed: 0 to 2**64 - 1.
+        draw: makes an epoch's order of ``count`` items from its bits and nothing else:
+            `shuffle`, `with_replacement`, `Weighted`, `ClassBalanced` or a function of your own,
+            ``draw(bits, count)``; for workers that are spawned, one that can be pickled.
+
+    Attributes:
+        seed: as given.
+        epoch: the one drawn last; -1 before the first.
+        position: of the next item of the epoch before it when that was drawn, or where
+            `follow` has set it.
+
+    Thread-safety: one iterator's threads may call it and caches ask it at once; a forked process
+    goes on with what its parent knew.
+    """
+
+    def __init__(self, seed: int, draw: Draw = shuffle) -> None:
+        self.seed = check_seed(seed)
+        self.epoch, self.position = -1, 0
+        self._draw, self._count = draw, 0
+        self._known: dict[int, Order] = {}
+        self._told: list[weakref.ref[Any]] = []
+
+    def __repr__(self) -> str:
+        return f"KnownOrder(seed={self.seed}, epoch={self.epoch}, position={self.position})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a spawned worker is given: not who is told."""
+        names = ("seed", "epoch", "position", "_draw", "_count")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["seed"], state["_draw"])  # type: ignore[misc]
+        self.__dict__.update(state)
+
+    def of_items(self, count: int) -> int:
+        """Say how many items there are; returns the length of an epoch.
+
+        Raises:
+            StateError: it orders another number already. DataError: see `items`.
+        """
+        if self._count not in (0, count):
+            raise StateError(
+                f"this order is one of {self._count} items and cannot be one of {count} too: "
+                "make an order for each dataset"
+            )
+        self._count = count
+        return len(self.items(0))
+
+    def items(self, epoch: int) -> Order:
+        """The order of an epoch, not to be written to.
+
+        Raises:
+            DataError: the user's function gave none, or another when asked again.
+        """
+        known = self._known  # replaced whole: threads may come here at once, and draw the same
+        if epoch not in known:
+            kept = list(known.items())[1 - _REMEMBERED :]
+            self._known = known = {**dict(kept), epoch: self._drawn(epoch)}
+        order: Order = known[epoch]
+        return order
+
+    def _drawn(self, epoch: int) -> Order:
+        found = self._checked(epoch)
+        if epoch == 0 and not np.array_equal(found, self._checked(0)):
+            raise DataError(
+                "the function of known_order gave two orders for one epoch: it has to draw from "
+                "the bits that it is given, and from nothing else"
+            )
+        found.flags.writeable = False
+        return found
+
+    def _checked(self, epoch: int) -> Order:
+        found = np.asarray(self._draw(EpochBits(self.seed, epoch), self._count))
+        if found.ndim != 1 or found.dtype.kind not in "iu":
+            raise DataError("the function of known_order gave no array of indices")
+        if len(found) and not 0 <= found.min() <= found.max() < self._count:
+            raise DataError(f"an order of {self._count} items has indices out of their range")
+        return found.astype(np.int64)
+
+    # -- what iterators call -----------------------------------------------------------------
+
+    def __call__(self, current_order: Any, current_position: int) -> Order:
+        """Return the order of the next epoch, which is the iterator's to keep.
+
+        Args:
+            current_order: that of the epoch which ends; 0, 1, 2, ... when an iterator begins.
+            current_position: of the iterator in it.
+
+        Raises:
+            StateError: the current order is none of this sampler's.
+        """
+        if not self._count:
+            self.of_items(len(current_order))
+        if current_position == 0 and _is_first(current_order):
+            self.epoch, self.position = self.epoch + 1, 0
+            self._tell(self.epoch, 0)
+        else:
+            epoch = self._epoch_of(current_order)
+            self.epoch, self.position = epoch + 1, int(current_position)
+            self._tell(epoch, int(current_position))
+        return self.items(self.epoch).copy()
+
+    def _epoch_of(self, order: Any) -> int:
+        """Find an order by its content, beginning with those that are most likely."""
+        order = np.asarray(order)
+        near = [e for e in (self.epoch, self.epoch - 1, self.epoch + 1) if e >= 0]
+        for epoch in (*near, *range(largest(self._count))):
+            if np.array_equal(self.items(epoch), order):
+                return int(epoch)
+        raise StateError(
+            f"the order at hand is none of the first {largest(self._count)} epochs of {self!r}: "
+            "give the iterator that was saved with the seed and the function that it was saved with"
+        )
+
+    def follow(self, current_order: Any, current_position: int) -> None:
+        """Go to where an iterator is, such as after it was loaded.
+
+        Args:
+            current_order: the order that it is in. current_position: of its next item.
+
+        Raises:
+            StateError: the order is none of this sampler's.
+        """
+        if not self._count:
+            self.of_items(len(current_order))
+        self.epoch = self._epoch_of(current_order)
+        self.position = int(current_position)
+        self._tell(self.epoch, self.position)
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load seed, epoch and position, through Chainer's protocol.
+
+        Raises:
+            StateError: what is loaded has another seed.
+        """
+        seed = int(serializer("seed", f"{self.seed}"))  # 64 bits without a sign
+        if seed != self.seed:
+            raise StateError(f"an order of seed {seed} is saved there, and this has {self.seed}")
+        self.epoch = int(serializer("epoch", self.epoch))
+        self.position = int(serializer("position", self.position))
+
+    # -- what caches ask ---------------------------------------------------------------------
+
+    def tell(self, method: Callable[[int, int], None]) -> None:
+        """Call a bound method with (epoch, position) wherever an iterator says where it is.
+
+        It is not kept alive.
+        """
+        self._told.append(weakref.WeakMethod(method))
+
+    def _tell(self, epoch: int, position: int) -> None:
+        for reference in (*self._told,):
+            method = reference()
+            if method is None:
+                self._told.remove(reference)
+            else:
+                method(epoch, position)
+
+
+def known_order(seed: int, draw: Draw = shuffle) -> KnownOrder:
+    """Make an order sampler whose coming epochs are known; see `KnownOrder`.
+
+    >>> order = known_order(0)
+    >>> order(range(5), 0)
+    array([0, 2, 1, 4, 3])
+    """
+    return KnownOrder(seed, draw)
+
+
+def _is_first(order: Any) -> bool:
+    return bool(np.array_equal(order, np.arange(len(order))))

@@ -1,0 +1,100 @@
+"""Bytes of items in pages of one size, so that items of any size leave no gaps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+SMALLEST_PAGE, LARGEST_PAGE = 256, 1 << 16
+PAGES_AN_ITEM = 32
+"""So many take an item like the first, and half a page of each is lost on others."""
+
+HEAD = ("page_bytes", "page_count", "free_first", "free_count", "fresh")
+"""What is kept in a head that is shared: all zero at first."""
+
+
+class Pages:
+    """Pages in a piece of memory, linked to items and to a list of free ones.
+
+    Args:
+        head: a mapping of the names in `HEAD` to integers, shared.
+        memory: bytes for pages and links.
+    """
+
+    def __init__(self, head: Any, memory: Any) -> None:
+        self._head, self._memory = head, memory
+        self._next: Any = None
+
+    def forget(self) -> None:
+        """Free all, and choose the size of pages anew."""
+        for name in HEAD:
+            self._head[name] = 0
+        self._next = None
+
+    def _open(self, nbytes: int) -> None:
+        """Choose the size of pages by the first item, or learn what another process has chosen."""
+        head = self._head
+        if not head["page_bytes"]:
+            parts = max(1, min(nbytes // SMALLEST_PAGE, PAGES_AN_ITEM))
+            head["page_bytes"] = min(LARGEST_PAGE, max(64, -(-nbytes // parts)))
+            head["page_count"] = self._memory.nbytes // (head["page_bytes"] + 4)
+            head["free_first"] = -1
+        count, page = int(head["page_count"]), int(head["page_bytes"])
+        links = self._memory[: count * 4]
+        self._next = memoryview(links).cast("i")
+        self._pages = self._memory[count * 4 : count * (4 + page)].reshape(count, page)
+
+    def free_count_for(self, nbytes: int) -> tuple[int, int]:
+        """How many pages are free, and how many so many bytes take."""
+        if self._next is None or not self._head["page_bytes"]:
+            self._open(nbytes)
+        head = self._head
+        free = head["free_count"] + head["page_count"] - head["fresh"]
+        return int(free), -(-max(nbytes, 1) // int(head["page_bytes"]))
+
+    def put(self, data: Any) -> int:
+        """Write bytes to free pages; returns the first, or -1 where there are too few."""
+        free, count = self.free_count_for(len(data))
+        if free < count:
+            return -1
+        taken = [self._take() for _ in range(count)]
+        for page, after in zip(taken, [*taken[1:], -1], strict=True):
+            self._next[page] = after
+        flat, size = np.frombuffer(data, np.uint8), self._pages.shape[1]
+        whole = len(flat) // size
+        self._pages[taken[:whole]] = flat[: whole * size].reshape(whole, size)
+        if whole < count:
+            self._pages[taken[-1], : len(flat) - whole * size] = flat[whole * size :]
+        return taken[0]
+
+    def _take(self) -> int:
+        head = self._head
+        page = int(head["free_first"])
+        if page >= 0:
+            head["free_first"] = self._next[page]
+            head["free_count"] -= 1
+            return page
+        page = int(head["fresh"])
+        head["fresh"] = page + 1
+        return page
+
+    def _chain(self, page: int) -> list[int]:
+        found = []
+        while page >= 0:
+            found.append(page)
+            page = self._next[page]
+        return found
+
+    def get(self, first: int, nbytes: int) -> Any:
+        """A copy of bytes, by their first page."""
+        self.free_count_for(nbytes)
+        return self._pages[self._chain(first)].reshape(-1)[:nbytes]
+
+    def free(self, first: int, nbytes: int) -> None:
+        """Give pages back."""
+        self.free_count_for(nbytes)
+        chain = self._chain(first)
+        self._next[chain[-1]] = int(self._head["free_first"])
+        self._head["free_first"] = first
+        self._head["free_count"] += len(chain)

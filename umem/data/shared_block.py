@@ -1,0 +1,119 @@
+"""Memory that a process shares with those that it forks or spawns, and the lock that guards it.
+
+One block for all workers, rather than a share for each: a worker is given any item, so that with
+shares it would find only one in N of what the others have. The block has no name: it is gone with
+the last process that has it, however they end. Forked processes inherit it; spawned ones are given
+its handle by multiprocessing, as it gives others.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
+
+from umem.errors import StateError, UnsupportedError
+from umem.locks import safe_lock
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+Fields = tuple[tuple[str, str, int], ...]
+
+
+class SharedBlock:
+    """Arrays in shared memory, all zeros at first, under one lock.
+
+    The lock is a process's own (POSIX ``fcntl``), so that the system takes it back from one that is
+    killed; which leaves what it guards half done, and the next one is told.
+
+    Args:
+        fields: names, dtypes and lengths of the arrays.
+        tail_bytes: bytes behind them, as the array ``tail``; memory only once they are written.
+
+    Raises:
+        UnsupportedError: the system is no POSIX one. OSError: it has no memory to share.
+    """
+
+    def __init__(self, fields: Fields, tail_bytes: int) -> None:
+        if fcntl is None:
+            raise UnsupportedError("memory shared with workers needs a POSIX system: Linux, macOS")
+        self._fields, self._tail_bytes = fields, tail_bytes
+        self._map(_nameless_memory(self._layout()[-1]))
+
+    def _layout(self) -> list[int]:
+        """Where each array begins, and where all ends; 64 bytes first say whether it is whole."""
+        ends = [64]
+        for _, dtype, length in (*self._fields, ("tail", "u1", self._tail_bytes)):
+            ends.append(-(-(ends[-1] + np.dtype(dtype).itemsize * length) // 64) * 64)
+        return ends
+
+    def _map(self, handle: int) -> None:
+        self._handle, self._lock = handle, safe_lock()
+        starts = self._layout()
+        os.ftruncate(handle, starts[-1])
+        self._mapping = mmap.mmap(handle, starts[-1])
+        self.arrays = {
+            name: np.frombuffer(self._mapping, dtype, length, start)
+            for (name, dtype, length), start in zip(
+                (*self._fields, ("tail", "u1", self._tail_bytes)), starts[:-1], strict=True
+            )
+        }
+        self._is_busy = np.frombuffer(self._mapping, np.uint8, 1)
+
+    def __reduce__(self) -> Any:
+        """Go to a process that is being spawned; nowhere else, as the handle could not follow."""
+        from multiprocessing import context
+
+        if context.get_spawning_popen() is None:
+            raise UnsupportedError(
+                "a cache goes to processes that multiprocessing starts, and cannot be pickled "
+                "otherwise: pickle the dataset below it"
+            )
+        return _opened, (self._fields, self._tail_bytes, reduction.DupFd(self._handle))
+
+    @contextmanager
+    def held(self) -> Iterator[bool]:
+        """Hold the lock; tells whether the one before left something half done.
+
+        An error inside leaves it so for the next one.
+        """
+        with self._lock:
+            if self._handle < 0:
+                raise StateError("this cache was closed: make another")
+            fcntl.lockf(self._handle, fcntl.LOCK_EX)
+            try:
+                was_busy, self._is_busy[0] = bool(self._is_busy[0]), 1
+                yield was_busy
+                self._is_busy[0] = 0
+            finally:
+                fcntl.lockf(self._handle, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Give up this process's part of it; arrays that somebody still has stay valid."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+
+def _opened(fields: Fields, tail_bytes: int, handle: Any) -> SharedBlock:
+    block = SharedBlock.__new__(SharedBlock)
+    block._fields, block._tail_bytes = fields, tail_bytes
+    block._map(handle.detach())
+    return block
+
+
+def _nameless_memory(nbytes: int) -> int:
+    """A file in memory without a name; where the system has none, one on a disk."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("umem-data")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,292 @@
+"""Items in shared memory: what is there, and what goes when there is no room.
+
+Positions are those of requests in the known order, through all epochs. What is fetched ahead is
+dealt with, position by position, just as if it were asked for then: so hits are those of the
+policy, to the hit. What the policy lets go before a request that has been dealt with but not come
+yet *lingers* until it comes, in the few percent that memory may be above its limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf
+from typing import Any, ClassVar, overload
+
+import numpy as np
+
+from umem.data.counters import COUNTED
+from umem.data.pages import HEAD, Pages
+from umem.data.policies import CANDIDATE, victims
+from umem.data.shared_block import Fields, SharedBlock
+
+ABSENT, RESIDENT, LINGERING = 0, 1, 2
+MOST_AHEAD = 1024
+"""Positions dealt with before their requests; memory is the limit long before, as a rule."""
+FIXED_BYTES = 1 << 20
+"""Tables up to this are not counted; above, they take their part of the limit."""
+NAMES = (
+    *HEAD, *COUNTED, "waited_ns", "used_bytes", "clock", "at", "frontier", "told_at", "served",
+    "is_following", "generation", "disk_end", "is_disk_full", "is_disk_off", "said", "is_shared",
+)  # fmt: skip
+TABLES = (
+    ("head", "i8", len(NAMES)), ("inflation", "f8", 1), ("is_miss", "?", MOST_AHEAD),
+)  # fmt: skip
+BY_ITEM = (
+    ("state", "u1"), ("pins", "u2"), ("first", "i4"), ("nbytes", "i8"), ("score", "f8"),
+    ("last", "i8"), ("seconds", "f4"), ("disk_at", "i8"), ("disk_bytes", "i8"),
+)  # fmt: skip
+
+
+class Head:
+    """Integers by name, in an array that is shared."""
+
+    _at: ClassVar = {name: i for i, name in enumerate(NAMES)}
+
+    def __init__(self, array: Any) -> None:
+        self._values = memoryview(array)
+
+    def __getitem__(self, name: str) -> int:
+        return self._values[self._at[name]]
+
+    def __setitem__(self, name: str, value: int) -> None:
+        self._values[self._at[name]] = int(value)
+
+
+class ItemStore:
+    """The items that are in memory.
+
+    Every method is called inside of `held`, but for `held`.
+
+    Args:
+        count: of items of the dataset.
+        memory_bytes: the most that items take, packed.
+        policy: see `umem.data.policies`.
+    """
+
+    def __init__(self, count: int, memory_bytes: int, policy: str) -> None:
+        fields = (*TABLES, *((name, dtype, count) for name, dtype in BY_ITEM))
+        tables = sum(np.dtype(dtype).itemsize * length for _, dtype, length in fields)
+        room = memory_bytes + memory_bytes // 20 - max(0, tables - FIXED_BYTES)
+        self._setup(fields, max(0, room), min(memory_bytes, max(0, room)), policy)
+
+    def _setup(self, fields: Fields, room: int, capacity: int, policy: str) -> None:
+        self.capacity, self.policy = capacity, policy
+        self.block = SharedBlock(fields, room)
+        self._open()
+        self.score[:] = -inf
+
+    def _open(self) -> None:
+        arrays = self.block.arrays
+        self.head = Head(arrays["head"])
+        self.state, self.pins, self.first = (arrays[n] for n in ("state", "pins", "first"))
+        self.nbytes, self.score, self.last = (arrays[n] for n in ("nbytes", "score", "last"))
+        self.is_miss, self.seconds = arrays["is_miss"], arrays["seconds"]
+        self.disk_at, self.disk_bytes = arrays["disk_at"], arrays["disk_bytes"]
+        self.inflation = arrays["inflation"]
+        self._pages = Pages(self.head, arrays["tail"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"block": self.block, "capacity": self.capacity, "policy": self.policy}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    @contextmanager
+    def held(self) -> Iterator[Head]:
+        """Hold the lock; all is dropped first where a process died in the middle of a change."""
+        with self.block.held() as is_half_done:
+            if is_half_done:
+                self.forget()
+            yield self.head
+
+    def forget(self) -> None:
+        """Drop all that is in memory and on the disk."""
+        self._pages.forget()
+        self.state[:], self.pins[:], self.score[:] = ABSENT, 0, -inf
+        self.disk_at[:] = 0
+        head = self.head
+        head["used_bytes"] = head["memory_bytes"] = 0
+        head["frontier"] = head["at"]
+        head["generation"] += 1
+        head["lost_count"] += 1
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def take(self, item: int, at: int | None, next_use: float) -> Any:
+        """A copy of the bytes of an item that is asked for, or None where it is not there.
+
+        Args:
+            at: the position of the request; None: it is at none.
+            next_use: the position of the one after.
+        """
+        self._used(item)
+        if self.state[item] == ABSENT:
+            return None
+        data = self._pages.get(int(self.first[item]), int(self.nbytes[item]))
+        if at is not None and self.pins[item] and self.is_miss[at % MOST_AHEAD]:
+            self.head["ahead_count"] += 1
+        else:
+            self.head["hit_count"] += 1
+            self.head["hit_bytes"] += len(data)
+        if self.pins[item]:
+            self.pins[item] -= 1
+            if self.state[item] == LINGERING and not self.pins[item]:
+                self._drop(item)
+        else:
+            self.score[item] = self._score(item, next_use)
+        return data
+
+    def _used(self, item: int) -> None:
+        self.head["clock"] += 1
+        self.last[item] = self.head["clock"]
+
+    def peek(self, item: int) -> Any:
+        """A copy of the bytes of an item, which counts as no use; None: it is not there."""
+        if self.state[item] == ABSENT:
+            return None
+        return self._pages.get(int(self.first[item]), int(self.nbytes[item]))
+
+    def pin(self, item: int, at: int, next_use: float) -> list[tuple[int, Any]] | None:
+        """Deal with a request that is coming.
+
+        Returns:
+            what goes for it, as `keep`; None: the item is not there, and nothing was done.
+        """
+        if self.state[item] == ABSENT:
+            return None
+        self.pins[item] += 1
+        self.is_miss[at % MOST_AHEAD] = self.state[item] == LINGERING
+        gone = []
+        if self.state[item] == LINGERING:  # the policy has let it go, and is asked again
+            gone = self._who_goes(item, int(self.nbytes[item]), next_use)
+            if CANDIDATE not in gone:
+                self.state[item] = RESIDENT
+                self.head["used_bytes"] += int(self.nbytes[item])
+        spilled = [self._let_go(each) for each in gone if each != CANDIDATE]
+        if self.state[item] == RESIDENT:
+            self.score[item] = self._score(item, next_use)
+        return [(each, data) for each, data in spilled if not self.disk_at[each]]
+
+    @overload
+    def keep(self, item: int, data: bytes, next_use: float) -> list[tuple[int, Any]]: ...
+
+    @overload
+    def keep(
+        self, item: int, data: bytes, next_use: float, at: int
+    ) -> list[tuple[int, Any]] | None: ...
+
+    def keep(
+        self, item: int, data: bytes, next_use: float, at: int | None = None
+    ) -> list[tuple[int, Any]] | None:
+        """Put an item in, or leave it out, as the policy says.
+
+        Args:
+            data: its bytes.
+            next_use: the position of its use after this one.
+            at: where it is fetched ahead, the position that it is for, at which it is there
+                whatever the policy says.
+
+        Returns:
+            what went and is not on the disk, with its bytes, the item itself included; None: there
+            is no room to have it ahead, and nothing was done.
+        """
+        if self.state[item] != ABSENT:  # another process was quicker
+            return [] if at is None else self.pin(item, at, next_use)
+        gone = self._who_goes(item, len(data), next_use)
+        if not self._has_pages(len(data), gone, is_ahead=at is not None):
+            if at is not None:
+                return None
+            gone = self._all_that_can(len(data), gone)
+        spilled = [self._let_go(each) for each in gone if each != CANDIDATE]
+        if CANDIDATE in gone:
+            spilled.append((item, data))
+        self._put(item, data, next_use, at, RESIDENT if CANDIDATE not in gone else LINGERING)
+        self.head["bypass_count"] += len(data) > self.capacity
+        return [(each, bytes_) for each, bytes_ in spilled if not self.disk_at[each]]
+
+    def _who_goes(self, item: int, size: int, next_use: float) -> list[int]:
+        if size > self.capacity:
+            return [CANDIDATE]
+        over = self.head["used_bytes"] + size - self.capacity
+        if over <= 0:
+            return []
+        is_known = self.policy == "next-use" and self.head["is_following"]
+        candidate = (next_use, size) if is_known else None
+        return victims(self.score, self.nbytes, over, candidate)
+
+    def _has_pages(self, size: int, gone: list[int], *, is_ahead: bool) -> bool:
+        free, needed = self._pages.free_count_for(size)
+        if CANDIDATE in gone and not is_ahead:
+            return True
+        back = sum(
+            self._pages.free_count_for(int(self.nbytes[each]))[1]
+            for each in gone
+            if each != CANDIDATE and not self.pins[each]
+        )
+        return free + back >= needed
+
+    def _all_that_can(self, size: int, gone: list[int]) -> list[int]:
+        """More that go, as their pages are lacking; the new one itself where that does not help."""
+        more = victims(self.score, self.nbytes, 2 * size, None)
+        wider = [*gone, *(each for each in more if each not in gone)]
+        return wider if self._has_pages(size, wider, is_ahead=False) else [*gone, CANDIDATE]
+
+    def _let_go(self, item: int) -> tuple[int, Any]:
+        """Have an item go: at once, or after the requests that it is held for."""
+        size = int(self.nbytes[item])
+        data = b"" if self.disk_at[item] else self._pages.get(int(self.first[item]), size)
+        self.inflation[0] = max(self.inflation[0], -self.score[item])
+        self.head["used_bytes"] -= size
+        self.state[item], self.score[item] = LINGERING, -inf
+        if not self.pins[item]:
+            self._drop(item)
+        return item, data
+
+    def _drop(self, item: int) -> None:
+        size = int(self.nbytes[item])
+        self._pages.free(int(self.first[item]), size)
+        if self.state[item] == RESIDENT:
+            self.head["used_bytes"] -= size
+        self.head["memory_bytes"] -= size
+        self.state[item], self.score[item], self.pins[item] = ABSENT, -inf, 0
+
+    def _put(self, item: int, data: bytes, next_use: float, at: int | None, state: int) -> None:
+        if at is None and state == LINGERING:
+            return
+        size, head = len(data), self.head
+        self.first[item], self.nbytes[item] = self._pages.put(data), size
+        self.state[item], self.pins[item] = state, int(at is not None)
+        if at is not None:
+            self.is_miss[at % MOST_AHEAD] = True
+        head["memory_bytes"] += size
+        head["peak_memory_bytes"] = max(head["peak_memory_bytes"], head["memory_bytes"])
+        if state == RESIDENT:
+            head["used_bytes"] += size
+            self.score[item] = self._score(item, next_use)
+
+    def _score(self, item: int, next_use: float) -> float:
+        if self.policy == "next-use" and self.head["is_following"]:
+            return next_use
+        if self.policy == "cost":
+            seconds = max(float(self.seconds[item]), 1e-9)
+            return -(float(self.inflation[0]) + seconds / max(int(self.nbytes[item]), 1))
+        return -float(self.last[item])
+
+    # -- where the program is ----------------------------------------------------------------
+
+    def residents(self) -> list[int]:
+        """The items that the policy has."""
+        return np.flatnonzero(self.state == RESIDENT).tolist()
+
+    def rescore(self, item: int, next_use: float) -> None:
+        """Say when an item that is there is used next."""
+        self.score[item] = self._score(item, next_use)
+
+    def unpin(self) -> None:
+        """Forget what is coming: what was held for it goes."""
+        for item in np.flatnonzero(self.state == LINGERING).tolist():
+            self._drop(item)
+        self.pins[:] = 0
+        self.head["generation"] += 1
