@@ -65,6 +65,32 @@ def test_aggregator_native():
     assert aggregated().array == 3
 
 
+class Alone:
+    """A communicator whose one rank's mean is everybody's."""
+
+    def _multi_node_mean(self, send: Any, received: Any) -> None:
+        pass
+
+
+def test_half_variance():
+    x = (1 + 0.05 * np.random.RandomState(0).randn(40, 3)).astype(np.float16)
+    true_mean, true_variance = x.astype("d").mean(0), x.astype("d").var(0)
+
+    def worst(values: Any, gamma: Any, without: str | None = None) -> float:
+        module = load("chainermn.functions.batch_normalization", without)
+        mean, variance = module._MpiImpl(Alone()).get_mean_and_var(0, gamma, values, np, None)
+        assert mean.dtype == variance.dtype == gamma.dtype
+        np.testing.assert_allclose(mean, true_mean, rtol=4e-3)
+        return float(np.abs(variance / true_variance - 1).max())
+
+    half, single = np.ones(3, np.float16), np.ones(3, np.float32)
+    assert worst(x, half, without="half-variance") > 0.2  # of a variance that is 0.0025
+    assert worst(x, half) < 2**-10  # half a unit in the last place of a half, and a float32's few
+    assert worst(x, single) < 1e-3  # half samples, as by mixed16
+    wide, name = x.astype("f"), "half-variance"
+    assert worst(wide, single) == worst(wide, single, without=name)
+
+
 WORKER = """
 import multiprocessing
 import umem.compat

@@ -4,6 +4,7 @@ from umem.compat.shim import Replacement, Shim
 
 _MPI_LIMIT = "https://mpi4py.readthedocs.io/en/stable/tutorial.html"
 _NUMPY_2_4_NOTES = "https://numpy.org/doc/stable/release/2.4.0-notes.html"
+_NUMPY_MEAN = "https://numpy.org/doc/stable/reference/generated/numpy.mean.html"
 _NO_CHAINERX = "https://docs.chainer.org/en/stable/chainerx/install/index.html"
 _COMMUNICATORS = "https://docs.chainer.org/en/stable/chainermn/reference/index.html"
 _WORKERS = "https://docs.chainer.org/en/stable/chainermn/tutorial/tips_faqs.html"
@@ -31,6 +32,39 @@ SHIMS = (
             Replacement(
                 'value.to_device("native")',
                 'value.to_device("native" if chx.is_available() else "@numpy")',
+            ),
+        ),
+    ),
+    Shim(
+        name="half-variance",
+        module="chainermn.functions.batch_normalization",
+        versions="any",
+        symptom="float16 MultiNodeBatchNormalization on NumPy: poor variances",
+        link=_NUMPY_MEAN,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            # The mean of squares less the square of the mean cancels, and NumPy adds halves as
+            # halves where it is told a type; CuPy adds them as float32.
+            Replacement(
+                "        tmp = xp.empty(gamma.size * 2, dtype=gamma.dtype)\n"
+                "        x.mean(axis=axis, out=tmp[:gamma.size], dtype=gamma.dtype)\n"
+                "        xp.square(x).mean(axis=axis, out=tmp[gamma.size:], dtype=gamma.dtype)\n",
+                "        wide = xp.promote_types(gamma.dtype, 'f'); "
+                "tmp = xp.empty(gamma.size * 2, dtype=wide)\n"
+                "        x.mean(axis=axis, out=tmp[:gamma.size], dtype=wide)\n"
+                "        xp.square(x, dtype=wide)"
+                ".mean(axis=axis, out=tmp[gamma.size:], dtype=wide)\n",
+            ),
+            Replacement(
+                "        mean = tmp[:gamma.size]\n"
+                "        sqmean = tmp[gamma.size:]\n"
+                "        var = sqmean - xp.square(mean)\n"
+                "        return mean, var\n",
+                "        mean = tmp[:gamma.size]\n"
+                "        sqmean = tmp[gamma.size:]\n"
+                "        var = sqmean - xp.square(mean)\n"
+                "        return mean.astype(gamma.dtype, copy=False), "
+                "var.astype(gamma.dtype, copy=False)\n",
             ),
         ),
     ),
