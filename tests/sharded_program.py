@@ -9,15 +9,23 @@ import json
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import umem
+
+if "gpus" in sys.argv:  # before CuPy is imported
+    umem.software_gpu("t4", vram="64MiB", force=True)
+
 import umem.chainer  # isort: skip  (before Chainer, which it mends)
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import chainermn
 from chainer import training
 from mpi4py import MPI
 
@@ -76,7 +84,7 @@ def trained(
     prepare(model, optimizer)
     if is_sharded:
         assert umem.chainer.sharded(optimizer, COMM) is optimizer
-    for x, t in batches(updates):
+    for x, t in map(model.device.send, batches(updates)):
 
         def loss(x: Any = x, t: Any = t) -> Any:
             return F.softmax_cross_entropy(model(x), t)
@@ -124,6 +132,25 @@ def optimizers() -> list[str]:
     kinds = [getattr(chainer.optimizers, name) for name in CHAINERS]
     kinds += [small.Adam8bit, small.AdamW8bit, small.MomentumSGD8bit]
     return [wrong for kind in kinds for wrong in compared(kind, kind.__name__)]
+
+
+def gpus() -> list[str]:
+    """CuPy arrays: shards go through the host, and the device has its shard of the state."""
+
+    def to_gpu(model: Any, optimizer: Any) -> None:
+        model.to_device("@cupy:0")
+
+    kinds = chainer.optimizers.Adam, chainer.optimizers.MomentumSGD, small.Adam8bit
+    found = [wrong for kind in kinds for wrong in compared(kind, kind.__name__, prepare=to_gpu)]
+    model, _ = trained(chainer.optimizers.Adam(), True, prepare=to_gpu)
+    arrays = [*(one.array for one in model.params()), *model.a.W.update_rule.state.values()]
+    if {type(array).__module__.partition(".")[0] for array in arrays} != {"cupy"}:
+        found.append("an array left its device")
+    plain, _ = trained(chainer.optimizers.Adam(), True)
+    for ours, other in zip(model.params(), plain.params(), strict=True):
+        if not np.allclose(ours.array.get(), other.array, rtol=1e-3, atol=1e-5):
+            found.append("weights are others than NumPy's")
+    return found
 
 
 def adams() -> list[str]:
@@ -420,9 +447,6 @@ def refused() -> list[str]:
     """What cannot be updated in shards, by its name and before anything changes."""
     found = []
 
-    class Lamb(chainer.optimizers.adam.AdamRule):
-        pass
-
     def with_hook(hook: Any) -> Callable[[Any, Any], None]:
         return lambda model, optimizer: optimizer.add_hook(hook, "of ours")
 
@@ -459,13 +483,145 @@ def refused() -> list[str]:
             found.append(f"{wrong} is no communicator")
         except TypeError:
             pass
-    optimizer = umem.chainer.sharded(chainer.optimizers.Adam(), COMM)
-    try:
-        umem.chainer.sharded(optimizer, COMM)
-        found.append("sharded twice")
-    except StateError:
-        pass
     return found
+
+
+def refused_at_once() -> list[str]:
+    """What an optimizer that is set up has already is refused by `sharded`, which leaves it so."""
+    found = []
+    noise = chainer.optimizer_hooks.GradientNoise(0.1)
+    for prepare, said in (
+        (lambda optimizer: optimizer.add_hook(noise), "GradientNoise"),
+        (lambda optimizer: optimizer.add_hook(lambda optimizer: None, "ours"), "<lambda>"),
+        (lambda optimizer: setattr(optimizer.target.b.W, "update_rule", Lamb()), "Lamb"),
+    ):
+        ours, plain = Network(), Network()
+        optimizer = chainer.optimizers.Adam().setup(ours)
+        other = chainer.optimizers.Adam().setup(plain)
+        for one in (optimizer, other):
+            prepare(one)
+        try:
+            umem.chainer.sharded(optimizer, COMM)
+            found.append(f"no error with {said}")
+        except UnsupportedError as error:
+            found += [] if said in str(error) else [str(error)]
+        found += differences(said, (ours, optimizer), (plain, other))
+    several = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.Adam(), chainermn.create_communicator("naive")
+    )
+    try:
+        umem.chainer.sharded(several, COMM)
+        found.append("no error with ChainerMN's")
+    except UnsupportedError as error:
+        found += [] if "_MultiNodeOptimizer" in str(error) else [str(error)]
+    return found
+
+
+class Lamb(chainer.optimizers.adam.AdamRule):
+    pass
+
+
+def differences(what: str, *pairs: Any) -> list[str]:
+    """What differs between optimizers after one more update on the same gradients."""
+    for model, optimizer in pairs:
+        np.random.seed(7)  # of hooks that draw
+        for one in model.params():
+            one.grad = np.full_like(one.array, 0.1)
+        optimizer.update()
+    same = len({(weights(model), optimizer.t) for model, optimizer in pairs}) == 1
+    return [] if same else [f"another update after {what}"]
+
+
+def converted() -> list[str]:
+    """Once the state is in shards, what would convert a whole one is refused, and leaves it so."""
+    found = []
+    for kind, conversions in (
+        (
+            chainer.optimizers.Adam,
+            (
+                ("quantize_states", umem.chainer.optimizers.quantize_states),
+                ("bfloat16_states", umem.chainer.bfloat16_states),
+                ("half_precision", lambda optimizer: half(optimizer)),
+                ("sharded already", lambda optimizer: umem.chainer.sharded(optimizer, COMM)),
+            ),
+        ),
+        (small.Adam8bit, (("dequantize_states", umem.chainer.optimizers.dequantize_states),)),
+    ):
+        ours, optimizer = trained(kind(), True, 1)
+        plain, other = trained(kind(), True, 1)
+        for said, convert in conversions:
+            try:
+                convert(optimizer)
+                found.append(f"no error with {said}")
+            except StateError as error:
+                found += [] if said in str(error) else [str(error)]
+            found += differences(said, (ours, optimizer), (plain, other))
+    # before the first update it is in order, also after `sharded` and a new setup
+    model = Network()
+    optimizer = umem.chainer.sharded(chainer.optimizers.Adam(), COMM).setup(model)
+    umem.chainer.optimizers.quantize_states(optimizer)
+    now, _ = trained_on_ones(model, optimizer)
+    model = Network()
+    then, optimizer = trained_on_ones(
+        model, umem.chainer.sharded(small.Adam8bit(), COMM).setup(model)
+    )
+    if weights(now) != weights(then):
+        found.append("states converted before the first update differ")
+    optimizer.setup(model)
+    umem.chainer.half_precision(model, optimizer, scale=256.0).undo()
+    return found
+
+
+def half(optimizer: Any) -> Any:
+    return umem.chainer.half_precision(optimizer.target, optimizer)
+
+
+def trained_on_ones(model: Any, optimizer: Any) -> tuple[Any, Any]:
+    for _ in range(3):
+        for one in model.params():
+            one.grad = np.ones_like(one.array)
+        optimizer.update()
+    return model, optimizer
+
+
+def recomputed() -> list[str]:
+    """Under `Recompute` each rank runs its own plan, and weights are those without it."""
+
+    def run(is_recomputed: bool) -> tuple[Any, int]:
+        model = Deep()
+        optimizer = umem.chainer.sharded(chainer.optimizers.Adam(), COMM).setup(model)
+        # Ranks have other budgets, so that they run other parts again.
+        budget = "min" if COMM.rank else "70%"
+        with umem.chainer.Recompute(budget) if is_recomputed else nullcontext() as recompute:
+            for x, t in batches(6, 400):
+                optimizer.update(lambda x=x, t=t: F.softmax_cross_entropy(model(x), t))
+            planned = recompute.planned_count if recompute is not None else 0
+        return model, planned
+
+    (ours, planned), (plain, _) = run(True), run(False)
+    found = [] if weights(ours) == weights(plain) else ["other weights under Recompute"]
+    if not planned:
+        found.append("no pass followed a plan")
+    return found
+
+
+class Deep(chainer.ChainList):
+    """Layers of which several have to be kept at once."""
+
+    def __init__(self) -> None:
+        random = np.random.RandomState(0)
+        sizes = [37, *[64] * 8, 5]
+        super().__init__(
+            *[
+                L.Linear(a, b, initialW=random.randn(b, a).astype(np.float32) / 8)
+                for a, b in pairwise(sizes)
+            ]
+        )
+
+    def forward(self, x: Any) -> Any:
+        for layer in self:
+            x = F.tanh(layer(x))
+        return x
 
 
 def memory() -> list[str]:
@@ -527,6 +683,7 @@ CASES = {
     for case in (
         *(optimizers, adams, hooks, halves, saving, begun, resumed, whole, trained_on),
         *(edges, accumulated, scaled, spoiled, refused, memory, trainers),
+        *(refused_at_once, converted, recomputed, gpus),
     )
 }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from mpi_programs import needs_ranks, run_ranks
 from project import ROOT
+from software_programs import needs_compiler, needs_cupy
 
 PROGRAM = ROOT / "tests" / "sharded_program.py"
 pytestmark = needs_ranks
@@ -36,12 +37,25 @@ def test_adam_in_32_and_8_bits_has_the_bits_of_the_whole(tmp_path: Path) -> None
         pytest.param(("hooks", "halves", "scaled"), id="hooks-and-halves"),
         pytest.param(("edges", "accumulated"), id="parameters-that-come-and-go"),
         pytest.param(("spoiled", "refused"), id="errors-are-those-of-all-ranks"),
+        pytest.param(("refused_at_once", "converted"), id="what-is-refused-leaves-it-as-it-was"),
+        pytest.param(("recomputed",), id="recompute-plans-on-each-rank"),
         pytest.param(("saving",), id="a-saved-run-goes-on-to-the-bit"),
         pytest.param(("memory",), id="no-rank-has-the-whole-state"),
     ],
 )
 def test_shards_are_as_the_whole(cases: tuple[str, ...], tmp_path: Path) -> None:
     assert not any(run(2, tmp_path, *cases))
+
+
+@needs_cupy
+@needs_compiler
+@pytest.mark.thorough
+def test_shards_of_cupy_arrays_on_two_software_gpus(
+    tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kernel_cache))
+    monkeypatch.setattr("mpi_programs.SECONDS", 400)  # its kernels are compiled
+    assert not any(run(2, tmp_path, "gpus"))
 
 
 @pytest.mark.parametrize("counts", [(1, 3), pytest.param((2, 4, 5), marks=pytest.mark.thorough)])

@@ -1,6 +1,7 @@
 """What ranks that update one model together have to decide alike: whether a step goes wrong.
 
-Each looks at its own part of the gradients, so that one may find NaN where the others find none.
+Each looks at its own part of the gradients, so that one may find NaN where the others find none;
+and each has its own part of the state, of which others must not think that it is all.
 """
 
 from __future__ import annotations
@@ -9,15 +10,40 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from umem.errors import StateError
+
 Gather = Callable[[Any], list[Any]]
 """Gives every rank what each of them has, in the order of ranks; called by all."""
 
 _together: MutableMapping[Any, Gather] = WeakKeyDictionary()
+_cut: MutableMapping[Any, Callable[[], bool]] = WeakKeyDictionary()
 
 
-def decide_together(optimizer: Any, gather: Gather) -> None:
-    """Have the optimizer's steps go wrong on all ranks or on none, from now on."""
-    _together[optimizer] = gather
+def decide_together(optimizer: Any, gather: Gather, is_cut: Callable[[], bool]) -> None:
+    """Have the optimizer's steps go wrong on all ranks or on none, from now on.
+
+    Args:
+        is_cut: tells whether its state is in shards now.
+    """
+    _together[optimizer], _cut[optimizer] = gather, is_cut
+
+
+def refuse_in_shards(optimizer: Any, what: str) -> None:
+    """See that the optimizer's state is not in shards.
+
+    Args:
+        what: the function that is to change the state, as it is called.
+
+    Raises:
+        StateError: it is; nothing has changed.
+    """
+    is_cut = _cut.get(optimizer)
+    if is_cut is not None and is_cut():
+        raise StateError(
+            f"{what} is for a whole state, and that of this {type(optimizer).__name__} is in "
+            f"shards since its first update: call {what} before that, or before "
+            "umem.chainer.sharded"
+        )
 
 
 def of_all_ranks(optimizer: Any, value: Any) -> list[Any]:

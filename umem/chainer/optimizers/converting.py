@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from chainer import optimizers
 
+from umem.chainer.agreement import refuse_in_shards
 from umem.chainer.optimizers import paths
 from umem.chainer.optimizers.eight_bit import Adam8bit, AdamW8bit, MomentumSGD8bit
 from umem.chainer.optimizers.gradient_check import first_unsafe, why
@@ -45,13 +46,14 @@ def quantize_states(
         keep: see `Adam8bit`, as for the others.
 
     Raises:
-        StateError: it is not set up, or has 8-bit states already; or a state has NaN or infinity.
+        StateError: it is not set up, has 8-bit states already, or its state is in shards on several
+            ranks; or a state has NaN or infinity.
         UnsupportedError: another class, or amsgrad or adabound.
         ValueError: a name in ``keep`` is that of no parameter.
 
     After any of these the optimizer is as before.
     """
-    model = _model(optimizer)
+    model = _model(optimizer, "quantize_states")
     if type(optimizer) in PLAIN:
         raise StateError(f"the optimizer has 8-bit states already: it is {_name(optimizer)}")
     if type(optimizer) not in SMALL:
@@ -78,10 +80,10 @@ def dequantize_states(optimizer: Any) -> int:
     Values are those that the 8 bits stand for. Returns the bytes that its states got larger.
 
     Raises:
-        StateError: it is not set up, or has no 8-bit states.
+        StateError: it is not set up, has no 8-bit states, or its state is in shards.
         UnsupportedError: a class of one's own. After either the optimizer is as before.
     """
-    model = _model(optimizer)
+    model = _model(optimizer, "dequantize_states")
     if type(optimizer) in SMALL:
         raise StateError(f"the optimizer has no 8-bit states: it is {_name(optimizer)}")
     if type(optimizer) not in PLAIN:
@@ -95,10 +97,11 @@ def dequantize_states(optimizer: Any) -> int:
     return _state_bytes(model) - before
 
 
-def _model(optimizer: Any) -> Any:
+def _model(optimizer: Any, what: str) -> Any:
     model = getattr(optimizer, "target", None)
     if model is None:
         raise StateError("the optimizer is not set up: call its setup(model) first")
+    refuse_in_shards(optimizer, what)
     return model
 
 

@@ -17,7 +17,7 @@ from umem.errors import StateError, UmemError, UnsupportedError
 
 
 def check_optimizer_of_shards(optimizer: Any) -> None:
-    """See that an optimizer, set up or not, can update shards.
+    """See that an optimizer, set up or not, can update shards, as far as this rank knows.
 
     Raises:
         UnsupportedError: it cannot, by its name.
@@ -28,6 +28,8 @@ def check_optimizer_of_shards(optimizer: Any) -> None:
             "for each parameter; sharded takes Chainer's optimizers and umem's 8-bit ones"
         )
     _check_rule(optimizer.create_update_rule())
+    if optimizer.target is not None:
+        _named(optimizer)
 
 
 def _check_rule(rule: Any) -> None:

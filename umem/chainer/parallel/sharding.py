@@ -84,7 +84,7 @@ def sharded(optimizer: Any, comm: Any) -> Any:
         raise StateError("the optimizer is sharded already")
     check_optimizer_of_shards(optimizer)
     _shardings[optimizer] = sharding = Sharding(optimizer, mpi)
-    decide_together(optimizer, mpi.allgather)
+    decide_together(optimizer, mpi.allgather, sharding.has_cut)
     for subscriber in (sharding, NormsOfAll(mpi.allgather, sharding.is_shown)):
         weakref.finalize(optimizer, unsubscribe, subscriber)
         subscribe(subscriber)
@@ -154,6 +154,11 @@ class Sharding(Subscriber):
     def shards(self) -> dict[str, Shard]:
         """Return the shards by the names of their parameters."""
         return {one.name: one for one in self._shards.values()}
+
+    def has_cut(self) -> bool:
+        """Tell whether the state of the rules that parameters have now is in shards."""
+        every = self._shards.values()
+        return any(one.part.update_rule is one.whole.update_rule for one in every)
 
     # -- a step ----------------------------------------------------------------------------------
 

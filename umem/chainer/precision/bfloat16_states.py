@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any
 from zlib import crc32
 
+from umem.chainer.agreement import refuse_in_shards
 from umem.chainer.precision.floats import SINGLE
 from umem.chainer.precision.terms import check_optimizer
 from umem.chainer.precision.words import WORD, from_words, to_words
@@ -34,10 +35,12 @@ def bfloat16_states(optimizer: Any) -> Bfloat16States:
     time. Thread-safety: as the optimizer's.
 
     Raises:
-        StateError: the optimizer is not set up, or its states are in bfloat16 already.
+        StateError: the optimizer is not set up, or its states are in bfloat16 already, or in
+            shards on several ranks.
         UnsupportedError: it is no GradientMethod.
     """
     check_optimizer(optimizer, "bfloat16_states")
+    refuse_in_shards(optimizer, "bfloat16_states")
     if any(one.optimizer is optimizer for one in _on):
         raise StateError("the optimizer's states are in bfloat16 already")
     return Bfloat16States(optimizer)

@@ -61,8 +61,9 @@ def half_precision(
     a model in one thread.
 
     Raises:
-        StateError: the optimizer is not set up, scales losses itself, or is set up with another
-            model; the model is in half precision already, or on several devices.
+        StateError: the optimizer is not set up, scales losses itself, is set up with another model,
+            or has its state in shards on several ranks; the model is in half precision already, or
+            on several devices.
         UnsupportedError: another dtype, ChainerX arrays, or an optimizer that is no GradientMethod.
         PrecisionError: from an update, where gradients are not finite at a scale of 1.
 

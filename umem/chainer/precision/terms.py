@@ -10,6 +10,7 @@ import chainer
 import chainerx
 import numpy as np
 
+from umem.chainer.agreement import refuse_in_shards
 from umem.chainer.function_facts import owner_of
 from umem.chainer.precision.floats import HALF, SINGLE, constant_to_half, quiet
 from umem.chainer.precision.halves import TAKE_BOTH, evaluate, from_columns, layer_norm_gradients
@@ -33,6 +34,7 @@ def check(model: Any, optimizer: Any, dtype: Any, scale: float, interval: int) -
     if interval < 1:
         raise StateError(f"the scale doubles after one good step at least, not {interval!r}")
     check_optimizer(optimizer, "half precision")
+    refuse_in_shards(optimizer, "half_precision")
     if optimizer._loss_scale is not None:
         raise StateError(
             "the optimizer has a loss scale of Chainer's: half precision brings its own, so leave "
