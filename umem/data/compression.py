@@ -53,10 +53,10 @@ WAYS = (
     Squeeze("ZSTD", 1, ("SHUFFLE", "BYTEDELTA")),
     Squeeze("ZSTD", 1, ()),
 )
-"""What is tried, the quickest to decode first.
+"""What is tried, the quickest to decode first; bench/data_codecs.py has what they leave.
 
-Each is the smallest on some data of bench/data_codecs.py. BloscLZ and a difference to the first
-block never were; higher levels of Zstandard save 1 to 3% and compress at a third of the speed.
+Left out: BloscLZ and differences to the first block, which leave more or hardly less; Zstandard at
+a higher level, which leaves less of some data, and takes longer to write and to read.
 """
 Kind = tuple[str, int]
 """What arrays of many shapes have in common: dtype, and bytes up to the next power of two."""
@@ -104,7 +104,7 @@ class BloscCodec:
         """
         kind, itemsize = (dtype, _power(buffer.nbytes)), _itemsize(np.dtype(dtype))
         way = self._way(kind, buffer, itemsize)
-        stored = None if way is None else _compressed(buffer, way, itemsize)
+        stored = None if way is None else squeezed(buffer, way, itemsize)
         if stored is not None and len(stored) >= KEPT_RAW * buffer.nbytes:
             stored = None
         self._count(kind, way, buffer.nbytes, stored)
@@ -145,7 +145,7 @@ class BloscCodec:
             return _best(self._tried[kind])
 
     def _try(self, kind: Kind, sample: memoryview, itemsize: int) -> None:
-        sizes = [len(_compressed(sample, way, itemsize)) for way in WAYS]
+        sizes = [len(squeezed(sample, way, itemsize)) for way in WAYS]
         before = self._tried.get(kind, [0] * (1 + len(WAYS)))
         now = zip(before, (sample.nbytes, *sizes), strict=True)
         self._tried[kind] = [old + new for old, new in now]
@@ -191,7 +191,7 @@ def _sample(view: memoryview) -> memoryview:
     return memoryview(b"".join(view[start : start + piece] for start in starts))
 
 
-def _compressed(view: memoryview, way: Squeeze, itemsize: int) -> bytes:
+def squeezed(view: memoryview, way: Squeeze, itemsize: int) -> bytes:
     found: bytes = _blosc2().compress2(view, typesize=itemsize, nthreads=1, **_words(way))
     return found
 
