@@ -27,7 +27,16 @@ from umem.files import reason, whole
 from umem.units import parse_bytes
 
 HERE = Path(__file__).resolve().parent
-PACKAGES = ("numpy", "scipy", "chainer", "cupy", "cupy-cuda12x", "cupy-cuda13x", "cuda-core", "blosc2")
+PACKAGES = (
+    "numpy",
+    "scipy",
+    "chainer",
+    "cupy",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "cuda-core",
+    "blosc2",
+)
 
 
 # -- where it ran ------------------------------------------------------------------------------
