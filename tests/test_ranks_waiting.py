@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -13,7 +14,28 @@ import pytest
 
 from umem.launch.waiting import MISSED_SECONDS, MainThreadBack, missed, mpi_call
 
-Comm = type("Comm", (), {"Recv": lambda self, gate: gate.wait(), "__module__": "mpi4py.MPI"})
+
+class Request:
+    __module__ = "mpi4py.MPI"
+
+    def wait(self, gate: threading.Event) -> bool:
+        return gate.wait()
+
+
+class Comm:
+    __module__ = "mpi4py.MPI"
+
+    def Recv(self, gate: threading.Event) -> bool:
+        return gate.wait()
+
+    def Irecv(self) -> Request:
+        return Request()
+
+    def recv(self) -> SimpleNamespace:
+        """Any object that another rank has sent."""
+        return SimpleNamespace(computed=lambda gate: gate.wait())
+
+
 File = type("File", (), {"Read": lambda self, gate: gate.wait(), "__module__": "mpi4py.MPI"})
 
 
@@ -34,6 +56,31 @@ def waits_over_lines(gate: threading.Event) -> None:
     )
 
 
+def waits_by_a_method_of_its_own_name(gate: threading.Event) -> None:
+    receive = Comm().Recv
+    receive(gate)
+
+
+def waits_by_a_partial(gate: threading.Event) -> None:
+    receive = functools.partial(Comm().Recv, gate)
+    receive()
+
+
+def waits_by_an_item(gate: threading.Event) -> None:
+    comms, which = {"all": [Comm()]}, 0
+    comms["all"][which].Recv(gate)
+
+
+def waits_for_a_request(gate: threading.Event) -> None:
+    comm = Comm()
+    comm.Irecv().wait(gate)
+
+
+def computes_with_what_came(gate: threading.Event) -> None:
+    comm = Comm()
+    comm.recv().computed(gate)
+
+
 def computes(gate: threading.Event) -> None:
     gate.wait()
 
@@ -50,6 +97,11 @@ def reads(gate: threading.Event) -> None:
         (waits_by_a_name, "Recv (test_ranks_waiting.py:"),
         (waits_by_an_attribute, "Recv (test_ranks_waiting.py:"),
         (waits_over_lines, "Recv (test_ranks_waiting.py:"),
+        (waits_by_a_method_of_its_own_name, "Recv (test_ranks_waiting.py:"),
+        (waits_by_a_partial, "Recv (test_ranks_waiting.py:"),
+        (waits_by_an_item, "Recv (test_ranks_waiting.py:"),
+        (waits_for_a_request, "wait (test_ranks_waiting.py:"),
+        (computes_with_what_came, None),
         (computes, None),
         (reads, None),
     ],

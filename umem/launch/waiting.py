@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -64,12 +64,37 @@ def mpi_call(frame: FrameType) -> str | None:
     """Name the method of MPI that a frame is in; its source must be at hand."""
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
     for call in _calls(source):
-        if isinstance(call.func, ast.Attribute) and _is_running(call, frame):
-            owner = _value(call.func.value, frame)
-            if _is_of_mpi(owner):
+        if _is_running(call, frame):
+            method = _method(call.func, frame)
+            if method is not None:
                 name = Path(frame.f_code.co_filename).name
-                return f"{call.func.attr} ({name}:{frame.f_lineno})"
+                return f"{method} ({name}:{frame.f_lineno})"
     return None
+
+
+def _method(called: ast.expr, frame: FrameType) -> str | None:
+    """Name the method of MPI that an expression is; None where it is none, or not known."""
+    if isinstance(called, ast.Attribute):
+        of_mpi = _is_of_mpi(_value(called.value, frame)) or _is_request(called.value, frame)
+        return called.attr if of_mpi else None
+    value = _value(called, frame)  # such as receive = comm.recv
+    if isinstance(value, partial):
+        value = value.func
+    of_mpi = _is_of_mpi(getattr(value, "__self__", None))
+    return getattr(value, "__name__", None) if of_mpi else None
+
+
+def _is_request(node: ast.expr, frame: FrameType) -> bool:
+    """Whether an expression is such as ``comm.irecv(...)``, which gives a request."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        return False
+    owner, begun = _value(node.func.value, frame), node.func.attr
+    return begun[0] in "iI" and _is_of_mpi(owner) and hasattr(owner, _waiting(begun))
+
+
+def _waiting(begun: str) -> str:
+    """The call that waits, of one that only begins: recv of irecv, Allreduce of Iallreduce."""
+    return begun[1:] if begun[0] == "i" else begun[1:].capitalize()
 
 
 @lru_cache(8)
@@ -94,7 +119,20 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
     if isinstance(node, ast.Attribute):
         return getattr(_value(node.value, frame), node.attr, None)
+    if isinstance(node, ast.Subscript):
+        return _item(_value(node.value, frame), node.slice, frame)
     return None
+
+
+def _item(owner: Any, index: ast.expr, frame: FrameType) -> Any:
+    """What stands in a list, a tuple or a dictionary; None where code of the script would run."""
+    key = index.value if isinstance(index, ast.Constant) else _value(index, frame)
+    if type(owner) not in (list, tuple, dict) or type(key) not in (int, str):
+        return None
+    try:
+        return owner[key]
+    except (LookupError, TypeError):
+        return None
 
 
 def _is_of_mpi(value: Any) -> bool:
