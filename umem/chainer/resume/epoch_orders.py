@@ -14,6 +14,7 @@ import numpy as np
 from chainer import iterators
 
 from umem.chainer.resume.random_states import GENERATORS, is_global, serialize_generator
+from umem.data.orders import KnownOrder
 from umem.errors import StateError
 
 
@@ -54,6 +55,8 @@ class OrderMemory:
     def serialize(self, saver: Any) -> None:
         """Save or put back the sampler's generators and what was drawn ahead of the iterator."""
         with self._lock:
+            if isinstance(self._sampler, KnownOrder):
+                self._place_known(saver["known"], self._sampler)
             for name, generator in _generators(self._sampler).items():
                 serialize_generator(generator, saver[name])
             now = self._number()
@@ -64,6 +67,16 @@ class OrderMemory:
             self._ahead = {
                 now + 1 + i: _numbered(each, now + 1 + i) for i, each in enumerate(saved)
             }
+
+    def _place_known(self, saver: Any, known: KnownOrder) -> None:
+        """Save or load where a known order is, and have it, and caches, go where the iterator is.
+
+        An iterator that loads ahead does so anew after it was saved.
+        """
+        order, position = self._iterator._state.order, self._iterator.current_position
+        known.follow(np.asarray(order), position)
+        known.serialize(saver)
+        known.follow(np.asarray(order), position)
 
 
 def _plain(order: Any) -> Any:

@@ -1,0 +1,103 @@
+"""Training on a cached dataset: the same bits, also where a run is killed and goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from umem.compat.installation import find_package
+
+if find_package() is None:
+    pytest.skip("Chainer is not installed", allow_module_level=True)
+
+import umem.chainer
+import umem.data
+import umem.errors
+
+# isort: split
+import chainer
+import resume_cases
+from chainer import training
+from chainer.training import extensions
+
+COUNT = 60
+
+
+class Killed(Exception):
+    pass
+
+
+def trainer(out: Path, kind: str, updates: int = 20, *, cache: bool = True, dies: int = 0) -> Any:
+    """A trainer whose iterator has a known order, with a cache or without; it may be killed."""
+    np.random.seed(0)
+    data, order = resume_cases.dataset(COUNT), umem.data.known_order(11)
+    if cache:
+        one = 80 + 250  # a row of 20 numbers, its class, and what says so
+        data = umem.data.cached(data, 24 * one, "1MiB", order=order)
+    processes = {"n_processes": 1} if kind == "processes" else {}
+    batches = resume_cases.ITERATORS[kind](data, 7, order_sampler=order, **processes)
+    optimizer = chainer.optimizers.Adam().setup(resume_cases.network())
+    updater = training.StandardUpdater(batches, optimizer)
+    made = training.Trainer(updater, (updates, "iteration"), out=str(out))
+    made.extend(extensions.LogReport(trigger=(1, "iteration")))
+    made.extend(umem.chainer.Snapshot(every=5))
+
+    def die(trainer: Any) -> None:
+        if trainer.updater.iteration == dies:
+            raise Killed
+
+    made.extend(die, trigger=(1, "iteration"))
+    made.batches, made.data = batches, data
+    return made
+
+
+def run(made: Any) -> Any:
+    try:
+        made.run()
+    finally:
+        made.batches.finalize()
+    return made
+
+
+@pytest.mark.parametrize("kind", ["serial", "threads", "processes"])
+def test_a_curve_has_the_same_bits_with_a_cache_after_a_kill_too(kind: str, tmp_path: Path) -> None:
+    run(trainer(tmp_path / "plain", kind, cache=False))
+    plain = resume_cases.losses(tmp_path / "plain")
+    made = run(trainer(tmp_path / "cached", kind))
+    assert resume_cases.losses(tmp_path / "cached") == plain and len(plain) == 20
+    assert made.data.counters.hit_count > 20
+
+    with pytest.raises(Killed):  # epochs are of 60: the kill and the snapshot are in the second
+        run(trainer(tmp_path / "killed", kind, dies=14))
+    made = run(trainer(tmp_path / "killed", kind))
+    assert resume_cases.losses(tmp_path / "killed") == plain
+    assert made.data.counters.hit_count > 10
+
+
+def test_chainers_own_resume_is_followed_from_the_next_epoch_on() -> None:
+    data, order = resume_cases.dataset(COUNT), umem.data.known_order(11)
+    one = chainer.iterators.SerialIterator(data, 7, order_sampler=order)
+    for _ in range(12):
+        one.next()
+    saved: dict[str, Any] = {}
+    one.serialize(lambda key, value: saved.setdefault(key, np.array(value)))
+
+    class Loading(chainer.Deserializer):
+        def __call__(self, key: str, value: Any) -> Any:
+            if isinstance(value, np.ndarray):
+                value[:] = saved[key]
+                return value
+            return saved[key].item()
+
+    again = umem.data.known_order(11)
+    with umem.data.cached(data, "1MiB", order=again) as kept:
+        other = chainer.iterators.SerialIterator(kept, 7, order_sampler=again)
+        other.serialize(Loading())
+        with pytest.warns(umem.errors.DataWarning, match="is asked for where") as caught:
+            for _ in range(30):
+                for (x, t), (y, u) in zip(one.next(), other.next(), strict=True):
+                    assert x.tobytes() == y.tobytes() and t == u
+        assert len(caught) == 1 and again.epoch == order.epoch
