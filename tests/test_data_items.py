@@ -120,6 +120,45 @@ def test_what_cannot_be_kept_is_named(item: Any, said: str) -> None:
     assert said in str(caught.value) and "outside of the cache" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.dtype({"names": ["a", "b"], "formats": ["i4", "i2"], "offsets": [0, 2]}),
+        np.dtype({"names": ["a", "b"], "formats": ["i4", "i4"], "offsets": [4, 0]}),
+        np.dtype([(("title", "a"), "i4")]),
+        np.dtype("f4", metadata={"unit": "m"}),
+        np.dtype([("a", "O")]),
+    ],
+)
+def test_a_dtype_that_would_not_come_back_is_named(dtype: Any) -> None:
+    with pytest.raises(UnsupportedError, match="is an array of dtype"):
+        pack([np.zeros(3, dtype)], RAW)
+
+
+def test_a_dtype_that_numpy_does_not_know_is_named() -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    with pytest.raises(UnsupportedError, match=r"the item\[0\] is an array of dtype bfloat16"):
+        pack((np.ones(3, bfloat16),), RAW)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [np.bytes_(b"a\0"), np.str_("a\0"), 1 << 20_000, -(1 << 63), 1 << 63, "\ud800"],
+    ids=range(6),
+)
+def test_values_at_the_edge_come_back(item: Any) -> None:
+    found = unpack(pack(item, RAW), RAW)
+    assert type(found) is type(item)
+    assert [*found] == [*item] if isinstance(item, (str, bytes)) else found == item
+
+
+def test_what_is_in_itself_or_nested_too_deeply_is_refused() -> None:
+    inside: list[Any] = []
+    inside.append(inside)
+    with pytest.raises(UnsupportedError, match="nested too deeply, or in itself"):
+        pack(inside, RAW)
+
+
 @given(st.data())
 def test_bytes_that_are_cut_are_noticed(data: st.DataObject) -> None:
     whole = pack((np.arange(5), "x"), RAW)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import struct
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from umem.printable import quoted, shown
 
 _LENGTH = struct.Struct("<I")
 _DOUBLES = struct.Struct("<2d")  # the bits of a NaN too
-_PLAIN = (bool, int, str, type(None))
+_PLAIN = (bool, str, type(None))
 _WAY_OUT = (
     "A cache keeps tuples, lists and dictionaries of arrays, sparse matrices (csr, csc, bsr, coo), "
     "numbers, text, bytes and None: return such from the dataset, and make the rest outside of the "
@@ -43,7 +44,10 @@ def pack(item: Any, codec: Codec) -> bytes:
         UnsupportedError: something in it is of another type; the message says where.
     """
     buffers: list[tuple[memoryview, str]] = []
-    described = _describe(item, buffers, "the item")
+    try:
+        described = _describe(item, buffers, "the item")
+    except RecursionError:
+        raise UnsupportedError(f"the item is nested too deeply, or in itself. {_WAY_OUT}") from None
     sizes, stored = [], []
     for buffer, dtype in buffers:
         small = codec.compress(buffer, dtype) if buffer.nbytes else None
@@ -97,6 +101,8 @@ def _describe(value: Any, buffers: list[tuple[memoryview, str]], where: str) -> 
     kind = type(value)
     if kind in _PLAIN:
         return value
+    if kind is int:  # Python reads no number of thousands of digits from text, but for bits
+        return value if -(1 << 63) <= value < 1 << 63 else {"int": hex(value)}
     if kind is float:
         return {"float": _DOUBLES.pack(value, 0).hex()}
     if kind is complex:
@@ -111,6 +117,9 @@ def _describe(value: Any, buffers: list[tuple[memoryview, str]], where: str) -> 
         return {"dict": [_entry(key, each, buffers, where) for key, each in value.items()]}
     if kind in (np.ndarray, np.memmap):
         return _describe_array(value, buffers, where)
+    if kind in (np.str_, np.bytes_):  # of which an array would lose zeros at the end
+        plain: Any = "".join(value) if kind is np.str_ else bytes(value)
+        return {kind.__name__: _describe(plain, buffers, where)}
     if isinstance(value, np.generic):
         return {"number": _describe_array(np.asarray(value), buffers, where)}
     if (sparse := apart(value)) is not None:
@@ -126,14 +135,29 @@ def _entry(key: Any, value: Any, buffers: Any, where: str) -> list[Any]:
 
 
 def _describe_array(array: Any, buffers: list[tuple[memoryview, str]], where: str) -> Any:
-    if array.dtype.hasobject:
-        raise UnsupportedError(f"{shown(where)} is an array of dtype {array.dtype}. {_WAY_OUT}")
+    descr = None if array.dtype.metadata is not None else _descr(array.dtype)
+    if descr is None:
+        raise UnsupportedError(
+            f"{shown(where)} is an array of dtype {shown(str(array.dtype))}. {_WAY_OUT}"
+        )
     by_columns = array.flags.f_contiguous and not array.flags.c_contiguous
     flat = np.ascontiguousarray(array.T if by_columns else array).reshape(-1)
     plain = flat.view(np.uint8) if array.dtype.itemsize else np.empty(0, np.uint8)
     buffers.append((plain.data, array.dtype.str))
-    descr = np.lib.format.dtype_to_descr(array.dtype)
     return {"array": [descr, list(array.shape), bool(by_columns)]}
+
+
+@lru_cache(maxsize=256)
+def _descr(dtype: np.dtype[Any]) -> Any:
+    """A dtype as NumPy's files have it; None: it is of objects, or would not come back."""
+    if dtype.hasobject:
+        return None
+    try:
+        descr = np.lib.format.dtype_to_descr(dtype)
+        again = np.lib.format.descr_to_dtype(_tuples(json.loads(json.dumps(descr))))
+    except (TypeError, ValueError):
+        return None
+    return descr if again == dtype else None
 
 
 def _kind_name(kind: type) -> str:
@@ -148,6 +172,8 @@ def _made(described: Any, buffers: Any) -> Any:
     if not isinstance(described, dict):
         return described
     ((kind, of),) = described.items()
+    if kind == "int":
+        return int(of, 16)
     if kind == "float":
         return _DOUBLES.unpack(bytes.fromhex(of))[0]
     if kind == "complex":
@@ -159,6 +185,8 @@ def _made(described: Any, buffers: Any) -> Any:
         return tuple(values) if kind == "tuple" else values
     if kind == "dict":
         return {key: _made(each, buffers) for key, each in of}
+    if kind in ("str_", "bytes_"):
+        return getattr(np, kind)(_made(of, buffers))
     if kind == "number":
         return _made(of, buffers)[()]
     if kind == "sparse":
