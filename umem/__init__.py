@@ -16,6 +16,7 @@ from umem.memory.tracking import track
 if TYPE_CHECKING:
     from umem.devices.software.opening import software_gpu
     from umem.predict.batches.doubling import double_each
+    from umem.predict.batches.halving import halve_each
     from umem.predict.choosing import choose
     from umem.predict.ranks.choosing_ranks import choose_ranks
     from umem.predict.replaying import Replay, replay
@@ -37,6 +38,7 @@ __all__ = [
     "disable",
     "double_each",
     "enable",
+    "halve_each",
     "hybrid",
     "location",
     "managed",
@@ -59,6 +61,7 @@ _LATER = {
     "choose": "umem.predict.choosing",
     "choose_ranks": "umem.predict.ranks.choosing_ranks",
     "double_each": "umem.predict.batches.doubling",
+    "halve_each": "umem.predict.batches.halving",
     "record": "umem.trace.recording.at_sizes",
     "record_at": "umem.trace.recording.at_sizes",
     "software_gpu": "umem.devices.software.opening",

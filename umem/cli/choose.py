@@ -17,11 +17,15 @@ from rich.text import Text
 from umem.as_json import json_text
 from umem.cli import in_and_out as saying
 from umem.cli.choose_batch import (
+    AdviseOptions,
     BatchOptions,
+    advise_options,
     batch_options,
+    check_advise_options,
     check_batch_options,
     doublings,
     say_batches,
+    say_halves,
 )
 from umem.cli.choose_ranks import RankOptions, check_rank_options, rank_options, say_ranks
 from umem.cli.in_and_out import (
@@ -29,6 +33,8 @@ from umem.cli.in_and_out import (
     StepSizesType,
     StepSizeType,
     caps,
+    load,
+    one_trace,
     refuse,
     refuse_picture,
     say,
@@ -150,6 +156,7 @@ NOTHING_FITS = 3
 )
 @batch_options
 @rank_options
+@advise_options
 @click.option("--gpu", default=None, metavar="NAME", help="A GPU of the table (default: t4).")
 @click.option("--vram", metavar="SIZE", help="Usable VRAM instead of the table's, as 12GiB.")
 @click.option("--all", "every", is_flag=True, help="Also what does not fit, with the reasons.")
@@ -164,6 +171,7 @@ def command(max_events: int, max_bytes: int, **options: Any) -> None:
     Each result is printed as it is found; Ctrl-C keeps them, with exit status 130.
 
     With --batch: the largest batch that fits, and the one of least time a sample.
+    With --advise: what half of each size would save; each TRACE may be along other axes.
     With --ranks: what several GPUs take, each a rank of MPI, on a graph in parts or a split batch.
 
     TRACE is what umem.record() or umem.record_at(), saved, or `umem run --record` has written.
@@ -174,10 +182,13 @@ def command(max_events: int, max_bytes: int, **options: Any) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     told = BatchOptions(*(options.pop(name) for name in BatchOptions._fields))
     ranks = RankOptions(*(options.pop(name) for name in RankOptions._fields))
+    advice = AdviseOptions(*(options.pop(name) for name in AdviseOptions._fields))
     asked = _ChooseOptions(**options)
     others = {"--all": asked.every, "--all-gpus": asked.all_gpus, "--png": asked.png is not None}
     check_batch_options(asked.batch, told, others)
     check_rank_options(ranks, {"--batch": asked.batch, **others})
+    several = {"--batch": asked.batch, "--ranks": ranks.ranks is not None}
+    check_advise_options(advice, {**several, **others})
     if asked.all_gpus and (asked.gpu is not None or asked.vram is not None):
         raise click.UsageError(
             "--all-gpus asks for every GPU of the table: leave --gpu and --vram out"
@@ -193,6 +204,9 @@ def command(max_events: int, max_bytes: int, **options: Any) -> None:
             return
         if ranks.ranks is not None:
             _answer_ranks(asked, ranks, Caps(max_events, max_bytes))
+            return
+        if advice.advise:
+            _answer_advice(asked, advice, Caps(max_events, max_bytes))
             return
         best = _answer(asked, Caps(max_events, max_bytes))
     except UmemError as error:
@@ -227,7 +241,7 @@ class _ChooseOptions(NamedTuple):
 
 def _answer_batch(asked: _ChooseOptions, told: BatchOptions, read: Caps) -> None:
     gpu = gpu_asked_for("t4" if asked.gpu is None else asked.gpu, asked.vram)
-    trace = _load(asked.traces, asked.sizes, read)
+    trace = one_trace(asked.traces, asked.sizes, read)
     try:
         say_batches(trace, gpu, asked.size, told, as_json=asked.as_json)
     except BudgetError as error:
@@ -237,15 +251,26 @@ def _answer_batch(asked: _ChooseOptions, told: BatchOptions, read: Caps) -> None
 
 def _answer_ranks(asked: _ChooseOptions, told: RankOptions, read: Caps) -> None:
     gpu = gpu_asked_for("t4" if asked.gpu is None else asked.gpu, asked.vram)
-    trace = _load(asked.traces, asked.sizes, read)
+    trace = one_trace(asked.traces, asked.sizes, read)
     if not say_ranks(trace, gpu, asked.size, told, as_json=asked.as_json):
+        click.get_current_context().exit(NOTHING_FITS)
+
+
+def _answer_advice(asked: _ChooseOptions, told: AdviseOptions, read: Caps) -> None:
+    gpu = gpu_asked_for("t4" if asked.gpu is None else asked.gpu, asked.vram)
+    is_apart = asked.sizes is None
+    traces = load(asked.traces, read) if is_apart else [one_trace(asked.traces, asked.sizes, read)]
+    halved = dict(
+        zip(dict(told.halved), load([path for _, path in told.halved], read), strict=True)
+    )
+    if not say_halves(traces, gpu, asked.size, halved, as_json=asked.as_json):
         click.get_current_context().exit(NOTHING_FITS)
 
 
 def _answer(asked: _ChooseOptions, read: Caps) -> Option | None:
     """Say what there is to say; returns the best that was found."""
     one = gpu_asked_for("t4" if asked.gpu is None else asked.gpu, asked.vram)
-    trace = _load(asked.traces, asked.sizes, read)
+    trace = one_trace(asked.traces, asked.sizes, read)
     gpus = list(map(gpu_spec, GPUS)) if asked.all_gpus else [one]
     search = Search(trace, gpus, asked.size)
     _carry_out(search, asked.as_json)
@@ -302,25 +327,6 @@ def _carry_out(search: Search, as_json: bool) -> None:
 
 def _example(trace: Trace) -> str:
     return ",".join(f"{axis}=N" for axis in trace.axes) or "N"
-
-
-def _load(paths: tuple[Path, ...], sizes: tuple[StepSize, ...] | None, caps: Caps) -> Trace:
-    """The trace that they are; traces of several sizes are joined."""
-    if sizes is None and len(paths) > 1:
-        raise click.UsageError(
-            f"{len(paths)} traces need --sizes, the size that each was recorded at: --sizes 4,8"
-        )
-    if sizes is not None and len(sizes) != len(paths):
-        raise click.UsageError(
-            f"--sizes names {_counted(len(sizes), 'size')}, and there "
-            f"{'is' if len(paths) == 1 else 'are'} {_counted(len(paths), 'trace')}: each has one"
-        )
-    loaded = [Trace.load(path, **caps._asdict()) for path in paths]
-    return loaded[0] if sizes is None else Trace.join(loaded, sizes)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _print(lines: Iterable[Text]) -> None:

@@ -1,8 +1,12 @@
-"""``umem choose TRACE --batch``: the batch that fits; and what doubling each size costs."""
+"""``umem choose TRACE --batch, --advise``: the batch that fits, and what half of each size saves.
+
+Also what doubling each size costs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -12,6 +16,8 @@ from umem.as_json import json_text
 from umem.cli.in_and_out import say
 from umem.devices.specs import GpuSpec
 from umem.predict.batches.finding import batches_of
+from umem.predict.batches.halved_sizes import HalvedSizes
+from umem.printable import quoted
 from umem.trace.axes import StepSize
 from umem.trace.trace import Trace
 
@@ -92,3 +98,74 @@ def doublings(trace: Trace, gpu: GpuSpec, size: StepSize | None) -> Iterator[str
     """Yield what doubling each size of a step costs, a line each; nothing for one size."""
     for doubled in umem.double_each(trace, gpu, size) if trace.sizes else ():
         yield f"  {doubled}"
+
+
+class AdviseOptions(NamedTuple):
+    """``--advise``, and what it may be told besides."""
+
+    advise: bool
+    halved: tuple[tuple[str, Path], ...]
+
+
+class _HalfType(click.ParamType):  # type: ignore[type-arg]
+    """The name of an axis and a file."""
+
+    name = "half"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, Path]:
+        axis, _, path = str(value).partition("=")
+        if not axis.isidentifier() or not path:
+            raise click.BadParameter(
+                f"half of an axis is its name and a file, such as depth=half.umem.gz; "
+                f"got {quoted(value)}",
+                ctx,
+                param,
+            )
+        return axis, Path(path)
+
+
+def advise_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--advise`` and what goes with it."""
+    advise = click.option("--advise", is_flag=True, help="What half of each size would save.")
+    halved = click.option(
+        "--halved",
+        type=_HalfType(),
+        multiple=True,
+        metavar="AXIS=FILE",
+        help="With --advise: the trace of the step with half of an axis, as depth.",
+    )
+    return advise(halved(command))
+
+
+def check_advise_options(told: AdviseOptions, others: dict[str, bool]) -> None:
+    """Refuse what does not go with ``--advise``, and what goes only with it.
+
+    Raises:
+        click.UsageError: names the options.
+    """
+    if told.halved and not told.advise:
+        raise click.UsageError("--halved: only with --advise")
+    names = [axis for axis, _ in told.halved]
+    if len(set(names)) < len(names):
+        raise click.UsageError(f"--halved names an axis twice: {', '.join(names)}")
+    wrong = [name for name, is_given in others.items() if is_given]
+    if told.advise and wrong:
+        raise click.UsageError(f"--advise is of one GPU and size: leave {', '.join(wrong)} out")
+
+
+def say_halves(
+    traces: Sequence[Trace],
+    gpu: GpuSpec,
+    size: StepSize | None,
+    halved: dict[str, Trace],
+    *,
+    as_json: bool,
+) -> bool:
+    """Say what half of each size saves; return whether the step fits then, or as it is.
+
+    Raises:
+        UmemError: see `umem.halve_each`.
+    """
+    found: HalvedSizes = umem.halve_each(traces, gpu, size, halved=halved)
+    say(json_text(found) if as_json else str(found))
+    return found.helps

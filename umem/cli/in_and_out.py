@@ -17,6 +17,7 @@ from umem.files import check_target, reason, whole
 from umem.printable import quoted, shown
 from umem.trace.axes import StepSize
 from umem.trace.file import MAX_BYTES, MAX_EVENTS
+from umem.trace.trace import Trace
 from umem.units import format_bytes, parse_bytes
 
 
@@ -126,6 +127,38 @@ def caps(command: Callable[..., Any]) -> Callable[..., Any]:
         help=f"Read up to so much text, decompressed (default: {format_bytes(MAX_BYTES)}).",
     )
     return events(nbytes(command))
+
+
+def load(paths: Sequence[Path], caps: Caps) -> list[Trace]:
+    """Traces, read within limits.
+
+    Raises:
+        TraceError: see `Trace.load`.
+    """
+    return [Trace.load(path, **caps._asdict()) for path in paths]
+
+
+def one_trace(paths: Sequence[Path], sizes: Sequence[StepSize] | None, caps: Caps) -> Trace:
+    """The trace that files are; traces of several sizes are joined.
+
+    Raises:
+        click.UsageError: other sizes than files. UmemError: see `Trace.load`, `Trace.join`.
+    """
+    if sizes is None and len(paths) > 1:
+        raise click.UsageError(
+            f"{len(paths)} traces need --sizes, the size that each was recorded at: --sizes 4,8"
+        )
+    if sizes is not None and len(sizes) != len(paths):
+        raise click.UsageError(
+            f"--sizes names {_counted(len(sizes), 'size')}, and there "
+            f"{'is' if len(paths) == 1 else 'are'} {_counted(len(paths), 'trace')}: each has one"
+        )
+    loaded = load(paths, caps)
+    return loaded[0] if sizes is None else Trace.join(loaded, sizes)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 class StepSizeType(click.ParamType):  # type: ignore[type-arg]

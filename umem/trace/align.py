@@ -123,6 +123,11 @@ def _check_operations(one: Sequenced, other: Sequenced) -> None:
             )
 
 
+def kinds(events: list[Event]) -> list[tuple[str, str]]:
+    """What operations do, in order: their names without numbers, and their phases."""
+    return [(_NUMBER.sub("", event.name), event.phase) for event in events if isinstance(event, Op)]
+
+
 def _kind(op: Op | None) -> tuple[str, str] | None:
     return None if op is None else (_NUMBER.sub("", op.name), op.phase)
 

@@ -115,6 +115,8 @@ def check_splits(trace: Trace) -> None:
     steps = _operations(trace)
     if len(steps) < 2:
         raise StateError("the batch cannot be split: no optimizer's update is in the trace")
+    if not any(op.phase == "backward" for op in trace.ops):
+        raise StateError("the batch cannot be split: no backward pass is in the trace")
     if period_of(steps[:-1]) > 1:
         raise StateError("the batch cannot be split: optimizers take turns in a step")
 
