@@ -23,7 +23,13 @@ def command() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--parts", type=click.IntRange(1), required=True, metavar="N", help="How many parts.")
-def cut_file(file: Path, out: Path, parts: int) -> None:
+@click.option(
+    "--features",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="An .npy file of the features, where FILE has none; read some rows at a time.",
+)
+def cut_file(file: Path, out: Path, parts: int, features: Path | None) -> None:
     """Cut the graph of FILE (.npz) into N parts, in the new folder OUT, one file each.
 
     Few ties lead from one part to another, and parts have about as many entries each (METIS).
@@ -31,7 +37,7 @@ def cut_file(file: Path, out: Path, parts: int) -> None:
     """
     from umem.graphs import cut, load_npz
 
-    found = cut(load_npz(file), parts, out)
+    found = cut(load_npz(file, features), parts, out)
     say(summary(found))
 
 

@@ -8,6 +8,7 @@ from umem.graphs.csr import GraphData as Graph
 from umem.graphs.csr import normalised_adjacency
 from umem.graphs.cut_folder import Cut, open_cut
 from umem.graphs.cutting import cut
+from umem.graphs.feature_file import FeatureFile, open_features
 from umem.graphs.generator import rmat
 from umem.graphs.halo import HaloPlan, halo_plan
 from umem.graphs.karate import karate_club
@@ -17,6 +18,7 @@ from umem.graphs.planted import communities
 
 __all__ = [
     "Cut",
+    "FeatureFile",
     "Graph",
     "HaloPlan",
     "PlannedCut",
@@ -27,6 +29,7 @@ __all__ = [
     "load_npz",
     "normalised_adjacency",
     "open_cut",
+    "open_features",
     "rmat",
     "save_npz",
 ]

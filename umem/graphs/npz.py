@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any, cast
@@ -12,9 +13,11 @@ import numpy as np
 from umem.errors import DataError
 from umem.files import open_regular, reason, whole
 from umem.graphs.csr import Array, GraphData
+from umem.graphs.feature_file import FeatureFile
 from umem.printable import shown
 
 _INT32_MAX = 2**31 - 1
+_NAMES = tuple(field.name for field in fields(GraphData))
 
 
 def save_npz(path: str | os.PathLike[str], graph: GraphData) -> None:
@@ -31,11 +34,19 @@ def save_npz(path: str | os.PathLike[str], graph: GraphData) -> None:
         np.savez(file, **cast("dict[str, Any]", arrays))
 
 
-def load_npz(path: str | os.PathLike[str]) -> GraphData:
+def load_npz(
+    path: str | os.PathLike[str], features: str | os.PathLike[str] | None = None
+) -> GraphData:
     """Read a graph from an .npz file with the arrays of `GraphData`; other arrays are ignored.
 
     Nothing in the file is executed: pickled arrays are refused. Integers of any width and floats
     of any width are accepted and converted to int32 and float32. docs/graphs.md has the table.
+
+    Args:
+        path: the file.
+        features: an .npy file of the features instead, which may be larger than memory: the
+            graph's ``features`` are then a `FeatureFile`, and rows are read, and checked, when
+            they are asked for.
 
     Raises:
         DataError: it cannot be read, an array is missing, or an array is not what it should be;
@@ -44,15 +55,26 @@ def load_npz(path: str | os.PathLike[str]) -> GraphData:
     source = shown(Path(path))
     try:
         with open_regular(path) as file:
-            arrays = _read_arrays(source, file)
+            arrays = _read_arrays(source, file, _needed(features is None))
     except (OSError, ValueError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{source}: cannot be read: {reason(error)}") from error
-    return _checked(source, arrays)
+    if features is None:
+        return _checked(source, arrays)
+    found = FeatureFile(features)
+    try:
+        return _checked(source, {**arrays, "features": cast("Array", found)})
+    except BaseException:
+        found.close()
+        raise
 
 
-def _read_arrays(source: str, file: IO[bytes]) -> dict[str, Array]:
+def _needed(with_features: bool) -> tuple[str, ...]:
+    return _NAMES if with_features else tuple(name for name in _NAMES if name != "features")
+
+
+def _read_arrays(source: str, file: IO[bytes], names: Collection[str]) -> dict[str, Array]:
     # A damaged file can raise nearly anything here: BadZipFile, zlib.error, EOFError, ValueError,
     # SyntaxError, MemoryError, NotImplementedError, ... All mean the same to the caller.
     try:
@@ -62,7 +84,7 @@ def _read_arrays(source: str, file: IO[bytes]) -> dict[str, Array]:
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise DataError(f"{source}: one .npy array, not an .npz file of several; use numpy.savez")
     with archive:
-        return {field.name: _read_array(source, archive, field.name) for field in fields(GraphData)}
+        return {name: _read_array(source, archive, name) for name in names}
 
 
 def _read_array(source: str, archive: Any, name: str) -> Array:
@@ -139,6 +161,10 @@ def _checked_indptr(where: str, array: Array, entries: int) -> Array:
 
 
 def _checked_features(where: str, array: Array, nodes: int) -> Array:
+    if isinstance(array, FeatureFile):
+        if len(array) != nodes:
+            raise DataError(f"{where}: {array!r}, and the graph has {nodes} nodes")
+        return array
     if array.ndim != 2 or array.shape[0] != nodes or array.shape[1] == 0:
         raise DataError(f"{where}: must have shape ({nodes}, features); it has {array.shape}")
     if array.dtype.kind != "f":
