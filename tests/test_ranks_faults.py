@@ -16,6 +16,7 @@ import pytest
 from ranks import ENDS_WITHIN_SECONDS, Ended, Job, needs_ranks, start
 
 from umem.launch import BACKING, own_place, sweep
+from umem.launch.seats import SILENT_SECONDS
 
 pytestmark = needs_ranks
 
@@ -210,6 +211,39 @@ def test_the_end_of_umem_run_leaves_no_process(
     else:
         assert ended.status == 128 + number, ended.err
         assert ended.last == f"umem: interrupted by {number.name}; all ranks were ended"
+
+
+@pytest.mark.thorough
+def test_a_job_that_a_shell_stops_and_goes_on_with_is_not_ended(tmp_path: Path) -> None:
+    """As Ctrl-Z and fg do: umem run is stopped, and mpiexec has the watchers stopped."""
+    code = f"""{BEFORE}
+    mark()
+    while not Path("on").exists():
+        time.sleep(0.05)
+    comm.Barrier()
+    print("fine")
+    """
+    job = start(tmp_path, code)
+    await_file(job, tmp_path / "at1")
+    watchers = {
+        int(
+            Path(f"/proc/{await_file(job, tmp_path / f'at{rank}')}/stat")
+            .read_text()
+            .rpartition(") ")[2]
+            .split()[1]
+        )
+        for rank in range(2)
+    }
+    stopped = [job.process.pid, *watchers]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(SILENT_SECONDS + 1)
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(1)
+    (tmp_path / "on").write_text("x")
+    ended = job.finish()
+    assert (ended.status, ended.out.count("fine")) == (0, 2), ended.err
 
 
 @pytest.mark.thorough

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,15 @@ def test_standard_output_may_be_closed(tmp_path: Path) -> None:
         timeout=90,
     )
     assert (done.returncode, sorted(done.stderr.splitlines())) == (0, ["[0] kept", "[1] kept"])
+
+
+@pytest.mark.thorough
+def test_a_job_waits_for_who_reads_its_output(tmp_path: Path) -> None:
+    """As a pager or Ctrl-S have it: for longer than a network may be silent."""
+    job = start(tmp_path, "for _ in range(4000): print('x' * 5000)")
+    time.sleep(15)
+    ended = job.finish()
+    assert (ended.status, ended.out.count("\n")) == (0, 8000), ended.err
 
 
 def test_a_script_without_mpi_is_run_as_often_as_asked(tmp_path: Path) -> None:

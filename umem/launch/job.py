@@ -33,6 +33,7 @@ END_SECONDS = 2.5
 """What they have before mpiexec is ended, too."""
 _TICK_SECONDS = 0.1
 _STOPPED_SECONDS = 1.5
+_PAUSE_SECONDS = 2.0
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36
 
 
@@ -61,7 +62,7 @@ class Job:
         self._seats: dict[int, Seat] = {}
         self._strangers: list[Seat] = []
         self._fault: RankFault | None = None
-        self._faulted_at = self._ending_at = 0.0
+        self._faulted_at = self._ending_at = self._looked_at = 0.0
         self._signal = 0
         self._is_terminated = self._is_let_go = False
         self._stopped_at: dict[int, float] = {}
@@ -228,6 +229,11 @@ class Job:
 
     def _look(self) -> None:
         now = time.monotonic()
+        if now - self._looked_at > _PAUSE_SECONDS:  # this process was stopped, as by Ctrl-Z,
+            self._stopped_at.clear()  # and so were the others
+            for seat in self._seats.values():
+                seat.heard_at = now
+        self._looked_at = now
         if self._fault is not None or self._signal:
             return
         status = self._mpiexec.poll()
