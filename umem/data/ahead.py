@@ -26,7 +26,9 @@ class Ahead:
     def __init__(self, store: ItemStore, course: Course, loading: Loading) -> None:
         self._store, self._course, self._loading = store, course, loading
         self._pid = os.getpid()
-        self._turn = threading.Condition()
+        # For `with`, as that of a condition is Python, which a signal can end with the lock held.
+        self._lock = threading.RLock()
+        self._turn = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._is_over = False
         self._under_way: int | None = None
@@ -38,7 +40,7 @@ class Ahead:
 
     def wake(self) -> None:
         """Say that a request came; begins with the first."""
-        with self._turn:
+        with self._lock:
             if self._thread is None and not self._is_over:
                 self._thread = threading.Thread(target=self._run, name="umem-data", daemon=True)
                 self._thread.start()
@@ -46,7 +48,7 @@ class Ahead:
 
     def hand_over(self, at: int) -> Loaded | None:
         """Give what is under way for a position whose request came before it was there; waits."""
-        with self._turn:
+        with self._lock:
             while self._under_way == at and not self._is_over:
                 self._turn.wait()
             if self._hand is not None and self._hand[0] == at:
@@ -58,7 +60,7 @@ class Ahead:
         """End the thread, after what it fetches at the moment."""
         if os.getpid() != self._pid:
             return
-        with self._turn:
+        with self._lock:
             self._is_over = True
             self._turn.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -67,15 +69,20 @@ class Ahead:
     # -- in the thread -----------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._is_over:
-            found = self._next()
-            if found is None:
-                self._rest()
-            else:
-                self._deal_with(*found)
+        try:
+            while not self._is_over:
+                found = self._next()
+                if found is None:
+                    self._rest()
+                else:
+                    self._deal_with(*found)
+        finally:  # nobody waits for a thread that is gone
+            with self._lock:
+                self._is_over, self._under_way = True, None
+                self._turn.notify_all()
 
     def _rest(self) -> None:
-        with self._turn:
+        with self._lock:
             if not self._is_over:
                 self._turn.wait(LOOK_SECONDS)
 
@@ -94,7 +101,7 @@ class Ahead:
                 item = course.uses.item(at)
                 gone = store.pin(item, at, course.next_use(item, at))
                 if gone is None:
-                    with self._turn:
+                    with self._lock:
                         self._under_way = at
                     return at, item
                 head["frontier"] = at + 1
@@ -104,9 +111,9 @@ class Ahead:
         loaded = None
         try:
             loaded = self._loading.fetch(item)
-        except Exception:  # whoever asks for the item is told
+        except BaseException:  # whoever asks for the item is told, of sys.exit() too
             pass
-        with self._turn:
+        with self._lock:
             self._hand = None if loaded is None else (at, loaded)
             self._under_way = None
             self._turn.notify_all()
@@ -130,7 +137,7 @@ class Ahead:
             if gone is None:
                 return False
             head["frontier"] = at + 1
-        with self._turn:
+        with self._lock:
             self._hand = None
         self._loading.spill(gone)
         return True

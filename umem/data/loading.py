@@ -92,9 +92,12 @@ class Loading:
         """Load an item again, and drop everything where it is not the same; said once."""
         with self._lock:
             again = pack(self.dataset[item], RAW)
+        is_same = (
+            pack(self.unpacked(data), RAW) == again
+        )  # a codec's lock is older than the store's
         with self._store.held() as head:
             head["check_count"] += 1
-            if pack(self.unpacked(data), RAW) == again:
+            if is_same:
                 return True
             self._store.forget()
         say_once(

@@ -25,12 +25,12 @@ class Pages:
     def __init__(self, head: Any, memory: Any) -> None:
         self._head, self._memory = head, memory
         self._next: Any = None
+        self._page_bytes = 0
 
     def forget(self) -> None:
         """Free all, and choose the size of pages anew."""
         for name in HEAD:
             self._head[name] = 0
-        self._next = None
 
     def _open(self, nbytes: int) -> None:
         """Choose the size of pages by the first item, or learn what another process has chosen."""
@@ -41,15 +41,16 @@ class Pages:
             head["page_count"] = self._memory.nbytes // (head["page_bytes"] + 4)
             head["free_first"] = -1
         count, page = int(head["page_count"]), int(head["page_bytes"])
+        self._page_bytes = page
         links = self._memory[: count * 4]
         self._next = memoryview(links).cast("i")
         self._pages = self._memory[count * 4 : count * (4 + page)].reshape(count, page)
 
     def free_count_for(self, nbytes: int) -> tuple[int, int]:
         """How many pages are free, and how many so many bytes take."""
-        if self._next is None or not self._head["page_bytes"]:
-            self._open(nbytes)
         head = self._head
+        if not self._page_bytes or head["page_bytes"] != self._page_bytes:  # or forgotten elsewhere
+            self._open(nbytes)
         free = head["free_count"] + head["page_count"] - head["fresh"]
         return int(free), -(-max(nbytes, 1) // int(head["page_bytes"]))
 

@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from umem.errors import StateError, UnsupportedError
+from umem.errors import FileError, StateError, UnsupportedError
+from umem.files import reason
 from umem.locks import safe_lock
+from umem.units import format_bytes
 
 try:
     import fcntl
@@ -40,14 +42,23 @@ class SharedBlock:
         tail_bytes: bytes behind them, as the array ``tail``; memory only once they are written.
 
     Raises:
-        UnsupportedError: the system is no POSIX one. OSError: it has no memory to share.
+        UnsupportedError: the system is no POSIX one. FileError: it has no memory to share; nothing
+            was made.
     """
 
     def __init__(self, fields: Fields, tail_bytes: int) -> None:
         if fcntl is None:
             raise UnsupportedError("memory shared with workers needs a POSIX system: Linux, macOS")
         self._fields, self._tail_bytes = fields, tail_bytes
-        self._map(_nameless_memory(self._layout()[-1]))
+        handle = _nameless_memory()
+        try:
+            self._map(handle)
+        except (OSError, ValueError, OverflowError) as error:
+            os.close(handle)
+            raise FileError(
+                f"cannot share {format_bytes(self._layout()[-1])} of memory with workers: "
+                f"{reason(error)}; give the cache less, or raise the limit on files (ulimit -f)"
+            ) from error
 
     def _layout(self) -> list[int]:
         """Where each array begins, and where all ends; 64 bytes first say whether it is whole."""
@@ -111,7 +122,7 @@ def _opened(fields: Fields, tail_bytes: int, handle: Any) -> SharedBlock:
     return block
 
 
-def _nameless_memory(nbytes: int) -> int:
+def _nameless_memory() -> int:
     """A file in memory without a name; where the system has none, one on a disk."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("umem-data")
