@@ -105,7 +105,7 @@ def test_whatever_is_asked_comes_back_and_memory_keeps_its_limit(draw: st.DataOb
             indices = st.lists(st.integers(-count, count - 1), max_size=15)
             for i in next(following) if following else draw.draw(indices):
                 assert same(data[i], source.item(i % count))
-        found = data.counters
+    found = data.counters  # what is fetched ahead has ended
     assert found.peak_memory_bytes <= memory * 1.05
     assert found.spilled_bytes <= disk
     assert found.load_count + found.check_count == source.asked.total()
