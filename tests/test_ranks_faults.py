@@ -165,6 +165,13 @@ def test_a_rank_that_never_begins_mpi_is_missed_by_those_that_do(tmp_path: Path)
     assert ended.last.startswith(f"umem: rank 1 on {HOST} ended (status 0) while"), ended.err
 
 
+@pytest.mark.thorough
+def test_a_rank_is_missed_by_those_in_their_first_sum_of_python_objects(tmp_path: Path) -> None:
+    """mpi4py prepares that with Python's lock held, when nobody else can look."""
+    ended, _ = fail(tmp_path, "sys.exit(0)", after="\n    comm.allreduce(1)\n    print('never')\n")
+    assert re.search(r"ended \(status 0\) while rank 0 waits .* allreduce", ended.last), ended.err
+
+
 COMPUTES = {
     "asleep": "time.sleep(7)",
     "in C with Python's lock": "ctypes.PyDLL(None).sleep(7)",

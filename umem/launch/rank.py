@@ -75,6 +75,10 @@ class Rank:
                 f"another MPI ({first_line(module.Get_library_version())}). Install mpi4py "
                 "and mpiexec from one place (docs/ranks.md)"
             )
+        if module.Is_initialized():
+            # mpi4py keeps Python's lock while it prepares the first such sum, once for all. A
+            # rank that waited there for one that is over could tell nobody.
+            module.COMM_WORLD.allreduce(0)
         self._say(mpi="begun")
         threading.Thread(target=self._answer, name="umem-rank", daemon=True).start()
 
