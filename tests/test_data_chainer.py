@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import json
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +103,16 @@ def test_chainers_own_resume_is_followed_from_the_next_epoch_on() -> None:
                 for (x, t), (y, u) in zip(one.next(), other.next(), strict=True):
                     assert x.tobytes() == y.tobytes() and t == u
         assert len(caught) == 1 and again.epoch == order.epoch
+
+
+def test_a_memory_report_has_what_caches_did(tmp_path: Path) -> None:
+    gc.collect()  # the caches of tests before
+    made = trainer(tmp_path, "serial")
+    made.extend(umem.chainer.MemoryReport(trigger=(20, "iteration")))
+    made.extend(extensions.LogReport(trigger=(20, "iteration"), filename="once"), name="once")
+    run(made)
+    (entry,) = json.loads((tmp_path / "once").read_text())
+    counters = made.data.counters
+    assert entry["data/hit_rate"] > 0.2 and entry["data/waited_s"] > 0
+    assert abs(entry["data/raw_MiB"] - counters.raw_bytes / 2**20) < 0.01
+    assert entry["data/memory_MiB"] <= counters.peak_memory_bytes / 2**20

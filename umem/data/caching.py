@@ -22,7 +22,7 @@ from umem.data.policies import POLICIES
 from umem.data.store import ItemStore
 from umem.errors import DataError
 from umem.files import IN_MEMORY, file_system
-from umem.units import parse_bytes
+from umem.units import MIB, parse_bytes
 
 alive: weakref.WeakSet[CachedDataset] = weakref.WeakSet()
 """Every cache of this process that somebody still has."""
@@ -219,3 +219,17 @@ def _temporary_folder() -> Path:
     usual, other = Path(tempfile.gettempdir()), Path("/var/tmp")
     is_memory = usual.is_dir() and file_system(usual) in IN_MEMORY
     return other if is_memory and other.is_dir() else usual
+
+
+def reported() -> dict[str, float]:
+    """What all caches of this process have done, for a report; nothing where there is none."""
+    found = [cache.counters for cache in (*alive,)]
+    if not found:
+        return {}
+    requests = sum(counters.request_count for counters in found)
+    return {
+        "data/hit_rate": sum(counters.hit_count for counters in found) / max(requests, 1),
+        "data/memory_MiB": sum(counters.memory_bytes for counters in found) / MIB,
+        "data/waited_s": sum(counters.waited_seconds for counters in found),
+        "data/raw_MiB": sum(counters.raw_bytes for counters in found) / MIB,
+    }
