@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from umem.chainer.parallel.shard_exchange import mpi_of
 from umem.errors import DataError
 
 _TAG = 1516
@@ -36,16 +37,11 @@ class Ranks:
     """
 
     def __init__(self, comm: Any = None) -> None:
-        self._comm = getattr(comm, "mpi_comm", comm)
         self.rank, self.size = 0, 1
         self.sent_bytes: Counter[str] = Counter()
         if comm is None:
             return
-        if not hasattr(self._comm, "Isend"):
-            raise TypeError(
-                "comm must be a communicator of ChainerMN (chainermn.create_communicator) or of "
-                f"mpi4py (MPI.COMM_WORLD), or None; got {type(comm).__name__}"
-            )
+        self._comm = mpi_of(comm)
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
 
     def __deepcopy__(self, memo: Any) -> Ranks:

@@ -19,6 +19,10 @@ Read = Callable[[int, int, Array], None]
 """Copies a stretch of a flat vector, from and to, into an array."""
 
 
+_METHODS = ("Alltoallv", "Allgatherv", "Isend", "allgather", "Get_rank")
+"""By which a communicator of mpi4py's is known."""
+
+
 def mpi_of(comm: Any) -> Any:
     """Return the communicator of mpi4py that a communicator is, or is made of.
 
@@ -26,11 +30,10 @@ def mpi_of(comm: Any) -> Any:
         TypeError: it is neither mpi4py's nor ChainerMN's.
     """
     mpi = getattr(comm, "mpi_comm", comm)
-    if not all(hasattr(mpi, name) for name in ("Alltoallv", "Allgatherv", "allgather", "Get_rank")):
+    if not all(hasattr(mpi, name) for name in _METHODS):
         raise TypeError(
-            "comm must be a communicator of ChainerMN, as by "
-            "chainermn.create_communicator('naive'), or of mpi4py, such as MPI.COMM_WORLD; got "
-            f"{type(comm).__name__}"
+            "comm must be a communicator of ChainerMN (chainermn.create_communicator) or of mpi4py "
+            f"(MPI.COMM_WORLD); got {type(comm).__name__}"
         )
     return mpi
 
