@@ -23,7 +23,10 @@ from umem.data.shared_block import SharedBlock
 from umem.errors import UnsupportedError
 
 PROGRAM = Path(__file__).with_name("data_program.py")
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 METHODS = ("fork", "forkserver", "spawn")
 
 
