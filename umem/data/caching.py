@@ -90,8 +90,8 @@ class CachedDataset(Examples):
         """An item, which is the caller's alone.
 
         Raises:
-            IndexError: there is none. UnsupportedError: it cannot be kept; see
-            `umem.data.items`. Whatever the dataset raises. What is kept is as it was.
+            IndexError: there is none. UnsupportedError: it cannot be kept; see `umem.data.items`.
+                Whatever the dataset raises. What is kept is as it was.
         """
         item = self._place(i)
         is_owner = os.getpid() == self._pid
@@ -194,8 +194,7 @@ def cached(
 
     Raises:
         SizeError: a size is none. DataError: the policy is none, or lacks an order. FileError: the
-            folder cannot be used. UnsupportedError: no POSIX system.
-        Nothing was made.
+            folder cannot be used. UnsupportedError: no POSIX system. Nothing was made.
     """
     memory_bytes = parse_bytes(memory, "memory")
     disk_bytes = parse_bytes(disk, "disk") if disk else 0

@@ -25,7 +25,8 @@ class EpochBits:
     """The random bits of one epoch.
 
     Args:
-        seed, epoch: 0 to 2**64 - 1.
+        seed: 0 to 2**64 - 1.
+        epoch: likewise.
     """
 
     def __init__(self, seed: int, epoch: int) -> None:

@@ -130,8 +130,10 @@ class LabeledJpegImages(Examples):
     Args:
         pairs: a path and a whole number each; or the name of a text file with both in each line,
             separated by white space.
+        root: see `JpegImages`.
+        dtype: see `JpegImages`.
         label_dtype: of the labels.
-        root, dtype, channels, reduce, at_least: those of `JpegImages`.
+        **how: ``channels``, ``reduce`` and ``at_least``, as `JpegImages` has them.
 
     Raises:
         DataError: a line is no such pair. What `JpegImages` raises.
