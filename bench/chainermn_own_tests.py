@@ -36,16 +36,19 @@ _ASKS_FOR_CHAINERX = "asked for ChainerX"
 """What the plugin says of a case that did."""
 
 
-def reasons() -> list[tuple[str, str]]:
-    """Read the list: a reason, and a pattern."""
+def reasons() -> list[tuple[str, str, str]]:
+    """Read the list: a reason, a pattern, and the number of ranks that it is for; "" for any."""
     lines = LEFT_OUT.read_text(encoding="utf-8").splitlines()
-    pairs = [line.split("|", 1) for line in lines if line.strip() and not line.startswith("#")]
-    return [(reason.strip(), pattern.strip()) for reason, pattern in pairs]
+    parts = [line.split("|") for line in lines if line.strip() and not line.startswith("#")]
+    return [(one[0].strip(), one[1].strip(), "".join(one[2:]).strip()) for one in parts]
 
 
-def reason_of(case: str, listed: list[tuple[str, str]]) -> str | None:
+def reason_of(case: str, ranks: int, listed: list[tuple[str, str, str]]) -> str | None:
     """Why a case is left out; None where it is not."""
-    return next((reason for reason, pattern in listed if fnmatchcase(case, pattern)), None)
+    for reason, pattern, only in listed:
+        if only in ("", str(ranks)) and fnmatchcase(case, pattern):
+            return reason
+    return None
 
 
 def draw_mnist(folder: Path) -> None:
@@ -241,14 +244,16 @@ def main(
     tests = tests.resolve()
     collected = run(tests, under or (".",), None, 1, seconds)[0]
     broken = {case: line["broken"] for case, line in collected.items() if "broken" in line}
-    listed = reasons()
-    left_out = {
-        case: reason_of(case, listed)
+    listed, by_case = reasons(), {}
+    whole = [
+        case
         for case, line in collected.items()
         if case not in broken and "gpu" not in line["marks"]
-    }
+    ]
     rows, failures = [], dict(broken)
     for count in ranks:
+        left_out = {case: reason_of(case, count, listed) for case in whole}
+        by_case.update({case: reason for case, reason in left_out.items() if reason})
         found = {case: ("left out", reason) for case, reason in left_out.items() if reason}
         found.update({case: ("failed", said) for case, said in broken.items()})
         for folder in dict.fromkeys(map(_folder, left_out)):
@@ -265,7 +270,7 @@ def main(
         path,
         simulated=False,
         options={"ranks": ranks, "under": list(under)},
-        left_out_by_reason=dict(Counter(reason for reason in left_out.values() if reason)),
+        left_out_by_reason=dict(Counter(by_case.values())),
         failures=failures,
     )
 
