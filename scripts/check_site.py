@@ -15,7 +15,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PUBLIC = ("umem", "umem.chainer", "umem.chainer.optimizers", "umem.planner", "umem.data", "umem.graphs")
+PUBLIC = (
+    "umem",
+    "umem.chainer",
+    "umem.chainer.optimizers",
+    "umem.planner",
+    "umem.data",
+    "umem.graphs",
+)
 """The packages whose __all__ is the public interface."""
 ELSEWHERE = re.compile(r"\s*(https?:)?//", re.IGNORECASE)
 ELSEWHERE_IN_CSS = re.compile(r"""(?:url\(|@import)\s*["']?\s*((?:https?:)?//[^"')\s]*)""", re.I)
