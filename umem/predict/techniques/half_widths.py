@@ -52,7 +52,7 @@ WHOLE_NUMBERS = {"EmbedIDFunction": 0, "SelectItem": 1, "SoftmaxCrossEntropy": 1
                  "SigmoidCrossEntropy": 1}  # fmt: skip
 """Where functions read whole numbers."""
 NO_SCORES = "SoftmaxCrossEntropy"
-"""Its scores are not kept."""
+"""Its scores are not kept; NumPy takes them as they are, some samples at a time."""
 CAST = "Cast"
 FROM_COLUMNS = CONVOLUTIONS | POOLINGS
 COPIES = 2
@@ -110,6 +110,7 @@ class _Types:
         self._casts: dict[int, list[int]] = {}  # what a call's backward lets go
         self._passing: list[int] = []  # casts that go with the operation
         self._makes_half = self._outputs()
+        self._halves |= self._left_over()
 
     def _outputs(self) -> dict[int, list[int]]:
         """Find for each operation the casts it needs; what it makes is noted as half or not."""
@@ -130,11 +131,14 @@ class _Types:
             self._trained.add(op.entry.number)
         reads = [a.tensor for a in op.reads if self._is_float(a.tensor)]
         halves = [n for n in reads if n in self._halves]
+        if halves and op.name not in PRODUCTS | SINGLES | NORMALIZES:
+            self._halves.update(n for n in reads if self._is_first_state(op, n))
         singles = [n for n in reads if n not in self._halves]
         if op.name in NORMALIZES or not halves:
             is_half, cast = bool(reads) and reads[0] in self._halves, []
         elif op.name in SINGLES:
-            is_half, cast = False, halves
+            by_samples = self._on_host and op.name == NO_SCORES
+            is_half, cast = False, [] if by_samples else halves
         elif op.name in PRODUCTS or all(self._is_constant(op, n) for n in singles):
             is_half, cast = True, singles
         else:
@@ -157,6 +161,30 @@ class _Types:
             return True
         pairs = zip(op.entry.sources, op.reads, strict=False)
         return not any(source in self._trained for source, a in pairs if a.tensor == tensor)
+
+    def _is_first_state(self, op: Op, tensor: int) -> bool:
+        """Tell whether an input with a gradient is what a recurrent link begins with.
+
+        Chainer's LSTM and GRU make it of the type of what they read beside it.
+        """
+        if self._allocs[tensor].kind != "input" or op.entry is None:
+            return False
+        pairs = zip(op.entry.sources, op.reads, strict=False)
+        return any(source == LEAF and a.tensor == tensor for source, a in pairs)
+
+    def _left_over(self) -> set[int]:
+        """What the step before left, of the types that the same has in this one."""
+        made: dict[tuple[str, str, int], set[bool]] = {}
+        for tensor, alloc in self._allocs.items():
+            if not alloc.uploaded:
+                key = alloc.kind, alloc.label, alloc.nbytes
+                made.setdefault(key, set()).add(tensor in self._halves)
+        return {
+            tensor
+            for tensor, alloc in self._allocs.items()
+            if alloc.uploaded and alloc.kind in ("activation", "gradient")
+            if made.get((alloc.kind, alloc.label, alloc.nbytes)) == {True}
+        }
 
     def _backward(self, op: Op) -> None:
         """A gradient has the type of what is read beside gradients; without, of those."""
