@@ -160,9 +160,9 @@ class Case:
 CASES = {
     "MLP": Case(
         stepping(perceptron, perceptron_loss, ("width", "depth")),
-        {"batch": 1024, "width": 512, "depth": 4},
-        ("batch", (128, 256)),
-        {"width": (64, 128)},
+        {"batch": 4096, "width": 768, "depth": 4},
+        ("batch", (256, 512)),
+        {"width": (128, 256)},
         ("depth",),
     ),
     "CNN": Case(
@@ -188,9 +188,9 @@ CASES = {
     ),
     "GCN": Case(
         graph_step,
-        {"nodes": 8000, "width": 64, "depth": 4},
+        {"nodes": 8000, "width": 128, "depth": 4},
         ("nodes", (1000, 2000)),
-        {"width": (16, 32)},
+        {"width": (32, 64)},
         ("depth",),
     ),
 }
