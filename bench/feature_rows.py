@@ -100,10 +100,12 @@ def answer(result: common.Result) -> str:
     worst = max(row["umem_bytes"] / row["pages_bytes"] for row in rows)
     most = max(row["numpy_bytes"] / row["umem_bytes"] for row in rows)
     passed = sum(row["passed"] for row in rows)
+    largest = max(rows, key=lambda row: row["umem_bytes"])
     return (
-        f"At most {figure(worst, 2)} times the pages that the rows lie in, for {passed} of "
-        f"{len(rows)} selections within the limit; a plain memory map reads up to "
-        f"{figure(most, 1)} times as much."
+        f"{figure(largest['umem_bytes'] / MIB, 1)} MiB for {figure(largest['row_bytes'] / MIB, 1)} "
+        f"MiB of rows {largest['rows']}, and never more than {figure(worst, 2)} times the pages "
+        f"that they lie in ({passed} of {len(rows)} within the limit); a plain memory map reads up "
+        f"to {figure(most, 1)} times as much."
     )
 
 
