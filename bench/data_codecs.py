@@ -219,13 +219,13 @@ def answer(result: common.Result) -> str:
     wanted = [row for row in chunks if row["kind"] in WANTED_KINDS]
     speeds = {n: [decoded(row, n) or 0 for row in wanted] for n in ("one", "two")}
     plain = [row["ratio"] for row in chunks if row["kind"] == "normals"]
-    small = [r for r in rows_of(result, "rows") if r["row_bytes"] == 256 and r["kind"] == "counts"]
+    small = [row for row in rows_of(result, "rows") if row["kind"] == "counts"][: len(BLOCKS)]
     alone, most = small[0], small[-1]
     return (
         f"{listed(WANTED_KINDS)} shrink to {span(row['ratio'] for row in wanted)} of their bytes "
         f"and random normals to {span(plain)}; chunks of these three are decoded at "
         f"{span(speeds['one'])} GB/s by one thread and at {span(speeds['two'])} GB/s by two, in "
-        f"their processors' time; a row of 256 B of counts takes "
+        f"their processors' time; a row of {format_bytes(alone['row_bytes'])} of counts takes "
         f"{figure(alone['ratio'])} of its bytes by itself and {figure(most['ratio'])} in blocks of "
         f"{format_bytes(most['block_bytes'])}, where it costs "
         f"{figure(most['decoded_for_used']['single'])} bytes decoded for each byte used."

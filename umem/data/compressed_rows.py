@@ -88,7 +88,7 @@ class CompressedRows(Examples):
         MissingDependencyError: there is no blosc2.
     """
 
-    def __init__(self, rows: Array, block: str | int = "16KiB") -> None:
+    def __init__(self, rows: Array, block: str | int = "4KiB") -> None:
         if rows.ndim == 0 or rows.dtype.hasobject:
             raise UnsupportedError(
                 f"rows are kept of arrays of numbers; got one of {rows.ndim} dimensions and dtype "
