@@ -22,6 +22,7 @@
     +-- SpanError               also ValueError: a span freed twice, or never handed out
     +-- TraceError              also ValueError: a trace that cannot be read or replayed
     +-- ScalingError            also ValueError: a trace that cannot be taken to another size
+    +-- OnnxError               also ValueError: a model in ONNX that no step can be made of
     +-- DataError               also ValueError: data, or an order of it, not as it should be
     +-- FileError               also OSError: what is in the place of a file is none, or in the way,
     |                           or there is no room for it
@@ -132,6 +133,10 @@ class TraceError(UmemError, ValueError):
 
 class ScalingError(UmemError, ValueError):
     """A trace of one size, or of sizes at which the step does not do the same."""
+
+
+class OnnxError(UmemError, ValueError):
+    """A model in ONNX that no step can be made of; the message names the node or the axis."""
 
 
 class DataError(UmemError, ValueError):

@@ -27,6 +27,13 @@ from umem.cli.choose_batch import (
     say_batches,
     say_halves,
 )
+from umem.cli.choose_onnx import (
+    check_onnx_options,
+    chosen_for,
+    onnx_options,
+    say_next,
+    with_schedule,
+)  # fmt: skip
 from umem.cli.choose_ranks import RankOptions, check_rank_options, rank_options, say_ranks
 from umem.cli.in_and_out import (
     Caps,
@@ -45,7 +52,7 @@ from umem.errors import BudgetError, ScalingError, SizeError, UmemError
 from umem.predict.choosing import Choice, Search, gpu_asked_for
 from umem.predict.techniques.options import Option
 from umem.predict.techniques.registry import TECHNIQUES
-from umem.printable import command_line, shown
+from umem.printable import shown
 from umem.reports.choice_report import (
     choice_text,
     draw_choice,
@@ -55,8 +62,8 @@ from umem.reports.choice_report import (
     gpus_text,
     heading,
 )
-from umem.trace.axes import StepSize, size_option, size_text, sizes_option
-from umem.trace.trace import Trace
+from umem.trace.axes import StepSize, size_text
+from umem.trace.exported.updates import OptimizerName
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
@@ -146,7 +153,8 @@ NOTHING_FITS = 3
     "--sizes",
     type=StepSizesType(),
     metavar="A,B",
-    help="The sizes, such as batches, of TRACE TRACE: one step, recorded apart.",
+    help="The sizes, such as batches, of TRACE TRACE: one step, recorded apart. Of a model in "
+    "ONNX: those of its dynamic axes, batch=32,length=128.",
 )
 @click.option(
     "--size",
@@ -157,6 +165,7 @@ NOTHING_FITS = 3
 @batch_options
 @rank_options
 @advise_options
+@onnx_options
 @click.option("--gpu", default=None, metavar="NAME", help="A GPU of the table (default: t4).")
 @click.option("--vram", metavar="SIZE", help="Usable VRAM instead of the table's, as 12GiB.")
 @click.option("--all", "every", is_flag=True, help="Also what does not fit, with the reasons.")
@@ -174,7 +183,8 @@ def command(max_events: int, max_bytes: int, **options: Any) -> None:
     With --advise: what half of each size would save; each TRACE may be along other axes.
     With --ranks: what several GPUs take, each a rank of MPI, on a graph in parts or a split batch.
 
-    TRACE is what umem.record() or umem.record_at(), saved, or `umem run --record` has written.
+    TRACE is what umem.record() or umem.record_at(), saved, or `umem run --record` has written, or
+    a model in ONNX, of any framework: MODEL.onnx. Then --json has the schedule, too.
     Nothing is run: memory and times are those of the model of a GPU, and simulated.
     The exit status is 3 where nothing makes the step fit, and then no picture is written.
     """
@@ -195,6 +205,8 @@ def command(max_events: int, max_bytes: int, **options: Any) -> None:
         )
     if asked.all_gpus and asked.every:
         raise click.UsageError("--all says more of one GPU: leave it or --all-gpus out")
+    wants = {"--size": asked.size is not None, **several, "--advise": advice.advise}
+    check_onnx_options(asked.traces, asked.optimizer, wants)
     png = asked.png
     refuse([] if png is None else [png], asked.traces, force=asked.force)
     refuse_picture(png)
@@ -237,6 +249,7 @@ class _ChooseOptions(NamedTuple):
     as_json: bool
     png: Path | None
     force: bool
+    optimizer: OptimizerName | None
 
 
 def _answer_batch(asked: _ChooseOptions, told: BatchOptions, read: Caps) -> None:
@@ -270,13 +283,15 @@ def _answer_advice(asked: _ChooseOptions, told: AdviseOptions, read: Caps) -> No
 def _answer(asked: _ChooseOptions, read: Caps) -> Option | None:
     """Say what there is to say; returns the best that was found."""
     one = gpu_asked_for("t4" if asked.gpu is None else asked.gpu, asked.vram)
-    trace = one_trace(asked.traces, asked.sizes, read)
+    step = chosen_for(asked.traces, asked.sizes, asked.optimizer, read)
+    trace = step.trace
     gpus = list(map(gpu_spec, GPUS)) if asked.all_gpus else [one]
     search = Search(trace, gpus, asked.size)
     _carry_out(search, asked.as_json)
     choices = search.choices() if asked.all_gpus else (search.choice(one),)
     if asked.as_json:
-        say(json_text({"simulated": True, "gpus": choices} if asked.all_gpus else choices[0]))
+        whole = {"simulated": True, "gpus": choices}
+        say(json_text(whole if asked.all_gpus else with_schedule(choices[0], search, one, step)))
     elif asked.all_gpus:
         _print(gpus_text(choices, Console().width))
     else:
@@ -286,9 +301,10 @@ def _answer(asked: _ChooseOptions, read: Caps) -> Option | None:
         _draw(choices, asked)
     if not asked.as_json:
         if asked.size is None and trace.sizes:
+            example = ",".join(f"{axis}=N" for axis in trace.axes) or "N"
             say(
                 f"\nThis is size {size_text(trace.sizes[-1])}, the largest recorded; "
-                f"--size {_example(trace)} takes the step to another."
+                f"--size {example} takes the step to another."
             )
         if trace.sizes and not asked.all_gpus:
             with suppress(ScalingError, SizeError):  # then there is no step of twice the size
@@ -296,7 +312,7 @@ def _answer(asked: _ChooseOptions, read: Caps) -> Option | None:
                 say("\nTwice as much (simulated, in plain memory):")
                 for line in lines:
                     say(line)
-        _say_what_next(asked)
+        say_next(asked.traces, asked.sizes, asked.size, asked.optimizer, asked.all_gpus)
     return best
 
 
@@ -325,21 +341,8 @@ def _carry_out(search: Search, as_json: bool) -> None:
         say("")
 
 
-def _example(trace: Trace) -> str:
-    return ",".join(f"{axis}=N" for axis in trace.axes) or "N"
-
-
 def _print(lines: Iterable[Text]) -> None:
     console = Console(highlight=False, markup=False)
     for line in lines:
         console.print(line, soft_wrap=True)
     sys.stdout.flush()
-
-
-def _say_what_next(asked: _ChooseOptions) -> None:
-    words: list[str | Path] = ["umem", "choose", *asked.traces]
-    words += [] if asked.sizes is None else ["--sizes", sizes_option(asked.sizes)]
-    words += [] if asked.size is None else ["--size", size_option(asked.size)]
-    words += ["--gpu", "NAME"] if asked.all_gpus else ["--all-gpus"]
-    more = "all techniques on one of them" if asked.all_gpus else "which GPU runs it, and how fast"
-    say(f"\nNext: {more}:\n  {command_line(*words)}")

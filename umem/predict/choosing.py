@@ -15,6 +15,7 @@ from umem.devices.specs import GPUS, GpuSpec, gpu_spec
 from umem.devices.virtual import VirtualGPU
 from umem.memory.limits import Size
 from umem.predict.techniques.options import Option, Plain, tried
+from umem.predict.techniques.recomputation import Schedule, schedule_of
 from umem.predict.techniques.registry import TECHNIQUES
 from umem.predict.techniques.subject import Subject
 from umem.predict.techniques.technique import Technique
@@ -142,6 +143,10 @@ class Search:
         """The choice for each GPU that is done: the shortest step first, at the end no step."""
         done = [self.choice(gpu) for gpu in self.gpus if self.is_done(gpu)]
         return tuple(sorted(done, key=lambda choice: _as_shown(choice.best)))
+
+    def schedule(self, gpu: GpuSpec, names: Sequence[str]) -> Schedule:
+        """What to keep and what to run again so that the step fits a GPU; see `schedule_of`."""
+        return schedule_of(self._subject, gpu, names)
 
     def _try(self, technique: Technique, gpu: GpuSpec) -> Option:
         option = tried(technique, self._subject, gpu, self._plain[gpu])

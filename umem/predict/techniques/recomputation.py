@@ -7,8 +7,13 @@ fit VRAM, do not (bench/choice_live.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, StateError
+from umem.planner.schedule import actions
 from umem.predict.techniques.prefetching import DEPTH, lookahead
 from umem.predict.techniques.subject import Subject
 from umem.predict.techniques.technique import Prepared
@@ -54,6 +59,56 @@ def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
         raise StateError("the step fits with everything kept")
     budget = largest_budget(subject, gpu)
     return _prepared(subject, gpu, subject.under(budget), f"{budget // MIB}MiB")
+
+
+class ScheduledAction(NamedTuple):
+    """What is done to one call, see `umem.planner.schedule.Action`."""
+
+    do: str
+    node: str
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What to keep and what to run again, for whoever carries it out; simulated.
+
+    Attributes:
+        budget_bytes: what the step was planned for, in all; None: everything is kept.
+        peak_bytes: the most bytes of the plan, workspace and optimizer state included.
+        kept: the calls whose outputs stay from forward into backward.
+        recomputed: the calls that run once more in backward.
+        actions: all of forward and backward, in order.
+    """
+
+    budget_bytes: int | None
+    peak_bytes: int
+    kept: tuple[str, ...]
+    recomputed: tuple[str, ...]
+    actions: tuple[ScheduledAction, ...]
+    simulated: Literal[True] = True
+
+
+def schedule_of(subject: Subject, gpu: GpuSpec, names: Sequence[str]) -> Schedule:
+    """The schedule that fits a GPU with the least to run again, for a step of one pass.
+
+    Args:
+        names: what to call each call of forward, in order.
+
+    Raises:
+        BudgetError: it fits with no budget. GraphError: there is nothing to plan.
+    """
+    budget = None if subject.fits(gpu) else largest_budget(subject, gpu)
+    problem = subject.problems[0]
+    solution = problem.keep_all if budget is None else problem.within(budget)
+    by_node = dict(zip(problem.names, names, strict=True))
+    plan = solution.plan
+    return Schedule(
+        budget,
+        solution.peak_bytes,
+        tuple(by_node[node] for node in plan.kept),
+        tuple(by_node[node] for block in plan.recomputed for node in block),
+        tuple(ScheduledAction(kind, by_node[n]) for kind, n in actions(solution.graph, plan)),
+    )
 
 
 def largest_budget(subject: Subject, gpu: GpuSpec, lower: GpuSpec | None = None) -> int:

@@ -1,0 +1,301 @@
+"""A training step of an exported model, as a trace that nothing has run.
+
+Models: what Chainer's recorder would have seen of the same functions: tensors, views, what the
+tape keeps until the end of backward, gradients, an optimizer's state. Does not model: a loss (the
+gradient of each output is there when backward begins), contents, what a framework fuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import get_args
+
+from umem.errors import OnnxError
+from umem.printable import quoted
+from umem.trace.events import LEAF, OUTSIDE, Access, Alloc, Event, Op, TapeEntry
+from umem.trace.exported.forward_memory import ForwardMemory, PlacedTensor
+from umem.trace.exported.onnx_graph import OnnxGraph, OnnxNode, TensorType
+from umem.trace.exported.onnx_reading import read_onnx
+from umem.trace.exported.operators import OPERATORS, Operator
+from umem.trace.exported.strides import as_laid_out, packed, strides_of_view
+from umem.trace.exported.tape_backward import Gradients, GradientWay, TapeCall
+from umem.trace.exported.updates import OptimizerName, update_events
+from umem.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class ExportedStep:
+    """A step of a model in ONNX.
+
+    Attributes:
+        trace: one training step; its backend is ``model``, because nothing has run.
+        names: the model's name for each call of forward that has a backward, in order.
+    """
+
+    trace: Trace
+    names: tuple[str, ...]
+
+
+def onnx_step(
+    path: str | PathLike[str],
+    sizes: Mapping[str, int] | None = None,
+    optimizer: OptimizerName = "adam",
+) -> ExportedStep:
+    """Make a training step of a model in ONNX.
+
+    Args:
+        path, sizes: see `umem.trace.exported.onnx_reading.read_onnx`.
+        optimizer: whose state is counted; ``"none"``: no update.
+
+    Raises:
+        OnnxError: see `read_onnx`; nothing in the model is trained.
+        MissingDependencyError: onnx is not installed.
+    """
+    if optimizer not in get_args(OptimizerName):
+        known = ", ".join(get_args(OptimizerName))
+        raise OnnxError(f"the optimizer is one of {known}; got {quoted(optimizer)}")
+    graph = read_onnx(path, sizes)
+    writer = _StepWriter(graph)
+    events = list(writer.events(optimizer))
+    if not writer.calls:
+        raise OnnxError("no parameter of the model has a gradient: there is nothing to train")
+    names = tuple(writer.names)
+    return ExportedStep(Trace(events, "model", {"exported": "onnx"}), names)
+
+
+class _StepWriter:
+    """Goes through a graph and writes the events of a step."""
+
+    def __init__(self, graph: OnnxGraph) -> None:
+        self.graph = graph
+        self.calls: list[TapeCall] = []
+        self.names: list[str] = []
+        self._values: dict[str, PlacedTensor] = {}
+        self._fresh = 0
+        self._memory = ForwardMemory(graph)
+        self._parameters: dict[str, Alloc] = {}
+        self._host = {name for name in graph.tensors if graph.is_on_host(name)}
+        self._statistics = {
+            node.inputs[place]
+            for node in graph.nodes
+            for place in OPERATORS[node.op].statistics
+            if place < len(node.inputs)
+        }
+
+    def events(self, optimizer: OptimizerName) -> Iterator[Event]:
+        """The whole step."""
+        for node in self.graph.nodes:
+            if not all(name in self._host for name in node.outputs if name):
+                yield from self._forward(node)
+        gradients = Gradients(self._fresh)
+        last = []
+        for name in self.graph.outputs:
+            value = self._values.get(name)
+            if value is not None and value.source >= 0:
+                yield from gradients.begin(name, value.kind.nbytes, "loss")
+                last.append(value.source)
+        yield from gradients.backward(self.calls, last)
+        yield from update_events(optimizer, self._parameters, gradients)
+        yield from self._memory.over()
+
+    # -- forward ---------------------------------------------------------------------------
+
+    def _forward(self, node: OnnxNode) -> Iterator[Event]:
+        """One operator: its output, what it keeps, and what goes after it."""
+        operator = OPERATORS[node.op]
+        names = [name for name in node.inputs if name and name not in self._host]
+        for name in names:
+            yield from self._given(name)
+        ins = [self._values[name] for name in names]
+        rank = max((value.rank for value in ins), default=0)
+        has_gradient = self._gradients_of(node, operator)
+        number = len(self.calls) if any(has_gradient) else None
+        made: list[Event] = []
+        outs = []
+        for place, name in enumerate(node.outputs):
+            if not name or (place and operator.statistics):
+                continue  # running statistics lie where they were
+            value = self._output(name, node, operator, made)
+            outs.append(value)
+            value.rank = rank + 1
+            if number is not None and value.kind.is_float:
+                value.source = number
+        yield from made
+        types = self._types(node.inputs), self._types(node.outputs)
+        stash = self._stash(node, operator, types) if number is not None else []
+        yield from stash
+        writes = [value.access for value in outs]
+        writes += [self._values[n].access for n in names if n in self._statistics]
+        writes += [Access(alloc.tensor, 0, alloc.nbytes) for alloc in stash]
+        flops = outs[0].kind.size if operator.flops is None else operator.flops(node, *types)
+        workspace = 0 if operator.workspace is None else operator.workspace(node, *types)
+        reads = tuple(value.access for value in ins)
+        traffic = _bytes(reads) + _bytes(writes)
+        if operator.gathers:
+            traffic = 2 * _bytes(writes) + _bytes(reads[1:])
+        elif operator.view and not any(isinstance(event, Alloc) for event in made):
+            traffic = flops = 0
+        entry = None
+        if number is not None:
+            call = self._call(node, operator, number, rank, has_gradient, stash, flops, workspace)
+            entry = self._entry(node, operator, call, names, has_gradient, outs)
+        yield Op(
+            node.op, "forward", reads, tuple(writes), flops, traffic,
+            "random" if operator.gathers else "stream", workspace_bytes=workspace, entry=entry,
+        )  # fmt: skip
+        yield from self._memory.gone([*(self._values[name] for name in names)], outs)
+
+    def _given(self, name: str) -> Iterator[Event]:
+        """What no node makes comes when it is first used."""
+        if name in self._values:
+            return
+        kind = self.graph.tensors[name]
+        what = "input"
+        source = OUTSIDE
+        if name in self._statistics:
+            what = "state"
+        elif name in self.graph.parameters:
+            what, source = "parameter", LEAF
+        self._values[name] = PlacedTensor(
+            kind, self._fresh, kind.nbytes, packed(kind.shape), source
+        )
+        alloc = Alloc(self._fresh, kind.nbytes, what, name, uploaded=True)
+        self._fresh += 1
+        if what == "parameter":
+            self._parameters[name] = alloc
+        yield alloc
+
+    def _gradients_of(self, node: OnnxNode, operator: Operator) -> list[bool]:
+        """Which of all its inputs have a gradient."""
+        found = []
+        for place, name in enumerate(node.inputs):
+            value = self._values.get(name)
+            is_trained = operator.trained is None or place < operator.trained
+            has = value is not None and value.source != OUTSIDE and is_trained
+            found.append(has and operator.passes != "none")
+        return found
+
+    def _output(
+        self, name: str, node: OnnxNode, operator: Operator, made: list[Event]
+    ) -> PlacedTensor:
+        kind = self.graph.tensors[name]
+        first = self._values.get(node.inputs[0]) if node.inputs else None
+        is_view = operator.view or (node.op == "Cast" and first and first.kind == kind)
+        if is_view and first is not None:
+            strides = strides_of_view(
+                node.op, first.kind.shape, first.strides, kind.shape, node.attributes.get("perm")
+            )
+            if strides is not None:
+                value = PlacedTensor(kind, first.memory, first.memory_bytes, strides)
+                self._values[name] = value
+                self._memory.note(name, value.memory)
+                return value
+        strides = packed(kind.shape)
+        if operator.elementwise and first is not None and first.kind.shape == kind.shape:
+            strides = as_laid_out(kind.shape, first.strides)
+        value = PlacedTensor(kind, self._fresh, kind.nbytes, strides)
+        made.append(Alloc(self._fresh, kind.nbytes, "activation", node.op))
+        self._memory.made(self._fresh)
+        self._fresh += 1
+        self._values[name] = value
+        self._memory.note(name, value.memory)
+        return value
+
+    def _types(self, names: tuple[str, ...]) -> list[TensorType | None]:
+        return [self.graph.tensors.get(name) for name in names]
+
+    def _stash(
+        self,
+        node: OnnxNode,
+        operator: Operator,
+        types: tuple[list[TensorType | None], list[TensorType | None]],
+    ) -> list[Alloc]:
+        """What the call keeps beside its inputs and outputs."""
+        found = []
+        for label, work in operator.stash.items():
+            found.append(Alloc(self._fresh, work(node, *types), "stash", f"{node.op}.{label}"))
+            self._memory.made(self._fresh)
+            self._memory.hold(self._fresh)
+            self._fresh += 1
+        return found
+
+    # -- the tape --------------------------------------------------------------------------
+
+    def _call(
+        self,
+        node: OnnxNode,
+        operator: Operator,
+        number: int,
+        rank: int,
+        has_gradient: list[bool],
+        stash: list[Alloc],
+        flops: int,
+        workspace: int,
+    ) -> TapeCall:
+        kept = [node.inputs[place] for place in operator.kept_inputs(has_gradient)]
+        values = [self._values[name] for name in kept if name in self._values]
+        if operator.output:
+            values.append(self._values[node.outputs[0]])
+        for value in values:
+            self._memory.hold(value.memory)
+        reads = [value.access for value in values]
+        reads += [Access(alloc.tensor, 0, alloc.nbytes) for alloc in stash]
+        trained = [place for place, has in enumerate(has_gradient) if has]
+        call = TapeCall(
+            number,
+            node.op,
+            rank,
+            tuple(name for name in node.outputs if name),
+            tuple(dict.fromkeys(reads)),
+            tuple(self._way(node, operator, place) for place in trained),
+            flops * (sum(place < 2 for place in trained) if operator.products else 1),
+            workspace,
+            tuple(self._values[node.inputs[place]].source for place in trained),
+        )
+        self.calls.append(call)
+        self.names.append(node.name)
+        return call
+
+    def _way(self, node: OnnxNode, operator: Operator, place: int) -> GradientWay:
+        """How the gradient of an input comes about."""
+        name = node.inputs[place]
+        kind, made = self._values[name].kind, self._values[node.outputs[0]].kind
+        shared = operator.passes == "same" and not (node.op == "Sub" and place)
+        if operator.elementwise and kind.shape != made.shape:
+            shared = False
+        return GradientWay(name, kind.nbytes, shared)
+
+    def _entry(
+        self,
+        node: OnnxNode,
+        operator: Operator,
+        call: TapeCall,
+        names: list[str],
+        has_gradient: list[bool],
+        outs: list[PlacedTensor],
+    ) -> TapeEntry:
+        """What a tape says of a call; places count what is in device memory."""
+        places = [place for place, name in enumerate(node.inputs) if name and name in names]
+        kept = operator.kept_inputs(has_gradient)
+        sources = []
+        for place in places:
+            source = self._values[node.inputs[place]].source
+            sources.append(source if has_gradient[place] or source >= 0 else OUTSIDE)
+        first = self._values[names[0]]
+        is_whole = len(outs) == 1 == len(names) and outs[0].memory == first.memory
+        is_view = is_whole and outs[0].kind.nbytes == first.kind.nbytes
+        return TapeEntry(
+            call.number,
+            tuple(sources),
+            tuple(index for index, place in enumerate(places) if place in kept),
+            operator.output,
+            True,
+            False,
+            0 if is_view else sum(value.kind.nbytes for value in outs),
+        )
+
+
+def _bytes(accesses: tuple[Access, ...] | list[Access]) -> int:
+    return sum(stop - start for _, start, stop in accesses)

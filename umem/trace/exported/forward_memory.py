@@ -1,0 +1,81 @@
+"""Memory that forward makes: what lies in it, who still reads it, and when it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from umem.trace.events import OUTSIDE, Access, Event, Free
+from umem.trace.exported.onnx_graph import OnnxGraph, TensorType
+from umem.trace.exported.strides import Ints
+
+
+@dataclass
+class PlacedTensor:
+    """A tensor of the graph, and the memory that it lies in.
+
+    Attributes:
+        kind: its shape and type.
+        memory: the number of the trace's tensor that it is, or is a view of.
+        memory_bytes: the bytes of that.
+        strides: where its elements lie, in elements.
+        source: as in a `TapeEntry`: the call that made it, or that none has.
+        rank: how many calls on a tape are before it, at most.
+    """
+
+    kind: TensorType
+    memory: int
+    memory_bytes: int
+    strides: Ints
+    source: int = OUTSIDE
+    rank: int = 0
+
+    @property
+    def access(self) -> Access:
+        """All of its memory."""
+        return Access(self.memory, 0, self.memory_bytes)
+
+
+class ForwardMemory:
+    """Counts uses, so that memory goes when the last is over and backward does not need it."""
+
+    def __init__(self, graph: OnnxGraph) -> None:
+        self._outputs = frozenset(graph.outputs)
+        self._uses: dict[str, int] = {}
+        self._waiting: dict[int, int] = {}  # uses in forward that are to come
+        self._held: set[int] = set()
+        self._alive: dict[int, None] = {}
+        for node in graph.nodes:
+            for name in node.inputs:
+                self._uses[name] = self._uses.get(name, 0) + 1
+
+    def made(self, memory: int) -> None:
+        """Forward has made it."""
+        self._alive[memory] = None
+
+    def note(self, name: str, memory: int) -> None:
+        """A tensor lies in it."""
+        self._waiting[memory] = self._waiting.get(memory, 0) + self._uses.get(name, 0)
+        if name in self._outputs:
+            self.hold(memory)
+
+    def hold(self, memory: int) -> None:
+        """It stays until the step is over."""
+        self._held.add(memory)
+
+    def gone(self, read: Sequence[PlacedTensor], made: Sequence[PlacedTensor]) -> Iterator[Event]:
+        """What a call read or made, and nobody reads any more."""
+        for value in read:
+            if value.memory in self._waiting:
+                self._waiting[value.memory] -= 1
+        for memory in dict.fromkeys(value.memory for value in (*read, *made)):
+            is_over = memory in self._alive and not self._waiting.get(memory)
+            if is_over and memory not in self._held:
+                del self._alive[memory]
+                yield Free(memory)
+
+    def over(self) -> Iterator[Event]:
+        """The step is over, and its graph goes."""
+        for memory in self._alive:
+            yield Free(memory)
+        self._alive.clear()

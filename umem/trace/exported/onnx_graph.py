@@ -1,0 +1,76 @@
+"""An ONNX graph in plain numbers: its operators in order, and the shape of every tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from umem.trace.exported.strides import Ints
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A tensor's shape, the bytes of an element, and whether it holds floating-point numbers."""
+
+    shape: Ints
+    itemsize: int
+    is_float: bool
+
+    @property
+    def size(self) -> int:
+        """The count of its elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return self.size * self.itemsize
+
+
+@dataclass(frozen=True)
+class OnnxNode:
+    """One operator of the graph.
+
+    Attributes:
+        name: the model's own name for it, or that of its first output.
+        op: its kind, such as ``Conv``.
+        inputs, outputs: names of tensors; empty where an optional one is left out.
+        attributes: numbers, text and lists of them.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OnnxGraph:
+    """A graph whose shapes are known.
+
+    Attributes:
+        nodes: in the order in which they run.
+        tensors: the type of every tensor, by its name.
+        inputs: names of what comes from outside, at each step.
+        parameters: names of what is trained: floating-point initialisers that are no single number.
+        constants: names of what else is given.
+        outputs: names of what the graph is for.
+    """
+
+    nodes: tuple[OnnxNode, ...]
+    tensors: Mapping[str, TensorType]
+    inputs: tuple[str, ...]
+    parameters: frozenset[str]
+    constants: frozenset[str]
+    outputs: tuple[str, ...]
+
+    def is_on_host(self, name: str) -> bool:
+        """Whether a tensor is a single number, or a shape: an argument, not device memory."""
+        kind = self.tensors[name]
+        if not kind.shape and (name in self.constants or not kind.is_float):
+            return name not in self.inputs
+        is_shape = not kind.is_float and len(kind.shape) == 1 and kind.size <= 64
+        return is_shape and name not in self.inputs

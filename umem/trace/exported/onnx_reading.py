@@ -1,0 +1,251 @@
+"""An ONNX file, read and checked; shapes by ONNX's own inference.
+
+A file may come from anywhere. Nothing in it is run, weights are never needed, and of what a shape
+may depend on only small arrays are read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from umem import extras
+from umem.errors import MissingDependencyError, OnnxError
+from umem.files import reason
+from umem.printable import quoted, shown
+from umem.trace.exported.onnx_graph import OnnxGraph, OnnxNode
+from umem.trace.exported.onnx_inference import infer, node_said
+from umem.trace.exported.onnx_weights import MOST_AXES, KnownTensors, given_tensors
+from umem.trace.exported.operators import OPERATORS
+
+OWN_DOMAINS = ("", "ai.onnx")
+LARGEST_FILE_BYTES = (2 << 30) - 1
+"""What protobuf reads at most."""
+BRANCHES = ("If", "Loop", "Scan", "SequenceMap")
+"""Operators that hold a graph, which runs as often as the data say."""
+
+
+def read_onnx(path: str | PathLike[str], sizes: Mapping[str, int] | None = None) -> OnnxGraph:
+    """Read a model and infer the shape of every tensor.
+
+    Args:
+        path: the file; weights in files beside it need not be there.
+        sizes: a whole number of at least 1 for each dynamic axis, by its name in the model, or
+            ``"x[0]"`` for one without a name.
+
+    Raises:
+        OnnxError: no such file, not a model in ONNX, an operator that is unknown or holds a
+            graph, sizes that are missing, unknown or contradict the graph, a shape that depends
+            on data, tensors that no machine has. Names the node or the axis.
+        MissingDependencyError: onnx is not installed.
+    """
+    onnx = _onnx()
+    model = _parsed(onnx, Path(path))
+    graph = model.graph
+    _check_nodes(model)
+    _set_sizes(graph, dict(sizes or {}))
+    known = given_tensors(onnx, graph, Path(path).parent)
+    inputs = _take_inputs(onnx, graph, known)
+    infer(onnx, model, known)
+    _check_said(graph, known)
+    nodes = (n for n in enumerate(graph.node) if n[1].op_type != "Constant")
+    weights = known.initializers
+    return OnnxGraph(
+        tuple(_node(onnx, node, place) for place, node in nodes),
+        known.types,
+        inputs,
+        frozenset(w for w in weights if known.types[w].is_float and known.types[w].shape),
+        frozenset(weights | known.constants),
+        tuple(x.name for x in graph.output),
+    )
+
+
+def _onnx() -> Any:
+    try:
+        import onnx
+        import onnx.helper
+        import onnx.numpy_helper
+        import onnx.shape_inference
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"a model in ONNX needs the package onnx; {extras.command('onnx')}"
+        ) from error
+    return onnx
+
+
+def _parsed(onnx: Any, path: Path) -> Any:
+    try:
+        nbytes = os.stat(path).st_size
+        if not path.is_file():
+            raise OnnxError(f"{shown(path)} is not a regular file")
+        if nbytes > LARGEST_FILE_BYTES:
+            raise OnnxError(
+                f"{shown(path)} has {nbytes} bytes, and ONNX reads {LARGEST_FILE_BYTES}: save the "
+                "weights beside it, by onnx.save_model(model, path, save_as_external_data=True)"
+            )
+        model = onnx.ModelProto()
+        model.ParseFromString(path.read_bytes())
+    except OnnxError:
+        raise
+    except OSError as error:
+        raise OnnxError(f"cannot read {shown(path)}: {reason(error)}") from error
+    except MemoryError as error:
+        raise OnnxError(f"{shown(path)} needs more memory to be read than there is") from error
+    except Exception as error:  # protobuf has several classes of them, by its implementation
+        raise OnnxError(
+            f"{shown(path)} is not a model in ONNX: {quoted(str(error))}; export it once more"
+        ) from error
+    if not model.ir_version or not model.graph.node:
+        raise OnnxError(f"{shown(path)} is not a model in ONNX: it has no version, or no operator")
+    return model
+
+
+# -- nodes -----------------------------------------------------------------------------------------
+
+
+def _check_nodes(model: Any) -> None:
+    """Refuse operators that are unknown, and graphs in which a name is used before it is made."""
+    graph = model.graph
+    if graph.sparse_initializer:
+        raise OnnxError("the model has sparse initialisers, which umem does not know")
+    known = {x.name for x in graph.input} | {x.name for x in graph.initializer}
+    if len({x.name for x in graph.initializer}) < len(graph.initializer):
+        raise OnnxError("two initialisers of the model have the same name")
+    made: set[str] = set()
+    functions = {(function.domain, function.name) for function in model.functions}
+    for place, node in enumerate(graph.node):
+        _check_operator(node, place, functions)
+        for name in node.input:
+            if name and name not in known:
+                raise OnnxError(
+                    f"{node_said(node, place)} reads {quoted(name)} before any node makes it: the "
+                    "graph has a cycle, or its nodes are out of order"
+                )
+        for name in node.output:
+            if name and (name in made or name in known):
+                raise OnnxError(
+                    f"{node_said(node, place)} makes {quoted(name)}, which is there twice"
+                )
+            made.add(name)
+            known.add(name)
+    for output in graph.output:
+        if output.name not in known:
+            raise OnnxError(f"the output {quoted(output.name)} is made by no node")
+
+
+def _check_operator(node: Any, place: int, functions: set[tuple[str, str]]) -> None:
+    domain = node.domain or "ai.onnx"
+    said = f"{node_said(node, place)} is {quoted(node.op_type)} of the domain {quoted(domain)}"
+    if node.op_type in BRANCHES or any(a.HasField("g") or a.graphs for a in node.attribute):
+        raise OnnxError(
+            f"{said}, which holds a graph that runs as the data say: export the model without it, "
+            "with the loop unrolled or one branch chosen"
+        )
+    if (node.domain, node.op_type) in functions:
+        raise OnnxError(
+            f"{said}, a function of the model: onnx.inliner.inline_local_functions(model) puts "
+            "its operators in its place"
+        )
+    if node.domain not in OWN_DOMAINS or node.op_type not in OPERATORS:
+        raise OnnxError(
+            f"{said}, which umem does not know: what it keeps for backward has to stand in "
+            "umem/trace/exported/operators.py"
+        )
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+
+def _set_sizes(graph: Any, sizes: dict[str, int]) -> None:
+    """Give every dynamic axis of the inputs its size, by its name."""
+    for name, value in sizes.items():
+        if type(value) is not int or value < 1:
+            raise OnnxError(f"the size of {quoted(name)} is {quoted(value)}, not a whole number")
+    weights = {x.name for x in graph.initializer}
+    missing: dict[str, str] = {}
+    unused, fixed = set(sizes), dict[str, int]()
+    for x in graph.input:
+        if x.name in weights:
+            continue
+        for axis, dim in enumerate(_dims(x)):
+            own = f"{x.name}[{axis}]"
+            if dim.HasField("dim_value"):
+                fixed[own] = dim.dim_value
+                continue
+            name = own if own in sizes or not dim.dim_param else dim.dim_param
+            if name in sizes:
+                unused.discard(name)
+                dim.dim_value = sizes[name]
+            else:
+                missing.setdefault(name, own)
+    if missing:
+        axes = ", ".join(
+            name if name == own else f"{name} ({own})" for name, own in missing.items()
+        )
+        example = ",".join(f"{name}=N" for name in missing)
+        raise OnnxError(
+            f"the model has dynamic axes without a size: {axes}; give --sizes {example}"
+        )
+    for name in unused:
+        if name in fixed:
+            raise OnnxError(f"the axis {quoted(name)} is {fixed[name]} in the model, not dynamic")
+        raise OnnxError(f"the model has no dynamic axis {quoted(name)} in its inputs")
+    for x in (*graph.value_info, *graph.output):  # what else the model calls so
+        for dim in _dims(x):
+            if dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
+            elif not dim.HasField("dim_value") or dim.dim_value < 0:
+                dim.Clear()
+
+
+def _dims(x: Any) -> Any:
+    if not x.type.HasField("tensor_type"):
+        raise OnnxError(f"{quoted(x.name)} is no tensor but a sequence, a map or an optional one")
+    if len(x.type.tensor_type.shape.dim) > MOST_AXES:
+        raise OnnxError(f"{quoted(x.name)} has {len(x.type.tensor_type.shape.dim)} axes")
+    return x.type.tensor_type.shape.dim
+
+
+# -- shapes ----------------------------------------------------------------------------------------
+
+
+def _take_inputs(onnx: Any, graph: Any, known: KnownTensors) -> tuple[str, ...]:
+    """Note what comes from outside; return its names."""
+    names = []
+    for x in graph.input:
+        if x.name not in known.initializers:
+            dims = [dim.dim_value for dim in _dims(x)]
+            known.add(onnx, x.name, x.type.tensor_type.elem_type, dims)
+            names.append(x.name)
+    return tuple(names)
+
+
+def _check_said(graph: Any, known: KnownTensors) -> None:
+    """Refuse a graph whose own words on shapes are not what comes out."""
+    for x in (*graph.value_info, *graph.output):
+        kind = known.types.get(x.name)
+        if kind is None or not x.type.tensor_type.HasField("shape"):
+            continue
+        said = [dim.dim_value if dim.HasField("dim_value") else None for dim in _dims(x)]
+        pairs = list(zip(said, kind.shape, strict=False))
+        if len(said) != len(kind.shape) or any(a is not None and a != b for a, b in pairs):
+            raise OnnxError(
+                f"sizes contradict: {quoted(x.name)} is {list(kind.shape)}, and the model says "
+                f"{said}"
+            )
+
+
+def _node(onnx: Any, node: Any, place: int) -> OnnxNode:
+    values = {a.name: _value(onnx, a) for a in node.attribute if a.name != "value"}
+    name = node.name or next(filter(None, node.output), "") or f"{node.op_type}_{place}"
+    return OnnxNode(name, node.op_type, tuple(node.input), tuple(node.output), values)
+
+
+def _value(onnx: Any, attribute: Any) -> Any:
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, (int, float, str)) else tuple(value) if value else ()

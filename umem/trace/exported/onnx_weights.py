@@ -1,0 +1,156 @@
+"""Initialisers and constants of an ONNX graph: their types, and contents only where they are small.
+
+What a shape may depend on is small. Everything else is a weight, of which the shape is enough, so
+that neither its contents nor its file are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from umem.errors import OnnxError
+from umem.printable import quoted
+from umem.trace.events import LARGEST_BYTES
+from umem.trace.exported.onnx_graph import TensorType
+
+SMALL = 4096
+"""Elements of an array that a shape may depend on; larger ones are weights."""
+SMALL_FLOATS = 64
+"""The same of floating-point numbers, such as the scales of a resize."""
+MOST_AXES = 64
+"""Of a tensor; NumPy has as many."""
+
+
+@dataclass
+class KnownTensors:
+    """Tensors by their name, as they become known.
+
+    Attributes:
+        types: their types.
+        elements: their types of elements, by ONNX's numbers.
+        values: the contents of small ones.
+        initializers: those that the file gives with a name.
+        constants: those that the file gives in a node.
+        absent: small ones whose file is not there.
+    """
+
+    types: dict[str, TensorType] = field(default_factory=dict)
+    elements: dict[str, int] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    initializers: set[str] = field(default_factory=set)
+    constants: set[str] = field(default_factory=set)
+    absent: set[str] = field(default_factory=set)
+
+    def add(self, onnx: Any, name: str, elements: int, shape: Sequence[int]) -> TensorType:
+        """Note a tensor's type.
+
+        Raises:
+            OnnxError: no machine has such a tensor.
+        """
+        self.types[name] = found = type_of(onnx, name, elements, tuple(shape))
+        self.elements[name] = elements
+        return found
+
+    def is_small(self, name: str) -> bool:
+        """Whether the contents may matter to a shape."""
+        kind = self.types[name]
+        return kind.size <= (SMALL_FLOATS if kind.is_float else SMALL)
+
+
+def given_tensors(onnx: Any, graph: Any, folder: Path) -> KnownTensors:
+    """What the file gives: initialisers and constants.
+
+    Raises:
+        OnnxError: one that no machine has, is sparse, or has other contents than it says.
+    """
+    known = KnownTensors()
+    for tensor in graph.initializer:
+        known.initializers.add(tensor.name)
+        _take(onnx, tensor, tensor.name, known, folder)
+    for node in graph.node:
+        if node.op_type == "Constant":
+            known.constants.add(node.output[0])
+            _take_constant(onnx, node, known, folder)
+    return known
+
+
+def _take_constant(onnx: Any, node: Any, known: KnownTensors, folder: Path) -> None:
+    """Note a constant, whose contents are one attribute."""
+    name = node.output[0]
+    if len(node.attribute) != 1 or node.attribute[0].HasField("sparse_tensor"):
+        raise OnnxError(f"the constant {quoted(name)} is sparse, or has not one value")
+    attribute = node.attribute[0]
+    if attribute.HasField("t"):
+        _take(onnx, attribute.t, name, known, folder)
+        return
+    if attribute.name not in ("value_int", "value_ints", "value_float", "value_floats"):
+        raise OnnxError(f"the constant {quoted(name)} is no number")
+    is_float = "float" in attribute.name
+    value = onnx.helper.get_attribute_value(attribute)
+    array = np.array(value, np.float32 if is_float else np.int64)
+    elements = onnx.TensorProto.FLOAT if is_float else onnx.TensorProto.INT64
+    known.add(onnx, name, elements, array.shape)
+    if known.is_small(name):
+        known.values[name] = array
+
+
+def _take(onnx: Any, tensor: Any, name: str, known: KnownTensors, folder: Path) -> None:
+    """Note a tensor, with its contents where they are small and there."""
+    kind = known.add(onnx, name, tensor.data_type, tensor.dims)
+    if not known.is_small(name):
+        return
+    is_external = tensor.data_location == onnx.TensorProto.EXTERNAL
+    try:
+        if is_external:
+            raw = _beside(tensor, folder, kind.nbytes)
+            tensor = onnx.TensorProto(raw_data=raw, dims=kind.shape, data_type=known.elements[name])
+        known.values[name] = onnx.numpy_helper.to_array(tensor)
+    except Exception as error:  # of several classes, by what is wrong
+        if not is_external:
+            raise OnnxError(
+                f"{quoted(name)} has other contents than its shape says: {quoted(str(error))}"
+            ) from error
+        known.absent.add(name)
+
+
+def _beside(tensor: Any, folder: Path, nbytes: int) -> bytes:
+    """The contents of a tensor in a file beside the model, and no more than they.
+
+    Raises:
+        OSError, ValueError: there is no such file in the model's folder, or it is too short.
+    """
+    told = {entry.key: entry.value for entry in tensor.external_data}
+    file = (folder / told["location"]).resolve(strict=True)
+    if not file.is_relative_to(folder.resolve()) or not file.is_file():
+        raise ValueError("external data lie in a file of the model's folder")
+    with file.open("rb") as opened:
+        opened.seek(int(told.get("offset", 0)))
+        found: bytes = opened.read(nbytes)
+    if len(found) < nbytes:
+        raise ValueError("the file is too short")
+    return found
+
+
+def type_of(onnx: Any, name: str, data_type: int, shape: tuple[int, ...]) -> TensorType:
+    """The type of a tensor that a machine could hold."""
+    try:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(data_type)
+    except (KeyError, ValueError, TypeError) as error:
+        raise OnnxError(f"{quoted(name)} has a type that umem does not know") from error
+    if dtype.kind in "OSU":
+        raise OnnxError(f"{quoted(name)} holds text, which no GPU computes with")
+    if any(length < 0 for length in shape) or len(shape) > MOST_AXES:
+        raise OnnxError(f"{quoted(name)} has the shape {quoted(shape)}")
+    if prod(shape) * max(1, dtype.itemsize) > LARGEST_BYTES:
+        raise OnnxError(
+            f"{quoted(name)} has the shape {quoted(shape)}: {prod(shape) * dtype.itemsize} bytes; "
+            f"no machine has more than {LARGEST_BYTES}"
+        )
+    is_float = dtype.kind == "f" or "float" in dtype.name
+    return TensorType(shape, dtype.itemsize, is_float)
