@@ -22,6 +22,7 @@ PUBLIC = (
     "umem.planner",
     "umem.data",
     "umem.graphs",
+    "umem.trace.exported",
 )
 """The packages whose __all__ is the public interface."""
 ELSEWHERE = re.compile(r"\s*(https?:)?//", re.IGNORECASE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from project import ROOT
 
 from umem.planner import Graph, plan
 from umem.trace import Alloc, Checker, Free, Op, Trace
@@ -253,6 +255,19 @@ def test_every_operator_is_one_of_onnx_and_says_its_source() -> None:
     known = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
     assert not OPERATORS.keys() - known - {"Upsample"}  # deprecated since version 10
     assert all(operator.source for operator in OPERATORS.values())
+
+
+def test_the_page_lists_the_operators_that_are_known() -> None:
+    script = [sys.executable, str(ROOT / "scripts" / "onnx_operators.py"), "--check"]
+    subprocess.run(script, check=True)
+
+
+def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "onnx.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    args = [sys.executable, "-c", code]
+    done = subprocess.run(args, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert re.search(r"\d+ of 24 values are kept; [1-9]\d* run again", done.stdout)
 
 
 def test_neither_chainer_nor_a_framework_is_loaded(tmp_path: Path) -> None:

@@ -46,11 +46,15 @@ def onnx_step(
     """Make a training step of a model in ONNX.
 
     Args:
-        path, sizes: see `umem.trace.exported.onnx_reading.read_onnx`.
+        path: the file; weights in files beside it need not be there.
+        sizes: a whole number of at least 1 for each dynamic axis, by its name in the model, or
+            ``"x[0]"`` for one of the input ``x`` without a name.
         optimizer: whose state is counted; ``"none"``: no update.
 
     Raises:
-        OnnxError: see `read_onnx`; nothing in the model is trained.
+        OnnxError: no such file, not a model in ONNX, an operator that is unknown or holds a
+            graph, sizes that are missing or contradict the graph, a shape that depends on data,
+            nothing to train. Names the node or the axis.
         MissingDependencyError: onnx is not installed.
     """
     if optimizer not in get_args(OptimizerName):

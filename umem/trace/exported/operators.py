@@ -295,6 +295,8 @@ OPERATORS: dict[str, Operator] = {
                     flops=_recurrent, products=True),
     # Sums.
     "ReduceSum": Operator("gx = gy, broadcast", passes="same", trained=1, flops=_times(1)),
+    "ReduceLogSum": Operator("gx = gy exp(-y)", output=True, trained=1, flops=_times(1)),
+    "CumSum": Operator("gx = the sum of gy from the other end", trained=1, flops=_times(1)),
     "ReduceMean": Operator("gx = gy / n, broadcast", passes="same", trained=1, flops=_times(1)),
     **{
         name: Operator(derivative, inputs=(0,), output=keeps, trained=1, flops=_times(1))
@@ -302,12 +304,10 @@ OPERATORS: dict[str, Operator] = {
             ("ReduceL1", "gx = gy sign(x)", False),
             ("ReduceL2", "gx = gy x / y", True),
             ("ReduceLogSumExp", "gx = gy exp(x - y)", True),
-            ("ReduceLogSum", "gx = gy / sum(x)", True),
             ("ReduceMax", "gx = gy where x is y", True),
             ("ReduceMin", "gx = gy where x is y", True),
             ("ReduceProd", "gx by the products of all others", False),
             ("ReduceSumSquare", "gx = 2 gy x", False),
-            ("CumSum", "gx = the sum of gy from the other end", False),
         )
     },
     # Losses.
