@@ -71,9 +71,7 @@ WITH_ONE_USER = {
     "umem.predict.techniques.rewrite": "a trace under a plan; a pure function of both",
     "umem.reports.choice_report": "the view of choose; a command draws nothing itself",
     "umem.reports.step_json": "the list of outputs names it too",
-    "umem.trace.exported.forward_memory": "uses are counted apart from what the tape says",
     "umem.trace.exported.onnx_inference": "shapes, node by node; the file is read apart",
-    "umem.trace.exported.onnx_reading": "what comes from outside is checked; a step trusts it",
     "umem.trace.fits": "polynomials and lines, which know no events",
 }
 """Modules that one other imports, each with its reason; one in ten of all at most."""

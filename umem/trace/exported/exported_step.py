@@ -14,13 +14,15 @@ from typing import get_args
 
 from umem.errors import OnnxError
 from umem.printable import quoted
-from umem.trace.events import LEAF, OUTSIDE, Access, Alloc, Event, Op, TapeEntry
+from umem.trace.events import LEAF, OUTSIDE, Access, Alloc, Event, Op
 from umem.trace.exported.forward_memory import ForwardMemory, PlacedTensor
 from umem.trace.exported.onnx_graph import OnnxGraph, OnnxNode, TensorType
+from umem.trace.exported.onnx_inference import inferred
 from umem.trace.exported.onnx_reading import read_onnx
 from umem.trace.exported.operators import OPERATORS, Operator
 from umem.trace.exported.strides import as_laid_out, packed, strides_of_view
-from umem.trace.exported.tape_backward import Gradients, GradientWay, TapeCall
+from umem.trace.exported.tape_backward import Gradients
+from umem.trace.exported.tape_calls import ForwardCall, TapeCall
 from umem.trace.exported.updates import OptimizerName, update_events
 from umem.trace.trace import Trace
 
@@ -60,7 +62,7 @@ def onnx_step(
     if optimizer not in get_args(OptimizerName):
         known = ", ".join(get_args(OptimizerName))
         raise OnnxError(f"the optimizer is one of {known}; got {quoted(optimizer)}")
-    graph = read_onnx(path, sizes)
+    graph = inferred(read_onnx(path, sizes))
     writer = _StepWriter(graph)
     events = list(writer.events(optimizer))
     if not writer.calls:
@@ -143,13 +145,20 @@ class _StepWriter:
             traffic = flops = 0
         entry = None
         if number is not None:
-            call = self._call(node, operator, number, rank, has_gradient, stash, flops, workspace)
-            entry = self._entry(node, operator, call, names, has_gradient, outs)
+            values = dict(zip(names, ins, strict=True))
+            call = ForwardCall(
+                node, operator, number, rank, has_gradient, values, outs, stash, flops, workspace
+            )
+            for value in call.kept:
+                self._memory.hold(value.memory)
+            self.calls.append(call.on_tape)
+            self.names.append(node.name)
+            entry = call.entry
         yield Op(
             node.op, "forward", reads, tuple(writes), flops, traffic,
             "random" if operator.gathers else "stream", workspace_bytes=workspace, entry=entry,
         )  # fmt: skip
-        yield from self._memory.gone([*(self._values[name] for name in names)], outs)
+        yield from self._memory.gone(ins, outs)
 
     def _given(self, name: str) -> Iterator[Event]:
         """What no node makes comes when it is first used."""
@@ -224,81 +233,6 @@ class _StepWriter:
             self._memory.hold(self._fresh)
             self._fresh += 1
         return found
-
-    # -- the tape --------------------------------------------------------------------------
-
-    def _call(
-        self,
-        node: OnnxNode,
-        operator: Operator,
-        number: int,
-        rank: int,
-        has_gradient: list[bool],
-        stash: list[Alloc],
-        flops: int,
-        workspace: int,
-    ) -> TapeCall:
-        kept = [node.inputs[place] for place in operator.kept_inputs(has_gradient)]
-        values = [self._values[name] for name in kept if name in self._values]
-        if operator.output:
-            values.append(self._values[node.outputs[0]])
-        for value in values:
-            self._memory.hold(value.memory)
-        reads = [value.access for value in values]
-        reads += [Access(alloc.tensor, 0, alloc.nbytes) for alloc in stash]
-        trained = [place for place, has in enumerate(has_gradient) if has]
-        call = TapeCall(
-            number,
-            node.op,
-            rank,
-            tuple(name for name in node.outputs if name),
-            tuple(dict.fromkeys(reads)),
-            tuple(self._way(node, operator, place) for place in trained),
-            flops * (sum(place < 2 for place in trained) if operator.products else 1),
-            workspace,
-            tuple(self._values[node.inputs[place]].source for place in trained),
-        )
-        self.calls.append(call)
-        self.names.append(node.name)
-        return call
-
-    def _way(self, node: OnnxNode, operator: Operator, place: int) -> GradientWay:
-        """How the gradient of an input comes about."""
-        name = node.inputs[place]
-        kind, made = self._values[name].kind, self._values[node.outputs[0]].kind
-        shared = operator.passes == "same" and not (node.op == "Sub" and place)
-        if operator.elementwise and kind.shape != made.shape:
-            shared = False
-        return GradientWay(name, kind.nbytes, shared)
-
-    def _entry(
-        self,
-        node: OnnxNode,
-        operator: Operator,
-        call: TapeCall,
-        names: list[str],
-        has_gradient: list[bool],
-        outs: list[PlacedTensor],
-    ) -> TapeEntry:
-        """What a tape says of a call; places count what is in device memory."""
-        places = [place for place, name in enumerate(node.inputs) if name and name in names]
-        kept = operator.kept_inputs(has_gradient)
-        sources = []
-        for place in places:
-            source = self._values[node.inputs[place]].source
-            sources.append(source if has_gradient[place] or source >= 0 else OUTSIDE)
-        first = self._values[names[0]]
-        is_whole = len(outs) == 1 == len(names) and outs[0].memory == first.memory
-        is_view = is_whole and outs[0].kind.nbytes == first.kind.nbytes
-        return TapeEntry(
-            call.number,
-            tuple(sources),
-            tuple(index for index, place in enumerate(places) if place in kept),
-            operator.output,
-            True,
-            False,
-            0 if is_view else sum(value.kind.nbytes for value in outs),
-        )
 
 
 def _bytes(accesses: tuple[Access, ...] | list[Access]) -> int:

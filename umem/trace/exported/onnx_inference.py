@@ -15,6 +15,8 @@ import numpy as np
 
 from umem.errors import OnnxError
 from umem.printable import quoted
+from umem.trace.exported.onnx_graph import OnnxGraph, OnnxNode
+from umem.trace.exported.onnx_reading import CheckedModel, dims_of, node_said
 from umem.trace.exported.onnx_weights import KnownTensors
 from umem.trace.exported.operators import OPERATORS
 
@@ -22,39 +24,48 @@ Fold = Callable[[Mapping[str, Any], list[Any]], Any]
 """From a node's attributes and the contents of its inputs, the contents of its output."""
 
 
-def infer(onnx: Any, model: Any, known: KnownTensors) -> None:
-    """Add the type of each node's outputs, and the contents of small whole numbers.
-
-    Args:
-        model: its nodes in order.
-        known: what the file and the inputs give; grows.
+def inferred(read: CheckedModel) -> OnnxGraph:
+    """The graph of a model, with the type of every tensor.
 
     Raises:
-        OnnxError: shapes that do not go together, depend on data, or are of no machine. Names the
-            node.
+        OnnxError: shapes that do not go together, contradict what the model says of them, depend
+            on data, or are of no machine. Names the node.
     """
-    opsets = list(model.opset_import)
-    version = max((o.version for o in opsets if o.domain in ("", "ai.onnx")), default=1)
-    for place, node in enumerate(model.graph.node):
+    onnx, graph, known = read.onnx, read.model.graph, read.known
+    opsets = list(read.model.opset_import)
+    nodes = []
+    for place, node in enumerate(graph.node):
         if node.op_type == "Constant":
             continue
-        found = _types(onnx, node, place, version, opsets, known)
-        for name in filter(None, node.output):
-            kind = found.get(name)
-            shape = _shape(kind, node, known)
-            if shape is None:
-                raise OnnxError(
-                    f"{node_said(node, place)} ({node.op_type}) makes {quoted(name)}, whose shape "
-                    f"is not known before the data are{_absent(known)}"
-                )
-            elements = kind.tensor_type.elem_type if kind else known.elements[node.input[0]]
-            known.add(onnx, name, elements, shape)
+        _infer(onnx, node, place, opsets, known)
         _fold(onnx, node, known)
+        nodes.append(_node(onnx, node, place))
+    _check_said(graph, known)
+    weights = known.initializers
+    return OnnxGraph(
+        tuple(nodes),
+        known.types,
+        read.inputs,
+        frozenset(w for w in weights if known.types[w].is_float and known.types[w].shape),
+        frozenset(weights | known.constants),
+        tuple(x.name for x in graph.output),
+    )
 
 
-def node_said(node: Any, place: int) -> str:
-    """What to call a node in a message."""
-    return f"node {quoted(node.name or next(iter(node.output), '') or str(place))}"
+def _infer(onnx: Any, node: Any, place: int, opsets: list[Any], known: KnownTensors) -> None:
+    """Add the types of a node's outputs."""
+    version = max((o.version for o in opsets if o.domain in ("", "ai.onnx")), default=1)
+    found = _types(onnx, node, place, version, opsets, known)
+    for name in filter(None, node.output):
+        kind = found.get(name)
+        shape = _shape(kind, node, known)
+        if shape is None:
+            raise OnnxError(
+                f"{node_said(node, place)} ({node.op_type}) makes {quoted(name)}, whose shape is "
+                f"not known before the data are{_absent(known)}"
+            )
+        elements = kind.tensor_type.elem_type if kind else known.elements[node.input[0]]
+        known.add(onnx, name, elements, shape)
 
 
 def _absent(known: KnownTensors) -> str:
@@ -95,6 +106,34 @@ def _shape(kind: Any, node: Any, known: KnownTensors) -> list[int] | None:
     if kind is None and operator.elementwise and len(node.input) == 1:
         return list(known.types[node.input[0]].shape)
     return None
+
+
+def _check_said(graph: Any, known: KnownTensors) -> None:
+    """Refuse a graph whose own words on shapes are not what comes out."""
+    for x in (*graph.value_info, *graph.output):
+        kind = known.types.get(x.name)
+        if kind is None or not x.type.tensor_type.HasField("shape"):
+            continue
+        said = [dim.dim_value if dim.HasField("dim_value") else None for dim in dims_of(x)]
+        pairs = list(zip(said, kind.shape, strict=False))
+        if len(said) != len(kind.shape) or any(a is not None and a != b for a, b in pairs):
+            raise OnnxError(
+                f"sizes contradict: {quoted(x.name)} is {list(kind.shape)}, and the model says "
+                f"{said}"
+            )
+
+
+def _node(onnx: Any, node: Any, place: int) -> OnnxNode:
+    values = {a.name: _value(onnx, a) for a in node.attribute if a.name != "value"}
+    name = node.name or next(filter(None, node.output), "") or f"{node.op_type}_{place}"
+    return OnnxNode(name, node.op_type, tuple(node.input), tuple(node.output), values)
+
+
+def _value(onnx: Any, attribute: Any) -> Any:
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, (int, float, str)) else tuple(value) if value else ()
 
 
 # -- what shapes are made of -----------------------------------------------------------------------

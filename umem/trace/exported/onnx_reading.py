@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,6 @@ from umem import extras
 from umem.errors import MissingDependencyError, OnnxError
 from umem.files import reason
 from umem.printable import quoted, shown
-from umem.trace.exported.onnx_graph import OnnxGraph, OnnxNode
-from umem.trace.exported.onnx_inference import infer, node_said
 from umem.trace.exported.onnx_weights import MOST_AXES, KnownTensors, given_tensors
 from umem.trace.exported.operators import OPERATORS
 
@@ -28,8 +27,25 @@ BRANCHES = ("If", "Loop", "Scan", "SequenceMap")
 """Operators that hold a graph, which runs as often as the data say."""
 
 
-def read_onnx(path: str | PathLike[str], sizes: Mapping[str, int] | None = None) -> OnnxGraph:
-    """Read a model and infer the shape of every tensor.
+@dataclass(frozen=True)
+class CheckedModel:
+    """A model as it was read.
+
+    Attributes:
+        onnx: the package.
+        model: its ModelProto; every dynamic axis of the inputs has its size.
+        known: what the file and the inputs give.
+        inputs: names of what comes from outside.
+    """
+
+    onnx: Any
+    model: Any
+    known: KnownTensors
+    inputs: tuple[str, ...]
+
+
+def read_onnx(path: str | PathLike[str], sizes: Mapping[str, int] | None = None) -> CheckedModel:
+    """Read a model, and check all that can be checked before shapes are known.
 
     Args:
         path: the file; weights in files beside it need not be there.
@@ -38,29 +54,16 @@ def read_onnx(path: str | PathLike[str], sizes: Mapping[str, int] | None = None)
 
     Raises:
         OnnxError: no such file, not a model in ONNX, an operator that is unknown or holds a
-            graph, sizes that are missing, unknown or contradict the graph, a shape that depends
-            on data, tensors that no machine has. Names the node or the axis.
+            graph, sizes that are missing or unknown, tensors that no machine has. Names the node
+            or the axis.
         MissingDependencyError: onnx is not installed.
     """
     onnx = _onnx()
     model = _parsed(onnx, Path(path))
-    graph = model.graph
     _check_nodes(model)
-    _set_sizes(graph, dict(sizes or {}))
-    known = given_tensors(onnx, graph, Path(path).parent)
-    inputs = _take_inputs(onnx, graph, known)
-    infer(onnx, model, known)
-    _check_said(graph, known)
-    nodes = (n for n in enumerate(graph.node) if n[1].op_type != "Constant")
-    weights = known.initializers
-    return OnnxGraph(
-        tuple(_node(onnx, node, place) for place, node in nodes),
-        known.types,
-        inputs,
-        frozenset(w for w in weights if known.types[w].is_float and known.types[w].shape),
-        frozenset(weights | known.constants),
-        tuple(x.name for x in graph.output),
-    )
+    _set_sizes(model.graph, dict(sizes or {}))
+    known = given_tensors(onnx, model.graph, Path(path).parent)
+    return CheckedModel(onnx, model, known, _take_inputs(onnx, model.graph, known))
 
 
 def _onnx() -> Any:
@@ -156,6 +159,11 @@ def _check_operator(node: Any, place: int, functions: set[tuple[str, str]]) -> N
         )
 
 
+def node_said(node: Any, place: int) -> str:
+    """What to call a node in a message."""
+    return f"node {quoted(node.name or next(iter(node.output), '') or str(place))}"
+
+
 # -- sizes -----------------------------------------------------------------------------------------
 
 
@@ -170,7 +178,7 @@ def _set_sizes(graph: Any, sizes: dict[str, int]) -> None:
     for x in graph.input:
         if x.name in weights:
             continue
-        for axis, dim in enumerate(_dims(x)):
+        for axis, dim in enumerate(dims_of(x)):
             own = f"{x.name}[{axis}]"
             if dim.HasField("dim_value"):
                 fixed[own] = dim.dim_value
@@ -194,14 +202,14 @@ def _set_sizes(graph: Any, sizes: dict[str, int]) -> None:
             raise OnnxError(f"the axis {quoted(name)} is {fixed[name]} in the model, not dynamic")
         raise OnnxError(f"the model has no dynamic axis {quoted(name)} in its inputs")
     for x in (*graph.value_info, *graph.output):  # what else the model calls so
-        for dim in _dims(x):
+        for dim in dims_of(x):
             if dim.dim_param in sizes:
                 dim.dim_value = sizes[dim.dim_param]
             elif not dim.HasField("dim_value") or dim.dim_value < 0:
                 dim.Clear()
 
 
-def _dims(x: Any) -> Any:
+def dims_of(x: Any) -> Any:
     if not x.type.HasField("tensor_type"):
         raise OnnxError(f"{quoted(x.name)} is no tensor but a sequence, a map or an optional one")
     if len(x.type.tensor_type.shape.dim) > MOST_AXES:
@@ -209,43 +217,12 @@ def _dims(x: Any) -> Any:
     return x.type.tensor_type.shape.dim
 
 
-# -- shapes ----------------------------------------------------------------------------------------
-
-
 def _take_inputs(onnx: Any, graph: Any, known: KnownTensors) -> tuple[str, ...]:
     """Note what comes from outside; return its names."""
     names = []
     for x in graph.input:
         if x.name not in known.initializers:
-            dims = [dim.dim_value for dim in _dims(x)]
+            dims = [dim.dim_value for dim in dims_of(x)]
             known.add(onnx, x.name, x.type.tensor_type.elem_type, dims)
             names.append(x.name)
     return tuple(names)
-
-
-def _check_said(graph: Any, known: KnownTensors) -> None:
-    """Refuse a graph whose own words on shapes are not what comes out."""
-    for x in (*graph.value_info, *graph.output):
-        kind = known.types.get(x.name)
-        if kind is None or not x.type.tensor_type.HasField("shape"):
-            continue
-        said = [dim.dim_value if dim.HasField("dim_value") else None for dim in _dims(x)]
-        pairs = list(zip(said, kind.shape, strict=False))
-        if len(said) != len(kind.shape) or any(a is not None and a != b for a, b in pairs):
-            raise OnnxError(
-                f"sizes contradict: {quoted(x.name)} is {list(kind.shape)}, and the model says "
-                f"{said}"
-            )
-
-
-def _node(onnx: Any, node: Any, place: int) -> OnnxNode:
-    values = {a.name: _value(onnx, a) for a in node.attribute if a.name != "value"}
-    name = node.name or next(filter(None, node.output), "") or f"{node.op_type}_{place}"
-    return OnnxNode(name, node.op_type, tuple(node.input), tuple(node.output), values)
-
-
-def _value(onnx: Any, attribute: Any) -> Any:
-    value = onnx.helper.get_attribute_value(attribute)
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return value if isinstance(value, (int, float, str)) else tuple(value) if value else ()

@@ -12,45 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from umem.trace.events import Access, Alloc, Event, Free, Mark, Op
-
-
-@dataclass(frozen=True)
-class GradientWay:
-    """Where the gradient of one input goes: to which tensor, of how many bytes, in what memory.
-
-    ``shared``: it is the gradient of the output, or lies in it.
-    """
-
-    name: str
-    nbytes: int
-    shared: bool
-
-
-@dataclass(frozen=True)
-class TapeCall:
-    """A call that backward comes to.
-
-    Attributes:
-        number: that of its entry.
-        label: the operator.
-        rank: its distance from the inputs.
-        outputs: names of its outputs.
-        reads: what it keeps.
-        ways: the gradients that it makes.
-        flops: its work.
-        workspace_bytes: what it needs only while it runs.
-        before: numbers of the calls that made its inputs.
-    """
-
-    number: int
-    label: str
-    rank: int
-    outputs: tuple[str, ...]
-    reads: tuple[Access, ...]
-    ways: tuple[GradientWay, ...]
-    flops: int
-    workspace_bytes: int
-    before: tuple[int, ...]
+from umem.trace.exported.tape_calls import TapeCall
 
 
 @dataclass
