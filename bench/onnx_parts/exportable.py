@@ -2,7 +2,8 @@
 
 `F.softmax_cross_entropy` and `F.mean_squared_error` give back their first argument meanwhile: the
 graph ends before the loss, as it does in what other frameworks export. onnx_chainer has no LSTM,
-no layer normalisation and no stateful links: those are written in elementary functions.
+no layer normalisation and no stateful links: those are written in elementary functions. A linear
+link without a bias it writes with one of zeros for each use, so that all of them have one here.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def gru() -> Network:
 
 
 def lstm() -> Network:
-    wx, wh = L.Linear(64, 4 * 128), L.Linear(128, 4 * 128, nobias=True)
+    wx, wh = L.Linear(64, 4 * 128), L.Linear(128, 4 * 128)
 
     def step(x: Any, state: Any) -> Any:
         gates = wx(x) if state is None else wx(x) + wh(state[1])

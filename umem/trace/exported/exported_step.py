@@ -103,8 +103,8 @@ class _StepWriter:
                 yield from gradients.begin(name, value.kind.nbytes, "loss")
                 last.append(value.source)
         yield from gradients.backward(self.calls, last)
+        yield from self._memory.over()  # as in `optimizer.update(loss)`: the graph goes first
         yield from update_events(optimizer, self._parameters, gradients)
-        yield from self._memory.over()
 
     # -- forward ---------------------------------------------------------------------------
 

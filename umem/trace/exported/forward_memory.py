@@ -60,7 +60,7 @@ class ForwardMemory:
             self.hold(memory)
 
     def hold(self, memory: int) -> None:
-        """It stays until the step is over."""
+        """It stays until backward is over."""
         self._held.add(memory)
 
     def gone(self, read: Sequence[PlacedTensor], made: Sequence[PlacedTensor]) -> Iterator[Event]:
@@ -75,7 +75,7 @@ class ForwardMemory:
                 yield Free(memory)
 
     def over(self) -> Iterator[Event]:
-        """The step is over, and its graph goes."""
+        """Backward is over, and the graph goes."""
         for memory in self._alive:
             yield Free(memory)
         self._alive.clear()
