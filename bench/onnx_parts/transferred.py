@@ -43,8 +43,11 @@ def matched(ours: Calls, theirs: Calls) -> dict[int, int]:
             todo.append((a, right.sources[0]))
         else:
             found[a] = b
-            sources = [s for s in right.sources if s >= 0]
-            todo += zip([s for s in left.sources if s >= 0], sources, strict=False)
+            mine, others = left.sources, right.sources
+            if len(mine) != len(others):
+                mine = tuple(s for s in mine if s >= 0)
+                others = tuple(s for s in others if s >= 0)
+            todo += zip(mine, others, strict=False)
     return found
 
 
