@@ -101,6 +101,23 @@ def test_memory_that_the_system_does_not_give_is_an_error_that_leaves_nothing(
     assert run(tmp_path, program) == ["True", "True", "0"]
 
 
+def test_arguments_that_are_none_leave_no_handle_open(tmp_path: Path) -> None:
+    program = """
+    ordered = known_order(0)
+    ordered.of_items(3)
+    for arguments in (
+        dict(order=3), dict(codec="blosc2"), dict(order=ordered), dict(order=ordered, disk="1MiB"),
+        dict(disk="1MiB", folder="gone"), dict(memory=-1), dict(order=known_order(0, lambda *_: 3)),
+    ):
+        before = len(os.listdir("/dev/fd"))
+        try: cached(Items(), **{"memory": "1MiB", **arguments})
+        except UmemError: refused = True
+        print(refused, len(os.listdir("/dev/fd")) - before)  # now that nobody has the error
+        refused = False
+    """
+    assert run(tmp_path, program) == ["True", "0"] * 7
+
+
 def test_a_disk_file_that_may_not_grow_is_said_once_and_items_are_right(tmp_path: Path) -> None:
     program = """
     data = cached(Items(), "20KiB", disk="1GiB", folder=".", codec=BloscCodec())

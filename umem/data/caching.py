@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 import weakref
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -48,10 +49,14 @@ class CachedDataset(Examples):
         ahead: bool,
     ) -> None:
         self._count, self._order = len(dataset), order
-        self._store = ItemStore(self._count, memory_bytes, policy)
-        disk = DiskTier(self._store, folder, disk_bytes) if disk_bytes else None
-        self._loading = Loading(dataset, self._store, disk, codec)
-        self._begin(is_ahead=ahead)
+        with ExitStack() as undo:
+            self._store = ItemStore(self._count, memory_bytes, policy)
+            undo.callback(self._store.block.close)
+            disk = DiskTier(self._store, folder, disk_bytes) if disk_bytes else None
+            self._loading = Loading(dataset, self._store, disk, codec)
+            undo.callback(self._loading.close)
+            self._begin(is_ahead=ahead)
+            undo.pop_all()
 
     def _begin(self, *, is_ahead: bool) -> None:
         self._pid = os.getpid()
@@ -193,8 +198,10 @@ def cached(
         ahead: fetch in a thread what is asked for next, where there is an order.
 
     Raises:
-        SizeError: a size is none. DataError: the policy is none, or lacks an order. FileError: the
-            folder cannot be used. UnsupportedError: no POSIX system. Nothing was made.
+        SizeError: a size is none. DataError: policy, order or codec is none, or the order lacks.
+            FileError: the folder cannot be used, or the system has no memory to share. StateError:
+            the order is of another number of items. UnsupportedError: no POSIX system. Nothing was
+            made.
     """
     memory_bytes = parse_bytes(memory, "memory")
     disk_bytes = parse_bytes(disk, "disk") if disk else 0
@@ -206,7 +213,11 @@ def cached(
             'policy "next-use" needs order=umem.data.known_order(seed), the same that the iterator '
             'has as its order_sampler; "lru" and "cost" need none'
         )
-    codec = codec or RawCodec()
+    if order is not None and not isinstance(order, KnownOrder):
+        raise DataError(f"order must be one of umem.data.known_order(seed); got {order!r}")
+    codec = RawCodec() if codec is None else codec
+    if not hasattr(codec, "compress"):
+        raise DataError(f"codec must be one such as umem.data.BloscCodec(); got {codec!r}")
     where = Path(folder) if folder is not None else _temporary_folder()
     return CachedDataset(
         dataset, memory_bytes, disk_bytes, policy, order, where, codec, ahead=ahead
