@@ -41,7 +41,7 @@ def test_rows_are_those_of_the_array_however_asked_for(
     for i in places:
         one = rows[i]
         assert type(one) is type(array[i]) or shape == ()
-        assert one.dtype == array[i].dtype and (one == array[i]).all()
+        assert one.dtype == array[i].dtype and np.all(one == array[i])
     index = np.array(places, np.int64)
     for found, want in ((rows[places], array[index]), (rows[index], array[index])):
         assert found.shape == want.shape and found.dtype == want.dtype and (found == want).all()

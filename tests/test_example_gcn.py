@@ -127,9 +127,16 @@ def test_script_refuses_an_unknown_device():
     )
 
 
-def test_the_documented_way_to_write_a_graph_works(tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "graphs.md").read_text(), re.S)
+def test_the_documented_way_to_write_a_graph_and_to_read_it_by_rows_works(
+    tmp_path, monkeypatch, capsys
+):
+    page = (ROOT / "docs" / "graphs.md").read_text()
+    write, read = re.findall(r"```python\n(.*?)```", page, re.S)
     monkeypatch.chdir(tmp_path)
-    exec(code, {})
+    exec(write, {})
+    found = {}
+    exec(read, found)
+    assert found["rows"].tolist() == [[1, 0, 0, 0], [0, 0, 0, 1]]
+    assert capsys.readouterr().out.startswith("(4, 4)")
     graph = load_npz("graph.npz")
     assert (graph.indptr.tolist(), graph.indices.tolist()) == ([0, 2, 4, 5, 6], [1, 2, 0, 3, 0, 1])
