@@ -49,6 +49,12 @@ def test_what_is_printed_is_what_choose_takes() -> None:
     assert link.latency_seconds == pytest.approx(2.5e-6)
 
 
+def test_a_busy_machine_has_a_bandwidth_all_the_same() -> None:
+    """Its shortest message may have taken longer than its longest."""
+    measured = MeasuredLink(("a", "b"), ((1, 4e-3), (1 << 20, 1e-3)))
+    assert measured.bandwidth == pytest.approx((1 << 20) / 1e-3)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -101,7 +101,13 @@ def reads(gate: threading.Event) -> None:
         (waits_by_a_partial, "Recv (test_ranks_waiting.py:"),
         (waits_by_an_item, "Recv (test_ranks_waiting.py:"),
         (waits_for_a_request, "wait (test_ranks_waiting.py:"),
-        (computes_with_what_came, None),
+        pytest.param(
+            computes_with_what_came,
+            None,
+            marks=pytest.mark.skipif(
+                sys.version_info < (3, 11), reason="before 3.11 a frame tells its line alone"
+            ),
+        ),
         (computes, None),
         (reads, None),
     ],

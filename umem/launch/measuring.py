@@ -38,9 +38,13 @@ class MeasuredLink:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second: of the longest message, without the latency."""
+        """Bytes a second: of the longest message, without the latency.
+
+        With it where the machine was so busy that the shortest message took longer.
+        """
         nbytes, seconds = self.seconds[-1]
-        return nbytes / max(seconds - self.latency_seconds, 1e-9)
+        beyond = seconds - self.latency_seconds
+        return nbytes / (beyond if beyond > 0 else seconds)
 
     @property
     def option(self) -> str:
