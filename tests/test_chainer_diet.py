@@ -22,8 +22,8 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from umem.chainer.slimming.as_it_was import as_it_was
-from umem.chainer.slimming.diets import diet_of
+from umem.chainer.dial.as_it_was import as_it_was
+from umem.chainer.dial.diets import diet_of
 from umem.predict.dieting import PARTS
 
 pytestmark = pytest.mark.thorough

@@ -41,7 +41,7 @@ WITH_ONE_USER = {
     "umem.chainer.recompute.executor": "what Chainer tells; the public class is for people",
     "umem.chainer.recompute.graphs_seen": "what is remembered; the pass that goes on is apart",
     "umem.chainer.resume.epoch_orders": "what iterators draw ahead, with threads of their own",
-    "umem.chainer.slimming.first_update": "what Chainer tells of a script; the command knows none",
+    "umem.chainer.dial.first_update": "what Chainer tells of a script; the command knows none",
     "umem.cli.run_ranks": "-n, with what starts ranks; the command would pass 350 lines",
     "umem.cli.run_recompute": "--recompute, --budget; the command would pass 350 lines",
     "umem.cli.choose_batch": "--batch; the command would pass 350 lines",

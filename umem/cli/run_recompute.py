@@ -80,7 +80,7 @@ class Budgeting:
             raise click.ClickException(
                 f"--budget is for Chainer, which is missing: {command('chainer')}"
             )
-        import umem.chainer.slimming.first_update as watching
+        import umem.chainer.dial.first_update as watching
 
         try:
             self._watch = watching.FirstUpdate(budget, _say)

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import umem
-from umem.chainer.slimming.as_it_was import as_it_was
-from umem.chainer.slimming.diets import Diet, batch_of, diet_of
+from umem.chainer.dial.as_it_was import as_it_was
+from umem.chainer.dial.diets import Diet, batch_of, diet_of
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import BudgetError, UmemError
 from umem.trace.recording.kept_steps import Keeper, Kept, Steps

@@ -13,11 +13,11 @@ import chainer
 import umem
 from umem.chainer.accumulation.accumulating import accumulate
 from umem.chainer.chunking.capped import workspace
+from umem.chainer.dial.as_it_was import as_it_was
 from umem.chainer.function_facts import is_array
 from umem.chainer.optimizers import dequantize_states, quantize_states
 from umem.chainer.precision.half_precision import half_precision
 from umem.chainer.recompute.recompute import Recompute
-from umem.chainer.slimming.as_it_was import as_it_was
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.devices.cost import cuda_model
 from umem.devices.open import entered_device
