@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from pathlib import Path
 
@@ -47,6 +48,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr != "gpu" or collection_path.suffix != ".py":
         return None
     return True if "mark.gpu" not in collection_path.read_text("utf-8") else None
+
+
+def pytest_collection_finish() -> None:
+    """Have collections of garbage leave alone what was imported, so that each is quick.
+
+    Each worker imports all tests, and some tests collect a thousand times.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -107,7 +107,9 @@ class Toolchain:
         path = self.text_file(text, f".{hashlib.sha256(names.encode()).hexdigest()[:16]}.h")
         made = path.with_name(f"{path.name}.gch")
         if "clang" not in self.version and not made.exists():
-            header = ("-x", "c++-header", *given[2:])
+            # With an option for the linker g++ would link, and leave no header.
+            told = [option for option in given[2:] if not option.startswith("-Wl,")]
+            header = ("-x", "c++-header", *told)
             if not self._is_made("", header, made, str(path)):
                 return self.header(text, options)
         return path
