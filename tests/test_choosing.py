@@ -196,11 +196,11 @@ def test_a_choice_among_gpus_is_the_choice_for_each() -> None:
     gpus = [
         gpu_spec(name).with_vram(size * MIB)
         for name in ("t4", "h200", "jetson-orin-64gb")
-        for size in (48, 96, 128, 1024)
+        for size in (24, 40, 52, 1024)
     ]
-    together = choose_each(heavy(40), gpus)
+    together = choose_each(heavy(16), gpus)
     assert len(together) == len(gpus)
-    alone = {(c.gpu, c.vram_bytes): c for c in (umem.choose(heavy(40), gpu) for gpu in gpus)}
+    alone = {(c.gpu, c.vram_bytes): c for c in (umem.choose(heavy(16), gpu) for gpu in gpus)}
     for choice in together:
         assert choice == alone[choice.gpu, choice.vram_bytes]
 
@@ -226,17 +226,17 @@ def test_plans_are_made_once_and_a_replay_serves_all_gpus_with_as_much_vram(
     monkeypatch.setattr(Problem, "within", counted_plan)
     monkeypatch.setattr(replays, "steady_steps", counted_replay)
     names = ("t4", "h200", "b200", "l4")
-    choose_each(heavy(40), [gpu_spec(name).with_vram(128 * MIB) for name in names])
+    choose_each(heavy(16), [gpu_spec(name).with_vram(52 * MIB) for name in names])
     assert len(planned) == len(set(planned)), (
         "of a budget there is one plan, and where values move one a GPU"
     )
     assert len(replayed) == len(set(replayed)), "a step is replayed once at a size of VRAM"
     of_four = len(replayed)
     replayed.clear()
-    choose_each(heavy(40), [gpu_spec("t4").with_vram(128 * MIB)])
+    choose_each(heavy(16), [gpu_spec("t4").with_vram(52 * MIB)])
     assert len(replayed) == of_four, "three GPUs more with as much VRAM take no replay more"
     replayed.clear()
-    choose_each(heavy(40))
+    choose_each(heavy(16))
     assert len(replayed) <= of_four, "nor do all of the table, which have room for the step"
 
 
@@ -254,8 +254,8 @@ def test_that_there_is_nothing_to_plan_is_found_out_once(monkeypatch: pytest.Mon
 
 
 def test_whether_the_step_fits_as_it_is_comes_first_of_every_gpu() -> None:
-    gpus = [gpu_spec("t4").with_vram(128 * MIB), gpu_spec("h200"), gpu_spec("l4")]
-    search = Search(heavy(40), gpus)
+    gpus = [gpu_spec("t4").with_vram(52 * MIB), gpu_spec("h200"), gpu_spec("l4")]
+    search = Search(heavy(16), gpus)
     found = search.found()
     first = [next(found) for _ in gpus]
     assert {gpu.name for gpu, _ in first} == {"t4", "h200", "l4"}
@@ -263,7 +263,7 @@ def test_whether_the_step_fits_as_it_is_comes_first_of_every_gpu() -> None:
     assert not any(map(search.is_done, gpus)) and search.choices() == ()
     rest = list(found)
     assert len(rest) == len(gpus) * (len(TECHNIQUES) - 1) and all(map(search.is_done, gpus))
-    assert set(search.choices()) == set(choose_each(heavy(40), gpus))
+    assert set(search.choices()) == set(choose_each(heavy(16), gpus))
 
 
 def fragmented() -> Trace:
