@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from math import inf
+from math import exp, inf, log
 
 import numpy as np
 
 from umem.data.epoch_draws import Order
 from umem.data.orders import KnownOrder
-from umem.data.store import ItemStore
+from umem.data.store import RECENT, ItemStore
 
 ENTRIES = 1 << 20
 """So many positions are looked ahead, in whole epochs, two at least: 16 MiB a process."""
@@ -17,7 +17,11 @@ MOST_EPOCHS = 256
 FARTHEST_LAG = 4096
 """Workers' requests come in another order than their positions, within a batch; so many positions
 are looked at at most."""
-MOST_STRAYS = 16
+LEAST_FAR = 8
+FAR_SHARE = 0.05
+"""So many of the requests may come from far away where they follow the order."""
+MOST_DOUBT = 100_000
+"""In thousandths of a logarithm; an order that is another reaches it after some 100 requests."""
 
 
 class _PlacesInEpoch:
@@ -83,15 +87,24 @@ class NextUses:
             at = -1
         return inf
 
-    def nearest(self, item: int, position: int) -> float:
-        """The position of an item nearest to another, in its epoch and those beside it."""
-        epoch, best = position // self.length, inf
-        for number in range(max(0, epoch - 1), epoch + 2):
-            for place in self._epoch(number).places(item).tolist():
+    def nearest(self, item: int, position: int) -> tuple[float, float]:
+        """Where an item is nearest to a position, in its epoch and those beside it.
+
+        Returns:
+            that position, infinity where there is none; and how many places of it, on average,
+            are in a stretch of these epochs as long as one.
+        """
+        epoch, best, count = position // self.length, inf, 0
+        near = range(max(0, epoch - 1), epoch + 2)
+        for number in near:
+            places = self._epoch(number).places(item)
+            count += len(places)
+            at = int(np.searchsorted(places, position - number * self.length))
+            for place in places[max(0, at - 1) : at + 1].tolist():
                 found = number * self.length + place
                 if abs(found - position) < abs(best - position):
                     best = found
-        return best
+        return best, count / len(near)
 
 
 class Course:
@@ -121,8 +134,8 @@ class Course:
         """Say that an item is asked for.
 
         Args:
-            is_strict: only the next in the order will do; else, as several ask at once, one of
-                those about there.
+            is_strict: only the next in the order will do, where those before were in order; else,
+                as several ask at once, one of those about there.
 
         Returns:
             its position, None where there is none; and the item that should have been asked for,
@@ -133,35 +146,54 @@ class Course:
             return None, None
         at = head["at"]
         expected = uses.item(at)
-        if expected == item:
+        if expected == item and is_strict:
             self._advance(at)
             return at, None
-        if not is_strict:
-            found = uses.nearest(item, at)
-            if abs(found - at) <= min(FARTHEST_LAG, uses.length) and not self._has_run_away():
-                self._advance(int(found))
-                return int(found), None
-        self.lose()
-        return None, expected
+        found, often = uses.nearest(item, at)
+        if (is_strict and self._are_in_order()) or self._is_doubted(abs(found - at), often):
+            self.lose()
+            return None, expected
+        if found == inf:
+            return None, None
+        self._advance(int(found))
+        return int(found), None
+
+    def _are_in_order(self) -> bool:
+        """Whether the last requests came one after another."""
+        recent = self._store.recent
+        return int(recent.max()) == self._store.head["at"] - 1 == int(recent.min()) + RECENT - 1
+
+    def _is_doubted(self, distance: float, often: float) -> bool:
+        """Tell whether requests come from so far that they follow another order.
+
+        By the sums of Page, "Continuous inspection schemes", Biometrika 41, 1954: by how much each
+        request is likelier where another order is followed than where this one is.
+
+        Args:
+            distance: from where requests are.
+            often: how many places the item has in an epoch.
+        """
+        head, uses = self._store.head, self.uses
+        assert uses is not None
+        limit = max(LEAST_FAR, uses.length // 4, 2 * head["batch"])
+        chance = exp(-2 * often * limit / uses.length)  # that none is near in another order
+        is_far = distance > limit
+        likelier = chance / FAR_SHARE if is_far else min(1, (1 - chance) / (1 - FAR_SHARE))
+        head["doubt"] = max(0, head["doubt"] + int(1000 * log(max(likelier, 0.01))))
+        return head["doubt"] > MOST_DOUBT
 
     def _advance(self, position: int) -> None:
-        head = self._store.head
+        head, recent = self._store.head, self._store.recent
         head["served"] += 1
+        recent[head["served"] % RECENT] = position
+        head["at"] = max(0, sorted(recent.tolist())[RECENT // 2] + RECENT // 2 + 1)
         if head["served"] % self.uses.length == 0:  # type: ignore[union-attr]
             self._refresh()
-        if position >= head["at"]:
-            head["at"] = position + 1
 
     def done(self, at: int | None) -> None:
         """Say that a request has been dealt with, so that the next may be."""
         if at is not None:
             self._store.head["frontier"] = max(self._store.head["frontier"], at + 1)
-
-    def _has_run_away(self) -> bool:
-        """Whether positions are farther ahead than so many requests can have come."""
-        head = self._store.head
-        assert self.uses is not None
-        return head["at"] - head["told_at"] > head["served"] + self.uses.length + MOST_STRAYS
 
     def lose(self) -> None:
         """Follow the order no more; what is there is kept by its last use."""
@@ -171,15 +203,17 @@ class Course:
         for item in store.residents():
             store.rescore(item, inf)
 
-    def told(self, epoch: int, position: int) -> None:
+    def told(self, epoch: int, position: int, batch: int) -> None:
         """Go to where an iterator says that it is."""
         assert self.uses is not None
         with self._store.held() as head:
             at = epoch * self.uses.length + position
-            head["told_at"], head["served"] = at, 0
+            head["batch"] = max(head["batch"], batch)
+            self._store.look_back_from(at)
             if head["at"] == at and head["is_following"]:
                 return
             head["at"] = head["frontier"] = at
+            head["doubt"] = 0 if not head["is_following"] else head["doubt"]
             head["is_following"] = 1
             self._store.unpin()
             for item in self._store.residents():

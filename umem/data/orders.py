@@ -122,7 +122,7 @@ class KnownOrder:
         else:
             epoch = self._epoch_of(current_order)
             self.epoch, self.position = epoch + 1, int(current_position)
-            self._tell(epoch, int(current_position))
+            self._tell(epoch, int(current_position), len(current_order) - int(current_position))
         return self.items(self.epoch).copy()
 
     def _epoch_of(self, order: Any) -> int:
@@ -166,20 +166,23 @@ class KnownOrder:
 
     # -- what caches ask ---------------------------------------------------------------------
 
-    def tell(self, method: Callable[[int, int], None]) -> None:
-        """Call a bound method with (epoch, position) wherever an iterator says where it is.
+    def tell(self, method: Callable[[int, int, int], None]) -> None:
+        """Call a bound method with (epoch, position, batch) where an iterator says where it is.
+
+        The batch is one of so many items or more: an iterator draws when it comes to a batch that
+        the epoch ends in.
 
         It is not kept alive.
         """
         self._told.append(weakref.WeakMethod(method))
 
-    def _tell(self, epoch: int, position: int) -> None:
+    def _tell(self, epoch: int, position: int, batch: int = 0) -> None:
         for reference in (*self._told,):
             method = reference()
             if method is None:
                 self._told.remove(reference)
             else:
-                method(epoch, position)
+                method(epoch, position, batch)
 
 
 def known_order(seed: int, draw: Draw = shuffle) -> KnownOrder:

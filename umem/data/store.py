@@ -23,14 +23,18 @@ from umem.data.shared_block import Fields, SharedBlock
 ABSENT, RESIDENT, LINGERING = 0, 1, 2
 MOST_AHEAD = 1024
 """Positions dealt with before their requests; memory is the limit long before, as a rule."""
+RECENT = 15
+"""So many requests are looked back at, to know where requests are."""
 FIXED_BYTES = 1 << 20
 """Tables up to this are not counted; above, they take their part of the limit."""
 NAMES = (
-    *HEAD, *COUNTED, "waited_ns", "used_bytes", "clock", "at", "frontier", "told_at", "served",
-    "is_following", "generation", "disk_end", "is_disk_full", "is_disk_off", "said", "is_shared",
+    *HEAD, *COUNTED, "waited_ns", "used_bytes", "clock", "at", "frontier", "served", "doubt",
+    "batch", "is_following", "generation", "disk_end", "is_disk_full", "is_disk_off", "said",
+    "is_shared",
 )  # fmt: skip
 TABLES = (
     ("head", "i8", len(NAMES)), ("inflation", "f8", 1), ("is_miss", "?", MOST_AHEAD),
+    ("recent", "i8", RECENT),
 )  # fmt: skip
 BY_ITEM = (
     ("state", "u1"), ("pins", "u2"), ("first", "i4"), ("nbytes", "i8"), ("score", "f8"),
@@ -75,6 +79,7 @@ class ItemStore:
         self.block = SharedBlock(fields, room)
         self._open()
         self.score[:] = -inf
+        self.look_back_from(0)
 
     def _open(self) -> None:
         arrays = self.block.arrays
@@ -83,7 +88,7 @@ class ItemStore:
         self.nbytes, self.score, self.last = (arrays[n] for n in ("nbytes", "score", "last"))
         self.is_miss, self.seconds = arrays["is_miss"], arrays["seconds"]
         self.disk_at, self.disk_bytes = arrays["disk_at"], arrays["disk_bytes"]
-        self.inflation = arrays["inflation"]
+        self.inflation, self.recent = arrays["inflation"], arrays["recent"]
         self._pages = Pages(self.head, arrays["tail"])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -275,6 +280,10 @@ class ItemStore:
         return -float(self.last[item])
 
     # -- where the program is ----------------------------------------------------------------
+
+    def look_back_from(self, at: int) -> None:
+        """Say that requests up to a position came one after another."""
+        self.recent[:] = np.roll(np.arange(at - RECENT, at), self.head["served"] + 1)
 
     def residents(self) -> list[int]:
         """The items that the policy has."""
