@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PUBLIC = (
     "umem",
     "umem.chainer",
+    "umem.chainer.layers",
     "umem.chainer.optimizers",
     "umem.planner",
     "umem.data",

@@ -134,6 +134,37 @@ def optimizers() -> list[str]:
     return [wrong for kind in kinds for wrong in compared(kind, kind.__name__)]
 
 
+class Tied(chainer.Chain):
+    """A table that words are looked up in, and scored by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        random = np.random.RandomState(0)
+        with self.init_scope():
+            W = random.randn(301, 37).astype(np.float32)
+            self.embed, self.score = L.EmbedID(301, 37, W), L.Linear(37, 301, initialW=W)
+        umem.chainer.tie(self, "/embed/W", "/score/W")
+
+    def forward(self, x: Any) -> Any:
+        return self.score(F.tanh(self.embed(np.abs(x[:, 0] * 100).astype(np.int32) % 301)))[:, :5]
+
+
+def tied() -> list[str]:
+    """What is tied is one parameter: one shard of its state, one update."""
+    found = []
+    for kind in (chainer.optimizers.Adam, small.Adam8bit):
+        whole, plain = trained(kind(), False, model=Tied())
+        ours, optimizer = trained(kind(), True, model=Tied())
+        if weights(ours) != weights(whole) or ours.embed.W is not ours.score.W:
+            found.append(f"{kind.__name__}: other weights")
+        shards = umem.chainer.parallel.sharding.shards_of(optimizer)
+        if sorted(shards) != ["/embed/W", "/score/b"] or plain.t != optimizer.t:
+            found.append(f"{kind.__name__}: shards {sorted(shards)}")
+        if state_bytes(ours) > 0.53 * state_bytes(whole):
+            found.append(f"{kind.__name__}: {state_bytes(ours)} of {state_bytes(whole)} here")
+    return found
+
+
 def gpus() -> list[str]:
     """CuPy arrays: shards go through the host, and the device has its shard of the state."""
 
@@ -683,7 +714,7 @@ CASES = {
     for case in (
         *(optimizers, adams, hooks, halves, saving, begun, resumed, whole, trained_on),
         *(edges, accumulated, scaled, spoiled, refused, memory, trainers),
-        *(refused_at_once, converted, recomputed, gpus),
+        *(refused_at_once, converted, recomputed, gpus, tied),
     )
 }
 

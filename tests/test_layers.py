@@ -31,6 +31,7 @@ WITH_ONE_USER = {
     "umem.chainer.checkpointing.region": "a call, and how to make it again; its node is long",
     "umem.chainer.demo_workload": "imports Chainer; the command must not, for its help",
     "umem.chainer.flops": "a table of rules, each from the arithmetic of one function",
+    "umem.chainer.layers.layer_costs": "what a trace says of layers; who exchanges them is long",
     "umem.chainer.lookahead.pager": "has arrays moved, on a stream; the session learns",
     "umem.chainer.lookahead.session": "one time inside the block; the public class is the block",
     "umem.chainer.offload.mover": "what Chainer tells; the public class is for people",

@@ -38,6 +38,7 @@ def test_adam_in_32_and_8_bits_has_the_bits_of_the_whole(tmp_path: Path) -> None
         pytest.param(("edges", "accumulated"), id="parameters-that-come-and-go"),
         pytest.param(("spoiled", "refused"), id="errors-are-those-of-all-ranks"),
         pytest.param(("refused_at_once", "converted"), id="what-is-refused-leaves-it-as-it-was"),
+        pytest.param(("tied",), id="what-is-tied-is-one-parameter"),
         pytest.param(("recomputed",), id="recompute-plans-on-each-rank"),
         pytest.param(("saving",), id="a-saved-run-goes-on-to-the-bit"),
         pytest.param(("memory",), id="no-rank-has-the-whole-state"),

@@ -23,6 +23,7 @@
     +-- TraceError              also ValueError: a trace that cannot be read or replayed
     +-- ScalingError            also ValueError: a trace that cannot be taken to another size
     +-- OnnxError               also ValueError: a model in ONNX that no step can be made of
+    +-- LayerError              also ValueError: a layer that cannot be exchanged or tied
     +-- DataError               also ValueError: data, or an order of it, not as it should be
     +-- FileError               also OSError: what is in the place of a file is none, or in the way,
     |                           or there is no room for it
@@ -137,6 +138,10 @@ class ScalingError(UmemError, ValueError):
 
 class OnnxError(UmemError, ValueError):
     """A model in ONNX that no step can be made of; the message names the node or the axis."""
+
+
+class LayerError(UmemError, ValueError):
+    """Layers that cannot be exchanged or tied; the message names each, and the model stays."""
 
 
 class DataError(UmemError, ValueError):

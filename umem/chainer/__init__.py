@@ -6,6 +6,7 @@ install()
 
 import chainer  # noqa: E402, F401  (the layer must be in place first)
 
+from umem.chainer import layers as layers  # noqa: E402
 from umem.chainer import optimizers as optimizers  # noqa: E402
 from umem.chainer.accumulation.accumulating import accumulate  # noqa: E402
 from umem.chainer.accumulation.updater import AccumulatingUpdater  # noqa: E402
@@ -15,6 +16,8 @@ from umem.chainer.chunking.capped import workspace  # noqa: E402
 from umem.chainer.current_device import device  # noqa: E402
 from umem.chainer.dial.diets import diet  # noqa: E402
 from umem.chainer.framework import CHAINER  # noqa: E402
+from umem.chainer.layers.slimmed import slimmer  # noqa: E402
+from umem.chainer.layers.tying import tie  # noqa: E402
 from umem.chainer.lookahead.prefetch import LookaheadPrefetch  # noqa: E402
 from umem.chainer.memory_report import MemoryReport  # noqa: E402
 from umem.chainer.offload.offload import Offload  # noqa: E402
@@ -56,5 +59,7 @@ __all__ = [
     "save_run",
     "saved_in",
     "sharded",
+    "slimmer",
+    "tie",
     "workspace",
 ]

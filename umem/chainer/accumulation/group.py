@@ -11,6 +11,7 @@ from umem.chainer.accumulation.shares import Count, Shares
 from umem.chainer.accumulation.splitting import Arguments, ArgumentsBatch, Batch
 from umem.chainer.accumulation.step_state import StepState
 from umem.chainer.accumulation.whole_gradient import Weight, WholeGradient, multiply, weighed
+from umem.chainer.parameters_once import parameters
 from umem.errors import AccumulationError, SizeError
 
 
@@ -83,7 +84,7 @@ class Group:
     def _keep(self) -> None:
         self.count += 1
         self._read = []
-        self._kept = [(p, p.grad) for p in self._model.params() if p.grad is not None]
+        self._kept = [(p, p.grad) for p in parameters(self._model) if p.grad is not None]
         self._model.cleargrads()
 
     def leave_gradient(self) -> None:
@@ -134,7 +135,7 @@ class Group:
             self._model.cleargrads()
             raise
         kept = {id(parameter): gradient for parameter, gradient in self._kept}
-        for parameter in self._model.params():
+        for parameter in parameters(self._model):
             gradient = None if parameter.array is None else parameter.grad
             before = kept.get(id(parameter))
             if gradient is not None:

@@ -21,6 +21,7 @@ from umem.chainer.accumulation.part_reports import PartReports
 from umem.chainer.accumulation.shares import Count, Shares
 from umem.chainer.accumulation.splitting import Arguments, Batch, slices
 from umem.chainer.accumulation.step_state import StepState
+from umem.chainer.parameters_once import parameters
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import AccumulationError, UnsupportedError
 
@@ -312,6 +313,6 @@ def multiply(model: Any, factor: float) -> None:
     """Multiply the gradients of a link's parameters, one after the other."""
     if factor == 1.0:
         return
-    for parameter in model.params():
+    for parameter in parameters(model):
         if parameter.array is not None and parameter.grad is not None:
             parameter.grad = parameter.grad * factor

@@ -14,8 +14,10 @@ from umem.chainer.function_facts import is_array
 
 
 @contextmanager
-def as_it_was(model: Any, optimizer: Any) -> Iterator[None]:
+def as_it_was(model: Any, optimizer: Any = None) -> Iterator[None]:
     """Run a block, and put back what it did to a model, its optimizer, NumPy's and Python's random.
+
+    Without an optimizer the block is a forward pass.
 
     Parameters, gradients, running statistics, the optimizer's states and counts are theirs to the
     bit. CuPy's random generator cannot be read, so that it goes on from where the block left it.
@@ -35,10 +37,12 @@ def as_it_was(model: Any, optimizer: Any) -> Iterator[None]:
 
 def _owners(model: Any, optimizer: Any) -> list[Any]:
     """Everything that a step changes attributes of, or the contents of their arrays."""
-    links = {id(link): link for top in (model, optimizer.target) for link in top.links()}
+    tops = [model] if optimizer is None else [model, optimizer.target]
+    links = {id(link): link for top in tops for link in top.links()}
     params = {id(param): param for top in links.values() for param in top.params()}
     rules = [param.update_rule for param in params.values() if param.update_rule is not None]
-    return [*links.values(), *params.values(), *rules, optimizer]
+    owners = [*links.values(), *params.values(), *rules]
+    return owners if optimizer is None else [*owners, optimizer]
 
 
 class _Kept:

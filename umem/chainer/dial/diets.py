@@ -16,6 +16,7 @@ from umem.chainer.chunking.capped import workspace
 from umem.chainer.dial.as_it_was import as_it_was
 from umem.chainer.function_facts import is_array
 from umem.chainer.optimizers import dequantize_states, quantize_states
+from umem.chainer.parameters_once import parameter_bytes
 from umem.chainer.precision.half_precision import half_precision
 from umem.chainer.recompute.recompute import Recompute
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
@@ -86,7 +87,7 @@ def diet(
     """
     budget_bytes = _checked(model, optimizer, step, budget)
     _check_parts(without)
-    held = sum(param.array.nbytes for param in model.params())
+    held = parameter_bytes(model)
     if budget_bytes < held:
         raise BudgetError(
             f"a budget of {format_bytes(budget_bytes)} has no room for the parameters alone, which "

@@ -14,6 +14,7 @@ from umem.chainer.optimizers.eight_bit import Adam8bit, AdamW8bit, MomentumSGD8b
 from umem.chainer.optimizers.gradient_check import first_unsafe, why
 from umem.chainer.optimizers.rules import NO_VARIANTS, QUANTIZED, QuantizedRule, plain, quantize
 from umem.chainer.optimizers.state_policy import LEAST_SIZE, StatePolicy, kept_by
+from umem.chainer.parameters_once import parameters
 from umem.errors import StateError, UnsupportedError
 
 SMALL = {
@@ -143,6 +144,6 @@ def _check_states(rules: dict[str, Any]) -> None:
 
 
 def _state_bytes(model: Any) -> int:
-    rules = (param.update_rule for param in model.params())
+    rules = (param.update_rule for param in parameters(model))
     states = (rule.state or {} for rule in rules if rule is not None)
     return sum(getattr(value, "nbytes", 0) for state in states for value in state.values())

@@ -1,0 +1,207 @@
+"""Rules of `slimmer`: what a layer may become, which layers they take, and why one cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+import chainer
+import chainer.links as L
+
+from umem.chainer.layers.low_rank import LowRankEmbedID, LowRankLinear
+from umem.chainer.layers.places import LinkPlace, holders, spots
+from umem.chainer.layers.separable import SeparableConvolution2D, check_groups, in_groups
+from umem.chainer.layers.truncation import RankWish, check_factors
+from umem.errors import LayerError
+
+__all__ = ["Exchange", "Grouped", "LowRank", "Rules", "Separable", "TiedTo", "parted", "taken"]
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Exchange `Linear` and `EmbedID` for the nearest of low rank, by singular values.
+
+    Args:
+        rank: of the weight; or instead of it
+        energy: the least that keeps this share of the sum of squares of the weights, at most 1, or
+        limit: the largest with which a layer's parameters take at most so many bytes.
+
+    Raises:
+        SizeError: not one of the three, or out of range.
+    """
+
+    takes: ClassVar[tuple[type, ...]] = (L.Linear, L.EmbedID)
+    rank: int | None = None
+    energy: float | None = None
+    limit: int | str | None = None
+
+    def __post_init__(self) -> None:
+        RankWish(self.rank, self.energy, self.limit)
+
+    def made_of(self, link: Any) -> Any:
+        """Make the new link; raises as `LowRankLinear.from_linear` does."""
+        is_linear = isinstance(link, L.Linear)
+        make = LowRankLinear.from_linear if is_linear else LowRankEmbedID.from_embed_id
+        return make(link, self.rank, energy=self.energy, limit=self.limit)
+
+
+@dataclass(frozen=True)
+class Separable:
+    """Exchange `Convolution2D` for the nearest `SeparableConvolution2D`.
+
+    Args:
+        multiplier: kernels for each input channel; with as many as a kernel has pixels, or as there
+            are output channels, the function stays the same.
+
+    Raises:
+        SizeError: it is below 1.
+    """
+
+    takes: ClassVar[tuple[type, ...]] = (L.Convolution2D,)
+    multiplier: int = 1
+
+    def __post_init__(self) -> None:
+        check_factors(self.multiplier)
+
+    def made_of(self, link: Any) -> Any:
+        """Make the new link; raises as `SeparableConvolution2D.from_convolution` does."""
+        return SeparableConvolution2D.from_convolution(link, self.multiplier)
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Exchange `Convolution2D` for one in groups, of the weights that lie in a group.
+
+    Args:
+        groups: at least 2; divides the channels on both sides.
+
+    Raises:
+        SizeError: it is below 2.
+    """
+
+    takes: ClassVar[tuple[type, ...]] = (L.Convolution2D,)
+    groups: int
+
+    def __post_init__(self) -> None:
+        check_groups(self.groups)
+
+    def made_of(self, link: Any) -> Any:
+        """Make the new link; raises as `in_groups` does."""
+        return in_groups(link, self.groups)
+
+
+@dataclass(frozen=True)
+class TiedTo:
+    """Have the parameter, or the layer, at the rule's path be tied to another by `tie`.
+
+    Args:
+        first: the path of the one whose parameters stay.
+    """
+
+    first: str
+
+
+Exchange = LowRank | Separable | Grouped
+Where = str | type
+Rules = Mapping[Any, Any] | Sequence[tuple[Any, Any]]
+
+
+def parted(rules: Rules) -> tuple[list[tuple[Where, Exchange]], list[tuple[str, str]]]:
+    """Check rules; returns those that exchange layers, and the places to be tied.
+
+    Raises:
+        LayerError: there is none, or one is no rule.
+    """
+    pairs = list(rules.items() if isinstance(rules, Mapping) else rules)
+    if not pairs:
+        raise LayerError('there is no rule; one is such as {"/fc*": LowRank(energy=0.9)}')
+    exchanges: list[tuple[Where, Exchange]] = []
+    ties: list[tuple[str, str]] = []
+    for pair in pairs:
+        where, what = pair if isinstance(pair, tuple) and len(pair) == 2 else (None, pair)
+        is_class = isinstance(where, type) and issubclass(where, chainer.Link)
+        if isinstance(what, TiedTo) and isinstance(where, str):
+            ties.append((what.first, where))
+        elif isinstance(what, Exchange) and (is_class or isinstance(where, str)):
+            exchanges.append((where, what))
+        else:
+            raise LayerError(
+                "a rule is a path with * and ?, or a class of links, and LowRank, Separable or "
+                f"Grouped; or a path and TiedTo(another); got {where!r}: {what!r}"
+            )
+    return exchanges, ties
+
+
+def taken(
+    model: Any, exchanges: Sequence[tuple[Where, Exchange]]
+) -> list[tuple[LinkPlace, Exchange]]:
+    """Say which layers are to be exchanged for what; the first rule that takes one counts.
+
+    A path with * is for layers, and passes over the chains that they are in.
+
+    Raises:
+        LayerError: a rule takes none, or takes some that cannot be exchanged; each is named.
+    """
+    every = spots(model)
+    found: dict[str, tuple[LinkPlace, Exchange]] = {}
+    for where, what in exchanges:
+        those = {path for path, spot in every.items() if _is_meant(where, spot)} - found.keys()
+        if not those:
+            raise LayerError(f"the rule for {_said(where)} takes no layer; there are {_all(every)}")
+        found.update({path: (every[path], what) for path in those})
+    in_order = [found[path] for path in every if path in found]
+    held = holders(model)
+    reasons = [why for spot, what in in_order if (why := _why_not(spot, what, held))]
+    if reasons:
+        raise LayerError(f"these layers cannot be exchanged: {'; '.join(reasons)}")
+    return in_order
+
+
+def _is_meant(where: Where, spot: LinkPlace) -> bool:
+    if not isinstance(where, str):
+        return isinstance(spot.link, where)
+    pattern = "/" + where.lstrip("/")
+    is_wild = any(letter in pattern for letter in "*?[")
+    if is_wild and next(iter(spot.link.children()), None) is not None:
+        return False
+    return fnmatchcase(spot.path, pattern)
+
+
+def _said(where: Where) -> str:
+    return repr(where) if isinstance(where, str) else where.__name__
+
+
+def _all(every: Mapping[str, LinkPlace]) -> str:
+    return ", ".join(f"{p} ({type(s.link).__name__})" for p, s in every.items()) or "none"
+
+
+def _why_not(spot: LinkPlace, what: Exchange, held: Mapping[int, list[str]]) -> str | None:
+    """Say why a layer cannot be exchanged, whatever its weights; None where it can."""
+    link = spot.link
+    why = next(_reasons(spot, what, held), None)
+    return why and f"{spot.path} ({type(link).__name__}): {why}"
+
+
+def _reasons(spot: LinkPlace, what: Exchange, held: Mapping[int, list[str]]) -> Iterator[str]:
+    link = spot.link
+    if type(link) not in what.takes:
+        names = " and ".join(kind.__name__ for kind in what.takes)
+        is_own = isinstance(link, what.takes)
+        own = ", and a class made from it may compute something else" if is_own else ""
+        yield f"{type(what).__name__} is for {names}{own}"
+    if link.W.array is None:
+        yield "it has no W yet: run the model once on a batch"
+    if len(held[id(link)]) > 1:
+        yield f"it is in several places, {' and '.join(held[id(link)])}"
+    for name in sorted(vars(link)):
+        places = held.get(id(vars(link)[name]), [])
+        if len(places) > 1:
+            yield f"its {name} is shared, by {' and '.join(places)}"
+    if link._local_link_hooks:  # the property would make a dictionary of them
+        yield f"it has link hooks, {', '.join(link._local_link_hooks)}"
+    if getattr(link, "cudnn_fast", False):
+        yield "it is in the layout of cudnn_fast"
+    if isinstance(what, (Separable, Grouped)) and link.groups != 1:
+        yield f"it has {link.groups} groups already"

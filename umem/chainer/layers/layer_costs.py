@@ -1,0 +1,147 @@
+"""What layers cost, before and after: operations of a traced forward pass, and a report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import chainer
+
+import umem
+from umem.chainer.dial.as_it_was import as_it_was
+from umem.trace.events import Op
+from umem.units import format_bytes
+
+
+@dataclass(frozen=True)
+class ForwardCosts:
+    """One forward pass, as a trace has it.
+
+    Attributes:
+        operations: all that it takes; a multiply and an add count as two.
+        of_layer: those of layers, by path.
+        calls: how often a layer was called, by path.
+        outputs: shapes and types of what came out.
+    """
+
+    operations: int
+    outputs: tuple[str, ...]
+    of_layer: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
+
+
+def forward_costs(model: Any, layers: dict[str, Any], inputs: Sequence[Any]) -> ForwardCosts:
+    """Trace a call of a model without training, and leave it as it was.
+
+    Args:
+        layers: links by path, whose operations are told apart.
+        inputs: what the model is called with.
+
+    Raises what the model does.
+    """
+    hook = _LayerCalls({id(link): path for path, link in layers.items()})
+    with as_it_was(model), umem.record() as recorder:
+        hook.recorder = recorder
+        with chainer.using_config("train", False), chainer.no_backprop_mode(), hook:
+            result = model(*inputs)
+        events = recorder.trace.events
+    costs = ForwardCosts(_operations(events), tuple(_described(result)))
+    for path, start, stop in hook.found:
+        costs.calls[path] += 1
+        costs.of_layer[path] += _operations(events[start:stop])
+    return costs
+
+
+def _operations(events: Sequence[Any]) -> int:
+    return sum(event.flops for event in events if isinstance(event, Op))
+
+
+def _described(result: Any) -> list[str]:
+    if isinstance(result, dict):
+        result = list(result.values())
+    every = result if isinstance(result, (list, tuple)) else [result]
+    return [f"{getattr(y, 'dtype', type(y).__name__)} {getattr(y, 'shape', '')}" for y in every]
+
+
+class _LayerCalls(chainer.LinkHook):
+    """Notes between which events of a recorder each layer was called."""
+
+    name = "umem.layer_costs"
+
+    def __init__(self, paths: dict[int, str]) -> None:
+        self._paths = paths
+        self._starts: list[int] = []
+        self.recorder: Any = None
+        self.found: list[tuple[str, int, int]] = []
+
+    def forward_preprocess(self, args: Any) -> None:
+        if id(args.link) in self._paths:
+            self._starts.append(self.recorder.stored_count)
+
+    def forward_postprocess(self, args: Any) -> None:
+        if id(args.link) in self._paths:
+            start = self._starts.pop()
+            self.found.append((self._paths[id(args.link)], start, self.recorder.stored_count))
+
+
+def samples_of(inputs: Sequence[Any]) -> int:
+    """How many samples inputs have: the first axis of the first array; 1 where there is none."""
+    sizes = [int(x.shape[0]) for x in inputs if getattr(x, "shape", ())]
+    return max(sizes[0], 1) if sizes else 1
+
+
+# -- the report -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """A layer, before and after.
+
+    Attributes:
+        path: in the model.
+        before, after: what it was and is.
+        bytes_before, bytes_after: of its parameters; None for a tie, whose layers have other rows.
+        operations_before, operations_after: a sample's, forward, as a trace has them: a multiply
+            and an add are two. None without an example.
+    """
+
+    path: str
+    before: str
+    after: str
+    bytes_before: int | None = None
+    bytes_after: int | None = None
+    operations_before: float | None = None
+    operations_after: float | None = None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The whole model, before and after; as `LayerRow` has them."""
+
+    bytes_before: int
+    bytes_after: int
+    operations_before: float | None
+    operations_after: float | None
+
+
+def table(rows: Sequence[LayerRow], totals: Totals) -> str:
+    """Write the report."""
+    lines = [["layer", "was", "is", "parameters", "operations a sample"]]
+    lines += [[row.path, row.before, row.after, *_numbers(row)] for row in rows]
+    lines.append(["the model", "", "", *_numbers(totals)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def _numbers(row: LayerRow | Totals) -> tuple[str, str]:
+    sizes = operations = ""
+    if row.bytes_before is not None and row.bytes_after is not None:
+        sizes = f"{format_bytes(row.bytes_before)} -> {format_bytes(row.bytes_after)}"
+    if row.operations_before is not None and row.operations_after is not None:
+        operations = f"{row.operations_before:,.0f} -> {row.operations_after:,.0f}"
+    return sizes, operations

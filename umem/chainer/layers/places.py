@@ -1,0 +1,117 @@
+"""Where links are in a model: by path, who holds them, and how one stands in another's place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import chainer
+
+from umem.errors import LayerError
+
+
+def link_at(model: Any, path: str) -> Any:
+    """Return the link at a path as ``namedlinks`` says it; "/" is the model."""
+    link = model
+    for part in path.strip("/").split("/") if path.strip("/") else ():
+        is_list = isinstance(link, chainer.ChainList)
+        link = list(link.children())[int(part)] if is_list else getattr(link, part)
+    return link
+
+
+def parent_path(*paths: str) -> str:
+    """Return the path of the lowest chain that has the links at all of these paths in it."""
+    parts = [path.strip("/").split("/")[:-1] for path in paths]
+    common = []
+    for same in zip(*parts, strict=False):
+        if len(set(same)) > 1:
+            break
+        common.append(same[0])
+    return "/" + "/".join(common)
+
+
+def counterparts(chain: Any, copied: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each link of a chain with the one that stands for it in a copy of the chain."""
+    yield chain, copied
+    for old, new in _children_of_both(chain, copied):
+        if isinstance(old, chainer.Link):
+            yield from counterparts(old, new)
+
+
+def _children_of_both(chain: Any, copied: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(chain, chainer.Sequential):  # it lists its links in another order
+        yield from zip(chain, copied, strict=True)
+    elif isinstance(chain, chainer.ChainList):
+        yield from zip(chain.children(), copied.children(), strict=True)
+    elif isinstance(chain, chainer.Chain):
+        yield from ((vars(chain)[name], vars(copied)[name]) for name in chain._children)
+
+
+class LinkPlace(NamedTuple):
+    """A link in a model, and the chain whose child it is."""
+
+    path: str
+    link: Any
+    parent: Any
+
+    def put(self, link: Any) -> None:
+        """Put another link there, under the same name."""
+        link.name = self.link.name
+        if isinstance(self.parent, chainer.ChainList):
+            for row in _rows(self.parent):
+                row[:] = [link if one is self.link else one for one in row]
+        else:
+            vars(self.parent)[link.name] = link
+
+    def moved_to(self, link: Any) -> LinkPlace:
+        """Return this spot with another link in it."""
+        return self._replace(link=link)
+
+
+def _rows(parent: Any) -> Iterator[list[Any]]:
+    """Where a ChainList has its children; a Sequential has them among functions too."""
+    yield parent._children
+    if isinstance(parent, chainer.Sequential):
+        yield parent._layers
+
+
+def spots(model: Any) -> dict[str, LinkPlace]:
+    """List the links of a model by path, without the model itself.
+
+    Raises:
+        LayerError: it is no link.
+    """
+    if not isinstance(model, chainer.Link):
+        raise LayerError(f"a model is a chainer.Link; got {type(model).__name__}")
+    found = {}
+    for path, link in model.namedlinks(skipself=True):
+        parent = link_at(model, path.rpartition("/")[0] or "/")
+        found[path] = LinkPlace(path, link, parent)
+    return found
+
+
+def holders(model: Any) -> dict[int, list[str]]:
+    """Say where links and parameters are held, by their ids: as children, attributes, in lists.
+
+    A link that a Sequential has twice is there twice.
+    """
+    found: dict[int, list[str]] = {}
+    for path, link in model.namedlinks():
+        for name, value in vars(link).items():
+            for place, one in _inside(link, name, value):
+                if isinstance(one, (chainer.Link, chainer.Parameter)):
+                    found.setdefault(id(one), []).append(f"{path.rstrip('/')}/{place}")
+    return found
+
+
+def _inside(link: Any, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(link, chainer.Sequential) and name == "_layers":
+        return
+    if isinstance(link, chainer.ChainList) and name == "_children":
+        yield from ((str(number), one) for number, one in enumerate(value))
+    elif isinstance(value, dict):
+        yield from ((f"{name}[{key!r}]", one) for key, one in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{name}[{number}]", one) for number, one in enumerate(value))
+    else:
+        yield name, value

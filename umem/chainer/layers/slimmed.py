@@ -1,0 +1,250 @@
+"""`slimmer`: layers of a model are exchanged for smaller ones, in place, all of them or none."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from umem.chainer.layers.exchanges import Exchange, Rules, parted, taken
+from umem.chainer.layers.layer_costs import (
+    ForwardCosts,
+    LayerRow,
+    Totals,
+    forward_costs,
+    samples_of,
+    table,
+)
+from umem.chainer.layers.places import LinkPlace
+from umem.chainer.layers.tying import Ties, tie
+from umem.chainer.parameters_once import parameter_bytes
+from umem.chainer.tap import is_told
+from umem.errors import DataError, LayerError, SizeError, StateError
+
+__all__ = ["Slimmed", "slimmer"]
+
+
+def slimmer(model: Any, rules: Rules, example: Any = None, *, quiet: bool = False) -> Slimmed:
+    """Exchange layers of a model for smaller ones, in place, and print bytes and operations.
+
+    ::
+
+        from umem.chainer.layers import Grouped, LowRank, Separable, TiedTo
+
+        slim = umem.chainer.slimmer(
+            model,
+            {"/conv2": Separable(), "/fc*": LowRank(energy=0.9), "/score/W": TiedTo("/embed/W")},
+            x[:1],
+        )
+
+    New layers are made of the weights that are there: the nearest of their kind. Results change,
+    and so does what is learnt: train on, and look at the accuracy. The new layers stand in the
+    old ones' places, in a Chain, ChainList or Sequential. A layer that would not get smaller is
+    left as it is, and its row says so.
+
+    An optimizer that is set up goes on: new parameters have rules like those of the layer's, with
+    its hyper-parameters and hooks, and with state that begins at nothing, counts of updates
+    included. All other state stays. ``undo()`` brings the old layers back with the weights and
+    the state that they had.
+
+    Cost: a singular value decomposition a layer, on the host; with an example two forward passes,
+    while which parameters are there twice.
+
+    Args:
+        model: a link with links in it, whose arrays are there.
+        rules: by path with * and ?, as ``namedlinks`` says it, or by class, what layers become; a
+            dict or pairs. The first that takes a layer counts. `TiedTo` is for whole paths.
+        example: arrays that the model can be called with, one or a tuple: a batch of samples along
+            the first axis. With it operations are counted, from a traced forward pass, and the
+            exchange is undone where the model then does not call the new layers as often, fails,
+            or returns another shape.
+        quiet: print nothing.
+
+    Returns:
+        what was done, with ``undo()``; its text is the report.
+
+    Raises:
+        LayerError: a rule takes no layer; layers that cannot be exchanged, each named with why; or
+            the model does not work with the new ones.
+        SizeError: a rule's numbers are out of range.
+        StateError: half precision, states in bfloat16 or an optimizer in shards is on.
+
+    After any of them the model is as before.
+    """
+    exchanges, ties = parted(rules)
+    spots = taken(model, exchanges)
+    _refuse_what_is_on(model)
+    slim = Slimmed(model, _exchanged(spots), ties, example)
+    if not quiet:
+        print(slim)
+    return slim
+
+
+class Slimmed:
+    """Layers that `slimmer` has exchanged; as text, a row a layer and what it is in all.
+
+    Attributes:
+        rows: a row a layer that a rule took.
+        totals: bytes and operations of the whole model, before and after.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        made: list[tuple[LinkPlace, Any]],
+        ties: list[tuple[str, str]],
+        example: Any,
+    ) -> None:
+        self._model = model
+        self._inputs = example if isinstance(example, tuple) else (example,)
+        self._undone: list[Any] = []
+        self.rows: list[LayerRow] = []
+        bytes_before = parameter_bytes(model)
+        old = {spot.path: spot.link for spot, _ in made}
+        before = None if example is None else forward_costs(model, old, self._inputs)
+        try:
+            for spot, link in made:
+                self._put(spot, link)
+            self._ties: list[Ties] = []
+            for first, other in ties:
+                self._tie(first, other)
+            after = None if before is None else self._checked(before, made)
+        except BaseException:
+            self.undo()
+            raise
+        samples = samples_of(self._inputs)
+        self.rows = [_row(spot, link, before, after, samples) for spot, link in made]
+        self.rows += [
+            LayerRow(other, "own parameters", f"tied to {first}") for first, other in ties
+        ]
+        self.totals = Totals(
+            bytes_before,
+            parameter_bytes(model),
+            None if before is None else before.operations / samples,
+            None if after is None else after.operations / samples,
+        )
+
+    def _put(self, spot: LinkPlace, link: Any) -> None:
+        if link is spot.link:
+            return
+        self._undone.append(lambda: spot.moved_to(link).put(spot.link))
+        spot.put(link)
+
+    def _tie(self, first: str, other: str) -> None:
+        self._undone.append(tie(self._model, first, other).undo)
+
+    def _checked(self, before: ForwardCosts, made: list[tuple[LinkPlace, Any]]) -> ForwardCosts:
+        """Trace the model again, and see that it does with new layers what it did with the old."""
+        new = {spot.path: link for spot, link in made}
+        try:
+            after = forward_costs(self._model, new, self._inputs)
+        except Exception as error:
+            raise LayerError(
+                f"the model fails with the new layers ({type(error).__name__}: {error}): it may "
+                "use attributes that they have not, such as W"
+            ) from error
+        lost = [path for path in new if after.calls[path] != before.calls[path]]
+        if lost:
+            raise LayerError(
+                f"the model does not call what is now at {', '.join(lost)}: it keeps the old layer "
+                "somewhere else"
+            )
+        if after.outputs != before.outputs:
+            raise LayerError(
+                f"the model returns {', '.join(after.outputs)} with the new layers, and "
+                f"{', '.join(before.outputs)} before"
+            )
+        return after
+
+    def undo(self) -> None:
+        """Bring the old layers back, with the weights they had; a second time does nothing.
+
+        What other layers have learnt since stays.
+        """
+        while self._undone:
+            self._undone.pop()()
+
+    def __str__(self) -> str:
+        return table(self.rows, self.totals)
+
+
+def _refuse_what_is_on(model: Any) -> None:
+    if all(one.update_rule is None for one in model.params()):
+        return
+    for name, what in _NOT_WITH.items():
+        if is_told(name):
+            raise StateError(f"{what} is on, and holds the parameters as they are: slim before it")
+
+
+_NOT_WITH = {
+    "HalfPrecision": "half precision",
+    "Bfloat16States": "bfloat16_states",
+    "Sharding": "an optimizer whose state is in shards",
+}
+
+
+def _exchanged(spots: Sequence[tuple[LinkPlace, Exchange]]) -> list[tuple[LinkPlace, Any]]:
+    """Make the new link of each; a layer that would get no smaller is its own.
+
+    Raises:
+        LayerError: some cannot be made, each named with why.
+    """
+    made, reasons = [], []
+    for spot, what in spots:
+        try:
+            link = what.made_of(spot.link)
+        except (SizeError, DataError) as error:
+            reasons.append(f"{spot.path} ({type(spot.link).__name__}): {error}")
+            continue
+        is_smaller = parameter_bytes(link) < parameter_bytes(spot.link)
+        made.append((spot, link if is_smaller else spot.link))
+        _give_rules(spot.link, link)
+    if reasons:
+        raise LayerError(f"these layers cannot be exchanged: {'; '.join(reasons)}")
+    return made
+
+
+def _give_rules(old: Any, new: Any) -> None:
+    """Give new parameters rules like those of the old, without state."""
+    for name, parameter in new.namedparams():
+        its = getattr(old, name.rpartition("/")[2], None)
+        if its is not None and its.update_rule is not None:
+            parameter.update_rule = _without_state(its.update_rule)
+
+
+def _without_state(rule: Any) -> Any:
+    made = copy.copy(rule)
+    made._state, made._fp32_param, made.t = None, None, 0
+    made.hyperparam = copy.copy(rule.hyperparam)
+    made._hookable = copy.deepcopy(rule._hookable)
+    return made
+
+
+def _row(
+    spot: LinkPlace,
+    link: Any,
+    before: ForwardCosts | None,
+    after: ForwardCosts | None,
+    samples: int,
+) -> LayerRow:
+    is_same = link is spot.link
+    return LayerRow(
+        spot.path,
+        _short(spot.link),
+        "as it was: it would get no smaller" if is_same else _short(link),
+        parameter_bytes(spot.link),
+        parameter_bytes(link),
+        None if before is None else before.of_layer[spot.path] / samples,
+        None if after is None else after.of_layer[spot.path] / samples,
+    )
+
+
+def _short(link: Any) -> str:
+    numbers = ", ".join(_said(link))
+    return type(link).__name__ + (f"({numbers})" if numbers else "")
+
+
+def _said(link: Any) -> Iterator[str]:
+    for name, value in link.printable_specs:
+        if name in ("rank", "groups", "multiplier") and value != 1:
+            yield f"{name}={value}"

@@ -1,0 +1,202 @@
+"""`tie`: one Parameter in several places of a model, which Chainer lists once.
+
+Chainer lists a Parameter once for each link that it is registered with: `params()` would yield it
+twice, an optimizer update it twice with the whole gradient, hooks that sum norms count it twice,
+and a serializer write it twice. So only one link has it registered, and the others merely hold it.
+A copy of the chain above them ties what it copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import chainer
+
+from umem.chainer.layers.places import counterparts, link_at, parent_path
+from umem.errors import LayerError
+
+__all__ = ["Ties", "tie"]
+
+
+def tie(model: Any, first: str, *others: str) -> Ties:
+    """Have places of a model share their parameters: the first's are those of all.
+
+    ::
+
+        umem.chainer.tie(model, "/embed/W", "/score/W")
+        umem.chainer.tie(model, "/block0", "/block1", "/block2")  # layers shared whole
+
+    From then on they are the first's alone in ``params()`` and ``namedparams()``: counted,
+    updated and saved once, by every optimizer, hook and serializer. Gradients of all places are
+    added up. Running statistics and other values that are no parameters stay each link's own.
+    Where Chainer shares a Parameter already, registered twice, this has it be listed once.
+
+    What it holds for: `copy` of the model or of a chain above it, `copy.deepcopy`, pickle,
+    `to_device`; a file saved before, from which only the first's are read. A copy of one of the
+    links alone is no copy of the tie.
+
+    Tie before training. An optimizer that is set up goes on with the first's state; with one whose
+    state is in shards, tie before its first update.
+
+    Args:
+        model: a chain that has the links in it.
+        first: the path of a parameter, or of a link, as ``namedparams`` and ``namedlinks`` say it.
+        others: of the same shapes and types, and for links with the same names.
+
+    Returns:
+        the tie; its ``undo()`` gives the others back the parameters that they had.
+
+    Raises:
+        LayerError: no such place, a parameter without an array, other shapes, types or devices,
+            or one that is tied already; nothing is tied.
+
+    Source: Press and Wolf, "Using the Output Embedding to Improve Language Models" (EACL 2017).
+    """
+    if not others:
+        raise LayerError("tie needs two places of the model at least")
+    firsts = _parameters(model, first)
+    pairs: Pairs = []
+    for other in others:
+        pairs += _pairs(model, first, firsts, other)
+    if len({str(other) for _, other in pairs}) < len(pairs):
+        raise LayerError(f"a place is named twice in {others}")
+    return Ties(model, pairs)
+
+
+class TiedPlace(NamedTuple):
+    """A name of a link that holds a parameter, and the link's path in the model."""
+
+    path: str
+    name: str
+    link: Any
+
+    def __str__(self) -> str:
+        return f"{self.path.rstrip('/')}/{self.name}"
+
+
+Pairs = list[tuple[TiedPlace, TiedPlace]]
+
+
+class Ties:
+    """Ties that are in force in a model; see `tie`.
+
+    Attributes:
+        pairs: who has the parameter registered, and who merely holds it.
+    """
+
+    def __init__(self, model: Any, pairs: Pairs) -> None:
+        self.pairs = pairs
+        self._before = [(other, vars(other.link)[other.name]) for _, other in pairs]
+        for _, other in pairs:
+            other.link._params.discard(other.name)
+        _hold(pairs)
+        self._carriers = [(_carrier(model, pair), pair) for pair in pairs]
+
+    def undo(self) -> None:
+        """Give the others back the parameters that they had; a second time does nothing."""
+        before, self._before = self._before, []
+        for held, parameter in before:
+            vars(held.link)[held.name] = parameter
+            held.link._params.add(held.name)
+        for carrier, pair in self._carriers:
+            carrier.leave_out(pair)
+        self._carriers = []
+
+
+class CopyWithTies:
+    """A chain's method `copy`, after which what was tied is tied in the copy.
+
+    It stands in the attributes of the lowest chain that has all of a tie in it. It knows links,
+    not paths: copying may change the order in which a Sequential lists what is in it.
+
+    Attributes:
+        pairs: as those of `Ties`.
+    """
+
+    def __init__(self, chain: Any, pairs: Pairs) -> None:
+        self._chain, self.pairs = chain, pairs
+
+    def leave_out(self, pair: tuple[TiedPlace, TiedPlace]) -> None:
+        """Carry a tie no more; with none left the chain has its own method again."""
+        self.pairs = [one for one in self.pairs if one is not pair]
+        if not self.pairs:
+            del self._chain.copy
+
+    def __call__(self, mode: str = "share") -> Any:
+        made = type(self._chain).copy(self._chain, mode)
+        new = {id(old): copied for old, copied in counterparts(self._chain, made)}
+        pairs = [
+            (first._replace(link=new[id(first.link)]), other._replace(link=new[id(other.link)]))
+            for first, other in self.pairs
+        ]
+        made.copy = CopyWithTies(made, pairs)
+        _hold(pairs)
+        return made
+
+
+def _hold(pairs: Pairs) -> None:
+    for first, other in pairs:
+        vars(other.link)[other.name] = vars(first.link)[first.name]
+
+
+def _carrier(model: Any, pair: tuple[TiedPlace, TiedPlace]) -> CopyWithTies:
+    """Have copies of the lowest chain with both in it carry a tie; returns what does."""
+    first, other = pair
+    chain = link_at(model, parent_path(first.path, other.path))
+    carrier = vars(chain).get("copy")
+    if not isinstance(carrier, CopyWithTies):
+        carrier = chain.copy = CopyWithTies(chain, [])
+    carrier.pairs.append(pair)
+    return carrier
+
+
+# -- what may be tied ----------------------------------------------------------------------------
+
+
+def _parameters(model: Any, path: str) -> dict[str, tuple[TiedPlace, Any]]:
+    """Parameters at a path, by what follows it: one with an empty name, or those of a link."""
+    links = dict(model.namedlinks()) if isinstance(model, chainer.Link) else {}
+    path = "/" + path.strip("/")
+    found = {}
+    for at, link in links.items():
+        for name, value in vars(link).items():
+            held = TiedPlace(at, name, link)
+            is_there = f"{held}/".startswith(path.rstrip("/") + "/")
+            if is_there and isinstance(value, chainer.Parameter):
+                found[str(held)[len(path.rstrip("/")) :]] = held, value
+    if not found:
+        named = ", ".join(name for name, _ in model.namedparams()) if links else "none"
+        raise LayerError(f"no parameter is at {path!r} in the model; there are {named}")
+    return found
+
+
+def _pairs(model: Any, first: str, firsts: dict[str, tuple[TiedPlace, Any]], other: str) -> Pairs:
+    others = _parameters(model, other)
+    if firsts.keys() != others.keys():
+        raise LayerError(
+            f"{first} and {other} have other parameters: {sorted(firsts)} and {sorted(others)}"
+        )
+    pairs = []
+    for key, (held, parameter) in firsts.items():
+        mine, its = others[key]
+        _check_pair(held, parameter, mine, its)
+        pairs.append((held, mine))
+    return pairs
+
+
+def _check_pair(first: TiedPlace, parameter: Any, other: TiedPlace, its: Any) -> None:
+    if first.name == other.name and first.link is other.link:
+        raise LayerError(
+            f"{first} and {other} are one link: a layer to be used twice is registered once, and "
+            "called twice"
+        )
+    for held in (first, other):
+        if held.name not in held.link._params:
+            raise LayerError(f"{held} is tied with another already: tie that one instead")
+    for held, one in ((first, parameter), (other, its)):
+        if one.array is None:
+            raise LayerError(f"{held} has no array yet: run the model once on a batch")
+    for what in ("shape", "dtype", "device"):
+        mine, theirs = getattr(parameter, what), getattr(its, what)
+        if mine != theirs:
+            raise LayerError(f"{first} has the {what} {mine}, and {other} has {theirs}")
