@@ -162,6 +162,14 @@ def tied() -> list[str]:
             found.append(f"{kind.__name__}: shards {sorted(shards)}")
         if state_bytes(ours) > 0.53 * state_bytes(whole):
             found.append(f"{kind.__name__}: {state_bytes(ours)} of {state_bytes(whole)} here")
+    model, _ = trained(chainer.optimizers.Adam(), True)
+    before = weights(model)
+    try:
+        umem.chainer.slimmer(model, {"/a": umem.chainer.layers.LowRank(rank=2)})
+        found.append("layers were exchanged whose state is in shards")
+    except StateError as error:
+        if "in shards" not in str(error) or weights(model) != before:
+            found.append(f"refused by {error}")
     return found
 
 

@@ -75,7 +75,9 @@ def test_low_rank_weights_are_off_by_the_optimum(
             made = LowRankEmbedID.from_embed_id(table, rank)
             product = made.reduce.W.array.astype("d") @ made.expand.W.array.astype("d").T
         error = float(np.linalg.norm(weight.astype("d") - product))
-        assert abs(error - optimum(weight, rank)) < 1e-6 * np.linalg.norm(weight)
+        least = optimum(weight, rank)
+        # At the whole rank the least is 0, and rounding is all there is.
+        assert abs(error - least) < 1e-6 * (least if rank < min(shape) else np.linalg.norm(weight))
         assert {one.dtype.char for one in made.params()} == {dtype} and made.rank == rank
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import umem
 from umem.compat.installation import find_package
@@ -366,7 +368,7 @@ class HidesALayer(Words):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (ReadsItsWeight, "fails with the new layers.*'W'"),
+        (ReadsItsWeight, "fails with the new layers, which have.*'W'"),
         (HidesALayer, "does not call what is now"),
     ],
 )
@@ -376,6 +378,104 @@ def test_a_model_that_does_not_work_with_new_layers_gets_its_old_ones(kind: Any,
     with pytest.raises(LayerError, match=said):
         slimmer(model, {"/inner": LowRank(rank=2)}, np.arange(3).astype("i"))
     assert contents(model) == before
+
+
+def test_an_example_that_the_model_does_not_take_is_said() -> None:
+    model = Words()
+    before = contents(model)
+    with pytest.raises(LayerError, match="fails with the example"):
+        slimmer(model, {"/inner": LowRank(rank=2)}, np.zeros((2, 3), "f"))
+    assert contents(model) == before
+
+
+class Twice(Words):
+    def forward(self, x: Array) -> Any:
+        return self.score(self.inner(F.tanh(self.inner(self.embed(x)))))
+
+
+def test_a_layer_that_is_called_twice_has_the_operations_of_both_calls() -> None:
+    slim = slimmer(Twice(), {"/inner": LowRank(rank=2)}, np.arange(5).astype("i"), quiet=True)
+    row = slim.rows[0]
+    assert row.operations_before == 2 * (2 * 12 * 12)
+    assert row.operations_after == 2 * (2 * 2 * (12 + 12))
+
+
+def test_what_was_tied_since_is_not_undone_under_the_tie() -> None:
+    model = Words()
+    slim = slimmer(model, {"/inner": LowRank(rank=2)}, quiet=True)
+    with model.init_scope():
+        model.other = L.Linear(2, 12)
+    tied = umem.chainer.tie(model, "/inner/expand/W", "/other/W")
+    before = contents(model)
+    with pytest.raises(StateError, match="/inner/expand/W was tied since, /inner/expand/W and /o"):
+        slim.undo()
+    assert contents(model) == before
+    tied.undo()
+    slim.undo()
+    assert type(model.inner) is L.Linear
+
+
+def test_what_was_replaced_since_is_left() -> None:
+    model = Words()
+    slim = slimmer(model, {"/inner": LowRank(rank=2)}, quiet=True)
+    del model.inner
+    with model.init_scope():
+        model.inner = L.Linear(12, 12)
+    before = contents(model)
+    with pytest.raises(StateError, match="put at /inner is not in the model any more"):
+        slim.undo()
+    assert contents(model) == before
+
+
+STEPS: dict[str, Any] = {
+    "low rank": lambda model: slimmer(model, {"/inner": LowRank(rank=2)}, quiet=True),
+    "score": lambda model: slimmer(model, {"/score": LowRank(rank=3)}, quiet=True),
+    "table": lambda model: slimmer(model, {"/embed": LowRank(rank=3)}, IDS, quiet=True),
+    "in the low rank": lambda model: slimmer(model, {"/inner/*": LowRank(rank=1)}, quiet=True),
+    "tie": lambda model: umem.chainer.tie(model, "/embed/W", "/score/W"),
+    "tie by rule": lambda model: slimmer(model, {"/score/W": TiedTo("/embed/W")}, quiet=True),
+    "tie of factors": lambda model: umem.chainer.tie(
+        model, "/embed/expand/W", "/inner/expand/W", "/score/expand/W"
+    ),
+}
+IDS = np.arange(6).astype("i")
+
+
+@given(st.lists(st.sampled_from([*STEPS, "undo", "undo the first", "copy"]), max_size=10))
+@settings(max_examples=40)
+def test_any_steps_leave_a_whole_model_and_can_be_undone(steps: list[str]) -> None:
+    """Parameters are listed once, copies compute the same, and a refused step changes nothing."""
+    model = Words()
+    start = contents(model)
+    done: list[Any] = []
+    for step in steps:
+        before = contents(model)
+        try:
+            if step in STEPS:
+                done.append(STEPS[step](model))
+            elif step == "copy":
+                other = model.copy("copy")
+                assert np.array_equal(other(IDS).array, model(IDS).array)
+                names = [name for name, _ in model.namedparams()]
+                assert [name for name, _ in other.namedparams()] == names
+                assert not {id(p) for p in other.params()} & {id(p) for p in model.params()}
+            elif done:
+                index = 0 if step == "undo the first" else -1
+                done[index].undo()
+                done.pop(index)
+        except (LayerError, StateError):
+            assert contents(model) == before
+        every = [id(one) for one in model.params()]
+        assert len(every) == len(set(every))
+        model.cleargrads()
+        F.sum(model(IDS)).backward()
+        assert all(one.grad is not None for one in model.params())
+        for link in model.links():  # whatever is used is listed
+            used = [v for v in vars(link).values() if isinstance(v, chainer.Parameter)]
+            assert {id(one) for one in used} <= set(every)
+    while done:
+        done.pop().undo()
+    assert contents(model) == start
 
 
 def test_a_zero_matrix_becomes_one_of_rank_one() -> None:

@@ -15,8 +15,8 @@ from umem.chainer.layers.layer_costs import (
     samples_of,
     table,
 )
-from umem.chainer.layers.places import LinkPlace
-from umem.chainer.layers.tying import Ties, tie
+from umem.chainer.layers.places import LinkPlace, holders
+from umem.chainer.layers.tying import tie
 from umem.chainer.parameters_once import parameter_bytes
 from umem.chainer.tap import is_told
 from umem.errors import DataError, LayerError, SizeError, StateError
@@ -88,6 +88,8 @@ class Slimmed:
         totals: bytes and operations of the whole model, before and after.
     """
 
+    _is_done = False
+
     def __init__(
         self,
         model: Any,
@@ -98,20 +100,21 @@ class Slimmed:
         self._model = model
         self._inputs = example if isinstance(example, tuple) else (example,)
         self._undone: list[Any] = []
+        self._put_in: list[tuple[LinkPlace, list[int]]] = []
         self.rows: list[LayerRow] = []
         bytes_before = parameter_bytes(model)
         old = {spot.path: spot.link for spot, _ in made}
-        before = None if example is None else forward_costs(model, old, self._inputs)
+        before = None if example is None else self._costs(old, "with the example")
         try:
             for spot, link in made:
                 self._put(spot, link)
-            self._ties: list[Ties] = []
             for first, other in ties:
                 self._tie(first, other)
             after = None if before is None else self._checked(before, made)
         except BaseException:
             self.undo()
             raise
+        self._is_done = True
         samples = samples_of(self._inputs)
         self.rows = [_row(spot, link, before, after, samples) for spot, link in made]
         self.rows += [
@@ -127,22 +130,26 @@ class Slimmed:
     def _put(self, spot: LinkPlace, link: Any) -> None:
         if link is spot.link:
             return
-        self._undone.append(lambda: spot.moved_to(link).put(spot.link))
+        place = spot.moved_to(link)
+        self._undone.append(lambda: place.put(spot.link))
         spot.put(link)
+        self._put_in.append((place, [id(one) for one in link.links()]))
 
     def _tie(self, first: str, other: str) -> None:
         self._undone.append(tie(self._model, first, other).undo)
 
+    def _costs(self, layers: dict[str, Any], when: str) -> ForwardCosts:
+        try:
+            return forward_costs(self._model, layers, self._inputs)
+        except Exception as error:
+            raise LayerError(
+                f"the model fails {when} ({type(error).__name__}: {error}); it is as it was"
+            ) from error
+
     def _checked(self, before: ForwardCosts, made: list[tuple[LinkPlace, Any]]) -> ForwardCosts:
         """Trace the model again, and see that it does with new layers what it did with the old."""
         new = {spot.path: link for spot, link in made}
-        try:
-            after = forward_costs(self._model, new, self._inputs)
-        except Exception as error:
-            raise LayerError(
-                f"the model fails with the new layers ({type(error).__name__}: {error}): it may "
-                "use attributes that they have not, such as W"
-            ) from error
+        after = self._costs(new, "with the new layers, which have no W of their own")
         lost = [path for path in new if after.calls[path] != before.calls[path]]
         if lost:
             raise LayerError(
@@ -160,9 +167,30 @@ class Slimmed:
         """Bring the old layers back, with the weights they had; a second time does nothing.
 
         What other layers have learnt since stays.
+
+        Raises:
+            StateError: a new layer is not there any more, or was tied or slimmed since; nothing
+                is changed.
         """
+        if self._is_done:
+            for place, inside in self._put_in:
+                self._refuse_to_lose(place, inside)
+        self._put_in = []
         while self._undone:
             self._undone.pop()()
+
+    def _refuse_to_lose(self, place: LinkPlace, inside: list[int]) -> None:
+        held = holders(self._model)
+        if id(place.link) not in held:
+            raise StateError(f"what slimmer put at {place.path} is not in the model any more")
+        if [id(one) for one in place.link.links()] != inside:
+            raise StateError(f"layers in {place.path} were exchanged since: undo that first")
+        shared = {id(one): name for name, one in place.link.namedparams()}
+        for key, name in shared.items():
+            if len(held.get(key, [])) > 1:
+                raise StateError(
+                    f"{place.path}{name} was tied since, {' and '.join(held[key])}: undo that first"
+                )
 
     def __str__(self) -> str:
         return table(self.rows, self.totals)

@@ -128,6 +128,7 @@ class CopyWithTies:
         pairs = [
             (first._replace(link=new[id(first.link)]), other._replace(link=new[id(other.link)]))
             for first, other in self.pairs
+            if id(first.link) in new and id(other.link) in new  # not replaced by another since
         ]
         made.copy = CopyWithTies(made, pairs)
         _hold(pairs)
