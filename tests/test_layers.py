@@ -30,6 +30,7 @@ WITH_ONE_USER = {
     "umem.chainer.accumulation.group": "calls that make one update; the public class is the block",
     "umem.chainer.checkpointing.region": "a call, and how to make it again; its node is long",
     "umem.chainer.demo_workload": "imports Chainer; the command must not, for its help",
+    "umem.chainer.distillation.teacher": "a network that is asked; the loss is for people",
     "umem.chainer.flops": "a table of rules, each from the arithmetic of one function",
     "umem.chainer.layers.layer_costs": "what a trace says of layers; who exchanges them is long",
     "umem.chainer.lookahead.pager": "has arrays moved, on a stream; the session learns",

@@ -19,6 +19,7 @@
     |   +-- RecomputeDtypeError     in their types
     +-- PrecisionError          also ArithmeticError: gradients are not finite, at any loss scale
     +-- AccumulationError       also RuntimeError: parts of a batch cannot give its gradient
+    +-- DistillationError       also ValueError: a teacher that cannot teach this student
     +-- SpanError               also ValueError: a span freed twice, or never handed out
     +-- TraceError              also ValueError: a trace that cannot be read or replayed
     +-- ScalingError            also ValueError: a trace that cannot be taken to another size
@@ -122,6 +123,10 @@ class PrecisionError(UmemError, ArithmeticError):
 
 class AccumulationError(UmemError, RuntimeError):
     """Parts of a batch cannot give the gradient of the whole; no parameter was updated."""
+
+
+class DistillationError(UmemError, ValueError):
+    """A teacher that cannot teach this student, or this batch; no parameter was changed."""
 
 
 class SpanError(UmemError, ValueError):

@@ -15,6 +15,8 @@ from umem.chainer.checkpointing.regions import checkpoint, checkpoint_sequential
 from umem.chainer.chunking.capped import workspace  # noqa: E402
 from umem.chainer.current_device import device  # noqa: E402
 from umem.chainer.dial.diets import diet  # noqa: E402
+from umem.chainer.distillation.distilling_loss import DistillingLoss  # noqa: E402
+from umem.chainer.distillation.distilling_updater import DistillingUpdater  # noqa: E402
 from umem.chainer.framework import CHAINER  # noqa: E402
 from umem.chainer.layers.slimmed import slimmer  # noqa: E402
 from umem.chainer.layers.tying import tie  # noqa: E402
@@ -37,6 +39,8 @@ register(CHAINER)
 
 __all__ = [
     "AccumulatingUpdater",
+    "DistillingLoss",
+    "DistillingUpdater",
     "LookaheadPrefetch",
     "MemoryReport",
     "Offload",

@@ -1,0 +1,213 @@
+"""The loss of distillation: what the labels say, and what a teacher says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+
+from umem.chainer.distillation.labels import NO_LABEL, Given, are_classes, split
+from umem.chainer.distillation.teacher import Teacher, check_options
+from umem.errors import DistillationError, SizeError, StateError
+from umem.printable import quoted
+
+Loss = Callable[[Any, Any], Any]
+
+
+class DistillingLoss:
+    """A loss for an optimizer's model, the student, that a teacher has a share in.
+
+    ``optimizer.update(loss, x, t)``. With scores z of the student, v of the teacher, both of shape
+    (n, classes, ...), a temperature T and a weight w the loss is
+    (1 - w) * lossfun(z, t) + w * T**2 * KL(softmax(v / T) || softmax(z / T)), where KL is the mean
+    over the rows. With a weight of 0 it is the plain loss, to the bit, and the teacher does not
+    run. Rows of label -1 have the teacher's share alone. It reports ``loss``, ``label_loss``,
+    ``teacher_loss``, and ``accuracy`` on rows with labels.
+
+    Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (arXiv 1503.02531).
+
+    The teacher runs first, and changes nothing else of the run; see `Teacher`. Its arrays are its
+    parameters, and while it runs what its code holds at once; after that, two arrays as large as
+    its scores. Waits for the GPU once a step, to see that the scores are finite.
+
+    Args:
+        optimizer: the student's, set up; of a Classifier, the student is the predictor.
+        teacher: a link; of a Classifier, its predictor. Given inputs as the student is.
+        temperature: above 0; the higher, the more the teacher's small scores count.
+        weight: the teacher's share, from 0 to 1.
+        lossfun: a function of the student's scores and the labels; by default the Classifier's own,
+            else `softmax_cross_entropy`. It has to leave out rows of label -1, where there are any.
+        distance: a function of the student's output and the teacher's, in the place of T**2 * KL:
+            for what are no scores of classes.
+        label_key: where the labels are among what the loss is given: a place or a name; None: there
+            are none, which a weight of 1 takes. By default the Classifier's own, else the last.
+        teacher_precision: "float32", or "float16": a copy in halves.
+        teacher_memory: None, or "managed": a copy of its parameters in managed memory.
+        device: where the teacher is to be, a Chainer device; by default the student's.
+
+    Raises:
+        StateError: the optimizer is not set up; it trains the teacher; a parameter of the teacher
+            has no values; there are no labels, and they have a share.
+        SizeError: temperature or weight is out of range.
+        UnsupportedError, DeviceNotFoundError: see `Teacher`.
+        DistillationError: in an update: scores of the teacher are not finite, or of another shape
+            than the student's. No parameter was changed.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        teacher: Any,
+        *,
+        temperature: float = 4.0,
+        weight: float = 0.5,
+        lossfun: Loss | None = None,
+        distance: Loss | None = None,
+        label_key: Any = "own",
+        teacher_precision: str = "float32",
+        teacher_memory: str | None = None,
+        device: Any = None,
+    ) -> None:
+        check_options(teacher_precision, teacher_memory)
+        self.temperature = _within("temperature", temperature, 0, inf)
+        self.weight = _within("weight", weight, 0, 1)
+        target = optimizer.target
+        if target is None:
+            raise StateError("the optimizer has no model yet: call optimizer.setup(model) first")
+        classifier = target if isinstance(target, L.Classifier) else None
+        network = teacher.predictor if isinstance(teacher, L.Classifier) else teacher
+        _check_apart(network, target)
+        self._optimizer = optimizer
+        self._student = target if classifier is None else classifier.predictor
+        own = F.softmax_cross_entropy if classifier is None else classifier.lossfun
+        self._lossfun: Loss = own if lossfun is None else lossfun
+        self._distance = distance
+        if label_key == "own":
+            label_key = NO_LABEL if classifier is None else classifier.label_key
+        self.label_key = label_key
+        if label_key is None and self.weight < 1:
+            raise StateError(
+                f"label_key=None says that there are no labels, and with a weight of {self.weight} "
+                "they have a share in the loss: give weight=1"
+            )
+        where = target.device if device is None else chainer.get_device(device)
+        self.teacher = Teacher(network, where, teacher_precision, teacher_memory)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss of a batch; see the class."""
+        given = split(self.label_key, args, kwargs)
+        said = None if self.weight == 0 else self._said(given)
+        scores = self._student(*given.args, **given.kwargs)
+        reports: dict[str, Any] = {}
+        loss = None
+        if self.weight < 1:
+            loss = reports["label_loss"] = self._lossfun(scores, given.labels)
+        if said is not None:
+            taught = reports["teacher_loss"] = said(scores)
+            share = self.weight * taught
+            loss = share if loss is None else (1 - self.weight) * loss + share
+        if are_classes(scores, given.labels):
+            reports["accuracy"] = F.accuracy(scores.array, given.labels, NO_LABEL)
+        chainer.report({"loss": loss, **reports}, self._optimizer.target)
+        return loss
+
+    def _said(self, given: Given) -> Callable[[Any], Any]:
+        """Ask the teacher; returns what gives the student's distance from what it said."""
+        output = self.teacher(int(self._optimizer.t), *given.args, **given.kwargs)
+        distance = self._distance
+        if distance is not None:
+            _check_finite(output)
+            return lambda scores: distance(scores, output)
+        return Softened(output, self.temperature)
+
+
+class Softened:
+    """What a teacher says at a temperature, and how far a student is from that.
+
+    Args:
+        output: the teacher's scores, a Variable or an array of shape (n, classes, ...).
+        temperature: what scores are divided by.
+
+    Raises:
+        DistillationError: scores are not finite.
+    """
+
+    def __init__(self, output: Any, temperature: float) -> None:
+        _check_finite(output)
+        self._temperature = temperature
+        scores = _single(chainer.as_array(output))
+        with chainer.no_backprop_mode():
+            logs = F.log_softmax(scores / scores.dtype.type(temperature)).array
+        self._shares = chainer.backend.get_array_module(logs).exp(logs)
+        logs *= self._shares
+        self._log_shares = logs.sum(axis=1)
+
+    def __call__(self, scores: Any) -> Any:
+        """Return T**2 * KL, the mean over all rows and places.
+
+        Raises:
+            DistillationError: scores are of another shape than the teacher's.
+        """
+        if scores.shape != self._shares.shape:
+            raise DistillationError(
+                f"the teacher gives scores of shape {self._shares.shape} and the student of "
+                f"{scores.shape}: both need the same classes in the same order. For outputs of "
+                "other kinds give distance=, a function of both"
+            )
+        warmth = self._temperature
+        logs = F.log_softmax(_single(scores) * (1 / warmth))
+        shares = self._shares.astype(logs.dtype, copy=False)
+        crossed = F.sum(logs * shares, axis=1)
+        away = self._log_shares.astype(logs.dtype, copy=False) - crossed
+        return warmth**2 * F.mean(away)
+
+
+def _single(x: Any) -> Any:
+    """Scores in halves as float32: quotients and exponentials of halves lose digits."""
+    if x.dtype != "float16":
+        return x
+    return F.cast(x, "float32") if isinstance(x, chainer.Variable) else x.astype("float32")
+
+
+# -- what cannot be -----------------------------------------------------------------------------
+
+
+def _within(name: str, value: Any, low: float, high: float) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -inf
+    is_in = low < number < high if high == inf else low <= number <= high
+    if not is_in:
+        said = "a finite number above 0" if high == inf else f"a number from {low} to {high}"
+        raise SizeError(f"{name} must be {said}, got {quoted(value)}")
+    return number
+
+
+def _check_apart(teacher: Any, target: Any) -> None:
+    trained = {id(parameter) for parameter in target.params()}
+    for name, parameter in teacher.namedparams():
+        if id(parameter) in trained:
+            raise StateError(
+                f"the teacher's {name} is a parameter of the student, which the optimizer changes: "
+                "give the teacher parameters of its own, such as teacher.copy(mode='copy')"
+            )
+
+
+def _check_finite(output: Any) -> None:
+    """Raise where an output has numbers that are not finite; what is no array is not looked at."""
+    array = output.array if isinstance(output, chainer.Variable) else output
+    if not isinstance(array, chainer.get_array_types()) or array.dtype.kind != "f":
+        return
+    is_bad = ~chainer.backend.get_array_module(array).isfinite(array)
+    if bool(is_bad.any()):
+        rows = int(is_bad.reshape(len(array), -1).any(axis=1).sum()) if array.ndim else 1
+        raise DistillationError(
+            f"what the teacher says of {rows} of {len(array) if array.ndim else 1} rows is not "
+            "finite: see that the inputs are, that the teacher was trained, and, in float16, that "
+            'its activations stay below 65504, or take teacher_precision="float32"'
+        )

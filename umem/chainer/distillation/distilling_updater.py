@@ -1,0 +1,94 @@
+"""A Trainer's updater whose model learns from a teacher, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from chainer.dataset import convert
+from chainer.training import updaters
+
+from umem.chainer.distillation.distilling_loss import DistillingLoss, Loss
+from umem.chainer.distillation.labels import without_label
+
+
+class DistillingUpdater(updaters.StandardUpdater):
+    """Updates a model, the student, by the labels and by what a teacher says of the same inputs.
+
+    The loss, its options and its errors are those of `DistillingLoss`; all other arguments those of
+    ``chainer.training.StandardUpdater``, by keyword, but for ``loss_func``, in whose place
+    ``lossfun`` is a function of scores and labels as in ``chainer.links.Classifier``. With a weight
+    of 0 an update is StandardUpdater's, to the bit.
+
+    Args:
+        iterator: gives the batches; of several, the one named "main".
+        optimizer: the student's; of several, the one named "main".
+        teacher: a trained network; see `DistillingLoss`.
+        unlabelled: an iterator over inputs without labels, whose batch is added to each of the
+            main one's, with labels of -1; its items are those of the main one without their label.
+            One in the dictionary of iterators, named "unlabelled", does as well. Not asked where
+            the weight is 0.
+
+    Serialises as StandardUpdater does, which can read it; the teacher is not saved: give the same
+    one to a run that goes on.
+
+    Raises:
+        As `DistillingLoss`. StateError in an update: items without a label that have one.
+    """
+
+    def __init__(
+        self,
+        iterator: Any,
+        optimizer: Any,
+        teacher: Any,
+        *,
+        temperature: float = 4.0,
+        weight: float = 0.5,
+        unlabelled: Any = None,
+        lossfun: Loss | None = None,
+        distance: Loss | None = None,
+        label_key: Any = "own",
+        teacher_precision: str = "float32",
+        teacher_memory: str | None = None,
+        device: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if "loss_func" in kwargs:
+            raise TypeError(
+                "DistillingUpdater takes lossfun, a function of scores and labels, not loss_func"
+            )
+        main = optimizer["main"] if isinstance(optimizer, dict) else optimizer
+        self.loss = DistillingLoss(
+            main,
+            teacher,
+            temperature=temperature,
+            weight=weight,
+            lossfun=lossfun,
+            distance=distance,
+            label_key=label_key,
+            teacher_precision=teacher_precision,
+            teacher_memory=teacher_memory,
+            device=device,
+        )
+        iterators = dict(iterator) if isinstance(iterator, Mapping) else {"main": iterator}
+        if unlabelled is not None:
+            iterators["unlabelled"] = unlabelled
+        super().__init__(iterators, optimizer, device=device, **kwargs)
+
+    def update_core(self) -> None:
+        """Take the next batch, and the next without labels."""
+        iterator, optimizer = self.get_iterator("main"), self.get_optimizer("main")
+        samples = iterator.next()
+        if "unlabelled" in self._iterators and self.loss.weight:
+            more = self.get_iterator("unlabelled").next()
+            samples = [*samples, *(without_label(x, samples[0], self.loss.label_key) for x in more)]
+        # Chainer's own call of a converter: old ones take a number for the device.
+        given = convert._call_converter(self.converter, samples, self.input_device)
+        if isinstance(given, tuple):
+            optimizer.update(self.loss, *given)
+        elif isinstance(given, dict):
+            optimizer.update(self.loss, **given)
+        else:
+            optimizer.update(self.loss, given)
+        if self.auto_new_epoch and iterator.is_new_epoch:
+            optimizer.new_epoch(auto=True)

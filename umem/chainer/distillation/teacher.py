@@ -1,0 +1,188 @@
+"""A network that is asked and not trained: without a graph, where and in what type it is to lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer import reporter
+
+from umem.chainer.precision.floats import to_half
+from umem.chainer.precision.masters import Masters
+from umem.chainer.precision.terms import chosen, halves
+from umem.errors import StateError, UnsupportedError
+from umem.memory.blocks import managed
+
+PRECISIONS = ("float32", "float16")
+"""As the teacher is, and in halves."""
+MEMORIES = (None, "managed")
+
+
+class Teacher:
+    """A network that is asked for its output, and changes nothing else of a run.
+
+    It runs with ``train`` off and without a graph, so that each array goes when the network's own
+    code lets go of it. The generators of NumPy and of CuPy are afterwards where they were, and
+    what it reports is reported to nobody.
+
+    Args:
+        link: the network; stays as it is, and where it is.
+        device: where it is to run; a Chainer device. Parameters elsewhere are copied there.
+        precision: "float32", as it is; "float16": a copy with float16 parameters, but for
+            those of normalisations.
+        memory: None, or "managed": a copy of the parameters in managed memory.
+
+    Attributes:
+        link: the network that is asked; the one that was given, where nothing had to be copied.
+
+    Raises:
+        UnsupportedError: another precision or memory; or "managed" for arrays of NumPy.
+        StateError: a parameter has no values yet.
+        DeviceNotFoundError: "managed" without a CUDA device.
+    """
+
+    def __init__(self, link: Any, device: Any, precision: str, memory: str | None) -> None:
+        check_options(precision, memory)
+        for name, parameter in link.namedparams():
+            if parameter.array is None:
+                raise StateError(
+                    f"the teacher's parameter {name} has no values yet: train the teacher, or "
+                    "load it, before it teaches"
+                )
+        self._is_half = precision == "float16"
+        is_there = all(parameter.device == device for parameter in link.params())
+        self.link = link
+        self._generators = _Generators(device.xp is chainer.backends.cuda.cupy)
+        if self._is_half or memory is not None or not is_there:
+            self.link = _placed(link, device, self._is_half, memory)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """What its parameters take as they are asked."""
+        return sum({id(p): p.array.nbytes for p in self.link.params()}.values())
+
+    def __call__(self, seed: int, *args: Any, **kwargs: Any) -> Any:
+        """Return the network's output for a batch.
+
+        Args:
+            seed: of CuPy's generator while it runs; NumPy's goes on from where it is.
+        """
+        types = _computing_halves() if self._is_half else nullcontext()
+        quiet = chainer.using_config("train", False)
+        with (
+            quiet,
+            chainer.no_backprop_mode(),
+            self._generators.apart(seed),
+            self._reporting(),
+            types,
+        ):
+            return self.link(*args, **kwargs)
+
+    def _reporting(self) -> AbstractContextManager[None]:
+        """A reporter of its own: the trainer's does not know the teacher."""
+        nobody = reporter.Reporter()
+        nobody.add_observers("teacher", self.link.namedlinks())
+        scope: AbstractContextManager[None] = nobody.scope({})
+        return scope
+
+
+def check_options(precision: str, memory: str | None) -> None:
+    """Raise an UnsupportedError for a precision or a memory that there is not."""
+    if precision not in PRECISIONS:
+        raise UnsupportedError(f'a teacher is in "float32" or "float16", not in {precision!r}')
+    if memory not in MEMORIES:
+        raise UnsupportedError(f'teacher_memory is None or "managed", not {memory!r}')
+
+
+@contextmanager
+def _computing_halves() -> Iterator[None]:
+    """Give functions the types that suit halves, as while a model trains in them."""
+    nothing = Masters([])
+    halves.hold(nothing)
+    try:
+        yield
+    finally:
+        halves.let_go(nothing)
+
+
+class _Generators:
+    """The generators of NumPy and of CuPy, from which somebody draws and nobody sees it.
+
+    NumPy's is put back, and not touched before: `umem.chainer.accumulate` sees what draws by it.
+    CuPy's cannot be read, and is exchanged.
+
+    Args:
+        has_cupy: whether CuPy's is exchanged, too.
+    """
+
+    def __init__(self, has_cupy: bool) -> None:
+        self._random = chainer.backends.cuda.cupy.random if has_cupy else None
+        self._of_cupy: Any = None
+
+    @contextmanager
+    def apart(self, seed: int) -> Iterator[None]:
+        """Draw from them, from CuPy's by a seed."""
+        before = np.random.get_state(legacy=False)
+        try:
+            with self._cupy(seed):
+                yield
+        finally:
+            np.random.set_state(before)
+
+    @contextmanager
+    def _cupy(self, seed: int) -> Iterator[None]:
+        if self._random is None:
+            yield
+            return
+        if self._of_cupy is None:  # one for all steps: to make one takes long
+            self._of_cupy = self._random.RandomState(seed)
+        self._of_cupy.seed(seed)
+        before = self._random.get_random_state()
+        self._random.set_random_state(self._of_cupy)
+        try:
+            yield
+        finally:
+            self._random.set_random_state(before)
+
+
+# -- a copy of the parameters ----------------------------------------------------------------------
+
+
+def _placed(link: Any, device: Any, is_half: bool, memory: str | None) -> Any:
+    """A copy of the link whose parameters are on a device; in halves before they go there."""
+    if memory is not None and device.xp is np:
+        with managed():  # names both ways out where there is no device
+            pass
+        raise UnsupportedError(
+            "a teacher in managed memory needs arrays of CuPy, and the student is on NumPy: send "
+            'the student to a GPU first, or leave teacher_memory="managed" out'
+        )
+    small = {id(one) for one in chosen(link, ())} if is_half else set[int]()
+    copy = link.copy("share")
+    with managed() if memory is not None else nullcontext():
+        made: dict[int, Any] = {}
+        for one, other in zip(link.links(), copy.links(), strict=True):
+            _give_own(one, other, made, lambda p: _array(p, device, id(p) in small, memory))
+        copy.to_device(device)  # what is left: statistics
+    return copy
+
+
+def _give_own(one: Any, other: Any, made: dict[int, Any], array: Callable[[Any], Any]) -> None:
+    """Give a copied link parameters of its own; what was shared stays so.
+
+    A copy in Chainer's mode "share" has parameters whose arrays change with the original's.
+    """
+    for name in sorted(one._params):
+        parameter = getattr(one, name)
+        if id(parameter) not in made:
+            made[id(parameter)] = chainer.Parameter(array(parameter), name=name)
+        vars(other)[name] = made[id(parameter)]
+
+
+def _array(parameter: Any, device: Any, is_half: bool, memory: str | None) -> Any:
+    found = to_half(parameter.array) if is_half else parameter.array
+    sent = device.send(found)
+    return sent.copy() if memory is not None and sent is parameter.array else sent
