@@ -14,6 +14,7 @@ from umem.as_json import named
 from umem.devices.specs import GPUS, GpuSpec, gpu_spec
 from umem.devices.virtual import VirtualGPU
 from umem.memory.limits import Size
+from umem.predict.other_models import OtherModel, other_models
 from umem.predict.techniques.options import Option, Plain, tried
 from umem.predict.techniques.recomputation import Schedule, schedule_of
 from umem.predict.techniques.registry import TECHNIQUES
@@ -38,6 +39,7 @@ class Choice:
         dropped: what does not, and what has nothing to offer, each with its reason.
         caveat: what the trace does not know, so that the real step needs more; or None.
         cap_advice: what `umem.chainer.workspace` would leave of the peak; None where little goes.
+        other_models: what makes another model of the step's, which no technique does.
     """
 
     gpu: str
@@ -48,6 +50,7 @@ class Choice:
     dropped: tuple[Option, ...]
     caveat: str | None = None
     cap_advice: str | None = None
+    other_models: tuple[OtherModel, ...] = ()
     simulated: Literal[True] = True
 
     @property
@@ -70,6 +73,7 @@ class Choice:
 
 _JSON_FIELDS = (
     "simulated", "gpu", "title", "vram_bytes", "size", "caveat", "cap_advice", "options", "dropped",
+    "other_models",
 )  # fmt: skip
 
 
@@ -96,6 +100,7 @@ class Search:
             checker.check(event)
         self.size = trace.sizes[-1] if size is None and trace.sizes else size
         self._subject = Subject(trace, self.gpus, self.size)
+        self._other_models = other_models(self._subject.trace)
         self._found: dict[GpuSpec, dict[str, Option]] = {gpu: {} for gpu in self.gpus}
         self._plain: dict[GpuSpec, dict[int, Plain]] = {gpu: {} for gpu in self.gpus}
 
@@ -137,6 +142,7 @@ class Search:
             dropped=tuple(option for option in tried if option.reason is not None),
             caveat=self._subject.caveat,
             cap_advice=self._subject.cap_advice,
+            other_models=self._other_models,
         )
 
     def choices(self) -> tuple[Choice, ...]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO
 
 from rich.text import Text
 
 from umem.predict.choosing import Choice, Option
-from umem.reports.pictures.drawing import finish, new_figure, plain
+from umem.predict.other_models import OtherModel
+from umem.reports.pictures.drawing import Bar, draw_times
 from umem.reports.text.lines import Column, clipped, table, with_block, wrapped
 from umem.trace.axes import size_text
 from umem.units import format_bytes, format_seconds
@@ -24,6 +25,7 @@ def choice_text(choice: Choice, width: int, *, every: bool = False) -> Iterator[
     """
     if not choice.options:
         yield from _nothing_fits(choice, width)
+        yield from _others(choice.other_models, width)
         return
     title = (
         f"What makes the step fit a {_of(choice)}, shortest step first. All figures are simulated."
@@ -41,6 +43,7 @@ def choice_text(choice: Choice, width: int, *, every: bool = False) -> Iterator[
     for number, option in enumerate(choice.options, 1):
         yield from map(Text, _code(number, option, width))
     yield from _dropped(choice.dropped, width, every=every)
+    yield from _others(choice.other_models, width)
 
 
 def gpus_text(choices: Sequence[Choice], width: int) -> Iterator[Text]:
@@ -191,6 +194,19 @@ def _dropped(dropped: Sequence[Option], width: int, *, every: bool) -> Iterator[
         yield from _why(option.name, str(option.reason), width)
 
 
+def _others(others: Sequence[OtherModel], width: int) -> Iterator[Text]:
+    """What is no technique: it changes what is learnt, and only bytes of it are known."""
+    yield Text()
+    said = (
+        "What makes another model, so that results are others (not exact). Bytes are simulated, "
+        "by the trace's parameters; how well it learns has to be tried."
+    )
+    yield from _bold(said, width)
+    for other in others:
+        yield from map(Text, wrapped(str(other), width, "   ", 2))
+        yield Text(f"     {other.line}")
+
+
 def _why(name: str, reason: str, width: int) -> Iterator[Text]:
     yield from map(Text, wrapped(f"{name}:", width))
     yield from map(Text, wrapped(reason, width, "   "))
@@ -251,18 +267,6 @@ def _line(name: str, name_width: int, said: str, width: int) -> Text:
 
 # -- as a picture ---------------------------------------------------------------------------------
 
-BAR, RANGE, NONE = "#2166ac", "#1b2130", "#9aa5b1"
-WIDE = 30
-"""Times that differ by more than this factor are drawn on a logarithmic scale."""
-
-
-class _Row(NamedTuple):
-    """A row: its name, what is written beside it, and the option that is drawn, if any."""
-
-    name: str
-    note: str
-    option: Option | None
-
 
 def draw_choice(choice: Choice, file: Path | IO[bytes]) -> None:
     """Write a PNG of the techniques that make a step fit a GPU.
@@ -270,20 +274,24 @@ def draw_choice(choice: Choice, file: Path | IO[bytes]) -> None:
     Raises:
         MissingDependencyError: matplotlib is not installed. OSError: the file cannot be written.
     """
-    bars = [_Row(option.name, _note(option), option) for option in choice.options]
+    bars = [_bar(option.name, _note(option), option) for option in choice.options]
     vram = format_bytes(choice.vram_bytes)
-    _draw(bars, f"Step time on a simulated {choice.title}, {vram} usable{_at(choice)}", file)
+    draw_times(bars, f"Step time on a simulated {choice.title}, {vram} usable{_at(choice)}", file)
 
 
 def draw_gpus(choices: Sequence[Choice], file: Path | IO[bytes]) -> None:
     """Write a PNG of the GPUs that run a step, each with its best technique; see `draw_choice`."""
     bars = [
-        _Row(choice.gpu, _note(choice.best, _with(choice.best)), choice.best)
+        _bar(choice.gpu, _note(choice.best, _with(choice.best)), choice.best)
         if choice.best
-        else _Row(choice.gpu, "cannot run it", None)
+        else Bar(choice.gpu, "cannot run it")
         for choice in choices
     ]
-    _draw(bars, f"Step time on each GPU, simulated{_at(choices[0])}", file)
+    draw_times(bars, f"Step time on each GPU, simulated{_at(choices[0])}", file)
+
+
+def _bar(name: str, note: str, option: Option) -> Bar:
+    return Bar(name, note, option.seconds or 0.0, option.seconds_low, option.seconds_high)
 
 
 def _at(choice: Choice) -> str:
@@ -299,49 +307,3 @@ def _note(option: Option, how: str | None = None) -> str:
     if option.host_bytes:
         said += f", {format_bytes(option.host_bytes)} on the host"
     return said if how is None else f"{said}, {how}"
-
-
-def _draw(bars: Sequence[_Row], title: str, file: Path | IO[bytes]) -> None:
-    figure = new_figure(9, 1.3 + 0.32 * max(1, len(bars)))
-    panel = figure.subplots()
-    scale = "; logarithmic scale" if _bars(panel, bars) else ""
-    panel.set_yticks(range(len(bars)), [plain(bar.name) for bar in bars], fontsize=9)
-    panel.set_ylim(len(bars) - 0.4, -0.6)
-    panel.set_xlabel(f"simulated seconds a step{scale}; the thin line is the model's range")
-    finish(figure, title, file)
-
-
-def _bars(panel: Any, bars: Sequence[_Row]) -> bool:
-    """Draw the rows; whether on a logarithmic scale, as points because that has no zero."""
-    drawn = [bar.option for bar in bars if bar.option is not None]
-    seconds = [option.seconds or 0.0 for option in drawn]
-    ends = [option.seconds_high or 0.0 for option in drawn]
-    is_log = bool(seconds) and min(seconds) > 0 and max(seconds) > WIDE * min(seconds)
-    if is_log:
-        panel.set_xscale("log")
-        room = (max(seconds) / min(seconds)) ** 0.9  # for what is written beside the last one
-        panel.set_xlim(0.5 * min(seconds), room * max(ends))
-    else:
-        panel.set_xlim(0, 1.7 * max(ends, default=1.0) or 1.0)
-    for place, (_, note, option) in enumerate(bars):
-        if option is None:
-            panel.text(
-                0.01,
-                place,
-                note,
-                transform=panel.get_yaxis_transform(),
-                va="center",
-                fontsize=8,
-                color=NONE,
-            )
-            continue
-        if is_log:
-            panel.plot(option.seconds, place, "o", color=BAR)
-        else:
-            panel.barh(place, option.seconds, color=BAR, height=0.6)
-        panel.hlines(place, option.seconds_low, option.seconds_high, color=RANGE, linewidth=1)
-        at = max(option.seconds or 0.0, option.seconds_high or 0.0)
-        panel.annotate(
-            plain(note), (at, place), (6, 0), textcoords="offset points", va="center", fontsize=8
-        )
-    return is_log

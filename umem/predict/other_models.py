@@ -1,0 +1,204 @@
+"""What makes another model of a step's: less to keep, and not the same results.
+
+No trace of the step says what such a model learns, or how long its step takes. What follows from
+the bytes of parameters alone is worked out; of the rest it is said what to record.
+
+Models: bytes of parameters, their gradients and states. Does not model: activations, time, what is
+learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from math import isqrt
+from typing import Any, Literal, NamedTuple
+
+from umem.as_json import named
+from umem.trace.events import Access, Alloc, Op
+from umem.trace.trace import Trace
+from umem.trace.walk import allocations
+from umem.units import format_bytes
+
+NUMBER_BYTES, CHANNEL_BYTES = 4, 4
+"""Of a value, and of the scale that a channel has in 8 bits."""
+RANK_SHARE = Fraction(1, 4)
+"""Of the smaller side of a matrix."""
+WEIGHED = ("LinearFunction", "Convolution2DFunction", "Deconvolution2DFunction")
+"""Functions whose second input is a weight, and whose third a bias."""
+
+
+@dataclass(frozen=True)
+class OtherModel:
+    """Something that makes another model, and what it leaves of a step's bytes; simulated.
+
+    Attributes:
+        name: for a person.
+        effect: what it does.
+        line: the code that does it.
+        counted: which bytes these are; None where none can be worked out.
+        now_bytes: what they are; ``then_bytes`` what is left.
+        missing: why there are no figures, and what to record; None where there are.
+    """
+
+    name: str
+    effect: str
+    line: str
+    counted: str | None = None
+    now_bytes: int | None = None
+    then_bytes: int | None = None
+    missing: str | None = None
+    exact: Literal[False] = False
+    simulated: Literal[True] = True
+
+    def __str__(self) -> str:
+        """What it does and leaves, in a line."""
+        if self.now_bytes is None or self.then_bytes is None:
+            return f"{self.name}: {self.effect}; no figures: {self.missing}"
+        now, then = format_bytes(self.now_bytes), format_bytes(self.then_bytes)
+        return f"{self.name}: {self.effect}; {self.counted}: {now}, then {then}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for a JSON file; what is worked out is under names that say so."""
+        return named(self, _FIELDS, ("now_bytes", "then_bytes"))
+
+
+_FIELDS = (
+    "name", "exact", "effect", "line", "counted", "missing", "now_bytes", "then_bytes", "simulated",
+)  # fmt: skip
+
+
+def other_models(trace: Trace) -> tuple[OtherModel, ...]:
+    """What makes another model of a step's, as far as the trace tells.
+
+    Args:
+        trace: one step or more; with types of 4 bytes.
+    """
+    weights = _Weights(trace)
+    return (_low_rank(weights), _quantized(weights), _DISTILLED)
+
+
+def _low_rank(weights: _Weights) -> OtherModel:
+    share = f"1/{RANK_SHARE.denominator}"
+    plain = OtherModel(
+        "smaller layers",
+        f"Linear layers as two of {share} of their rank",
+        "umem.chainer.slimmer(model, rules)",
+        missing="no matrix of a Linear layer whose sides the trace tells",
+    )
+    saved = [whole - then for whole, then in weights.low_rank_bytes() if then < whole]
+    if not saved:
+        return plain
+    now = sum(weights.kept_bytes.values())
+    return _with(plain, "parameters, gradients and states", now, now - sum(saved))
+
+
+def _quantized(weights: _Weights) -> OtherModel:
+    plain = OtherModel(
+        "quantisation",
+        "weights of 8 bits, for inference",
+        "umem.chainer.quantize(model, calibration)",
+        missing="no Linear layer or convolution that the trace tells",
+    )
+    small = weights.quantized_bytes()
+    if not small:
+        return plain
+    now = sum(weights.parameter_bytes.values())
+    then = now + sum(small.values()) - sum(weights.parameter_bytes[tensor] for tensor in small)
+    return _with(plain, "parameters without gradients and states", now, then)
+
+
+_DISTILLED = OtherModel(
+    "distillation",
+    "a smaller model learns from this one, whose parameters are there beside its own",
+    "umem.chainer.DistillingUpdater(iterator, optimizer, teacher)",
+    missing="record a step of the smaller model under the updater, which has the teacher in it",
+)
+
+
+def _with(plain: OtherModel, counted: str, now: int, then: int) -> OtherModel:
+    return OtherModel(plain.name, plain.effect, plain.line, counted, now, then)
+
+
+class _Matrix(NamedTuple):
+    """The sides of a weight."""
+
+    height: int
+    width: int
+
+
+class _Weights:
+    """The parameters that a step trains, and what of them is known.
+
+    Attributes:
+        parameter_bytes: of each parameter, by its tensor.
+        kept_bytes: of each, with what lies beside it from step to step: gradient and states.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        allocs = allocations(trace.events)
+        self._matrices: dict[int, _Matrix] = {}
+        self._channels: dict[int, int] = {}
+        updated = dict(_updated(trace, allocs))
+        self.kept_bytes = updated
+        self.parameter_bytes = {tensor: allocs[tensor].nbytes for tensor in updated}
+        for op in trace.ops:
+            if op.phase == "forward" and op.name in WEIGHED:
+                self._see(op)
+
+    def _see(self, op: Op) -> None:
+        if len(op.reads) < 2 or not op.writes:
+            return
+        x, weight, *bias = op.reads
+        tensor, whole = weight.tensor, self.parameter_bytes.get(weight.tensor)
+        if whole is None or _bytes(weight) != whole:
+            return
+        if op.name == WEIGHED[0] and (found := _sides(_bytes(x), whole, _bytes(op.writes[0]))):
+            self._matrices[tensor] = found
+            self._channels[tensor] = found.height
+        else:
+            self._channels[tensor] = sum(_bytes(one) // NUMBER_BYTES for one in bias)
+
+    def low_rank_bytes(self) -> Iterator[tuple[int, int]]:
+        """Of each matrix what it keeps, and what two of a lower rank would."""
+        for tensor, (height, width) in self._matrices.items():
+            rank = -(-min(height, width) * RANK_SHARE.numerator // RANK_SHARE.denominator)
+            kept = self.kept_bytes[tensor]
+            yield kept, kept * rank * (height + width) // (height * width)
+
+    def quantized_bytes(self) -> dict[int, int]:
+        """What each weight takes at a byte a value, with a scale for each channel known."""
+        return {
+            tensor: self.parameter_bytes[tensor] // NUMBER_BYTES + CHANNEL_BYTES * channels
+            for tensor, channels in self._channels.items()
+        }
+
+
+def _sides(x_bytes: int, weight_bytes: int, y_bytes: int) -> _Matrix | None:
+    """The sides of the matrix W in y = x W^T, by the bytes of all three; None if they do not fit.
+
+    With n rows these are n * width, height * width and n * height values.
+    """
+    x, weight, y = (nbytes // NUMBER_BYTES for nbytes in (x_bytes, weight_bytes, y_bytes))
+    rows = isqrt(x * y // weight) if weight else 0
+    if not rows or rows * rows * weight != x * y or x % rows or y % rows:
+        return None
+    return _Matrix(y // rows, x // rows)
+
+
+def _updated(trace: Trace, allocs: Mapping[int, Alloc]) -> Iterator[tuple[int, int]]:
+    """Each parameter that an update writes, with all that it reads and writes, once."""
+    seen = set[int]()
+    for op in trace.ops:
+        if op.phase != "update":
+            continue
+        tensors = {access.tensor for access in (*op.reads, *op.writes)}
+        parameters = [a.tensor for a in op.writes if allocs[a.tensor].kind == "parameter"]
+        if len(parameters) == 1 and parameters[0] not in seen:
+            seen.add(parameters[0])
+            yield parameters[0], sum(allocs[tensor].nbytes for tensor in tensors)
+
+
+def _bytes(access: Access) -> int:
+    return access.stop - access.start
