@@ -15,15 +15,18 @@ from umem.predict.other_models import OtherModel, other_models
 from umem.reports.choice_report import choice_text
 from umem.trace import Access, Alloc, Op, Trace
 
+if find_package() is not None:
+    import umem.chainer  # isort: skip  (before chainer)
+    import chainer
+    import chainer.functions as F
+    import chainer.links as L
+
 needs_chainer = pytest.mark.skipif(find_package() is None, reason="no Chainer")
 NAMES = ("smaller layers", "quantisation", "distillation")
 
 
 def recorded(optimizer: str, *links: Any, shape: tuple[int, ...] = (6, 24)) -> Trace:
     """The second step of a chain of links, in which states and gradients are there."""
-    import umem.chainer  # isort: skip  (before chainer)
-    import chainer
-
     model = chainer.Sequential(*links)
     updates = getattr(chainer.optimizers, optimizer)().setup(model)
 
@@ -53,10 +56,6 @@ def kept(trace: Trace) -> int:
 @needs_chainer
 @pytest.mark.parametrize("optimizer", ["SGD", "MomentumSGD", "Adam"])
 def test_low_rank_is_what_a_model_of_low_rank_keeps(optimizer: str) -> None:
-    import umem.chainer  # isort: skip  (before chainer)
-    import chainer.functions as F
-    import chainer.links as L
-
     plain = recorded(optimizer, L.Linear(24, 40), F.relu, L.Linear(40, 12, nobias=True))
     low = recorded(
         optimizer,
@@ -69,10 +68,6 @@ def test_low_rank_is_what_a_model_of_low_rank_keeps(optimizer: str) -> None:
 
 @needs_chainer
 def test_weights_of_8_bits_are_a_byte_each_and_a_scale_a_channel() -> None:
-    import umem.chainer  # isort: skip  (before chainer)
-    import chainer.functions as F
-    import chainer.links as L
-
     trace = recorded(
         "Adam", L.Convolution2D(3, 8, 3), L.BatchNormalization(8), F.relu, L.Linear(128, 10),
         shape=(2, 3, 6, 6),
@@ -85,10 +80,6 @@ def test_weights_of_8_bits_are_a_byte_each_and_a_scale_a_channel() -> None:
 
 @needs_chainer
 def test_a_teacher_in_the_trace_is_no_part_of_what_could_be_smaller() -> None:
-    import umem.chainer  # isort: skip  (before chainer)
-    import chainer
-    import chainer.links as L
-
     student, teacher = L.Linear(24, 4), L.Linear(24, 4)
     optimizer = chainer.optimizers.SGD().setup(student)
     loss = umem.chainer.DistillingLoss(optimizer, teacher)
