@@ -1,12 +1,14 @@
 """Does a cache that knows the order hit all that can be hit, and does fetching ahead end waiting?
 
-Three tables, all of `umem.data.cached` itself. Items of one size: its hits beside those of
+Four tables, all of `umem.data.cached` itself. Items of one size: its hits beside those of
 Belady's MIN with the choice not to keep, from a heap over the next uses in the whole sequence, on
 100 seeds and sizes of each kind of order, every other one fetching ahead. Items of sizes that
 differ: bytes hit on 200 sequences of five epochs of 4 to 12 items, beside the optimum of an integer
 program (SciPy's HiGHS: which stretches between two uses of an item are kept) that knows all sizes
 and where the sequence ends, as the cache does not; beside lru and cost of the same cache, the fixed
-subset that comes first, and the best fixed subset, chosen knowing everything. Waiting: items of
+subset that comes first, and the best fixed subset, chosen knowing everything. Time: microseconds of
+the processor a request, of items that are nothing to load, where choices are tried (few items of
+sizes that differ) and where they are not: 500 requests, once memory is full. Waiting: items of
 1 MB, 40% of them in memory, a disk tier that gives at most 200 MB a second (reads are held up to
 that), and a program that takes twice the time of an epoch's reads; seconds that requests waited in
 the epochs after the first, in turn with and without fetching ahead.
@@ -15,6 +17,7 @@ the epochs after the first, in turn with and without fetching ahead.
 from __future__ import annotations
 
 import heapq
+import itertools
 import os
 import statistics
 import tempfile
@@ -225,6 +228,35 @@ def beside_optimum(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
+# -- time ----------------------------------------------------------------------------------------
+
+
+def request_time(count: int, kept: int, *, is_one_size: bool) -> Row:
+    """Microseconds that requests take, once memory is full."""
+    rng = np.random.default_rng(0)
+    sizes = [6000] * count if is_one_size else rng.integers(4000, 8001, count).tolist()
+    source, order = Sized(sizes), umem.data.known_order(0)
+    memory = sum(Sized(sizes[:kept]).packed())
+    seconds = []
+    with umem.data.cached(source, memory, order=order, ahead=False) as data:
+        for item in itertools.islice(requests(order, count, 5000), max(3 * count, 500)):
+            begun = time.thread_time()
+            data[item]
+            seconds.append(time.thread_time() - begun)
+            if len(seconds) >= 3 * kept + 500:
+                break
+    last = [1e6 * each for each in seconds[-500:]]
+    return {
+        "part": "time", "items": count, "kept": kept,
+        "sizes": "one" if is_one_size else "differ",
+        "mean_us": statistics.mean(last), "most_us": max(last),
+    }  # fmt: skip
+
+
+TIMED = ((12, 6, True), (12, 6, False), (40, 20, True), (40, 20, False), (1000, 500, False))
+LARGE = (1_000_000, 500, False)
+
+
 # -- waiting -------------------------------------------------------------------------------------
 
 
@@ -297,6 +329,7 @@ def answer(result: common.Result) -> str:
     ways = {row["way"]: row for row in beside_optimum(sizes)}
     share = next(row["of_without"] for row in wait if row["way"] == "ahead")
     total = ways["next-use"]["total"]
+    slowest = max(row["most_us"] for row in of(result, "time")) / 1000
     return (
         f"On {exact} of {cases} sequences of items of one size hits are those of Belady's MIN to "
         f"the hit; where sizes differ next-use hits {figure(total)} of the optimum's bytes "
@@ -304,7 +337,8 @@ def answer(result: common.Result) -> str:
         f"and fewer than lru on {ways['lru']['above']}, than cost on {ways['cost']['above']}, than "
         f"the subset that comes first on {ways['first fixed subset']['above']} and than the best "
         f"one on {ways['best fixed subset']['above']} of {len(sizes)} sequences (target: 0); "
-        f"with fetching ahead requests wait {figure(share)} of the time without (target: at most "
+        f"a request takes at most {figure(slowest)} ms; with fetching ahead requests wait "
+        f"{figure(share)} of the time without (target: at most "
         f"{figure(MOST_WAITED)}, {'met' if share <= MOST_WAITED else 'missed'})."
     )
 
@@ -334,6 +368,16 @@ def tables(result: common.Result) -> list[Table]:
         ),
         Table(
             (
+                counted("items, time a request", "items"),
+                counted("in memory", "kept"),
+                text("sizes", "sizes"),
+                quantity("mean, microseconds", "mean_us"),
+                quantity("most", "most_us"),
+            ),
+            of(result, "time"),
+        ),
+        Table(
+            (
                 text("fetched", "way"),
                 text("waited", lambda row: duration(row["waited_s"])),
                 quantity("of that without", "of_without"),
@@ -358,6 +402,8 @@ def main(quick: bool, folder: str | None, path: Path | None) -> None:
     seeds, sequences, count, repeats = (4, 6, 40, 1) if quick else (100, 200, 200, 3)
     rows: list[Row] = [equal_sizes(kind, seeds) for kind in KINDS]
     rows += [other_sizes(seed) for seed in range(sequences)]
+    for count_, kept, is_one_size in TIMED if quick else (*TIMED, LARGE):
+        rows.append(request_time(count_, kept, is_one_size=is_one_size))
     with tempfile.TemporaryDirectory() as temporary:
         rows += waiting(count, folder or temporary, 3 if quick else 4, repeats)
     BENCH.finish(rows, path, simulated=False, options={"quick": quick})

@@ -133,7 +133,8 @@ class Ahead:
                 return True
             if loaded is None:
                 return False
-            gone = store.keep(item, loaded.data, self._course.next_use(item, at), at)
+            next_use = self._course.next_use(item, at)
+            gone = store.keep(item, loaded.data, next_use, at, is_ahead=True)
             if gone is None:
                 return False
             head["frontier"] = at + 1

@@ -138,7 +138,7 @@ class CachedDataset(Examples):
         if loaded is None:
             loaded = self._loading.fetch(item)
         with self._store.held():
-            gone = self._store.keep(item, loaded.data, next_use)
+            gone = self._store.keep(item, loaded.data, next_use, at)
             self._course.done(at)
         self._wake()
         self._loading.spill(gone)

@@ -1,19 +1,14 @@
-"""Where in a known order the requests are, whether they follow it, and when items come next."""
+"""Where in a known order the requests are, and whether they follow it."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from math import exp, inf, log
 
-import numpy as np
-
-from umem.data.epoch_draws import Order
+from umem.data.next_uses import NextUses
 from umem.data.orders import KnownOrder
 from umem.data.store import RECENT, ItemStore
+from umem.data.weighing import Outlook
 
-ENTRIES = 1 << 20
-"""So many positions are looked ahead, in whole epochs, two at least: 16 MiB a process."""
-MOST_EPOCHS = 256
 FARTHEST_LAG = 4096
 """Workers' requests come in another order than their positions, within a batch; so many positions
 are looked at at most."""
@@ -22,89 +17,6 @@ FAR_SHARE = 0.05
 """So many of the requests may come from far away where they follow the order."""
 MOST_DOUBT = 100_000
 """In thousandths of a logarithm; an order that is another reaches it after some 100 requests."""
-
-
-class _PlacesInEpoch:
-    """Where in an epoch each item is."""
-
-    def __init__(self, items: Order) -> None:
-        self.items = items
-        self._places = np.argsort(items, kind="stable")
-        self._sorted = items[self._places]
-        self._is_each_once = bool(np.array_equal(self._sorted, np.arange(len(items))))
-
-    def places(self, item: int) -> Order:
-        """Its positions, in order."""
-        if self._is_each_once:
-            return self._places[item : item + 1]
-        first, end = np.searchsorted(self._sorted, (item, item + 1))
-        return self._places[first:end]
-
-    def after(self, item: int, position: int) -> int:
-        """The first position of an item after another; -1: none."""
-        places = self.places(item)
-        at = int(np.searchsorted(places, position, side="right"))
-        return int(places[at]) if at < len(places) else -1
-
-
-class NextUses:
-    """Positions of items in an order, counted through all epochs.
-
-    A choice between two items neither of which comes within what is looked ahead cannot cost a hit
-    before then, so that hits up to there are those of knowing everything.
-
-    Args:
-        order: which has been told how many items there are.
-        length: of an epoch.
-
-    Thread-safety: for one thread at a time.
-    """
-
-    def __init__(self, order: KnownOrder, length: int) -> None:
-        self._order, self.length = order, length
-        self._ahead = max(2, min(MOST_EPOCHS, ENTRIES // max(length, 1)))
-        self._epochs: OrderedDict[int, _PlacesInEpoch] = OrderedDict()
-
-    def _epoch(self, number: int) -> _PlacesInEpoch:
-        if number not in self._epochs:
-            self._epochs[number] = _PlacesInEpoch(self._order.items(number))
-            if len(self._epochs) > self._ahead + 2:
-                self._epochs.popitem(last=False)
-        return self._epochs[number]
-
-    def item(self, position: int) -> int:
-        """The item at a position."""
-        epoch, at = divmod(position, self.length)
-        return int(self._epoch(epoch).items[at])
-
-    def after(self, item: int, position: int) -> float:
-        """The first position of an item after another; infinity: not within what is looked at."""
-        epoch, at = divmod(position, self.length)
-        for number in range(epoch, epoch + self._ahead + 1):
-            found = self._epoch(number).after(item, at)
-            if found >= 0:
-                return number * self.length + found
-            at = -1
-        return inf
-
-    def nearest(self, item: int, position: int) -> tuple[float, float]:
-        """Where an item is nearest to a position, in its epoch and those beside it.
-
-        Returns:
-            that position, infinity where there is none; and how many places of it, on average,
-            are in a stretch of these epochs as long as one.
-        """
-        epoch, best, count = position // self.length, inf, 0
-        near = range(max(0, epoch - 1), epoch + 2)
-        for number in near:
-            places = self._epoch(number).places(item)
-            count += len(places)
-            at = int(np.searchsorted(places, position - number * self.length))
-            for place in places[max(0, at - 1) : at + 1].tolist():
-                found = number * self.length + place
-                if abs(found - position) < abs(best - position):
-                    best = found
-        return best, count / len(near)
 
 
 class Course:
@@ -122,6 +34,7 @@ class Course:
         if order is not None:
             self.uses = NextUses(order, order.of_items(count))
             store.head["is_following"] = bool(self.uses.length)
+            store.outlook = Outlook(self.uses, store.nbytes, store.first_comers, store.capacity)
 
     def next_use(self, item: int, at: int | None) -> float:
         """The position of an item's use after another; infinity where nobody knows."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 SMALLEST_PAGE, LARGEST_PAGE = 256, 1 << 16
-PAGES_AN_ITEM = 32
+PAGES_AN_ITEM = 128
 """So many take an item like the first, and half a page of each is lost on others."""
 
 HEAD = ("page_bytes", "page_count", "free_first", "free_count", "fresh")

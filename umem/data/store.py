@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, Literal, overload
 
 import numpy as np
 
 from umem.data.counters import COUNTED
+from umem.data.first_comers import FirstComers
 from umem.data.pages import HEAD, Pages
 from umem.data.policies import CANDIDATE, victims
 from umem.data.shared_block import Fields, SharedBlock
+from umem.data.weighing import Outlook
 
 ABSENT, RESIDENT, LINGERING = 0, 1, 2
 MOST_AHEAD = 1024
@@ -29,8 +31,8 @@ FIXED_BYTES = 1 << 20
 """Tables up to this are not counted; above, they take their part of the limit."""
 NAMES = (
     *HEAD, *COUNTED, "waited_ns", "used_bytes", "clock", "at", "frontier", "served", "doubt",
-    "batch", "is_following", "generation", "disk_end", "is_disk_full", "is_disk_off", "said",
-    "is_shared",
+    "batch", "first_bytes", "lead_bytes", "is_following", "generation", "disk_end", "is_disk_full",
+    "is_disk_off", "said", "is_shared",
 )  # fmt: skip
 TABLES = (
     ("head", "i8", len(NAMES)), ("inflation", "f8", 1), ("is_miss", "?", MOST_AHEAD),
@@ -38,7 +40,7 @@ TABLES = (
 )  # fmt: skip
 BY_ITEM = (
     ("state", "u1"), ("pins", "u2"), ("first", "i4"), ("nbytes", "i8"), ("score", "f8"),
-    ("last", "i8"), ("seconds", "f4"), ("disk_at", "i8"), ("disk_bytes", "i8"),
+    ("last", "i8"), ("is_first", "?"), ("seconds", "f4"), ("disk_at", "i8"), ("disk_bytes", "i8"),
 )  # fmt: skip
 
 
@@ -86,10 +88,12 @@ class ItemStore:
         self.head = Head(arrays["head"])
         self.state, self.pins, self.first = (arrays[n] for n in ("state", "pins", "first"))
         self.nbytes, self.score, self.last = (arrays[n] for n in ("nbytes", "score", "last"))
+        self.first_comers = FirstComers(self.head, arrays["is_first"], self.capacity)
         self.is_miss, self.seconds = arrays["is_miss"], arrays["seconds"]
         self.disk_at, self.disk_bytes = arrays["disk_at"], arrays["disk_bytes"]
         self.inflation, self.recent = arrays["inflation"], arrays["recent"]
         self._pages = Pages(self.head, arrays["tail"])
+        self.outlook: Outlook | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"block": self.block, "capacity": self.capacity, "policy": self.policy}
@@ -112,6 +116,8 @@ class ItemStore:
         self.state[:], self.pins[:], self.score[:] = ABSENT, 0, -inf
         self.disk_at[:] = 0
         head = self.head
+        self.nbytes[:] = 0
+        self.first_comers.forget()
         head["used_bytes"] = head["memory_bytes"] = 0
         head["frontier"] = head["at"]
         head["generation"] += 1
@@ -136,10 +142,11 @@ class ItemStore:
             self.head["hit_count"] += 1
             self.head["hit_bytes"] += len(data)
         if self.pins[item]:
-            self.pins[item] -= 1
+            self.pins[item] -= 1  # it was compared when it was dealt with
             if self.state[item] == LINGERING and not self.pins[item]:
                 self._drop(item)
         else:
+            self.first_comers.count(item, len(data), is_hit=True)
             self.score[item] = self._score(item, next_use)
         return data
 
@@ -163,61 +170,72 @@ class ItemStore:
             return None
         self.pins[item] += 1
         self.is_miss[at % MOST_AHEAD] = self.state[item] == LINGERING
-        gone = []
+        size, gone = int(self.nbytes[item]), list[int]()
+        self.first_comers.count(item, size, is_hit=bool(self.state[item] == RESIDENT))
         if self.state[item] == LINGERING:  # the policy has let it go, and is asked again
-            gone = self._who_goes(item, int(self.nbytes[item]), next_use)
+            gone = self._who_goes(item, size, next_use, at)
             if CANDIDATE not in gone:
                 self.state[item] = RESIDENT
-                self.head["used_bytes"] += int(self.nbytes[item])
+                self.head["used_bytes"] += size
         spilled = [self._let_go(each) for each in gone if each != CANDIDATE]
         if self.state[item] == RESIDENT:
             self.score[item] = self._score(item, next_use)
         return [(each, data) for each, data in spilled if not self.disk_at[each]]
 
     @overload
-    def keep(self, item: int, data: bytes, next_use: float) -> list[tuple[int, Any]]: ...
+    def keep(
+        self, item: int, data: bytes, next_use: float, at: int | None
+    ) -> list[tuple[int, Any]]: ...
 
     @overload
     def keep(
-        self, item: int, data: bytes, next_use: float, at: int
+        self, item: int, data: bytes, next_use: float, at: int, *, is_ahead: Literal[True]
     ) -> list[tuple[int, Any]] | None: ...
 
     def keep(
-        self, item: int, data: bytes, next_use: float, at: int | None = None
+        self, item: int, data: bytes, next_use: float, at: int | None, *, is_ahead: bool = False
     ) -> list[tuple[int, Any]] | None:
         """Put an item in, or leave it out, as the policy says.
 
         Args:
             data: its bytes.
             next_use: the position of its use after this one.
-            at: where it is fetched ahead, the position that it is for, at which it is there
-                whatever the policy says.
+            at: the position that it is for; None: that is not known.
+            is_ahead: it is fetched ahead, and is there at that position whatever the policy says.
 
         Returns:
             what went and is not on the disk, with its bytes, the item itself included; None: there
             is no room to have it ahead, and nothing was done.
         """
         if self.state[item] != ABSENT:  # another process was quicker
-            return [] if at is None else self.pin(item, at, next_use)
-        gone = self._who_goes(item, len(data), next_use)
-        if not self._has_pages(len(data), gone, is_ahead=at is not None):
-            if at is not None:
+            return self.pin(item, at, next_use) if is_ahead and at is not None else []
+        self.nbytes[item] = len(data)
+        before = self.first_comers.count(item, len(data), is_hit=False)
+        gone = self._who_goes(item, len(data), next_use, at)
+        if not self._has_pages(len(data), gone, is_ahead=is_ahead):
+            if is_ahead:
+                self.first_comers.restore(item, before)
                 return None
             gone = self._all_that_can(len(data), gone)
         spilled = [self._let_go(each) for each in gone if each != CANDIDATE]
         if CANDIDATE in gone:
             spilled.append((item, data))
-        self._put(item, data, next_use, at, RESIDENT if CANDIDATE not in gone else LINGERING)
+        state = RESIDENT if CANDIDATE not in gone else LINGERING
+        self._put(item, data, next_use, at if is_ahead else None, state)
         self.head["bypass_count"] += len(data) > self.capacity
         return [(each, bytes_) for each, bytes_ in spilled if not self.disk_at[each]]
 
-    def _who_goes(self, item: int, size: int, next_use: float) -> list[int]:
+    def _who_goes(self, item: int, size: int, next_use: float, at: int | None) -> list[int]:
         if size > self.capacity:
             return [CANDIDATE]
         over = self.head["used_bytes"] + size - self.capacity
         if over <= 0:
             return []
         is_known = self.policy == "next-use" and self.head["is_following"]
+        if is_known and at is not None and self.outlook is not None:
+            weighed = self.outlook.who_goes(item, over, self.score, at)
+            if weighed is not None:
+                return weighed
         candidate = (next_use, size) if is_known else None
         return victims(self.score, self.nbytes, over, candidate)
 
@@ -298,4 +316,5 @@ class ItemStore:
         for item in np.flatnonzero(self.state == LINGERING).tolist():
             self._drop(item)
         self.pins[:] = 0
+        self.first_comers.forget()
         self.head["generation"] += 1

@@ -1,0 +1,111 @@
+"""When items come next in a known order."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import inf
+
+import numpy as np
+
+from umem.data.epoch_draws import Order
+from umem.data.orders import KnownOrder
+
+ENTRIES = 1 << 20
+"""So many positions are looked ahead, in whole epochs, two at least: 16 MiB a process."""
+MOST_EPOCHS = 256
+
+
+class _PlacesInEpoch:
+    """Where in an epoch each item is."""
+
+    def __init__(self, items: Order) -> None:
+        self.items = items
+        self._places = np.argsort(items, kind="stable")
+        self._sorted = items[self._places]
+        self.is_each_once = bool(np.array_equal(self._sorted, np.arange(len(items))))
+
+    def places(self, item: int) -> Order:
+        """Its positions, in order."""
+        if self.is_each_once:
+            return self._places[item : item + 1]
+        first, end = np.searchsorted(self._sorted, (item, item + 1))
+        return self._places[first:end]
+
+    def after(self, item: int, position: int) -> int:
+        """The first position of an item after another; -1: none."""
+        places = self.places(item)
+        at = int(np.searchsorted(places, position, side="right"))
+        return int(places[at]) if at < len(places) else -1
+
+
+class NextUses:
+    """Positions of items in an order, counted through all epochs.
+
+    A choice between two items neither of which comes within what is looked ahead cannot cost a hit
+    before then, so that hits up to there are those of knowing everything.
+
+    Args:
+        order: which has been told how many items there are.
+        length: of an epoch.
+
+    Thread-safety: for one thread at a time.
+    """
+
+    def __init__(self, order: KnownOrder, length: int) -> None:
+        self._order, self.length = order, length
+        self._ahead = max(2, min(MOST_EPOCHS, ENTRIES // max(length, 1)))
+        self._epochs: OrderedDict[int, _PlacesInEpoch] = OrderedDict()
+
+    def _epoch(self, number: int) -> _PlacesInEpoch:
+        if number not in self._epochs:
+            self._epochs[number] = _PlacesInEpoch(self._order.items(number))
+            if len(self._epochs) > self._ahead + 2:
+                self._epochs.popitem(last=False)
+        return self._epochs[number]
+
+    def is_each_once(self, position: int) -> bool:
+        """Tell whether every item comes once in the epoch of a position."""
+        return self._epoch(position // self.length).is_each_once
+
+    def items_from(self, position: int, count: int) -> list[int]:
+        """The items at so many positions."""
+        epoch, at = divmod(position, self.length)
+        found: list[int] = []
+        while len(found) < count:
+            found += self._epoch(epoch).items[at : at + count - len(found)].tolist()
+            epoch, at = epoch + 1, 0
+        return found
+
+    def item(self, position: int) -> int:
+        """The item at a position."""
+        epoch, at = divmod(position, self.length)
+        return int(self._epoch(epoch).items[at])
+
+    def after(self, item: int, position: int) -> float:
+        """The first position of an item after another; infinity: not within what is looked at."""
+        epoch, at = divmod(position, self.length)
+        for number in range(epoch, epoch + self._ahead + 1):
+            found = self._epoch(number).after(item, at)
+            if found >= 0:
+                return number * self.length + found
+            at = -1
+        return inf
+
+    def nearest(self, item: int, position: int) -> tuple[float, float]:
+        """Where an item is nearest to a position, in its epoch and those beside it.
+
+        Returns:
+            that position, infinity where there is none; and how many places of it, on average,
+            are in a stretch of these epochs as long as one.
+        """
+        epoch, best, count = position // self.length, inf, 0
+        near = range(max(0, epoch - 1), epoch + 2)
+        for number in near:
+            places = self._epoch(number).places(item)
+            count += len(places)
+            at = int(np.searchsorted(places, position - number * self.length))
+            for place in places[max(0, at - 1) : at + 1].tolist():
+                found = number * self.length + place
+                if abs(found - position) < abs(best - position):
+                    best = found
+        return best, count / len(near)
