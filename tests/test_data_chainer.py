@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from umem.compat.installation import find_package
 
@@ -18,6 +19,7 @@ if find_package() is None:
 import umem.chainer
 import umem.data
 import umem.errors
+from umem.cli.report import command
 
 # isort: split
 import chainer
@@ -116,3 +118,33 @@ def test_a_memory_report_has_what_caches_did(tmp_path: Path) -> None:
     assert entry["data/hit_rate"] > 0.2 and entry["data/waited_s"] > 0
     assert abs(entry["data/raw_MiB"] - counters.raw_bytes / 2**20) < 0.01
     assert entry["data/memory_MiB"] <= counters.peak_memory_bytes / 2**20
+
+
+def report(path: Path) -> str:
+    done = CliRunner().invoke(command, [str(path)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_report_and_the_status_say_what_caches_did_where_there_are_any(tmp_path: Path) -> None:
+    gc.collect()
+    for cache in (True, False):
+        made = trainer(tmp_path / f"{cache}", "serial", 6, cache=cache)
+        path = tmp_path / f"{cache}.umem.gz"
+        made.extend(umem.chainer.MemoryReport(trigger=(3, "iteration"), record=path))
+        run(made)
+        written = report(path)
+        said = umem.status().feature("data cache")
+        assert ("Data that was cached" in written) is cache is (said is not None)
+        if cache:  # the third batch of 7 is the last of the step, or the fourth, which measures it
+            assert " of 28 items from memory" in written or " of 21 items from memory" in written
+            assert said is not None and said.why == str(made.data.counters)
+            made.data.close()
+        del made, said
+        gc.collect()
+
+
+def test_counters_of_several_caches_add_up() -> None:
+    one, other = umem.data.DataCounters(5, 3, hit_bytes=7), umem.data.DataCounters(2, 1)
+    total = umem.data.DataCounters.total([one, other])
+    assert total == umem.data.DataCounters(7, 4, hit_bytes=7)

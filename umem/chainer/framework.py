@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from chainer import Link, Optimizer, Variable
 from umem.chainer.source import ChainerSource
 from umem.errors import HintError
 from umem.memory.hints import is_array
-from umem.trace.frameworks import Framework
+from umem.trace.frameworks import DATA_CACHE, Framework
 
 
 def _parts(x: Any) -> Iterable[Any] | None:
@@ -49,4 +50,11 @@ def _in_optimizer(optimizer: Optimizer) -> Iterator[Any]:
         yield from (value for value in state.values() if is_array(value))
 
 
-CHAINER = Framework("Chainer", ChainerSource(), _parts)
+def _told() -> dict[str, str]:
+    """What caches of data have done, where the program has any."""
+    caching = sys.modules.get("umem.data.caching")
+    counters = None if caching is None else caching.counted()
+    return {} if counters is None else {DATA_CACHE: str(counters)}
+
+
+CHAINER = Framework("Chainer", ChainerSource(), _parts, _told)

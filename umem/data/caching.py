@@ -231,15 +231,20 @@ def _temporary_folder() -> Path:
     return other if is_memory and other.is_dir() else usual
 
 
+def counted() -> DataCounters | None:
+    """What all caches of this process have done together; None where there is none."""
+    found = [cache.counters for cache in (*alive,)]
+    return DataCounters.total(found) if found else None
+
+
 def reported() -> dict[str, float]:
     """What all caches of this process have done, for a report; nothing where there is none."""
-    found = [cache.counters for cache in (*alive,)]
-    if not found:
+    found = counted()
+    if found is None:
         return {}
-    requests = sum(counters.request_count for counters in found)
     return {
-        "data/hit_rate": sum(counters.hit_count for counters in found) / max(requests, 1),
-        "data/memory_MiB": sum(counters.memory_bytes for counters in found) / MIB,
-        "data/waited_s": sum(counters.waited_seconds for counters in found),
-        "data/raw_MiB": sum(counters.raw_bytes for counters in found) / MIB,
+        "data/hit_rate": found.hit_rate,
+        "data/memory_MiB": found.memory_bytes / MIB,
+        "data/waited_s": found.waited_seconds,
+        "data/raw_MiB": found.raw_bytes / MIB,
     }

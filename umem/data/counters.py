@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, fields
 
 from umem.units import format_bytes, format_seconds
 
@@ -47,6 +48,12 @@ class DataCounters:
     check_count: int = 0
     lost_count: int = 0
 
+    @classmethod
+    def total(cls, several: Iterable[DataCounters]) -> DataCounters:
+        """Add up what several have done."""
+        each = [astuple(counters) for counters in several]
+        return cls(*map(sum, zip(*each, strict=True)))
+
     @property
     def hit_rate(self) -> float:
         """Hits of requests, 0 to 1."""
@@ -55,8 +62,9 @@ class DataCounters:
     def __str__(self) -> str:
         return (
             f"{self.hit_count} of {self.request_count} items from memory "
-            f"({format_bytes(self.memory_bytes)}), {self.disk_count} from disk, "
-            f"{self.load_count} loaded; waited {format_seconds(self.waited_seconds)}"
+            f"({format_bytes(self.memory_bytes)}), {self.ahead_count} fetched ahead, "
+            f"{self.disk_count} read from disk, {self.load_count} loaded; "
+            f"waited {format_seconds(self.waited_seconds)}"
         )
 
 

@@ -128,7 +128,14 @@ def status() -> Status:
 
 def _without_device(error: Exception) -> Status:
     why = str(error) if isinstance(error, DeviceNotFoundError) else _reason(error)
-    return Status(why_not=why, versions=dict(versions()))
+    return Status(why_not=why, features=_told(), versions=dict(versions()))
+
+
+def _told() -> tuple[Feature, ...]:
+    """What else the run has done so far."""
+    from umem.trace.frameworks import told
+
+    return tuple(Feature(name, True, text) for name, text in told().items())
 
 
 def _of(device: Device) -> Status:
@@ -150,7 +157,12 @@ def _of(device: Device) -> Status:
         why_not=why_not,
         limit_bytes=None if policy is None else policy.limit_bytes,
         vram_bytes=vram,
-        features=(Feature("mode", policy is not None, why_on(device)), *features, *problems),
+        features=(
+            Feature("mode", policy is not None, why_on(device)),
+            *features,
+            *_told(),
+            *problems,
+        ),
         versions={**versions(), **found},
     )
     if usage is None:

@@ -5,7 +5,7 @@ What is general asks here; what a framework is like inside, only its folder know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -29,6 +29,8 @@ class Folder(NamedTuple):
     pool_name: str
 
 
+DATA_CACHE = "data cache"
+"""What a trace calls that which caches of data have done."""
 FOLDERS = [Folder("Chainer", "chainer", "umem.chainer", "chainer.backends.cuda.memory_pool")]
 
 
@@ -41,11 +43,14 @@ class Framework:
         source: what makes its operations heard by recorders.
         parts: the arrays, or other containers of them, in one of its objects; None where the
             object is none of its own. Raises HintError where it cannot have any yet.
+        told: sentences on what else the run has done so far, by what they are about, such as
+            `DATA_CACHE`: for traces and `umem.status`.
     """
 
     name: str
     source: Source
     parts: Callable[[Any], Iterable[Any] | None]
+    told: Callable[[], Mapping[str, str]] = dict
 
 
 _registered: list[Framework] = []
@@ -67,6 +72,11 @@ def names() -> str:
     """Name all frameworks in words: those that have a folder, and those registered beside them."""
     found = [folder.name for folder in FOLDERS] + [framework.name for framework in _registered]
     return " or ".join(dict.fromkeys(found))
+
+
+def told() -> dict[str, str]:
+    """Say what the run has done so far, beside its steps; nothing where there is nothing."""
+    return {name: text for framework in _registered for name, text in framework.told().items()}
 
 
 def parts_of(x: Any) -> Iterable[Any] | None:

@@ -10,12 +10,14 @@ from typing import NamedTuple
 from rich.text import Text
 
 from umem.predict.cupy_differences import on_gpu
+from umem.printable import shown
 from umem.reports.text.lines import Column, clipped, table, wrapped
 from umem.trace.analysis.analysis import Analysis, OpTotal, Vram
 from umem.trace.analysis.bands import thinned
 from umem.trace.analysis.leaks import Leak
 from umem.trace.analysis.tensors import Tensor
 from umem.trace.axes import listed
+from umem.trace.frameworks import DATA_CACHE
 from umem.units import format_bytes, format_seconds
 
 ROWS = 10
@@ -59,6 +61,7 @@ def _lines(
     yield from _operations(analysis, width)
     yield from _chart(analysis, width, plain)
     yield from _leaks(analysis, width)
+    yield from _data(analysis, width)
 
 
 def _text(lines: Sequence[str]) -> Iterator[Text]:
@@ -267,6 +270,13 @@ def _marks(analysis: Analysis, count: int) -> list[str]:
 
 
 # -- what outlives its step --------------------------------------------------------------------
+
+
+def _data(analysis: Analysis, width: int) -> Iterator[Text]:
+    found = analysis.trace.meta.get(DATA_CACHE)
+    if found is not None:
+        lines = wrapped(shown(found), width)
+        yield from _section("Data that was cached, up to the end of these steps", width, lines)
 
 
 def _leaks(analysis: Analysis, width: int) -> Iterator[Text]:

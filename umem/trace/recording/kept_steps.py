@@ -12,6 +12,7 @@ from typing import NamedTuple
 from umem.errors import SizeError
 from umem.extras import installed_version
 from umem.trace.events import Event, Mark, Op
+from umem.trace.frameworks import told
 from umem.trace.recording.buffer import Boundary
 from umem.trace.recording.recorder import Recorder
 from umem.trace.trace import Trace
@@ -224,10 +225,10 @@ class Keeper:
 
 
 def _provenance() -> dict[str, str]:
-    """Say where a trace comes from, for reports to show: versions and the kind of machine."""
+    """Say where a trace comes from, and what else its run has done, for reports to show."""
     names = ("umem", "python", "numpy", "chainer", "cupy")
     versions = {name: text for name in names if (text := installed_version(name))}
-    return {**versions, "machine": f"{platform.system()} {platform.machine()}"}
+    return {**versions, "machine": f"{platform.system()} {platform.machine()}", **told()}
 
 
 def _counted(count: int) -> str:
