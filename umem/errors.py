@@ -26,6 +26,7 @@
     +-- OnnxError               also ValueError: a model in ONNX that no step can be made of
     +-- LayerError              also ValueError: a layer that cannot be exchanged or tied
     +-- DataError               also ValueError: data, or an order of it, not as it should be
+    +-- QuantizationError       also ValueError: what cannot be in few bits, or is another model's
     +-- FileError               also OSError: what is in the place of a file is none, or in the way,
     |                           or there is no room for it
     +-- SnapshotError           also ValueError: a saved run that cannot be loaded
@@ -151,6 +152,10 @@ class LayerError(UmemError, ValueError):
 
 class DataError(UmemError, ValueError):
     """Data, in a file or cached, or an order of it, that is not what it should be."""
+
+
+class QuantizationError(UmemError, ValueError):
+    """A model, its calibration or its file cannot be in few bits; no model was changed."""
 
 
 class FileError(UmemError, OSError):

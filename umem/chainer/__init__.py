@@ -29,6 +29,9 @@ from umem.chainer.parallel.sharding import sharded  # noqa: E402
 from umem.chainer.precision.bfloat16_states import bfloat16_states  # noqa: E402
 from umem.chainer.precision.half_precision import half_precision  # noqa: E402
 from umem.chainer.precision.saved_in import saved_in  # noqa: E402
+from umem.chainer.quantization.aware import quantization_aware  # noqa: E402
+from umem.chainer.quantization.quantized_file import load_quantized, save_quantized  # noqa: E402
+from umem.chainer.quantization.quantizing import quantize  # noqa: E402
 from umem.chainer.recompute.recompute import Recompute  # noqa: E402
 from umem.chainer.resume.in_a_loop import resume_run, save_run  # noqa: E402
 from umem.chainer.resume.snapshot_extension import Snapshot  # noqa: E402
@@ -59,7 +62,11 @@ __all__ = [
     "diet",
     "find_batch",
     "half_precision",
+    "load_quantized",
+    "quantization_aware",
+    "quantize",
     "resume_run",
+    "save_quantized",
     "save_run",
     "saved_in",
     "sharded",

@@ -58,17 +58,23 @@ def size_of(arrays: Arrays) -> int:
     return len(_header(arrays)) + sum(array.nbytes for array in arrays.values())
 
 
-def pieces(arrays: Arrays) -> Iterator[memoryview]:
-    """Yield the bytes of the file in order; arrays are C-contiguous, of a type that has a name."""
-    yield memoryview(_header(arrays))
+def pieces(arrays: Arrays, notes: Mapping[str, str] | None = None) -> Iterator[memoryview]:
+    """Yield the bytes of the file in order.
+
+    Args:
+        arrays: C-contiguous, of a type that has a name.
+        notes: what else the header says, which the format calls metadata.
+    """
+    yield memoryview(_header(arrays, notes))
     for name in _in_order(arrays):
         data = arrays[name].reshape(-1).view(np.uint8).data
         for start in range(0, len(data), _PIECE):
             yield data[start : start + _PIECE]
 
 
-def _header(arrays: Arrays) -> bytes:
-    described, end = {}, 0
+def _header(arrays: Arrays, notes: Mapping[str, str] | None = None) -> bytes:
+    described: dict[str, Any] = {"__metadata__": dict(notes)} if notes else {}
+    end = 0
     for name in _in_order(arrays):
         array = arrays[name]
         start, end = end, end + array.nbytes
@@ -108,6 +114,8 @@ class ArraysInFile(Mapping[str, "np.ndarray[Any, Any]"]):
             ) from error
         self._stack = ExitStack()
         self._file: Any = self._stack.enter_context(safe_open(path, "np"))
+        self.notes: dict[str, str] = self._file.metadata() or {}
+        """What else the header says."""
         ours = {theirs: ours for ours, theirs in _TYPES.items()}
         self.described: dict[str, tuple[tuple[int, ...], str]] = {}
         """The shape and the type of each array."""

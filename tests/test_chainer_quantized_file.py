@@ -1,0 +1,231 @@
+"""Quantised models in files: the same bits, the bytes that were promised, and no other model's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from umem.compat.installation import find_package
+
+if find_package() is None:
+    pytest.skip("no Chainer", allow_module_level=True)
+
+import umem.chainer  # noqa: F401  isort: skip  (before chainer)
+import chainer
+import chainer.functions as F
+import chainer.links as L
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from umem.chainer import load_quantized, quantize, save_quantized
+from umem.errors import FileError, QuantizationError, StateError, UnsupportedError
+
+Array = np.ndarray[Any, Any]
+
+
+class Network(chainer.Chain):  # type: ignore[misc]
+    """Tied words, a convolution in groups, a normalisation with numbers of its own."""
+
+    def __init__(self, width: int = 6, stride: int = 1, lazy: bool = False) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.embed = L.EmbedID(20, 8)
+            self.conv = L.Convolution2D(
+                None if lazy else 4, width, (1, 3), stride, (0, 1), groups=2
+            )
+            self.norm = L.BatchNormalization(width)
+            self.middle = L.Linear(None if lazy else width * 8, 8)
+            self.out = L.Linear(8, 20, nobias=True)
+            self.out.W = self.embed.W
+
+    def forward(self, x: Any) -> Any:
+        y = F.reshape(self.embed(x), (-1, 4, 2, 4))
+        return self.out(F.tanh(self.middle(F.relu(self.norm(self.conv(y))))))
+
+
+WORDS = np.random.default_rng(1).integers(0, 20, (16, 4)).astype("i")
+
+
+def network(seed: int = 0, **how: Any) -> Network:
+    np.random.seed(seed)
+    return Network(**how)
+
+
+def called(model: Any) -> Array:
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        y: Array = model(WORDS).array
+        return y
+
+
+@pytest.fixture
+def small() -> Any:
+    model = network()
+    model.norm.avg_mean[...] = 0.1
+    model.norm.N = 7
+    return quantize(model, WORDS)
+
+
+@pytest.fixture
+def path(small: Any, tmp_path: Path) -> Path:
+    save_quantized(tmp_path / "net.safetensors", small)
+    return tmp_path / "net.safetensors"
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(("bits", "group"), [(8, None), (4, None), (4, 8)])
+def test_a_file_gives_the_same_bits_into_any_model_of_its_kind(
+    tmp_path: Path, bits: int, group: int | None, lazy: bool
+) -> None:
+    small = quantize(network(), WORDS, bits, group=group, keep=["middle"])
+    save_quantized(tmp_path / "net", small)
+    model = network(3, lazy=lazy)
+    loaded = load_quantized(tmp_path / "net", model)
+    assert (called(loaded) == called(small)).all()
+    assert type(model.conv) is L.Convolution2D and type(loaded.middle) is L.Linear
+    assert loaded.out.weight is loaded.embed.weight
+    assert model.middle.W.is_initialized != lazy
+    save_quantized(tmp_path / "again", loaded)
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "net").read_bytes()
+
+
+def test_codes_lie_in_the_file_as_in_memory_and_once(path: Path, small: Any) -> None:
+    arrays = load_file(path)
+    assert arrays["conv/weight/codes"].dtype == np.int8
+    assert (arrays["conv/weight/codes"] == small.conv.weight.codes).all()
+    codes = [name for name in arrays if name.endswith("codes")]
+    assert sorted(codes) == ["conv/weight/codes", "embed/weight/codes", "middle/weight/codes"]
+    with safe_open(path, "np") as file:
+        notes = file.metadata()
+    assert notes["format"] == "umem quantized model" and notes["version"] == "1"
+    assert json.loads(notes["model"])["values"]["norm/N"] == 7
+
+
+def test_four_bits_take_half_a_byte(tmp_path: Path) -> None:
+    model = L.Linear(301, 200, nobias=True)
+    small = quantize(model, np.ones((1, 301), "f"), 4)
+    save_quantized(tmp_path / "net", small)
+    assert load_file(tmp_path / "net")["weight/codes"].shape == (200, 151)
+    assert (tmp_path / "net").stat().st_size < 200 * 151 + 4 * 200 + 8 + 600
+
+
+def refused(path: Path, model: Any, match: str, error: type[Exception] = QuantizationError) -> None:
+    """See that a file is refused, and the model stays as it was."""
+    links = [type(each) for each in model.links()]
+    arrays = {name: each.array.copy() for name, each in model.namedparams()}
+    with pytest.raises(error, match=match):
+        load_quantized(path, model)
+    assert [type(each) for each in model.links()] == links
+    assert all((arrays[name] == each.array).all() for name, each in model.namedparams())
+
+
+def test_a_file_of_another_model_is_refused_with_what_differs(path: Path) -> None:
+    wide = network(width=8)
+    refused(path, wide, r"/conv is Convolution2D \(in_channels 4, out_channels 6.*there and .* 8")
+    refused(path, network(stride=2), r"stride \[1, 1\].* there and .*stride \[2, 2\]")
+    less = network()
+    del less.middle
+    refused(path, less, r"it has /middle \(QuantizedLinear\)")
+    more = network()
+    with more.init_scope():
+        more.extra = L.Linear(2, 2)
+    refused(path, more, r"it has no /extra \(Linear\)")
+    other = network()
+    del other.middle
+    with other.init_scope():
+        other.middle = L.EmbedID(48, 8)
+    refused(path, other, r"/middle is Linear .* there and EmbedID .* here")
+    apart = network()
+    apart.out.W = chainer.Parameter(apart.embed.W.array.copy())
+    refused(path, apart, "it has no ")
+    biased = network()
+    with biased.out.init_scope():
+        biased.out.b = chainer.Parameter(np.zeros(20, "f"))
+    refused(path, biased, "it has no out/bias")
+    refused(path, quantize(network(), WORDS), "is quantised already", StateError)
+
+
+def test_files_of_other_formats_and_versions_are_refused(path: Path, tmp_path: Path) -> None:
+    model = network()
+    with safe_open(path, "np") as file:
+        notes = file.metadata()
+    arrays = load_file(path)
+    save_file(arrays, path, {**notes, "version": "2"})
+    refused(path, model, "is of version 2 of the format; this umem reads version 1")
+    save_file(arrays, path)
+    refused(path, model, "no file that umem.chainer.save_quantized wrote")
+    path.write_bytes(b"not one at all")
+    refused(path, model, "no file of safetensors")
+    refused(tmp_path / "none", model, "there is no such file", FileError)
+    refused(tmp_path, model, "it is a folder", FileError)
+
+
+def test_damaged_files_are_refused(path: Path) -> None:
+    model = network()
+    whole = path.read_bytes()
+    for size in (0, 5, 200, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        refused(path, model, "no file of safetensors")
+    path.write_bytes(whole)
+    with safe_open(path, "np") as file:
+        notes = file.metadata()
+    arrays = load_file(path)
+
+    def damaged(match: str, other: dict[str, Any] | None = None, **changed: Array) -> None:
+        named = {name.replace("__", "/"): array for name, array in changed.items()}
+        save_file({**arrays, **named}, path, {**notes, **(other or {})})
+        refused(path, model, match)
+
+    scales = arrays["conv/weight/scales"]
+    damaged("/conv: a scale is no positive", conv__weight__scales=np.full_like(scales, np.nan))
+    damaged("a scale is no positive number", conv__weight__scales=0 * scales)
+    codes = np.full_like(arrays["conv/weight/codes"], -128)
+    damaged("a code is below -127", conv__weight__codes=codes)
+    damaged("its input has the scale", middle__step=np.array([np.inf, 0], "f"))
+    damaged("the zero point 0.5", middle__step=np.array([1, 0.5], "f"))
+    damaged("of another model: it has more", more=scales)
+    damaged("float64 of shape", conv__weight__scales=scales.astype("d"))
+    damaged("its description is none", {"model": "{}"})
+    damaged("its description is none", {"model": notes["model"].replace('"bits":8', '"bits":5')})
+    del arrays["middle/bias"]
+    damaged("it has no middle/bias")
+
+
+def test_damaged_codes_of_four_bits_are_refused(tmp_path: Path) -> None:
+    model = L.Linear(3, 2, nobias=True)
+    small = quantize(model, np.ones((1, 3), "f"), 4, group=8)
+    for name, bad in (("codes", 0x08), ("codes", 0x80), ("multipliers", 19), ("multipliers", 0)):
+        was = getattr(small.weight, name).copy()
+        getattr(small.weight, name)[1, 0] = bad
+        save_quantized(tmp_path / "net", small, force=True)
+        refused(tmp_path / "net", model, "a code is below -7|a multiplier is not from 1 to 18")
+        getattr(small.weight, name)[...] = was
+
+
+def test_what_cannot_be_written_leaves_no_file(small: Any, tmp_path: Path) -> None:
+    path = tmp_path / "net"
+    with pytest.raises(StateError, match="is not quantised"):
+        save_quantized(path, network())
+    small.norm.N = object()
+    with pytest.raises(UnsupportedError, match="norm/N"):
+        save_quantized(path, small)
+    assert not list(tmp_path.iterdir())
+    small.norm.N = 1
+    with pytest.raises(FileError, match="no such file or folder"):
+        save_quantized(tmp_path / "none" / "net", small)
+    path.write_text("mine")
+    with pytest.raises(FileError, match="exists"):
+        save_quantized(path, small)
+    assert path.read_text() == "mine"
+    save_quantized(path, small, force=True)
+    assert (called(load_quantized(path, network())) == called(small)).all()
+
+
+def test_a_single_link_goes_into_a_file_too(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 5)).astype("f")
+    small = quantize(L.Linear(5, 3), x)
+    save_quantized(tmp_path / "net", small)
+    assert (load_quantized(tmp_path / "net", L.Linear(3))(x).array == small(x).array).all()

@@ -1,0 +1,100 @@
+"""`quantization_aware`: training for a model in few bits, until undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from umem.chainer.quantization.aware_links import AWARE, AwareLayer, become_aware, become_plain
+from umem.chainer.quantization.exchanging import by_path, checked_names
+from umem.chainer.quantization.quantized_links import QuantizedLayer
+from umem.chainer.quantization.scheme import Scheme
+from umem.errors import QuantizationError, StateError
+
+__all__ = ["QuantizationAware", "quantization_aware"]
+
+
+def quantization_aware(
+    model: Any,
+    bits: int = 4,
+    *,
+    activation_bits: int = 8,
+    group: int | None = None,
+    keep: Iterable[str] = (),
+) -> QuantizationAware:
+    """Have a model train as if it were quantised, from now on; in place.
+
+    `Linear`, `Convolution2D` and `EmbedID` round weights and inputs to what their codes stand for,
+    and gradients go straight through (Bengio et al. 2013). Parameters stay floats, with their names
+    and their optimizer. Ranges of inputs follow the batches of training, by an exponential moving
+    average (Jacob et al. 2018), and are saved with the model.
+
+    An evaluation (``chainer.config.train`` False, without a graph) computes with whole numbers what
+    ``umem.chainer.quantize(model)`` then computes, to the bit. Train a model in floats first, and
+    some epochs more so.
+
+    Args:
+        model: a link or chain; its quantised layers must be of exactly these classes.
+        bits, activation_bits, group: see `umem.chainer.quantize`.
+        keep: names of links that train in floats, such as "/score".
+
+    Returns:
+        what ends it: ``undo()``, or the end of ``with`` it.
+
+    Cost: each step rounds every weight and input once: see docs/quantization.md.
+
+    Raises:
+        QuantizationError: bits that are not, names that are not, or no layer to train so.
+        StateError: the model is quantised, or trains so already. The model is as before.
+    """
+    scheme = Scheme(bits, activation_bits, group)
+    links = by_path(model)
+    kept = checked_names(keep, links)
+    for path, link in links.items():
+        if isinstance(link, QuantizedLayer):
+            raise StateError(f"{path} is quantised: train the one in floats")
+        if isinstance(link, AwareLayer):
+            raise StateError(f"{path} trains for few bits already: undo() that first")
+    chosen = [link for path, link in links.items() if type(link) in AWARE and path not in kept]
+    if not chosen:
+        raise QuantizationError("no layer can train so: there is no Linear, Convolution2D, EmbedID")
+    return QuantizationAware(chosen, scheme)
+
+
+class QuantizationAware:
+    """Training for few bits, while it is on; see `quantization_aware`.
+
+    Attributes:
+        scheme: of how many bits.
+    """
+
+    def __init__(self, links: list[Any], scheme: Scheme) -> None:
+        self.scheme = scheme
+        self._links = links
+        for link in links:
+            become_aware(link, scheme)
+
+    def undo(self) -> None:
+        """Have the model train in floats again; call `quantize` before. Ranges are forgotten.
+
+        Raises:
+            StateError: it was undone before; nothing has changed.
+        """
+        if not self._links:
+            raise StateError("quantization_aware was undone already: the model trains in floats")
+        for link in self._links:
+            become_plain(link)
+        self._links = []
+
+    def __enter__(self) -> QuantizationAware:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._links:
+            self.undo()

@@ -1,0 +1,85 @@
+"""A copy of a model in which some links are others; nothing of what they had is copied."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import chainer
+
+from umem.errors import QuantizationError
+
+
+def exchanged(model: Any, instead: Mapping[Any, Any]) -> Any:
+    """Copy a model deeply, with other links in the places of some, wherever they are referred to.
+
+    States of optimizers and gradients are left out of the copy. The model stays as it is.
+
+    Args:
+        instead: by link.
+
+    Raises:
+        QuantizationError: something in the model cannot be copied.
+    """
+    memo: dict[int, Any] = {id(old): new for old, new in instead.items()}
+    for parameter in model.params():
+        if parameter.update_rule is not None:
+            memo[id(parameter.update_rule)] = None
+        if parameter.is_initialized and parameter.grad is not None:
+            memo[id(parameter.grad)] = None
+    try:
+        made = _copied(model, memo)
+    except Exception as error:  # whatever the program's own objects raise
+        raise QuantizationError(
+            f"the model cannot be copied, which copy.deepcopy(model) has to do: {error}"
+        ) from error
+    made.cleargrads()
+    return made
+
+
+def _copied(model: Any, memo: dict[int, Any]) -> Any:
+    """Copy, with lambdas in a Sequential, which refuses to be reduced for their sake."""
+    chains = [
+        link for link in model.links()
+        if isinstance(link, chainer.Sequential) and id(link) not in memo
+    ]  # fmt: skip
+    chains = list({id(each): each for each in chains}.values())
+    for chain in chains:
+        memo[id(chain)] = chainer.Sequential.__new__(type(chain))
+    for chain in chains:
+        vars(memo[id(chain)]).update(copy.deepcopy(vars(chain), memo))
+    return copy.deepcopy(model, memo)
+
+
+def own_names(link: Any) -> list[str]:
+    """Name the parameters that are a link's own, and not its children's."""
+    return sorted(link._params)  # there is no public way to them alone
+
+
+def by_path(model: Any) -> dict[str, Any]:
+    """Return the links of a model by their path, each once; the model itself is ``/``."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for path, link in model.namedlinks():
+        if id(link) not in seen:
+            seen.add(id(link))
+            found[path or "/"] = link
+    return found
+
+
+def checked_names(names: Iterable[str], links: Mapping[str, Any]) -> set[str]:
+    """Return paths by names that people give, with or without the first slash.
+
+    Raises:
+        QuantizationError: there is no such link.
+    """
+    if isinstance(names, str):
+        names = (names,)
+    paths = {"/" + name.lstrip("/") for name in names}
+    unknown = sorted(paths - links.keys())
+    if unknown:
+        raise QuantizationError(
+            f"keep names {', '.join(unknown)}, which the model has not; it has {', '.join(links)}"
+        )
+    return paths

@@ -1,0 +1,55 @@
+"""Products of whole numbers, exact, by matrix products in float32.
+
+NumPy multiplies matrices of integers without BLAS, some hundred times slower than floats, and CuPy
+has no simple way to a GPU's instructions for 8 bits. But float32 has every whole number up to
+2**24, and neither rounds a product of an input's code (at most 255) and a weight's (at most 127)
+nor a sum of `DEPTH` of these, in whatever order and however fused a library adds: 512 * 255 * 127
+is 16,581,120, below 2**24. TF32 changes nothing, as it has 11 bits for a factor and sums in
+float32. Sums of more products are sums of such tiles in int32.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from chainer.backend import get_array_module
+
+DEPTH = 512
+"""Products that are summed in float32."""
+WIDTH = 512
+"""Rows of a weight that are float32 at once: with `DEPTH`, a chunk of 1 MiB."""
+LARGEST_SUM = 2**31 - 1
+
+
+class WholeNumbers(Protocol):
+    """A matrix of whole numbers from -127 to 127, of which parts can be had in float32."""
+
+    def part(self, rows: slice, columns: slice) -> Any:
+        """Return a stretch of rows and of columns, which begin at a multiple of `DEPTH`."""
+
+
+def integer_product(codes: Any, weight: WholeNumbers, rows: slice) -> Any:
+    """Multiply codes by rows of a weight: what int32 would have, to the bit.
+
+    No more of the weight than one chunk of `WIDTH` by `DEPTH` is float32 at any time.
+
+    Args:
+        codes: of shape (m, k), float32 that are whole numbers from -255 to 255.
+        weight: of k columns; the sum of a row's magnitudes times 255 is at most `LARGEST_SUM`.
+        rows: a stretch of the weight's rows; n of them.
+
+    Returns:
+        int32 of shape (m, n): row i has the products of ``codes[i]`` with each row of the weight.
+    """
+    xp = get_array_module(codes)
+    count, depth = codes.shape
+    total = xp.zeros((count, rows.stop - rows.start), np.int32)
+    for left in range(0, depth, DEPTH):
+        columns = slice(left, min(left + DEPTH, depth))
+        given = codes[:, columns]
+        for top in range(rows.start, rows.stop, WIDTH):
+            part = slice(top, min(top + WIDTH, rows.stop))
+            product = xp.matmul(given, weight.part(part, columns).T)
+            total[:, top - rows.start : part.stop - rows.start] += product.astype(np.int32)
+    return total

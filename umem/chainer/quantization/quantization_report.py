@@ -1,0 +1,67 @@
+"""What became of a model's layers: their bytes before and after, and why some stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from umem.units import format_bytes
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """A layer with parameters.
+
+    Attributes:
+        path: such as ``/first``.
+        kind: the class of its link now.
+        float_bytes: of its parameters, as they were.
+        quantized_bytes: of its arrays now; the same where it stays.
+        stays: why it stays in floats; None where it does not.
+    """
+
+    path: str
+    kind: str
+    float_bytes: int
+    quantized_bytes: int
+    stays: str | None
+
+
+@dataclass(frozen=True)
+class QuantizationReport:
+    """The layers of a quantised model; a weight that several share is counted in the first.
+
+    Attributes:
+        layers: in the order of the model's links.
+    """
+
+    layers: tuple[LayerReport, ...]
+
+    @property
+    def float_bytes(self) -> int:
+        """The bytes of all parameters, as they were."""
+        return sum(layer.float_bytes for layer in self.layers)
+
+    @property
+    def quantized_bytes(self) -> int:
+        """The bytes of the same layers now."""
+        return sum(layer.quantized_bytes for layer in self.layers)
+
+    @property
+    def stays(self) -> dict[str, str]:
+        """Why a layer stays in floats, by its path."""
+        return {layer.path: layer.stays for layer in self.layers if layer.stays is not None}
+
+    def __str__(self) -> str:
+        width = max(len(layer.path) for layer in self.layers)
+        lines = [
+            f"{layer.path:{width}}  {format_bytes(layer.float_bytes):>10} -> "
+            f"{format_bytes(layer.quantized_bytes):>10}  {layer.kind}"
+            + (f": {layer.stays}" if layer.stays else "")
+            for layer in self.layers
+        ]
+        share = self.quantized_bytes / max(1, self.float_bytes)
+        lines.append(
+            f"{'all':{width}}  {format_bytes(self.float_bytes):>10} -> "
+            f"{format_bytes(self.quantized_bytes):>10}  {share:.2f} of the bytes"
+        )
+        return "\n".join(lines)

@@ -1,0 +1,261 @@
+"""Quantised models in files: safetensors, with codes as they are in memory; nothing is executed.
+
+The file's metadata has the version of the format, the scheme, and of each layer its path, its kind
+and its sizes, which a model has to have, too, that the file is loaded for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from chainer.backends import cuda
+
+from umem.chainer.quantization.exchanging import by_path, exchanged, own_names
+from umem.chainer.quantization.quantized_links import KINDS, QuantizedLayer, specs_of, weight_shape
+from umem.chainer.quantization.quantized_weight import QuantizedWeight
+from umem.chainer.quantization.scheme import Scheme
+from umem.chainer.resume.collecting import Collector, Distributor, MissingValue
+from umem.errors import FileError, QuantizationError, SnapshotError, StateError
+from umem.files import open_regular, reason, whole
+from umem.printable import shown
+from umem.snapshots.arrays_file import ArraysInFile, pieces
+
+__all__ = ["load_quantized", "save_quantized"]
+
+_FORMAT = "umem quantized model"
+_VERSION = 1
+_QUANTIZED = {kind.__name__: kind for kind in KINDS.values()}
+
+
+def save_quantized(path: str | os.PathLike[str], model: Any, *, force: bool = False) -> None:
+    """Write a model that `quantize` made to a file of safetensors: codes, scales, all the rest.
+
+    The file has its name when it is complete. An array that layers share is written once.
+
+    Args:
+        path: its name; ".safetensors" is usual.
+        model: on NumPy or CuPy.
+        force: replace a file that exists.
+
+    Raises:
+        StateError: the model is not quantised. FileError: see `umem.files.whole`. UnsupportedError:
+            the model has something that neither safetensors nor JSON can say. There is no file
+            then, or the one that was there.
+    """
+    schemes = [link.scheme for link in model.links() if isinstance(link, QuantizedLayer)]
+    if not schemes:
+        raise StateError("the model is not quantised: give what umem.chainer.quantize returns")
+    collector = Collector()
+    model.serialize(collector)
+    arrays = {name: _on_host(array) for name, array in _once(collector.arrays).items()}
+    description = {
+        "scheme": vars(schemes[0]),
+        "layers": _structure(model),
+        "values": collector.values,
+    }
+    notes = {
+        "format": _FORMAT,
+        "version": str(_VERSION),
+        "model": json.dumps(description, separators=(",", ":")),
+    }
+    try:
+        with whole(Path(path), force=force) as file:
+            for piece in pieces(arrays, notes):
+                file.write(piece)
+    except FileError:
+        raise
+    except (OSError, ValueError) as error:
+        raise FileError(f"cannot write {shown(path)}: {reason(error)}") from error
+
+
+def load_quantized(path: str | os.PathLike[str], model: Any) -> Any:
+    """Read a quantised model from a file.
+
+    Args:
+        path: of a file that `save_quantized` wrote.
+        model: one in floats, made as the one that was quantised; its weights may be whatever they
+            are, or not initialised, which takes no memory. It stays as it is.
+
+    Returns:
+        A new model, quantised, on the device of ``model``.
+
+    Raises:
+        QuantizationError: the file is none of these, of a newer version, of another model (what
+            differs is said), or damaged. FileError: it cannot be read. StateError: the model is
+            quantised. MissingDependencyError: safetensors is missing.
+    """
+    arrays = _opened(path)
+    try:
+        return _loaded(shown(path), arrays, model)
+    finally:
+        arrays.close()
+
+
+def _opened(path: str | os.PathLike[str]) -> ArraysInFile:
+    try:
+        open_regular(path).close()
+    except FileError as error:
+        raise FileError(f"{shown(path)}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise FileError(f"cannot read {shown(path)}: {reason(error)}") from error
+    try:
+        return ArraysInFile(Path(path))
+    except ImportError:
+        raise
+    except Exception as error:  # the library's own errors, and types that NumPy has not
+        raise QuantizationError(f"{shown(path)} is no file of safetensors: {error}") from error
+
+
+def _loaded(name: str, arrays: ArraysInFile, model: Any) -> Any:
+    description = _description(name, arrays.notes)
+    links = by_path(model)
+    for path, link in links.items():
+        if isinstance(link, QuantizedLayer):
+            raise StateError(f"{path} is quantised already: give the model in floats")
+    layers = description["layers"]
+    differences = _differences(layers, links)
+    if differences:
+        raise QuantizationError(f"{name} is of another model: {'; '.join(differences)}")
+    made = exchanged(model, _empty(layers, links, Scheme(**description["scheme"])))
+    _fill(name, made, arrays, description["values"])
+    for path, link in by_path(made).items():
+        wrong = _wrong(link) if isinstance(link, QuantizedLayer) else None
+        if wrong is not None:
+            raise QuantizationError(f"{name} is damaged: {path}: {wrong}")
+    return made
+
+
+def _description(name: str, notes: dict[str, str]) -> dict[str, Any]:
+    if notes.get("format") != _FORMAT:
+        raise QuantizationError(f"{name} is no file that umem.chainer.save_quantized wrote")
+    if notes.get("version") != str(_VERSION):
+        raise QuantizationError(
+            f"{name} is of version {notes.get('version')} of the format; this umem reads version "
+            f"{_VERSION}"
+        )
+    try:
+        found: dict[str, Any] = json.loads(notes["model"])
+        Scheme(**found["scheme"])
+        for kind, specs in found["layers"].values():
+            if kind in _QUANTIZED:
+                weight_shape(_QUANTIZED[kind], specs)
+        found["values"].items()
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise QuantizationError(f"{name} is damaged: its description is none: {error}") from error
+    return found
+
+
+# -- what a model is -----------------------------------------------------------------------------
+
+
+def _structure(model: Any) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Kind and sizes of each link with arrays of its own, by path."""
+    found = {}
+    for path, link in by_path(model).items():
+        if isinstance(link, QuantizedLayer):
+            found[path] = type(link).__name__, link.specs
+        elif own_names(link) and not isinstance(link, QuantizedWeight):
+            found[path] = _plain(link)
+    return found
+
+
+def _plain(link: Any) -> tuple[str, dict[str, Any]]:
+    parameters = {name: getattr(link, name) for name in own_names(link)}
+    return type(link).__name__, {
+        name: list(each.shape) if each.is_initialized else None for name, each in parameters.items()
+    }
+
+
+def _differences(layers: dict[str, Any], links: dict[str, Any]) -> list[str]:
+    """What of a file's layers a model has not, and the other way round; nothing where it fits."""
+    here = {path: link for path, link in links.items() if own_names(link)}
+    found = [f"it has {path} ({layers[path][0]})" for path in layers.keys() - here.keys()]
+    found += [
+        f"it has no {path} ({type(link).__name__})"
+        for path, link in here.items() if path not in layers
+    ]  # fmt: skip
+    for path, link in here.items():
+        if path in layers:
+            kind, specs = layers[path]
+            ours = _as_listed(kind, link)
+            if ours[0] != kind or not _alike(specs, ours[1]):
+                found.append(f"{path} is {_told(kind, specs)} there and {_told(*ours)} here")
+    return sorted(found)
+
+
+def _as_listed(kind: str, link: Any) -> tuple[str, dict[str, Any]]:
+    """Describe a link as a file does that has a quantised one, or a plain one, of that name."""
+    if kind in _QUANTIZED and isinstance(link, _QUANTIZED[kind].stands_for):
+        return kind, specs_of(link)
+    return _plain(link)
+
+
+def _alike(theirs: Any, ours: dict[str, Any]) -> bool:
+    """Whether sizes are the same, as far as they are known."""
+    if theirs.keys() != ours.keys():
+        return False
+    pairs = [(theirs[name], ours[name]) for name in ours if name != "ignore_label"]
+    is_same = all(a is None or b is None or a == b for a, b in pairs)
+    return is_same and theirs.get("ignore_label") == ours.get("ignore_label")
+
+
+def _told(kind: str, specs: dict[str, Any]) -> str:
+    sizes = ", ".join(f"{name} {value}" for name, value in specs.items())
+    return f"{kind.removeprefix('Quantized')} ({sizes})"
+
+
+# -- filling one -----------------------------------------------------------------------------------
+
+
+def _empty(layers: dict[str, Any], links: dict[str, Any], scheme: Scheme) -> dict[Any, Any]:
+    """Quantised links without content, each in the place of one in floats."""
+    weights: dict[int, QuantizedWeight] = {}
+    made = {}
+    for path, (name, specs) in layers.items():
+        if name not in _QUANTIZED:
+            continue
+        kind, link = _QUANTIZED[name], links[path]
+        if id(link.W) not in weights:
+            shape = weight_shape(kind, specs)
+            weights[id(link.W)] = QuantizedWeight(*shape, scheme, link.device)
+        made[link] = kind.of(link, weights[id(link.W)])
+        made[link].specs = specs
+    return made
+
+
+def _fill(name: str, model: Any, arrays: ArraysInFile, values: dict[str, Any]) -> None:
+    """Put the file's arrays into a model's own; all of them, and into all that there are."""
+    collector = Collector()
+    model.serialize(collector)
+    shared = collector.arrays.keys() - _once(collector.arrays).keys()
+    extra = sorted((arrays.keys() | values) - (collector.arrays.keys() | collector.values))
+    if extra:
+        raise QuantizationError(f"{name} is of another model: it has {', '.join(extra)}")
+    try:
+        model.serialize(Distributor(arrays, values, (), stays=frozenset(shared)))
+    except MissingValue as error:
+        raise QuantizationError(f"{name} is of another model: it has no {error}") from None
+    except SnapshotError as error:
+        raise QuantizationError(f"{name} is of another model: {error}") from None
+
+
+def _wrong(layer: QuantizedLayer) -> str | None:
+    if layer.has_input:
+        scale, zero = (float(each) for each in layer.step)
+        if not 0 < scale < np.inf or not 0 <= zero <= layer.scheme.levels or zero % 1:
+            return f"its input has the scale {scale} and the zero point {zero}"
+    return layer.weight.wrong()
+
+
+def _once(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Arrays without those that have another name, too, which comes before in the alphabet."""
+    found = {id(arrays[name]): name for name in sorted(arrays, reverse=True)}
+    return {name: array for name, array in arrays.items() if found[id(array)] == name}
+
+
+def _on_host(array: Any) -> Any:
+    return np.ascontiguousarray(cuda.to_cpu(array)).reshape(array.shape)

@@ -1,0 +1,250 @@
+"""`quantize`: a model whose layers have weights in 8 or 4 bits and compute with whole numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import chainer
+import chainerx
+import numpy as np
+
+from umem.chainer.quantization.aware_links import AWARE, AwareLayer, aware_step
+from umem.chainer.quantization.calibration import Call, SeenRange, calibrate, run
+from umem.chainer.quantization.exchanging import by_path, checked_names, exchanged, own_names
+from umem.chainer.quantization.integer_products import LARGEST_SUM
+from umem.chainer.quantization.quantization_report import LayerReport, QuantizationReport
+from umem.chainer.quantization.quantized_links import KINDS, QuantizedLayer, WeightReadError
+from umem.chainer.quantization.quantized_weight import QuantizedWeight
+from umem.chainer.quantization.scheme import Scheme, input_step
+from umem.errors import QuantizationError, StateError, UnsupportedError
+
+__all__ = ["quantize"]
+
+
+def quantize(
+    model: Any,
+    calibration: Any = None,
+    bits: int | None = None,
+    *,
+    activation_bits: int | None = None,
+    group: int | None = None,
+    keep: Iterable[str] = (),
+) -> Any:
+    """Make a model for inference whose weights stay in 8 or 4 bits; the one in floats stays.
+
+    `Linear`, `Convolution2D` (in groups, too) and `EmbedID` are exchanged, wherever they are, by
+    links that have their weights as codes, one scale a row, and that multiply whole numbers: the
+    sums are those of int32, to the bit. Inputs are rounded to codes with one scale and one zero
+    point a layer, from what the calibration showed. Between layers all stays as it was. A weight
+    that layers share is quantised once. ``quantization_report`` of what is returned has bytes, and
+    each layer that stays in floats, with the reason; ``print`` it.
+
+    Not exact: docs/quantization.md has what it costs in accuracy and time.
+
+    Args:
+        model: a link or chain on NumPy or CuPy, trained; in float16, 32 or 64. One that is trained
+            under `quantization_aware` has its ranges and bits by itself.
+        calibration: an array, which is one batch, or an iterable of batches, gone through once: an
+            array each, a tuple of the model's arguments or a dictionary of them. Some hundred
+            examples of what the model will see; the range of an input is from its least to its
+            largest number there, and what is outside of it later is clipped. None only after
+            aware training.
+        bits: of a weight: 8 (the default) or 4.
+        activation_bits: of an input: 8 (the default) or 4.
+        group: in 4 bits, columns of a row that share a multiplier, from 8 to 512: closer weights,
+            for one byte each. None: a scale a row is all.
+        keep: names of links to leave in floats, such as "/score".
+
+    Returns:
+        A new model of the same class. It has no gradients: a backward through it raises. It can be
+        copied, moved to a GPU and saved by Chainer's serializers, or by `save_quantized`.
+
+    Cost: a weight is never in float32 as a whole; the peak is both models and some MiB.
+
+    Raises:
+        QuantizationError: bits that are not, names in keep that are not, calibration that is empty
+            or does not go through the model; NaN or infinity, in it or in a weight; weights that
+            are not initialised; nothing that can be exchanged. StateError: the model is quantised.
+            UnsupportedError: ChainerX arrays. The model is as before.
+
+    Sources: Jacob et al. 2018 (arXiv:1712.05877), Krishnamoorthi 2018 (arXiv:1806.08342).
+    """
+    links = by_path(model)
+    _check_model(links)
+    kept = checked_names(keep, links)
+    scheme = _scheme(links, bits, activation_bits, group)
+    chosen, left = _sorted_out(links, kept)
+    paths = {link: path for path, link in chosen.items()}
+    if calibration is None and not any(isinstance(link, AwareLayer) for link in paths):
+        raise QuantizationError("calibration is needed: some hundred inputs of the model")
+    seen: dict[Any, SeenRange] = {}
+    call = None
+    if calibration is not None:
+        seen, call = calibrate(model, calibration, paths)
+    made = _quantized(chosen, seen, scheme, left)
+    return _finished(model, links, made, left, call)
+
+
+def _check_model(links: dict[str, Any]) -> None:
+    for path, link in links.items():
+        if isinstance(link, QuantizedLayer):
+            raise StateError(
+                f"{path} is a {type(link).__name__}: the model is quantised already; quantise the "
+                "one in floats"
+            )
+        for name in own_names(link):
+            if getattr(link, name).device.xp is chainerx:
+                raise UnsupportedError(
+                    f"{path}/{name} is a ChainerX array: move the model to NumPy or CuPy"
+                )
+
+
+def _scheme(
+    links: dict[str, Any], bits: int | None, activation_bits: int | None, group: int | None
+) -> Scheme:
+    """The scheme that is asked for, or that of aware training."""
+    trained = next((link.scheme for link in links.values() if isinstance(link, AwareLayer)), None)
+    if trained is None:
+        return Scheme(
+            8 if bits is None else bits, 8 if activation_bits is None else activation_bits, group
+        )
+    asked = Scheme(
+        trained.bits if bits is None else bits,
+        trained.activation_bits if activation_bits is None else activation_bits,
+        trained.group if group is None else group,
+    )
+    if asked != trained:
+        raise QuantizationError(
+            f"the model was trained for {trained}, and {asked} is asked for: leave out bits, "
+            "activation_bits and group, or undo() the aware training first"
+        )
+    return trained
+
+
+def _sorted_out(links: dict[str, Any], kept: set[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The links to exchange, and why others with parameters stay, by path."""
+    chosen, left = {}, {}
+    for path, link in links.items():
+        if not own_names(link):
+            continue
+        why = "named in keep" if path in kept else _why_not(link)
+        if why is not None:
+            left[path] = why
+            continue
+        _check_weight(path, link)
+        chosen[path] = link
+    return chosen, left
+
+
+def _why_not(link: Any) -> str | None:
+    kind = type(link)
+    if kind in AWARE.values() or kind in KINDS:
+        if not isinstance(link.W, chainer.Parameter):
+            return "its W is no parameter"
+        is_last = getattr(link, "cudnn_fast", False)
+        return "its channels are last (cudnn_fast)" if is_last else None
+    above = next((known.__name__ for known in KINDS if isinstance(link, known)), None)
+    if above is not None:
+        return f"a subclass of {above}, which may compute something else"
+    return "no Linear, Convolution2D or EmbedID"
+
+
+def _check_weight(path: str, link: Any) -> None:
+    for name in own_names(link):
+        parameter = getattr(link, name)
+        if not parameter.is_initialized:
+            raise QuantizationError(
+                f"{path}/{name} is not initialised: nothing was trained. Train or load the model "
+                "first, or call it once"
+            )
+        array = parameter.array
+        limit = 3.4028234e38  # of float32
+        if array.size and not (float(array.min()) >= -limit and float(array.max()) <= limit):
+            raise QuantizationError(f"{path}/{name} has NaN, infinity, or what float32 has not")
+
+
+def _quantized(
+    chosen: dict[str, Any], seen: dict[Any, SeenRange], scheme: Scheme, left: dict[str, str]
+) -> dict[Any, Any]:
+    """The quantised link of each; why one stays goes to ``left``."""
+    weights: dict[int, QuantizedWeight] = {}
+    made = {}
+    for path, link in chosen.items():
+        step = _step_of(link, seen.get(link), scheme)
+        if isinstance(step, str):
+            left[path] = step
+            continue
+        weight = weights.get(id(link.W))
+        if weight is None:
+            weight = weights[id(link.W)] = QuantizedWeight.of(link.W.array, scheme)
+        kind = next(KINDS[known] for known in KINDS if isinstance(link, known))
+        if kind.has_input and weight.largest_sum() > LARGEST_SUM:
+            left[path] = "sums of its products could pass int32"
+            continue
+        made[link] = kind.of(link, weight, step)
+    return made
+
+
+def _step_of(link: Any, seen: SeenRange | None, scheme: Scheme) -> Any:
+    """Scale and zero point of an input, None where it needs none, or why there are none."""
+    kind = next(KINDS[known] for known in KINDS if isinstance(link, known))
+    if not kind.has_input:
+        return None
+    if isinstance(link, AwareLayer):
+        step = aware_step(link)
+        return "never called in training" if step is None else step
+    if seen is None or not seen.calls:
+        return "never called in calibration"
+    step = input_step(np.float64(seen.low), np.float64(seen.high), scheme)
+    return step if float(step[0]) > 0 else "its input was zero throughout calibration"
+
+
+def _finished(
+    model: Any, links: dict[str, Any], made: dict[Any, Any], left: dict[str, str], call: Call | None
+) -> Any:
+    """Exchange, and run once: what reads a layer's W by itself keeps that layer in floats."""
+    while True:
+        if not made:
+            reasons = "; ".join(f"{path}: {why}" for path, why in left.items())
+            raise QuantizationError(f"no layer can be quantised: {reasons or 'there is none'}")
+        quantized = exchanged(model, made)
+        try:
+            if call is not None:
+                run(quantized, call)
+        except WeightReadError as error:
+            reader = error.link
+            link = next(each for each, instead in made.items() if instead is reader)
+            path = next(path for path, each in links.items() if each is link)
+            del made[link]
+            left[path] = "its W is read from outside"
+            continue
+        except Exception as error:
+            raise QuantizationError(
+                f"the quantised model does not run: {type(error).__name__}: {error}. Name the "
+                "layer concerned in keep"
+            ) from error
+        quantized.quantization_report = _report(links, made, left)
+        return quantized
+
+
+def _report(
+    links: dict[str, Any], made: dict[Any, Any], left: dict[str, str]
+) -> QuantizationReport:
+    rows, counted = [], set()
+    for path, link in links.items():
+        if not own_names(link):
+            continue
+        arrays = [getattr(link, name).array for name in own_names(link)]
+        before = sum(array.nbytes for array in arrays if array is not None)
+        layer = made.get(link)
+        after = before
+        if layer is not None:
+            after = layer.nbytes
+            if layer.weight in counted:  # another layer's, too
+                before -= link.W.array.nbytes
+                after -= layer.weight.nbytes
+            counted.add(layer.weight)
+        kind = type(layer or link).__name__
+        rows.append(LayerReport(path, kind, before, after, left.get(path)))
+    return QuantizationReport(tuple(rows))

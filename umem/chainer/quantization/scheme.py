@@ -1,0 +1,176 @@
+"""What numbers become: weights of 8 or 4 bits, symmetric by channel; inputs by tensor, not so.
+
+Weights: a row's largest magnitude is the largest code, 127 or 7, zero is zero, and the codes are
+symmetric: as Krishnamoorthi (2018, section 3.1) recommends, one scale a row (a channel). In 4 bits
+a row may have groups, each with a whole number from 1 to 18 by which its codes are multiplied
+(Dai et al. 2021, VS-Quant), so that products stay whole numbers of at most 7 * 18 = 126.
+
+Inputs: one scale a tensor and a zero point, so that the range need not be symmetric: behind a relu
+there is nothing below zero, and a symmetric code would waste one bit of eight (Jacob et al. 2018,
+section 2.1, equation 1). The range has zero in it, and zero is a code, so that padding is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from chainer.backend import get_array_module
+
+from umem.errors import QuantizationError
+
+CHUNK = 1 << 18
+"""Weights that are converted at once, or one row: 1 MiB of float32."""
+MOST_OF_GROUP = 18
+"""The largest multiplier of a group; 19 times 7 would pass 127."""
+_GROUPS = (8, 16, 32, 64, 128, 256, 512)
+_SMALLEST = float(np.finfo(np.float32).tiny)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a layer is quantised.
+
+    Attributes:
+        bits: those of a weight, 8 or 4.
+        activation_bits: those of an input, 8 or 4.
+        group: columns of a row that share a multiplier, in 4 bits; None where a row has but its
+            scale.
+
+    Raises:
+        QuantizationError: it is something else.
+    """
+
+    bits: int = 8
+    activation_bits: int = 8
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, bits in (("bits", self.bits), ("activation_bits", self.activation_bits)):
+            if isinstance(bits, bool) or bits not in (4, 8):
+                raise QuantizationError(f"{name} is 8 or 4, not {bits!r}")
+        if self.group is None:
+            return
+        if self.bits == 8:
+            raise QuantizationError("groups are for weights of 4 bits: leave out group, or bits=4")
+        if isinstance(self.group, bool) or self.group not in _GROUPS:
+            allowed = ", ".join(map(str, _GROUPS))
+            raise QuantizationError(f"group is None or one of {allowed}, not {self.group!r}")
+
+    @property
+    def largest(self) -> int:
+        """The largest code of a weight."""
+        return 127 if self.bits == 8 else 7
+
+    @property
+    def levels(self) -> int:
+        """The codes of an input, less one."""
+        return int(2**self.activation_bits) - 1
+
+
+# -- weights -----------------------------------------------------------------------------------
+
+
+def row_chunks(rows: int, columns: int) -> Iterator[slice]:
+    """Cut rows into stretches of at most `CHUNK` numbers, or of one row."""
+    step = max(1, CHUNK // max(1, columns))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def encode_rows(weight: Any, scheme: Scheme) -> tuple[Any, Any, Any]:
+    """Find the codes of a weight's rows.
+
+    A row of zeros, or of nothing that float32 has a scale for, has the scale 1 and codes of 0.
+
+    Args:
+        weight: floats of shape (n, k), finite in float32.
+
+    Returns:
+        codes: int8 (n, k). multipliers: uint8 (n, ceil(k / group)), None without groups.
+        scales: float32 (n,).
+    """
+    xp = get_array_module(weight)
+    weight = weight.astype(np.float32, copy=False)
+    if scheme.group is None:
+        scales = _scales(xp, xp.abs(weight).max(axis=1, initial=0.0) / np.float32(scheme.largest))
+        steps, multipliers = scales[:, None], None
+    else:
+        largest = xp.abs(_grouped(weight, scheme.group)).max(axis=2, initial=0.0)
+        wanted = largest / np.float32(scheme.largest)
+        scales = _scales(xp, wanted.max(axis=1, initial=0.0) / np.float32(MOST_OF_GROUP))
+        whole = xp.rint(wanted / scales[:, None]).clip(1, MOST_OF_GROUP)
+        multipliers = whole.astype(np.uint8)
+        steps = spread(whole * scales[:, None], scheme.group, weight.shape[1])
+    codes = xp.rint(weight / steps).clip(-scheme.largest, scheme.largest)
+    return codes.astype(np.int8), multipliers, scales
+
+
+def decode_rows(codes: Any, multipliers: Any, scales: Any, scheme: Scheme) -> Any:
+    """Find the floats that codes stand for: float32 (n, k)."""
+    whole = codes.astype(np.float32)
+    if multipliers is not None:
+        whole *= spread(multipliers, scheme.group, codes.shape[1])
+    whole *= scales[:, None]
+    return whole
+
+
+def spread(by_group: Any, group: int | None, columns: int) -> Any:
+    """Repeat what each group of a row has for each of its columns."""
+    assert group is not None
+    return get_array_module(by_group).repeat(by_group, group, axis=1)[:, :columns]
+
+
+def _grouped(weight: Any, group: int) -> Any:
+    """Rows by group: (n, groups, group), the last filled up with zeros."""
+    xp = get_array_module(weight)
+    rows, columns = weight.shape
+    padded = xp.zeros((rows, -(-columns // group) * group), np.float32)
+    padded[:, :columns] = weight
+    return padded.reshape(rows, -1, group)
+
+
+def _scales(xp: Any, found: Any) -> Any:
+    return xp.where(found < _SMALLEST, np.float32(1), found).astype(np.float32)
+
+
+# -- inputs ------------------------------------------------------------------------------------
+
+
+def input_step(low: Any, high: Any, scheme: Scheme) -> Any:
+    """Find the scale and the zero point of a range (Jacob et al. 2018, section 3).
+
+    Args:
+        low, high: arrays without axes, or numbers; zero is taken into the range.
+
+    Returns:
+        float32 of shape (2,), on the device of ``low``; both 0 where the range is empty or too
+        small for float32 to have its scale.
+    """
+    xp = get_array_module(low)
+    low = xp.minimum(xp.asarray(low, np.float64), 0.0)
+    high = xp.maximum(xp.asarray(high, np.float64), 0.0)
+    scale = ((high - low) / scheme.levels).astype(np.float32)
+    is_range = scale >= _SMALLEST
+    safe = xp.where(is_range, scale, np.float32(1))
+    zero = xp.rint(-low / safe).clip(0, scheme.levels)
+    return xp.where(is_range, xp.stack([scale, zero.astype(np.float32)]), np.float32(0))
+
+
+def encode_input(x: Any, step: Any, scheme: Scheme) -> Any:
+    """Find an input's codes, less their zero point: whole numbers in float32, NaN where NaN is.
+
+    Args:
+        x: floats of any shape.
+        step: scale and zero point, of `input_step`.
+    """
+    xp = get_array_module(x)
+    scale, zero = step[0], step[1]
+    with np.errstate(over="ignore"):  # what is infinite is clipped, too
+        codes = x.astype(np.float32) if x.dtype != np.float32 else x
+        codes = codes / scale
+    xp.rint(codes, out=codes)
+    xp.clip(codes, -zero, scheme.levels - zero, out=codes)
+    return codes
