@@ -88,6 +88,12 @@ def test_a_file_gives_the_same_bits_into_any_model_of_its_kind(
     assert type(model.conv) is L.Convolution2D and type(loaded.middle) is L.Linear
     assert loaded.out.weight is loaded.embed.weight
     assert model.middle.W.is_initialized != lazy
+    assert loaded.quantization_report.quantized_bytes > 0
+    if not lazy:
+        assert [(row.path, row.kind, row.float_bytes, row.quantized_bytes)
+                for row in loaded.quantization_report.layers] == [
+            (row.path, row.kind, row.float_bytes, row.quantized_bytes)
+            for row in small.quantization_report.layers]  # fmt: skip
     save_quantized(tmp_path / "again", loaded)
     assert (tmp_path / "again").read_bytes() == (tmp_path / "net").read_bytes()
 

@@ -40,6 +40,7 @@ WITH_ONE_USER = {
     "umem.chainer.parallel.aggregation": "what is exchanged; the public class is the graph",
     "umem.chainer.parallel.shard_refusals": "a table of what cannot be, and its errors",
     "umem.chainer.precision.halves": "arithmetic of halves on NumPy, which subscribes to nothing",
+    "umem.chainer.quantization.calibration": "what is seen while a model runs on examples",
     "umem.chainer.recompute.executor": "what Chainer tells; the public class is for people",
     "umem.chainer.recompute.graphs_seen": "what is remembered; the pass that goes on is apart",
     "umem.chainer.resume.epoch_orders": "what iterators draw ahead, with threads of their own",

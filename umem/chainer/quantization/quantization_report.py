@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
+from umem.chainer.quantization.exchanging import own_names
 from umem.units import format_bytes
 
 
@@ -65,3 +69,43 @@ class QuantizationReport:
             f"{format_bytes(self.quantized_bytes):>10}  {share:.2f} of the bytes"
         )
         return "\n".join(lines)
+
+
+def report_of(
+    links: Mapping[str, Any], made: Mapping[Any, Any], left: Mapping[str, str]
+) -> QuantizationReport:
+    """Report what became of links.
+
+    Args:
+        links: of the model in floats, by path.
+        made: the quantised link of each that has one.
+        left: why one stays, by path.
+    """
+    rows, counted = [], set()
+    for path, link in links.items():
+        if not own_names(link):
+            continue
+        layer = made.get(link)
+        before = after = _float_bytes(link, layer)
+        if layer is not None:
+            after = layer.nbytes
+            if layer.weight in counted:  # another layer's, too
+                before -= _bytes_of(link.W, layer.weight.shape)
+                after -= layer.weight.nbytes
+            counted.add(layer.weight)
+        rows.append(LayerReport(path, type(layer or link).__name__, before, after, left.get(path)))
+    return QuantizationReport(tuple(rows))
+
+
+def _float_bytes(link: Any, layer: Any) -> int:
+    shape = () if layer is None else layer.weight.shape
+    return sum(
+        _bytes_of(getattr(link, name), shape if name == "W" else ()) for name in own_names(link)
+    )
+
+
+def _bytes_of(parameter: Any, shape: tuple[int, ...]) -> int:
+    """Bytes of a parameter; of one that is not initialised by the shape that it will have."""
+    if parameter.is_initialized:
+        return int(parameter.array.nbytes)
+    return 4 * prod(shape) if shape else 0

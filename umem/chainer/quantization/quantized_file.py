@@ -15,6 +15,7 @@ import numpy as np
 from chainer.backends import cuda
 
 from umem.chainer.quantization.exchanging import by_path, exchanged, own_names
+from umem.chainer.quantization.quantization_report import report_of
 from umem.chainer.quantization.quantized_links import KINDS, QuantizedLayer, specs_of, weight_shape
 from umem.chainer.quantization.quantized_weight import QuantizedWeight
 from umem.chainer.quantization.scheme import Scheme
@@ -120,12 +121,15 @@ def _loaded(name: str, arrays: ArraysInFile, model: Any) -> Any:
     differences = _differences(layers, links)
     if differences:
         raise QuantizationError(f"{name} is of another model: {'; '.join(differences)}")
-    made = exchanged(model, _empty(layers, links, Scheme(**description["scheme"])))
+    instead = _empty(layers, links, Scheme(**description["scheme"]))
+    made = exchanged(model, instead)
     _fill(name, made, arrays, description["values"])
     for path, link in by_path(made).items():
         wrong = _wrong(link) if isinstance(link, QuantizedLayer) else None
         if wrong is not None:
             raise QuantizationError(f"{name} is damaged: {path}: {wrong}")
+    left = {path: "in floats in the file" for path, each in links.items() if each not in instead}
+    made.quantization_report = report_of(links, instead, left)
     return made
 
 

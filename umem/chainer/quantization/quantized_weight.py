@@ -112,7 +112,7 @@ class QuantizedWeight(chainer.Link):
         for chunk in row_chunks(*self.shape):
             # A whole row: the columns start at 0, and groups are whole.
             magnitudes = abs(self.part(chunk, slice(0, self.shape[1])))
-            most = max(most, int(magnitudes.sum(axis=1, dtype=np.float64).max(initial=0)))
+            most = max(most, int(magnitudes.sum(axis=1, dtype=np.float64).max()))
         return most * self.scheme.levels
 
     def wrong(self) -> str | None:
@@ -120,7 +120,7 @@ class QuantizedWeight(chainer.Link):
         xp = get_array_module(self.scales)
         if not bool((xp.isfinite(self.scales) & (self.scales > 0)).all()):
             return "a scale is no positive number"
-        least = int(self.codes.min(initial=1))
+        least = int(self.codes.min())
         if self.scheme.bits == 8 and least < -127:
             return "a code is below -127"
         if self.scheme.bits == 4 and not bool(((self.codes & 15) > 0).all()):

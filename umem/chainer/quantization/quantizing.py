@@ -13,7 +13,7 @@ from umem.chainer.quantization.aware_links import AWARE, AwareLayer, aware_step
 from umem.chainer.quantization.calibration import Call, SeenRange, calibrate, run
 from umem.chainer.quantization.exchanging import by_path, checked_names, exchanged, own_names
 from umem.chainer.quantization.integer_products import LARGEST_SUM
-from umem.chainer.quantization.quantization_report import LayerReport, QuantizationReport
+from umem.chainer.quantization.quantization_report import report_of
 from umem.chainer.quantization.quantized_links import KINDS, QuantizedLayer, WeightReadError
 from umem.chainer.quantization.quantized_weight import QuantizedWeight
 from umem.chainer.quantization.scheme import Scheme, input_step
@@ -142,6 +142,8 @@ def _why_not(link: Any) -> str | None:
     if kind in AWARE.values() or kind in KINDS:
         if not isinstance(link.W, chainer.Parameter):
             return "its W is no parameter"
+        if link.W.is_initialized and not link.W.size:
+            return "its W is empty"
         is_last = getattr(link, "cudnn_fast", False)
         return "its channels are last (cudnn_fast)" if is_last else None
     above = next((known.__name__ for known in KINDS if isinstance(link, known)), None)
@@ -224,27 +226,5 @@ def _finished(
                 f"the quantised model does not run: {type(error).__name__}: {error}. Name the "
                 "layer concerned in keep"
             ) from error
-        quantized.quantization_report = _report(links, made, left)
+        quantized.quantization_report = report_of(links, made, left)
         return quantized
-
-
-def _report(
-    links: dict[str, Any], made: dict[Any, Any], left: dict[str, str]
-) -> QuantizationReport:
-    rows, counted = [], set()
-    for path, link in links.items():
-        if not own_names(link):
-            continue
-        arrays = [getattr(link, name).array for name in own_names(link)]
-        before = sum(array.nbytes for array in arrays if array is not None)
-        layer = made.get(link)
-        after = before
-        if layer is not None:
-            after = layer.nbytes
-            if layer.weight in counted:  # another layer's, too
-                before -= link.W.array.nbytes
-                after -= layer.weight.nbytes
-            counted.add(layer.weight)
-        kind = type(layer or link).__name__
-        rows.append(LayerReport(path, kind, before, after, left.get(path)))
-    return QuantizationReport(tuple(rows))

@@ -95,12 +95,12 @@ def encode_rows(weight: Any, scheme: Scheme) -> tuple[Any, Any, Any]:
     xp = get_array_module(weight)
     weight = weight.astype(np.float32, copy=False)
     if scheme.group is None:
-        scales = _scales(xp, xp.abs(weight).max(axis=1, initial=0.0) / np.float32(scheme.largest))
+        scales = _scales(xp, xp.abs(weight).max(axis=1) / np.float32(scheme.largest))
         steps, multipliers = scales[:, None], None
     else:
-        largest = xp.abs(_grouped(weight, scheme.group)).max(axis=2, initial=0.0)
+        largest = xp.abs(_grouped(weight, scheme.group)).max(axis=2)
         wanted = largest / np.float32(scheme.largest)
-        scales = _scales(xp, wanted.max(axis=1, initial=0.0) / np.float32(MOST_OF_GROUP))
+        scales = _scales(xp, wanted.max(axis=1) / np.float32(MOST_OF_GROUP))
         whole = xp.rint(wanted / scales[:, None]).clip(1, MOST_OF_GROUP)
         multipliers = whole.astype(np.uint8)
         steps = spread(whole * scales[:, None], scheme.group, weight.shape[1])
