@@ -265,6 +265,38 @@ def test_a_shared_weight_is_quantised_once_and_every_reference_follows() -> None
     assert np.abs(called(small, WORDS) - called(model, WORDS)).max() < 0.3
 
 
+def test_what_is_tied_by_umem_is_quantised_once_and_comes_apart_where_one_stays() -> None:
+    def tied() -> Any:
+        np.random.seed(0)
+        model = Tied()
+        model.out.W = chainer.Parameter(numbers(50, 8))
+        umem.chainer.tie(model, "/embed/W", "/out/W")
+        return model
+
+    model = tied()
+    small = quantize(model, WORDS)
+    assert small.out.weight is small.embed.weight
+    for each in (small.copy(), small.copy(mode="copy")):
+        assert (called(each, WORDS) == called(small, WORDS)).all()
+    part = quantize(model, WORDS, keep=["out"])
+    assert "/out/W" in dict(part.namedparams())
+    rows = {layer.path: layer for layer in part.quantization_report.layers}
+    assert rows["/out"].float_bytes == 0 and rows["/out"].quantized_bytes == 4 * 50 * 8
+    assert "/out/W" not in dict(model.namedparams())
+    assert dict(model.copy().namedparams()).keys() == dict(tied().namedparams()).keys()
+
+
+def test_smaller_layers_are_made_of_layers_that_are_exchanged() -> None:
+    np.random.seed(0)
+    model = chainer.Sequential(L.Convolution2D(4, 8, 3, pad=1), F.relu, L.Linear(8 * 36, 64))
+    x = numbers(5, 4, 6, 6)
+    rules = {"/0": umem.chainer.layers.Separable(), "/1": umem.chainer.layers.LowRank(rank=8)}
+    umem.chainer.slimmer(model, rules, x, quiet=True)
+    small = quantize(model, x)
+    assert not small.quantization_report.stays and len(small.quantization_report.layers) == 4
+    assert np.abs(called(small, x) - called(model, x)).max() < 0.05
+
+
 def test_a_layer_whose_weight_others_read_stays_in_floats() -> None:
     class Decoding(chainer.Chain):  # type: ignore[misc]
         def __init__(self) -> None:

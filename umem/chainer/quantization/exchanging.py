@@ -8,6 +8,7 @@ from typing import Any
 
 import chainer
 
+from umem.chainer.layers.tying import CopyWithTies
 from umem.errors import QuantizationError
 
 
@@ -35,7 +36,25 @@ def exchanged(model: Any, instead: Mapping[Any, Any]) -> Any:
             f"the model cannot be copied, which copy.deepcopy(model) has to do: {error}"
         ) from error
     made.cleargrads()
+    _end_ties(made)
     return made
+
+
+def _end_ties(model: Any) -> None:
+    """End ties of `umem.chainer.tie` where a link has no such parameter any more.
+
+    Quantised links share a weight by themselves; one that stays in floats lists what it holds.
+    """
+    for link in model.links():
+        carrier = vars(link).get("copy")
+        if not isinstance(carrier, CopyWithTies):
+            continue
+        for pair in list(carrier.pairs):
+            held = [place for place in pair if place.name in vars(place.link)]
+            if len(held) < len(pair):
+                carrier.leave_out(pair)
+                for place in held:
+                    place.link._params.add(place.name)
 
 
 def _copied(model: Any, memo: dict[int, Any]) -> Any:
@@ -53,8 +72,8 @@ def _copied(model: Any, memo: dict[int, Any]) -> Any:
 
 
 def own_names(link: Any) -> list[str]:
-    """Name the parameters that are a link's own, and not its children's."""
-    return sorted(link._params)  # there is no public way to them alone
+    """Name the parameters that a link has itself, tied ones that another one lists, too."""
+    return sorted(name for name, one in vars(link).items() if isinstance(one, chainer.Parameter))
 
 
 def by_path(model: Any) -> dict[str, Any]:

@@ -81,31 +81,28 @@ def report_of(
         made: the quantised link of each that has one.
         left: why one stays, by path.
     """
-    rows, counted = [], set()
+    rows: list[LayerReport] = []
+    before: set[int] = set()  # what is counted: parameters then, parameters and weights now
+    now: set[int] = set()
     for path, link in links.items():
         if not own_names(link):
             continue
         layer = made.get(link)
-        before = after = _float_bytes(link, layer)
-        if layer is not None:
-            after = layer.nbytes
-            if layer.weight in counted:  # another layer's, too
-                before -= _bytes_of(link.W, layer.weight.shape)
-                after -= layer.weight.nbytes
-            counted.add(layer.weight)
-        rows.append(LayerReport(path, type(layer or link).__name__, before, after, left.get(path)))
+        parameters = [getattr(link, name) for name in own_names(link)]
+        was = sum(_bytes_of(one, link, layer) for one in parameters if id(one) not in before)
+        before.update(map(id, parameters))
+        if layer is None:
+            size = sum(_bytes_of(one, link, None) for one in parameters if id(one) not in now)
+            now.update(map(id, parameters))
+        else:
+            size = layer.nbytes - (layer.weight.nbytes if id(layer.weight) in now else 0)
+            now.add(id(layer.weight))
+        rows.append(LayerReport(path, type(layer or link).__name__, was, size, left.get(path)))
     return QuantizationReport(tuple(rows))
 
 
-def _float_bytes(link: Any, layer: Any) -> int:
-    shape = () if layer is None else layer.weight.shape
-    return sum(
-        _bytes_of(getattr(link, name), shape if name == "W" else ()) for name in own_names(link)
-    )
-
-
-def _bytes_of(parameter: Any, shape: tuple[int, ...]) -> int:
-    """Bytes of a parameter; of one that is not initialised by the shape that it will have."""
+def _bytes_of(parameter: Any, link: Any, layer: Any) -> int:
+    """Bytes of a parameter; of a W that is not initialised, those that it would have."""
     if parameter.is_initialized:
         return int(parameter.array.nbytes)
-    return 4 * prod(shape) if shape else 0
+    return 4 * prod(layer.weight.shape) if layer is not None and parameter is link.W else 0

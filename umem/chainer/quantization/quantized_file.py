@@ -226,8 +226,7 @@ def _empty(layers: dict[str, Any], links: dict[str, Any], scheme: Scheme) -> dic
         if id(link.W) not in weights:
             shape = weight_shape(kind, specs)
             weights[id(link.W)] = QuantizedWeight(*shape, scheme, link.device)
-        made[link] = kind.of(link, weights[id(link.W)])
-        made[link].specs = specs
+        made[link] = kind.of(link, weights[id(link.W)], specs=specs)
     return made
 
 

@@ -52,7 +52,7 @@ class QuantizedLayer(chainer.Chain):
         bias: float32 (n,), or None.
         step: float32 (2,), the scale and the zero point of its input; None for an `EmbedID`.
         scheme: of how many bits.
-        specs: the arguments of the link that it stands for, by name; see `of`.
+        specs: the arguments of the link that it stands for; each is an attribute, too.
     """
 
     stands_for: ClassVar[Any]
@@ -65,6 +65,8 @@ class QuantizedLayer(chainer.Chain):
     ) -> None:
         super().__init__()
         self.scheme, self.specs = weight.scheme, specs
+        for name, value in specs.items():
+            setattr(self, name, tuple(value) if isinstance(value, list) else value)
         with self.init_scope():
             self.weight = weight
         device = weight.device
@@ -77,16 +79,17 @@ class QuantizedLayer(chainer.Chain):
         self.to_device(device)
 
     @classmethod
-    def of(cls, link: Any, weight: QuantizedWeight, step: Any = None) -> Any:
+    def of(cls, link: Any, weight: QuantizedWeight, step: Any = None, specs: Any = None) -> Any:
         """Make one of a link in floats.
 
         Args:
             link: of the class that it stands for.
             weight: its weight, quantised; a layer that shares it may have it, too.
             step: scale and zero point of its input, float32 (2,).
+            specs: its arguments; None for what the link says of itself.
         """
         bias = getattr(link, "b", None)
-        made = cls(weight, specs_of(link), bias is not None)
+        made = cls(weight, specs or specs_of(link), bias is not None)
         made.name = link.name
         if bias is not None:
             made.bias[...] = bias.array
