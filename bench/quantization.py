@@ -54,6 +54,7 @@ class Narrow(NamedTuple):
 
 
 NARROW = (
+    Narrow("perceptron", 6, 40, 20),
     Narrow("perceptron", 8, 40, 20),
     Narrow("perceptron", 16, 40, 20),
     Narrow("convolutional", 4, 20, 10),

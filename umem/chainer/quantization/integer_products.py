@@ -44,12 +44,16 @@ def integer_product(codes: Any, weight: WholeNumbers, rows: slice) -> Any:
     """
     xp = get_array_module(codes)
     count, depth = codes.shape
-    total = xp.zeros((count, rows.stop - rows.start), np.int32)
+    total = xp.empty((count, rows.stop - rows.start), np.int32)
     for left in range(0, depth, DEPTH):
         columns = slice(left, min(left + DEPTH, depth))
         given = codes[:, columns]
         for top in range(rows.start, rows.stop, WIDTH):
             part = slice(top, min(top + WIDTH, rows.stop))
+            into = total[:, top - rows.start : part.stop - rows.start]
             product = xp.matmul(given, weight.part(part, columns).T)
-            total[:, top - rows.start : part.stop - rows.start] += product.astype(np.int32)
+            if left:
+                into += product.astype(np.int32)
+            else:
+                into[...] = product
     return total
