@@ -65,8 +65,12 @@ def perceptron(width: int, depth: int) -> Any:
     return chainer.Sequential(L.Linear(784, width), F.relu, *hidden, L.Linear(width, 10))
 
 
-def perceptron_loss(model: Any, batch: int) -> Any:
-    return F.softmax_cross_entropy(model(normal(batch, 784)), labels(batch, classes=10))
+def pictures(batch: int) -> tuple[Any, ...]:
+    return normal(batch, 784), labels(batch, classes=10)
+
+
+def classified(model: Any, x: Any, t: Any) -> Any:
+    return F.softmax_cross_entropy(model(x), t)
 
 
 def convolutions(width: int, depth: int) -> Any:
@@ -78,8 +82,8 @@ def convolutions(width: int, depth: int) -> Any:
     return chainer.Sequential(L.Convolution2D(3, width, 3, pad=1), *hidden, L.Linear(None, 10))
 
 
-def convolutions_loss(model: Any, batch: int) -> Any:
-    return F.softmax_cross_entropy(model(normal(batch, 3, 32, 32)), labels(batch, classes=10))
+def coloured(batch: int) -> tuple[Any, ...]:
+    return normal(batch, 3, 32, 32), labels(batch, classes=10)
 
 
 def recurrent(width: int, embedding: int) -> Any:
@@ -88,13 +92,16 @@ def recurrent(width: int, embedding: int) -> Any:
     )
 
 
-def recurrent_loss(model: Any, batch: int, length: int) -> Any:
+def sentences(batch: int, length: int) -> tuple[Any, ...]:
+    return (labels(batch, length + 1, classes=2000),)
+
+
+def recurrent_loss(model: Any, words: Any) -> Any:
     embed, cell, score = model
     cell.reset_state()
-    words = labels(batch, length + 1, classes=2000)
     terms = [
         F.softmax_cross_entropy(score(cell(embed(words[:, place]))), words[:, place + 1])
-        for place in range(length)
+        for place in range(words.shape[1] - 1)
     ]
     return sum(terms)
 
@@ -104,19 +111,22 @@ def transformer(width: int, depth: int) -> Any:
     return chainer.ChainList(L.EmbedID(1000, width), *parts, L.Linear(width, 1000))
 
 
-def transformer_loss(model: Any, batch: int, length: int) -> Any:
+def pairs(batch: int, length: int) -> tuple[Any, ...]:
+    return labels(batch, length, classes=1000), labels(batch * length, classes=1000)
+
+
+def transformer_loss(model: Any, words: Any, t: Any) -> Any:
     embed, *parts, score = model
-    x = embed(labels(batch, length, classes=1000))
+    x = embed(words)
     for part in parts:
         x = part(x)
-    t = labels(batch * length, classes=1000)
-    return F.softmax_cross_entropy(score(F.reshape(x, (batch * length, -1))), t)
+    return F.softmax_cross_entropy(score(F.reshape(x, (words.size, -1))), t)
 
 
 def graph_step(half: bool, nodes: int, width: int, depth: int) -> None:
     """One model a width and a depth, which has its input's makers with it."""
     model, optimizer = _graph(half, width, depth)
-    optimizer.update(lambda: model.loss(*model.inputs(nodes)))
+    optimizer.update(model.loss, *model.inputs(nodes))
 
 
 @lru_cache(maxsize=1)
@@ -128,13 +138,16 @@ def _graph(half: bool, width: int, depth: int) -> tuple[Any, Any]:
     return model, optimizer
 
 
-def stepping(make: Any, loss: Any, own: tuple[str, ...]) -> Callable[..., None]:
-    """A step by its sizes; ``own`` are those that parameters depend on."""
+def stepping(make: Any, inputs: Any, loss: Any, own: tuple[str, ...]) -> Callable[..., None]:
+    """A step by its sizes; ``own`` are those that parameters depend on.
+
+    The batch is there until the update is over, as in Chainer's updaters.
+    """
 
     def step(half: bool, **sizes: int) -> None:
         model, optimizer = trained(make, half, **{axis: sizes[axis] for axis in own})
         rest = {axis: size for axis, size in sizes.items() if axis not in own}
-        optimizer.update(lambda: loss(model, **rest))
+        optimizer.update(loss, model, *inputs(**rest))
 
     return step
 
@@ -160,28 +173,28 @@ class Case:
 
 CASES = {
     "MLP": Case(
-        stepping(perceptron, perceptron_loss, ("width", "depth")),
+        stepping(perceptron, pictures, classified, ("width", "depth")),
         {"batch": 4096, "width": 768, "depth": 4},
         ("batch", (256, 512)),
         {"width": (128, 256)},
         ("depth",),
     ),
     "CNN": Case(
-        stepping(convolutions, convolutions_loss, ("width", "depth")),
+        stepping(convolutions, coloured, classified, ("width", "depth")),
         {"batch": 16, "width": 32, "depth": 4},
         ("batch", (2, 4)),
         {"width": (8, 16)},
         ("depth",),
     ),
     "LSTM": Case(
-        stepping(recurrent, recurrent_loss, ("width", "embedding")),
+        stepping(recurrent, sentences, recurrent_loss, ("width", "embedding")),
         {"batch": 64, "length": 8, "width": 256, "embedding": 256},
         ("batch", (16, 32)),
         {"width": (64, 128), "embedding": (64, 128)},
         ("length",),
     ),
     "transformer": Case(
-        stepping(transformer, transformer_loss, ("width", "depth")),
+        stepping(transformer, pairs, transformer_loss, ("width", "depth")),
         {"batch": 8, "length": 128, "width": 128, "depth": 4},
         ("batch", (2, 4)),
         {"length": (32, 64), "width": (32, 64)},
@@ -197,7 +210,7 @@ CASES = {
 }
 QUICK = {
     "MLP": Case(
-        stepping(perceptron, perceptron_loss, ("width", "depth")),
+        stepping(perceptron, pictures, classified, ("width", "depth")),
         {"batch": 1024, "width": 256, "depth": 2},
         ("batch", (128, 256)),
         {"width": (64, 128)},

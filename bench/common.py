@@ -36,6 +36,7 @@ PACKAGES = (
     "cupy-cuda13x",
     "cuda-core",
     "blosc2",
+    "onnx",
 )
 
 

@@ -1,8 +1,9 @@
-"""bench/advice.py and bench/feature_rows.py run, and what they promise holds there."""
+"""bench/advice.py, half_peaks.py and feature_rows.py run, and what they promise holds there."""
 
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,19 @@ def test_what_half_is_said_to_take_is_what_a_recording_of_half_takes(tmp_path: P
     for row in report["rows"]:
         error = 100 * (row["predicted_bytes"] / row["recorded_bytes"] - 1)
         assert row["error_percent"] == pytest.approx(error)
-        # NumPy computes halves by float32 copies, which are a tenth of so small a step.
-        assert abs(error) <= (12 if row["halved"].startswith("precision") else 1e-6)
+        assert abs(error) <= (5 if row["halved"].startswith("precision") else 1e-6)
     assert len({row["recorded_bytes"] for row in report["rows"]}) == 5
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(find_package() is None, reason="Chainer is not installed")
+@pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
+def test_a_step_in_halves_is_near_what_is_said_of_it(tmp_path: Path) -> None:
+    report, printed = written(tmp_path, "half_peaks.py", "--quick")
+    assert "simulated" in printed
+    assert [row["table"] for row in report["rows"]] == ["NumPy", "NumPy", "CuPy"]
+    for row in report["rows"]:
+        assert abs(row["predicted_bytes"] / row["found_bytes"] - 1) <= 0.05
 
 
 @pytest.mark.thorough

@@ -6,7 +6,8 @@ place in the source (files are Chainer's). Everything else stays as it was measu
 functions run the same array code on both.
 
 Models: temporaries of fused kernels (none), of dropout, of batch normalisation, of pooling;
-int32 indexes; an output that convolutions allocate and drop; cuDNN's limit where it is there.
+int32 indexes; images without the border that NumPy leaves around them; an output that convolutions
+allocate and drop; cuDNN's limit where it is there.
 Does not model: CuPy's own temporaries inside one array function, taken to be NumPy's (its
 ``tensordot`` copies the operands of a convolution as NumPy's does); what cuDNN changes besides
 the workspace of convolutions, such as dropout without a mask.
@@ -20,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from umem.predict.packed_images import packed_images
 from umem.trace.analysis.updating import CHUNKED_RULES
 from umem.trace.events import Access, Alloc, Event, Free, Hint, Op
 from umem.trace.trace import Trace
@@ -141,7 +143,7 @@ def on_gpu(trace: Trace, correct: Correct = "auto") -> Trace:
     more = WITH_CUDNN if correct == "cudnn" else WITHOUT_CUDNN
     rules = {name: each.rule for each in (*CORRECTIONS, *OWN, *more) for name in each.ops}
     meta = {**trace.meta, DONE: correct}
-    return Trace(_corrected(trace.events, rules), trace.backend, meta)
+    return Trace(_corrected(packed_images(trace).events, rules), trace.backend, meta)
 
 
 def _corrected(events: list[Event], rules: Mapping[str, Rule]) -> list[Event]:

@@ -35,10 +35,9 @@ def to_half(array: Any, out: Any = None) -> Any:
     if type(array) is np.ndarray and array.dtype == SINGLE:
         return _converted(array, HALF, out, _round)
     with quiet():
-        made = array.astype(HALF)
-    if out is None:
-        return made
-    out[...] = made
+        if out is None:
+            return array.astype(HALF)
+        out[...] = array
     return out
 
 
@@ -97,8 +96,14 @@ def _round(singles: Any, into: Any) -> None:
 
 def constant_to_half(array: Any) -> Any:
     """A copy in float16 of something given, such as a mask of -1e9: cut to the largest halves."""
+    if type(array) is np.ndarray and array.dtype == SINGLE:
+        return _converted(array, HALF, None, _cut)
     xp = get_array_module(array)
     return xp.asarray(xp.clip(array, -LARGEST, LARGEST)).astype(HALF)
+
+
+def _cut(singles: Any, into: Any) -> None:
+    _round(np.clip(singles, -SINGLE.type(LARGEST), SINGLE.type(LARGEST)), into)
 
 
 # -- products -------------------------------------------------------------------------------------
@@ -112,7 +117,7 @@ TILE = 1024
 def product(a: Any, b: Any, bias: Any = None) -> Any:
     """Multiply two matrices of halves, with sums in float32 and one rounding at the end.
 
-    It takes three tiles, 12 MiB at most, beside the result.
+    It takes four tiles, 16 MiB at most, beside the result.
 
     Args:
         a: of shape (m, k), in any layout.
@@ -133,11 +138,10 @@ def product(a: Any, b: Any, bias: Any = None) -> Any:
 def _tile_of_product(a: Any, b: Any, bias: Any) -> Any:
     total = np.zeros((a.shape[0], b.shape[1]), SINGLE) if not a.shape[1] else None
     for inner in _tiles(a.shape[1]):
-        part = to_single(a[:, inner]) @ to_single(b[inner])
         if total is None:
-            total = part
+            total = to_single(a[:, inner]) @ to_single(b[inner])
         else:
-            total += part
+            total += to_single(a[:, inner]) @ to_single(b[inner])
     if bias is not None:
         total += bias
     return total

@@ -316,7 +316,8 @@ class Updates(Subscriber):
             proceed(rule, parameter)
         else:
             now.has_updated = True
-            self._masters.update(lambda one: proceed(rule, one), parameter, now.divisor)
+            is_last = not self._optimizer._post_update_hooks
+            self._masters.update(lambda one: proceed(rule, one), parameter, now.divisor, is_last)
 
     def _update_alone(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
         """``parameter.update()``, by no optimizer: a step of its own, and others may follow."""

@@ -74,6 +74,7 @@ def by_rows(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> tuple[Any, 
             made = [np.empty((count, *y.shape[1:]), HALF) for y in part]
         for y, of_part in zip(made, part, strict=True):
             to_half(of_part, out=y[rows])
+        del part, given, of_part  # before the next ones are there
     return tuple(made)
 
 
@@ -120,6 +121,7 @@ def convolve(proceed: Proceed, func: Any, x: Any, kernel: Any, bias: Any, *more:
         if y is None:
             y = np.empty((len(x), *part.shape[1:]), HALF)
         to_half(part, out=y[rows])
+        del part  # before the next one is there
     return (y,)
 
 
@@ -297,8 +299,16 @@ def _relu_gradient(_: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
     return (where_positive(func.b, inputs[0]),)
 
 
+CONVOLUTIONS = (
+    "Convolution2DFunction", "Convolution2DGradW", "Deconvolution2DFunction",
+    "ConvolutionND", "ConvolutionNDGradW", "DeconvolutionND",
+)  # fmt: skip
+"""Functions whose columns `from_columns` computes; what they do around them has no arithmetic."""
+
+
 _OWN: dict[str, Rule] = {
     **dict.fromkeys(_PRODUCTS, _linear),
+    **dict.fromkeys(CONVOLUTIONS, _as_they_are),
     "Dropout": _dropout,
     "MatMul": _matmul,
     "SoftmaxCrossEntropy": _cross_entropy,

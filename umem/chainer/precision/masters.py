@@ -96,12 +96,23 @@ class Masters:
                 master.to_device(parameter.device)
             _take_over(parameter.array, master.array)
 
-    def update(self, update: Callable[[Any], None], parameter: Any, scale: float) -> None:
-        """Have a rule update the master, and round it to the parameter."""
+    def update(
+        self, update: Callable[[Any], None], parameter: Any, scale: float, is_last: bool = False
+    ) -> None:
+        """Have a rule update the master, and round it to the parameter.
+
+        Args:
+            update: what the rule does with a parameter.
+            parameter: the half.
+            scale: that of its gradient.
+            is_last: whether nobody reads the gradient in float32 after it.
+        """
         master = self.of(parameter)
         if master.grad is None:
             self.take_gradient(parameter, scale)
         update(master)
+        if is_last:
+            master.cleargrad()
         self.round(parameter)
 
     def take_gradient(self, parameter: Any, scale: float) -> None:
@@ -136,8 +147,9 @@ class Masters:
 
 
 def _take_over(half: Any, single: Any) -> None:
-    if get_array_module(half) is not np:
-        single[...] = get_array_module(half).where(to_half(single) == half, single, half)
+    xp = get_array_module(half)
+    if xp is not np:
+        xp.copyto(single, half, where=to_half(single) != half)
         return
     if not (half.flags.c_contiguous and single.flags.c_contiguous):
         differs = to_half(single) != half

@@ -203,11 +203,17 @@ def _is_constant(x: Any) -> bool:
 def _as_half(x: Any) -> Any:
     if x.dtype == HALF or x.dtype.kind != "f":
         return x
-    if not isinstance(x, chainer.Variable):
-        return constant_to_half(x)
-    if not x.requires_grad:
-        return chainer.Variable(constant_to_half(x.array), name=x.name, requires_grad=False)
+    if _is_constant(x):
+        return RoundedConstant().apply((x,))[0]
     return chainer.functions.cast(x, HALF)
+
+
+class RoundedConstant(chainer.FunctionNode):  # type: ignore[misc]
+    """A constant as halves; a function, so that whoever records sees what there is in float32."""
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Cut to the largest halves, and round."""
+        return (constant_to_half(inputs[0]),)
 
 
 def _as_single(x: Any) -> Any:
