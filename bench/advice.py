@@ -4,9 +4,8 @@ On NumPy, five models. Predicted: `umem.halve_each` on steps that were recorded 
 eighth to a half of what is asked for, each over the batch and one other axis; what changes the
 operations is recorded apart with half of it, over the batch. Recorded: the step at the sizes asked
 for with one of them halved, judged by the same replays on the model of a GPU. Precision is recorded
-under ``umem.chainer.half_precision``, and judged as NumPy has it, where both make copies in float32
-that a GPU does not make: what CuPy takes for a step in halves is not known here. At other
-sizes of the perceptron precision was 10 % too low to 33 % too high (docs/choosing.md).
+under ``umem.chainer.half_precision``, and judged as NumPy has it; bench/half_peaks.py has more of
+that, and CuPy.
 """
 
 from __future__ import annotations

@@ -72,7 +72,6 @@ WITH_ONE_USER = {
     "umem.predict.batches.probing": "replays and which is next; what is made of them is apart",
     "umem.predict.stepping": "steady steps on many GPUs, replayed apart from what asks for them",
     "umem.predict.techniques.rewrite": "a trace under a plan; a pure function of both",
-    "umem.predict.techniques.half_types": "which tensors are halves; the writer of events is long",
     "umem.reports.choice_report": "the view of choose; a command draws nothing itself",
     "umem.reports.step_json": "the list of outputs names it too",
     "umem.trace.exported.onnx_inference": "shapes, node by node; the file is read apart",

@@ -27,11 +27,10 @@ from umem.chainer.precision.floats import (
     to_single,
     where_positive,
 )
+from umem.predict.techniques.half_copies import MOVES, PART_BYTES
+from umem.trace.analysis.capping import CONVOLUTIONS
 
 # -- parts ----------------------------------------------------------------------------------------
-
-PART_BYTES = 1 << 18
-"""Of one input in float32."""
 
 
 def at_once(proceed: Proceed, func: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -299,16 +298,9 @@ def _relu_gradient(_: Proceed, func: Any, inputs: tuple[Any, ...]) -> Any:
     return (where_positive(func.b, inputs[0]),)
 
 
-CONVOLUTIONS = (
-    "Convolution2DFunction", "Convolution2DGradW", "Deconvolution2DFunction",
-    "ConvolutionND", "ConvolutionNDGradW", "DeconvolutionND",
-)  # fmt: skip
-"""Functions whose columns `from_columns` computes; what they do around them has no arithmetic."""
-
-
 _OWN: dict[str, Rule] = {
     **dict.fromkeys(_PRODUCTS, _linear),
-    **dict.fromkeys(CONVOLUTIONS, _as_they_are),
+    **dict.fromkeys(CONVOLUTIONS, _as_they_are),  # as from columns
     "Dropout": _dropout,
     "MatMul": _matmul,
     "SoftmaxCrossEntropy": _cross_entropy,
@@ -318,14 +310,6 @@ _OWN: dict[str, Rule] = {
 }
 
 
-MOVES = frozenset((
-    "AsStrided", "Broadcast", "BroadcastTo", "Concat", "Copy", "Depth2Space", "Diagonal", "Dstack",
-    "EmbedIDFunction", "ExpandDims", "Flip", "FlipLR", "FlipUD", "GetItem", "Hstack", "Identity",
-    "Moveaxis", "Pad", "PadSequence", "Permutate", "Repeat", "Reshape", "Rollaxis", "SelectItem",
-    "Separate", "Shift", "Space2Depth", "SplitAxis", "Squeeze", "Stack", "Swapaxes", "Tile",
-    "Transpose", "TransposeSequence", "Vstack", "Where",
-))  # fmt: skip
-"""Functions that compute nothing."""
 ELEMENTWISE = frozenset((
     "ClippedReLU", "ClippedReLUGrad2", "Clip", "ClipGrad", "Cos", "DropoutGrad",
     "ELU", "ELUGrad",

@@ -17,6 +17,7 @@ from umem.chainer.precision.halves import TAKE_BOTH, evaluate, from_columns, lay
 from umem.chainer.precision.masters import Masters
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import StateError, UnsupportedError
+from umem.predict.techniques.half_types import PRODUCTS, SUMS
 
 _NO_BFLOAT16 = (
     "bfloat16 is no type to compute in: Chainer's functions ask for a float by dtype.kind, which "
@@ -140,19 +141,8 @@ def _kept(model: Any, keep: Iterable[str]) -> list[Any]:
 
 # -- what functions are given --------------------------------------------------------------------
 
-HALVES = frozenset((
-    "Convolution2DFunction", "ConvolutionND", "Deconvolution2DFunction",
-    "DeconvolutionND", "EinSum", "LinearFunction", "LocalConvolution2DFunction", "MatMul",
-    "TensorDot",
-))  # fmt: skip
-"""Products: what they are given becomes half."""
-SINGLES = frozenset((
-    "BatchDet", "BatchInv", "BatchL2NormSquared", "BatchMatMul", "BilinearFunction", "Cholesky",
-    "Cumprod", "Cumsum", "FFT", "Inv", "LogSoftmax", "LogSumExp", "Mean", "NormalizeL2", "Prod",
-    "ROIAverageAlign2D", "ROIMaxAlign2D", "ResizeImages", "Sum",
-))  # fmt: skip
-"""Sums, and what NumPy or Chainer has in float32 only; beside losses and evaluations."""
 SINGLE_MODULES = ("chainer.functions.loss.", "chainer.functions.evaluation.")
+"""Of losses and evaluations, which are given float32 like sums."""
 LIKE_FIRST = frozenset(("GroupNormalization", "LayerNormalization", "LocalResponseNormalization"))
 """Normalisations that want their parameters in the type of what they normalise."""
 
@@ -167,7 +157,7 @@ def suited(func: Any, inputs: Any) -> Any:
     if HALF not in kinds or not kind.__module__.startswith("chainer."):
         return inputs
     name = kind.__name__
-    if name in SINGLES or kind.__module__.startswith(SINGLE_MODULES):
+    if name in SUMS or kind.__module__.startswith(SINGLE_MODULES):
         if name == "SoftmaxCrossEntropy":
             func.cache_score = False  # it would keep a second float32 array as large as its input
             if _is_computed_by_samples(inputs):
@@ -175,7 +165,7 @@ def suited(func: Any, inputs: Any) -> Any:
         return tuple([_as_single(x) for x in inputs])
     if name in TAKE_BOTH:
         return inputs
-    if name in HALVES or (name in LIKE_FIRST and kinds[0] == HALF):
+    if name in PRODUCTS or (name in LIKE_FIRST and kinds[0] == HALF):
         return tuple([_as_half(x) for x in inputs])
     return _alike(inputs)
 
@@ -208,7 +198,7 @@ def _as_half(x: Any) -> Any:
     return chainer.functions.cast(x, HALF)
 
 
-class RoundedConstant(chainer.FunctionNode):  # type: ignore[misc]
+class RoundedConstant(chainer.FunctionNode):
     """A constant as halves; a function, so that whoever records sees what there is in float32."""
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -17,20 +17,24 @@ from umem.trace.trace import Trace
 from umem.trace.walk import allocations
 
 PRODUCTS = frozenset((
-    "BilinearFunction", "Convolution2DFunction", "ConvolutionND", "Deconvolution2DFunction",
-    "DeconvolutionND", "EinSum", "LinearFunction", "LocalConvolution2DFunction", "MatMul",
-    "TensorDot",
+    "Convolution2DFunction", "ConvolutionND", "Deconvolution2DFunction", "DeconvolutionND",
+    "EinSum", "LinearFunction", "LocalConvolution2DFunction", "MatMul", "TensorDot",
 ))  # fmt: skip
 """Functions that are given halves."""
 BACK_OF_PRODUCTS = ("GradData", "GradWeight", "GradW")
 """The ends of the names of functions that give their gradients."""
-SINGLES = frozenset((
-    "BatchL2NormSquared", "Cumsum", "LogSoftmax", "LogSumExp", "Mean", "NormalizeL2", "Sum",
+SUMS = frozenset((
+    "BatchDet", "BatchInv", "BatchL2NormSquared", "BatchMatMul", "BilinearFunction", "Cholesky",
+    "Cumprod", "Cumsum", "FFT", "Inv", "LogSoftmax", "LogSumExp", "Mean", "NormalizeL2", "Prod",
+    "ROIAverageAlign2D", "ROIMaxAlign2D", "ResizeImages", "Sum",
+))  # fmt: skip
+"""Sums, and what NumPy or Chainer has in float32 only; they are given float32."""
+SINGLES = SUMS | frozenset((
     "SoftmaxCrossEntropy", "SigmoidCrossEntropy", "MeanSquaredError", "MeanAbsoluteError",
     "HuberLoss", "Hinge", "CTC", "ConnectionistTemporalClassification", "Contrastive", "Triplet",
     "Accuracy",
 ))  # fmt: skip
-"""Sums, losses and evaluations, which are given float32."""
+"""The same with losses and evaluations."""
 NORMALIZES = frozenset((
     "BatchNormalization", "FixedBatchNormalization", "GroupNormalization", "LayerNormalization",
 ))  # fmt: skip
