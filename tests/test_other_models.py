@@ -67,6 +67,17 @@ def test_low_rank_is_what_a_model_of_low_rank_keeps(optimizer: str) -> None:
 
 
 @needs_chainer
+def test_low_rank_is_what_slimmer_leaves() -> None:
+    from umem.chainer.layers import LowRank
+
+    model = chainer.Sequential(L.Linear(24, 40), F.relu, L.Linear(40, 12))
+    found = of(recorded("SGD", *model))["smaller layers"]
+    ranks = {"/0": LowRank(rank=6), "/1": LowRank(rank=3)}
+    umem.chainer.slimmer(model, ranks, np.ones((6, 24), "f"), quiet=True)
+    assert found.then_bytes == 2 * sum(p.array.nbytes for p in model.params())  # with gradients
+
+
+@needs_chainer
 def test_weights_of_8_bits_are_a_byte_each_and_a_scale_a_channel() -> None:
     trace = recorded(
         "Adam", L.Convolution2D(3, 8, 3), L.BatchNormalization(8), F.relu, L.Linear(128, 10),
