@@ -78,15 +78,14 @@ def test_low_rank_is_what_slimmer_leaves() -> None:
 
 
 @needs_chainer
-def test_weights_of_8_bits_are_a_byte_each_and_a_scale_a_channel() -> None:
-    trace = recorded(
-        "Adam", L.Convolution2D(3, 8, 3), L.BatchNormalization(8), F.relu, L.Linear(128, 10),
-        shape=(2, 3, 6, 6),
-    )  # fmt: skip
-    found = of(trace)["quantisation"]
-    conv, norm, linear = 8 * 3 * 9, 2 * 8, 128 * 10
-    assert found.now_bytes == 4 * (conv + 8 + norm + linear + 10)
-    assert found.then_bytes == conv + 4 * 8 + linear + 4 * 10 + 4 * (8 + norm + 10)
+def test_weights_of_8_bits_are_what_a_quantised_model_has() -> None:
+    model = chainer.Sequential(
+        L.Convolution2D(3, 8, 3), L.BatchNormalization(8), F.relu, L.Linear(128, 10, nobias=True)
+    )
+    images = np.random.RandomState(0).rand(2, 3, 6, 6).astype("f")
+    found = of(recorded("Adam", *model, shape=images.shape))["quantisation"]
+    report = umem.chainer.quantize(model, images).quantization_report
+    assert (found.now_bytes, found.then_bytes) == (report.float_bytes, report.quantized_bytes)
 
 
 @needs_chainer

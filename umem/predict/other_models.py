@@ -21,11 +21,12 @@ from umem.trace.trace import Trace
 from umem.trace.walk import allocations
 from umem.units import format_bytes
 
-NUMBER_BYTES, CHANNEL_BYTES = 4, 4
-"""Of a value, and of the scale that a channel has in 8 bits."""
+NUMBER_BYTES = 4
+CHANNEL_BYTES, INPUT_BYTES = 4, 8
+"""In 8 bits: of the scale of a channel; of the scale and the zero of what a layer reads."""
 RANK_SHARE = Fraction(1, 4)
 """Of the smaller side of a matrix."""
-WEIGHED = ("LinearFunction", "Convolution2DFunction", "Deconvolution2DFunction")
+WEIGHED = ("LinearFunction", "Convolution2DFunction")
 """Functions whose second input is a weight, and whose third a bias."""
 
 
@@ -97,7 +98,7 @@ def _low_rank(weights: _Weights) -> OtherModel:
 def _quantized(weights: _Weights) -> OtherModel:
     plain = OtherModel(
         "quantisation",
-        "weights of 8 bits, for inference",
+        "weights of 8 bits for inference, embeddings aside",
         "umem.chainer.quantize(model, calibration)",
         missing="no Linear layer or convolution that the trace tells",
     )
@@ -170,7 +171,9 @@ class _Weights:
     def quantized_bytes(self) -> dict[int, int]:
         """What each weight takes at a byte a value, with a scale for each channel known."""
         return {
-            tensor: self.parameter_bytes[tensor] // NUMBER_BYTES + CHANNEL_BYTES * channels
+            tensor: self.parameter_bytes[tensor] // NUMBER_BYTES
+            + CHANNEL_BYTES * channels
+            + INPUT_BYTES
             for tensor, channels in self._channels.items()
         }
 
