@@ -208,6 +208,17 @@ def test_a_teacher_may_be_a_classifier() -> None:
     assert np.array_equal(bare, wrapped)
 
 
+def test_a_classifier_that_computes_no_accuracy_reports_none() -> None:
+    for computes in (True, False):
+        model = L.Classifier(Net(8, 1))
+        model.compute_accuracy = computes
+        reporter = chainer.Reporter()
+        reporter.add_observer("main", model)
+        with reporter:
+            loss_of(model, Net(20, 2))(*some())
+        assert ("main/accuracy" in reporter.observation) is computes
+
+
 def test_dictionaries_of_inputs_do_as_well() -> None:
     x, t = some()
     wide = [{"x": a, "t": b} for a, b in zip(x, t, strict=True)]

@@ -26,7 +26,7 @@ class DistillingLoss:
     (1 - w) * lossfun(z, t) + w * T**2 * KL(softmax(v / T) || softmax(z / T)), where KL is the mean
     over the rows. With a weight of 0 it is the plain loss, to the bit, and the teacher does not
     run. Rows of label -1 have the teacher's share alone. It reports ``loss``, ``label_loss``,
-    ``teacher_loss``, and ``accuracy`` on rows with labels.
+    ``teacher_loss``, and ``accuracy`` on rows with labels, unless a Classifier is to compute none.
 
     Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (arXiv 1503.02531).
 
@@ -86,6 +86,7 @@ class DistillingLoss:
         own = F.softmax_cross_entropy if classifier is None else classifier.lossfun
         self._lossfun: Loss = own if lossfun is None else lossfun
         self._distance = distance
+        self._counts = classifier is None or bool(classifier.compute_accuracy)
         if label_key == "own":
             label_key = NO_LABEL if classifier is None else classifier.label_key
         self.label_key = label_key
@@ -110,7 +111,7 @@ class DistillingLoss:
             taught = reports["teacher_loss"] = said(scores)
             share = self.weight * taught
             loss = share if loss is None else (1 - self.weight) * loss + share
-        if are_classes(scores, given.labels):
+        if self._counts and are_classes(scores, given.labels):
             reports["accuracy"] = F.accuracy(scores.array, given.labels, NO_LABEL)
         chainer.report({"loss": loss, **reports}, self._optimizer.target)
         return loss
