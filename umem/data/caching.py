@@ -17,10 +17,11 @@ from umem.data.counters import COUNTED, DataCounters
 from umem.data.course import Course
 from umem.data.disk_tier import OTHER_ORDER, DiskTier, say_once
 from umem.data.examples import Examples
+from umem.data.fingerprint import fingerprint
 from umem.data.loading import CHECK_EVERY, Loading
 from umem.data.orders import KnownOrder
 from umem.data.policies import POLICIES
-from umem.data.store import ItemStore
+from umem.data.store import Head, ItemStore
 from umem.errors import DataError
 from umem.files import IN_MEMORY, file_system
 from umem.units import MIB, parse_bytes
@@ -55,6 +56,10 @@ class CachedDataset(Examples):
             disk = DiskTier(self._store, folder, disk_bytes) if disk_bytes else None
             self._loading = Loading(dataset, self._store, disk, codec)
             undo.callback(self._loading.close)
+            found = fingerprint(dataset)
+            self._store.head["source"] = found.number
+            if order is not None:
+                order.content = found.content
             self._begin(is_ahead=ahead)
             undo.pop_all()
 
@@ -100,6 +105,7 @@ class CachedDataset(Examples):
         """
         item = self._place(i)
         is_owner = os.getpid() == self._pid
+        self._check_epoch(self._store.head)
         is_strict = is_owner and threading.current_thread() is threading.main_thread()
         with self._store.held() as head:
             head["is_shared"] = not is_owner
@@ -115,6 +121,13 @@ class CachedDataset(Examples):
         if data is None or (hits % CHECK_EVERY == 1 and not self._is_same(item, data)):
             return self._from_below(item, at, next_use)
         return self._loading.unpacked(data)
+
+    def _check_epoch(self, head: Head) -> None:
+        """See that the source is what it was, whenever as many were asked for as there are."""
+        epoch = head["request_count"] // self._count
+        if epoch > head["checked_epoch"]:
+            head["checked_epoch"] = epoch
+            self._loading.check_source()
 
     def _say_other_order(self, item: int, expected: int) -> None:
         say_once(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from umem.data.codec import Codec, RawCodec
 from umem.data.disk_tier import CHANGED, REFUSED, DiskTier, say_once
+from umem.data.fingerprint import fingerprint
 from umem.data.items import buffer_bytes, pack, unpack
 from umem.data.store import ItemStore
 from umem.errors import UnsupportedError
@@ -107,6 +108,30 @@ class Loading:
             "loaded anew. Make random changes, such as augmentation, outside of the cache",
         )
         return False
+
+    def check_source(self) -> None:
+        """Look at a dataset whose epoch begins; drop everything where it was changed; said once.
+
+        Its fingerprint, and its first and last item where they are in memory.
+        """
+        number = fingerprint(self.dataset).number
+        last = len(self.dataset) - 1
+        with self._store.held() as head:
+            is_same, head["source"] = head["source"] == number, number
+            if not is_same:
+                self._store.forget()
+            ends = (0, last) if 0 <= last < len(self._store.state) else ()
+            kept = {item: self._store.peek(item) for item in ends}
+        if not is_same:
+            say_once(
+                self._store,
+                CHANGED,
+                "the dataset, or one of its files, has another size or time of modification than "
+                "when the epoch before began: all that was kept is dropped, and loaded anew",
+            )
+        for item, data in kept.items():
+            if data is not None and not self.check(item, data):
+                return
 
     def refuse(self, error: Exception) -> None:
         """Say that items cannot be fetched ahead."""

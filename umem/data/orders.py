@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from umem.data.epoch_draws import Draw, EpochBits, Order, check_seed, largest, shuffle
-from umem.errors import DataError, StateError
+from umem.errors import DataError, DataWarning, StateError, warn_at_program
 
 _REMEMBERED = 4
 """Orders that are not drawn again: those that an iterator and a cache are at."""
@@ -30,6 +30,8 @@ class KnownOrder:
 
     Attributes:
         seed: as given.
+        content: what a cache says that the data are made of, to be saved with the order; empty
+            before.
         epoch: the one drawn last; -1 before the first.
         position: of the next item of the epoch before it when that was drawn, or where
             `follow` has set it.
@@ -41,6 +43,7 @@ class KnownOrder:
     def __init__(self, seed: int, draw: Draw = shuffle) -> None:
         self.seed = check_seed(seed)
         self.epoch, self.position = -1, 0
+        self.content = ""
         self._draw, self._count = draw, 0
         self._known: dict[int, Order] = {}
         self._told: list[weakref.ref[Any]] = []
@@ -155,6 +158,9 @@ class KnownOrder:
     def serialize(self, serializer: Any) -> None:
         """Save or load seed, epoch and position, through Chainer's protocol.
 
+        Where a cache has the order, what the data are made of is saved, too; a run that goes on
+        with others is told so by a warning.
+
         Raises:
             StateError: what is loaded has another seed.
         """
@@ -163,6 +169,20 @@ class KnownOrder:
             raise StateError(f"an order of seed {seed} is saved there, and this has {self.seed}")
         self.epoch = int(serializer("epoch", self.epoch))
         self.position = int(serializer("position", self.position))
+        if self.content:
+            self._serialize_content(serializer)
+
+    def _serialize_content(self, serializer: Any) -> None:
+        try:
+            was = str(serializer("content", self.content))
+        except KeyError:  # saved without a cache
+            return
+        if was != self.content:
+            warn_at_program(
+                "the data have another length, shape or dtype, or their files other sizes, than "
+                "when this run was saved: it goes on with those that are there",
+                DataWarning,
+            )
 
     # -- what caches ask ---------------------------------------------------------------------
 

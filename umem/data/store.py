@@ -32,7 +32,8 @@ FIXED_BYTES = 1 << 20
 NAMES = (
     *HEAD, *COUNTED, "waited_ns", "used_bytes", "clock", "at", "frontier", "served", "doubt",
     "batch", "first_bytes", "lead_bytes", "is_following", "generation", "disk_end", "is_disk_full",
-    "is_disk_off", "said", "is_shared",
+    "is_disk_off", "said", "is_shared", "source",
+    "checked_epoch",
 )  # fmt: skip
 TABLES = (
     ("head", "i8", len(NAMES)), ("inflation", "f8", 1), ("is_miss", "?", MOST_AHEAD),
