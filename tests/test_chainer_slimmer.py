@@ -478,6 +478,13 @@ def test_any_steps_leave_a_whole_model_and_can_be_undone(steps: list[str]) -> No
     assert contents(model) == start
 
 
+def test_a_class_means_no_parts_of_layers_that_are_small_already() -> None:
+    model = Words()
+    slimmer(model, {"/inner": LowRank(rank=2)}, quiet=True)
+    slim = slimmer(model, {L.Linear: LowRank(rank=3)}, quiet=True)
+    assert [row.path for row in slim.rows] == ["/score"]
+
+
 def test_a_zero_matrix_becomes_one_of_rank_one() -> None:
     model = chainer.Sequential(L.Linear(8, 8, initialW=0))
     slimmer(model, {"/0": LowRank(energy=0.9)}, quiet=True)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import chainer
 import chainer.links as L
 
-from umem.chainer.layers.low_rank import LowRankEmbedID, LowRankLinear
+from umem.chainer.layers.low_rank import LowRankEmbedID, LowRankLinear, TwoFactors
 from umem.chainer.layers.places import LinkPlace, holders, spots
 from umem.chainer.layers.separable import SeparableConvolution2D, check_groups, in_groups
 from umem.chainer.layers.truncation import RankWish, check_factors
@@ -139,7 +139,8 @@ def taken(
 ) -> list[tuple[LinkPlace, Exchange]]:
     """Say which layers are to be exchanged for what; the first rule that takes one counts.
 
-    A path with * is for layers, and passes over the chains that they are in.
+    A path with * is for layers, and passes over the chains that they are in; a class passes over
+    the parts of layers that are small already.
 
     Raises:
         LayerError: a rule takes none, or takes some that cannot be exchanged; each is named.
@@ -161,7 +162,8 @@ def taken(
 
 def _is_meant(where: Where, spot: LinkPlace) -> bool:
     if not isinstance(where, str):
-        return isinstance(spot.link, where)
+        is_part = isinstance(spot.parent, (TwoFactors, SeparableConvolution2D))
+        return isinstance(spot.link, where) and not is_part
     pattern = "/" + where.lstrip("/")
     is_wild = any(letter in pattern for letter in "*?[")
     if is_wild and next(iter(spot.link.children()), None) is not None:
