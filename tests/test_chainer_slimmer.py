@@ -415,6 +415,21 @@ def test_what_was_tied_since_is_not_undone_under_the_tie() -> None:
     assert type(model.inner) is L.Linear
 
 
+def test_factors_may_be_tied_by_the_same_rules() -> None:
+    model = Words()
+    before = contents(model)
+    rules = [
+        ("/inner", LowRank(rank=2)),
+        ("/score", LowRank(rank=2)),
+        ("/score/reduce/W", TiedTo("/inner/reduce/W")),
+    ]
+    slim = slimmer(model, rules, IDS, quiet=True)
+    assert model.score.reduce.W is model.inner.reduce.W
+    assert slim.totals.bytes_after == held(model)
+    slim.undo()
+    assert contents(model) == before
+
+
 def test_what_was_replaced_since_is_left() -> None:
     model = Words()
     slim = slimmer(model, {"/inner": LowRank(rank=2)}, quiet=True)

@@ -88,8 +88,6 @@ class Slimmed:
         totals: bytes and operations of the whole model, before and after.
     """
 
-    _is_done = False
-
     def __init__(
         self,
         model: Any,
@@ -101,6 +99,7 @@ class Slimmed:
         self._inputs = example if isinstance(example, tuple) else (example,)
         self._undone: list[Any] = []
         self._put_in: list[tuple[LinkPlace, list[int]]] = []
+        self._places: dict[int, int] = {}
         self.rows: list[LayerRow] = []
         bytes_before = parameter_bytes(model)
         old = {spot.path: spot.link for spot, _ in made}
@@ -112,9 +111,9 @@ class Slimmed:
                 self._tie(first, other)
             after = None if before is None else self._checked(before, made)
         except BaseException:
-            self.undo()
+            self._take_out()
             raise
-        self._is_done = True
+        self._places = {key: len(found) for key, found in holders(model).items()}
         samples = samples_of(self._inputs)
         self.rows = [_row(spot, link, before, after, samples) for spot, link in made]
         self.rows += [
@@ -172,10 +171,12 @@ class Slimmed:
             StateError: a new layer is not there any more, or was tied or slimmed since; nothing
                 is changed.
         """
-        if self._is_done:
-            for place, inside in self._put_in:
-                self._refuse_to_lose(place, inside)
+        for place, inside in self._put_in:
+            self._refuse_to_lose(place, inside)
         self._put_in = []
+        self._take_out()
+
+    def _take_out(self) -> None:
         while self._undone:
             self._undone.pop()()
 
@@ -187,7 +188,7 @@ class Slimmed:
             raise StateError(f"layers in {place.path} were exchanged since: undo that first")
         shared = {id(one): name for name, one in place.link.namedparams()}
         for key, name in shared.items():
-            if len(held.get(key, [])) > 1:
+            if len(held.get(key, [])) > self._places.get(key, 0):
                 raise StateError(
                     f"{place.path}{name} was tied since, {' and '.join(held[key])}: undo that first"
                 )
@@ -244,7 +245,9 @@ def _without_state(rule: Any) -> Any:
     made = copy.copy(rule)
     made._state, made._fp32_param, made.t = None, None, 0
     made.hyperparam = copy.copy(rule.hyperparam)
-    made._hookable = copy.deepcopy(rule._hookable)
+    made._hookable = copy.copy(rule._hookable)
+    for hooks in ("_pre_update_hooks", "_post_update_hooks"):
+        setattr(made._hookable, hooks, copy.copy(getattr(rule._hookable, hooks)))
     return made
 
 
