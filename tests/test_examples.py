@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ ON_NUMPY = (
     "07_a_billion",
     "08_ranks",
     "09_graph_in_parts",
+    "10_small_from_large",
 )
 
 
@@ -49,6 +51,17 @@ def test_a_budget_changes_no_bit() -> None:
     assert result.returncode == 0, result.stderr
     assert "losses are the same to the bit: True" in result.stdout
     assert "planned by" in result.stdout
+
+
+@pytest.mark.skipif(find_spec("sklearn") is None, reason="no scikit-learn")
+def test_a_small_model_is_made_of_a_large_one_and_reads_about_as_well() -> None:
+    result = run(ROOT / "examples" / "10_small_from_large.py")
+    assert result.returncode == 0, result.stderr
+    rows = [line.replace("KiB", "").split()[-3:] for line in result.stdout.splitlines()]
+    nbytes = [float(row[0]) for row in rows]
+    reads = [float(row[2].rstrip("%")) for row in rows]
+    assert nbytes == sorted(nbytes, reverse=True) and nbytes[-1] < 0.1 * nbytes[0]
+    assert min(reads) > max(reads) - 5 > 75
 
 
 TECHNIQUES = {
