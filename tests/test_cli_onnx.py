@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from test_exported_operators import node, save, two_layers, weights
+from test_exported_operators import ints, node, save, two_layers, weights
 
 from umem.cli import main
 from umem.devices.specs import gpu_spec
@@ -101,10 +102,74 @@ def test_the_optimizers_state_counts(deep: Path) -> None:
 def test_what_does_not_go_together_is_refused(deep: Path, tmp_path: Path) -> None:
     assert "have names: --sizes batch=32" in refused(deep, "--sizes", "4")
     assert "name one file" in refused(deep, deep, "--sizes", "4,8")
-    assert "--batch" in refused(deep, "--sizes", "batch=4", "--batch")
     assert "--size" in refused(deep, "--sizes", "batch=4", "--size", "8")
     assert "goes with a model in ONNX" in refused(tmp_path / "t.umem.gz", "--optimizer", "sgd")
     assert "cannot read" in refused(tmp_path / "none.onnx")
+
+
+def test_the_largest_batch_is_found_by_the_models_own_shapes(deep: Path) -> None:
+    done = run(deep, "--optimizer", "sgd", "--batch", "--vram", "150MiB", "--json")
+    assert done.exit_code == 0
+    found = next(v for k, v in json.loads(done.output)["largest"].items() if k == "batch")
+    for batch, fits in ((found, True), (found + 1, False)):
+        peak = onnx_step(deep, {"batch": batch}, "sgd").trace.peak_bytes
+        assert (peak + (1 << 20) <= 150 * MIB) or not fits  # the pool rounds up
+    assert found > 1000
+
+
+def test_a_fixed_batch_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    path = two_layers(tmp_path / "m.onnx", 8)
+    for option in ("--batch", "--advise"):
+        assert "dynamic_axes" in refused(path, option)
+
+
+def test_a_graph_that_is_right_for_one_batch_is_refused_by_name(tmp_path: Path) -> None:
+    nodes = [node("MatMul", "x W", "h"), node("Reshape", "h to", "y")]
+    given = [weights("W", 4, 6), ints("to", 8, 3, 2)]
+    path = save(tmp_path / "m.onnx", nodes, given, ["batch", 4], None, 13)
+    assert run(path, "--sizes", "batch=8").exit_code == 0
+    assert "Reshape-y" in refused(path, "--sizes", "batch=8", "--batch")
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Callable[[int], Path]:
+    """Two products of so many numbers a word."""
+
+    def write(width: int) -> Path:
+        nodes = [
+            node("MatMul", "x W", "h"), node("Sigmoid", "h", "r"), node("MatMul", "r V", "y"),
+        ]  # fmt: skip
+        given = [weights("W", width, width), weights("V", width, width)]
+        shape = ["N", "words", width]
+        return save(tmp_path / f"{width}.onnx", nodes, given, shape, shape, 13)
+
+    return write
+
+
+def test_half_of_each_dynamic_axis_is_the_model_at_half_of_it(words: Callable[[int], Path]) -> None:
+    asked = ["--sizes", "N=64,words=32", "--optimizer", "sgd", "--advise", "--json"]
+    done = run(words(64), *asked, "--halved", f"width={words(32)}")
+    assert done.exit_code == 0
+    found = json.loads(done.output)
+    rows = {row["axis"]: row for row in found["rows"]}
+
+    def peak(batch: int, length: int, width: int) -> int:
+        # x, the sigmoid and y are kept; when the gradient of h is made from that of the sigmoid,
+        # both are there, and beside the parameters the gradient of V.
+        return 4 * (5 * batch * length * width + 3 * width * width)
+
+    whole = found["simulated_peak_bytes"]
+    assert whole == pytest.approx(peak(64, 32, 64), rel=0.001)
+    for axis, sizes in (("batch", (32, 32, 64)), ("words", (64, 16, 64)), ("width", (64, 32, 32))):
+        ratio = rows[axis]["simulated_peak_bytes"] / whole
+        assert ratio == pytest.approx(peak(*sizes) / peak(64, 32, 64), rel=0.001)
+    assert rows["precision"]["simulated_peak_bytes"] < 0.85 * whole
+    assert "export the model with half of it" in rows["depth"]["missing"]
+
+
+def test_the_code_is_said_to_be_for_chainer(deep: Path) -> None:
+    done = run(deep, "--sizes", "batch=64")
+    assert "Lines of code are for Chainer" in done.output and "--json" in done.output
 
 
 def test_the_command_loads_no_chainer(tmp_path: Path) -> None:

@@ -28,9 +28,11 @@ from umem.cli.choose_batch import (
     say_halves,
 )
 from umem.cli.choose_onnx import (
+    advised,
     check_onnx_options,
     chosen_for,
     onnx_options,
+    over_batch,
     say_next,
     with_schedule,
 )  # fmt: skip
@@ -40,8 +42,6 @@ from umem.cli.in_and_out import (
     StepSizesType,
     StepSizeType,
     caps,
-    load,
-    one_trace,
     refuse,
     refuse_picture,
     say,
@@ -205,8 +205,7 @@ def command(max_events: int, max_bytes: int, **options: Any) -> None:
         )
     if asked.all_gpus and asked.every:
         raise click.UsageError("--all says more of one GPU: leave it or --all-gpus out")
-    wants = {"--size": asked.size is not None, **several, "--advise": advice.advise}
-    check_onnx_options(asked.traces, asked.optimizer, wants)
+    check_onnx_options(asked.traces, asked.optimizer, {"--size": asked.size is not None})
     png = asked.png
     refuse([] if png is None else [png], asked.traces, force=asked.force)
     refuse_picture(png)
@@ -254,7 +253,7 @@ class _ChooseOptions(NamedTuple):
 
 def _answer_batch(asked: _ChooseOptions, told: BatchOptions, read: Caps) -> None:
     gpu = gpu_asked_for("t4" if asked.gpu is None else asked.gpu, asked.vram)
-    trace = one_trace(asked.traces, asked.sizes, read)
+    trace = over_batch(asked.traces, asked.sizes, asked.optimizer, read)
     try:
         say_batches(trace, gpu, asked.size, told, as_json=asked.as_json)
     except BudgetError as error:
@@ -264,19 +263,15 @@ def _answer_batch(asked: _ChooseOptions, told: BatchOptions, read: Caps) -> None
 
 def _answer_ranks(asked: _ChooseOptions, told: RankOptions, read: Caps) -> None:
     gpu = gpu_asked_for("t4" if asked.gpu is None else asked.gpu, asked.vram)
-    trace = one_trace(asked.traces, asked.sizes, read)
+    trace = over_batch(asked.traces, asked.sizes, asked.optimizer, read)
     if not say_ranks(trace, gpu, asked.size, told, as_json=asked.as_json):
         click.get_current_context().exit(NOTHING_FITS)
 
 
 def _answer_advice(asked: _ChooseOptions, told: AdviseOptions, read: Caps) -> None:
     gpu = gpu_asked_for("t4" if asked.gpu is None else asked.gpu, asked.vram)
-    is_apart = asked.sizes is None
-    traces = load(asked.traces, read) if is_apart else [one_trace(asked.traces, asked.sizes, read)]
-    halved = dict(
-        zip(dict(told.halved), load([path for _, path in told.halved], read), strict=True)
-    )
-    if not say_halves(traces, gpu, asked.size, halved, as_json=asked.as_json):
+    step = advised(asked.traces, asked.sizes, asked.size, told.halved, asked.optimizer, read)
+    if not say_halves(step.traces, gpu, step.size, step.halved, as_json=asked.as_json):
         click.get_current_context().exit(NOTHING_FITS)
 
 

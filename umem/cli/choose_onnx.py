@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import click
 
-from umem.cli.in_and_out import Caps, one_trace, say
+from umem.cli.in_and_out import Caps, load, one_trace, say
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, GraphError
 from umem.predict.choosing import Choice, Search
 from umem.printable import command_line
 from umem.trace.axes import StepSize, size_option, sizes_option
-from umem.trace.exported import onnx_step
+from umem.trace.exported import halves_of, onnx_step, step_over_batch
 from umem.trace.exported.updates import OPTIMIZERS, OptimizerName
 from umem.trace.trace import Trace
 
@@ -77,12 +77,79 @@ def chosen_for(
         UmemError: a file cannot be read, or traces do not go together.
     """
     if _is_onnx(paths[0]):
-        named = sizes[0] if sizes else {}
-        if not isinstance(named, dict) or len(sizes or ()) > 1:
-            raise click.UsageError("the axes of a model in ONNX have names: --sizes batch=32")
-        step = onnx_step(paths[0], named, optimizer or "adam")
+        step = onnx_step(paths[0], _named(sizes), optimizer or "adam")
         return ChosenStep(step.trace, step.names)
     return ChosenStep(one_trace(paths, sizes, caps))
+
+
+def over_batch(
+    paths: tuple[Path, ...],
+    sizes: tuple[StepSize, ...] | None,
+    optimizer: OptimizerName | None,
+    caps: Caps,
+) -> Trace:
+    """The step that files hold, such that its batch can be another.
+
+    Raises:
+        click.UsageError: as `chosen_for`.
+        UmemError: the same; a model in ONNX with a fixed batch.
+    """
+    if not _is_onnx(paths[0]):
+        return one_trace(paths, sizes, caps)
+    return step_over_batch(paths[0], _named(sizes), optimizer or "adam")
+
+
+class AdvisedStep(NamedTuple):
+    """What is said of halves of: traces of a step, half of it apart, and how large its axes are."""
+
+    traces: list[Trace]
+    halved: dict[str, Trace]
+    size: StepSize | None
+
+
+def advised(
+    paths: tuple[Path, ...],
+    sizes: tuple[StepSize, ...] | None,
+    size: StepSize | None,
+    halved: tuple[tuple[str, Path], ...],
+    optimizer: OptimizerName | None,
+    caps: Caps,
+) -> AdvisedStep:
+    """What files say of a step and its halves; models in ONNX are taken to the same sizes.
+
+    Raises:
+        click.UsageError: as `chosen_for`.
+        UmemError: the same.
+    """
+    names = [axis for axis, _ in halved]
+    if not _is_onnx(paths[0]):
+        traces = load(paths, caps) if sizes is None else [one_trace(paths, sizes, caps)]
+        apart = load([path for _, path in halved], caps)
+        return AdvisedStep(traces, dict(zip(names, apart, strict=True)), size)
+    given = _named(sizes)
+    whole, found, now = halves_of(paths[0], given, optimizer or "adam")
+    for axis, path in halved:
+        if not _is_onnx(path):
+            raise click.UsageError(f"half of a model in ONNX is a model in ONNX: --halved {axis}")
+        found[axis] = halves_of(path, given, optimizer or "adam")[0]
+    return AdvisedStep([whole], found, now or None)
+
+
+def _named(sizes: tuple[StepSize, ...] | None) -> dict[str, int]:
+    """Sizes of a model's axes, by their names."""
+    named = sizes[0] if sizes else {}
+    if not isinstance(named, dict) or len(sizes or ()) > 1:
+        raise click.UsageError("the axes of a model in ONNX have names: --sizes batch=32")
+    return named
+
+
+def say_framework(paths: tuple[Path, ...]) -> None:
+    """Say whose the printed code is, where the model may be of any framework."""
+    if _is_onnx(paths[0]):
+        say(
+            "\nLines of code are for Chainer. For another framework --json has the schedule: what "
+            "to keep, to let go and to run again, by the model's own names (docs/onnx.md)."
+        )
 
 
 def with_schedule(choice: Choice, search: Search, gpu: GpuSpec, step: ChosenStep) -> dict[str, Any]:
@@ -109,5 +176,6 @@ def say_next(
     words += [] if size is None else ["--size", size_option(size)]
     words += [] if optimizer is None else ["--optimizer", optimizer]
     words += ["--gpu", "NAME"] if all_gpus else ["--all-gpus"]
+    say_framework(paths)
     more = "all techniques on one of them" if all_gpus else "which GPU runs it, and how fast"
     say(f"\nNext: {more}:\n  {command_line(*words)}")

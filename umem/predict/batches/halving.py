@@ -273,6 +273,8 @@ class _Steps:
 
     def _how(self, axis: str) -> str:
         """How to record what a row needs."""
+        if "exported" in self._traces[0].meta:
+            return f"export the model with half of it, and give it as --halved {axis}=HALF.onnx"
         if axis in APART:
             return (
                 "record the step with half of it, along the same axes, and give it as "

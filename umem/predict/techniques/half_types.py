@@ -19,8 +19,9 @@ from umem.trace.walk import allocations
 PRODUCTS = frozenset((
     "Convolution2DFunction", "ConvolutionND", "Deconvolution2DFunction", "DeconvolutionND",
     "EinSum", "LinearFunction", "LocalConvolution2DFunction", "MatMul", "TensorDot",
+    "Conv", "ConvTranspose", "Einsum", "Gemm",
 ))  # fmt: skip
-"""Functions that are given halves."""
+"""Functions that are given halves, and what ONNX calls them."""
 BACK_OF_PRODUCTS = ("GradData", "GradWeight", "GradW")
 """The ends of the names of functions that give their gradients."""
 SUMS = frozenset((
@@ -32,7 +33,8 @@ SUMS = frozenset((
 SINGLES = SUMS | frozenset((
     "SoftmaxCrossEntropy", "SigmoidCrossEntropy", "MeanSquaredError", "MeanAbsoluteError",
     "HuberLoss", "Hinge", "CTC", "ConnectionistTemporalClassification", "Contrastive", "Triplet",
-    "Accuracy",
+    "Accuracy", "NegativeLogLikelihoodLoss", "ReduceLogSumExp", "ReduceMean", "ReduceSum",
+    "SoftmaxCrossEntropyLoss",
 ))  # fmt: skip
 """The same with losses and evaluations."""
 NORMALIZES = frozenset((
@@ -40,7 +42,8 @@ NORMALIZES = frozenset((
 ))  # fmt: skip
 """They are given what there is; their parameters stay."""
 WHOLE_NUMBERS = {"EmbedIDFunction": 0, "SelectItem": 1, "SoftmaxCrossEntropy": 1, "Accuracy": 1,
-                 "SigmoidCrossEntropy": 1}  # fmt: skip
+                 "SigmoidCrossEntropy": 1, "Gather": 1, "SoftmaxCrossEntropyLoss": 1,
+                 "NegativeLogLikelihoodLoss": 1}  # fmt: skip
 """Where functions read whole numbers."""
 NO_SCORES = "SoftmaxCrossEntropy"
 """Its scores are not kept; NumPy takes them as they are, some samples at a time."""

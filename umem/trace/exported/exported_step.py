@@ -93,7 +93,7 @@ class _StepWriter:
     def events(self, optimizer: OptimizerName) -> Iterator[Event]:
         """The whole step."""
         for node in self.graph.nodes:
-            if not all(name in self._host for name in node.outputs if name):
+            if not self.graph.runs_on_host(node):
                 yield from self._forward(node)
         gradients = Gradients(self._fresh)
         last = []

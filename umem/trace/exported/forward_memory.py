@@ -46,6 +46,8 @@ class ForwardMemory:
         self._held: set[int] = set()
         self._alive: dict[int, None] = {}
         for node in graph.nodes:
+            if graph.runs_on_host(node):
+                continue  # it asks for a shape, and reads no memory
             for name in node.inputs:
                 self._uses[name] = self._uses.get(name, 0) + 1
 

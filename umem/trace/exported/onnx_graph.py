@@ -74,3 +74,7 @@ class OnnxGraph:
             return name not in self.inputs
         is_shape = not kind.is_float and len(kind.shape) == 1 and kind.size <= 64
         return is_shape and name not in self.inputs
+
+    def runs_on_host(self, node: OnnxNode) -> bool:
+        """Whether all that a node makes are arguments."""
+        return all(self.is_on_host(name) for name in node.outputs if name)

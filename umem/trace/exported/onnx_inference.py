@@ -9,6 +9,7 @@ the next node sees it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ def inferred(read: CheckedModel) -> OnnxGraph:
         _infer(onnx, node, place, opsets, known)
         _fold(onnx, node, known)
         nodes.append(_node(onnx, node, place))
+    nodes = _told_apart(nodes)
     _check_said(graph, known)
     weights = known.initializers
     return OnnxGraph(
@@ -48,7 +50,7 @@ def inferred(read: CheckedModel) -> OnnxGraph:
         read.inputs,
         frozenset(w for w in weights if known.types[w].is_float and known.types[w].shape),
         frozenset(weights | known.constants),
-        tuple(x.name for x in graph.output),
+        tuple(dict.fromkeys(x.name for x in graph.output)),
     )
 
 
@@ -65,7 +67,14 @@ def _infer(onnx: Any, node: Any, place: int, opsets: list[Any], known: KnownTens
                 f"not known before the data are{_absent(known)}"
             )
         elements = kind.tensor_type.elem_type if kind else known.elements[node.input[0]]
-        known.add(onnx, name, elements, shape)
+        made = known.add(onnx, name, elements, shape)
+        given = known.types.get(node.input[0]) if node.input else None
+        if node.op_type == "Reshape" and given is not None and made.size != given.size:
+            raise OnnxError(  # which ONNX's inference lets pass
+                f"{node_said(node, place)} (Reshape): shapes do not go together: {made.size} "
+                f"elements of {given.size}; the graph may be right for the size alone that it was "
+                "exported at"
+            )
 
 
 def _absent(known: KnownTensors) -> str:
@@ -102,8 +111,8 @@ def _shape(kind: Any, node: Any, known: KnownTensors) -> list[int] | None:
     if kind is not None and kind.HasField("tensor_type") and kind.tensor_type.HasField("shape"):
         dims = kind.tensor_type.shape.dim
         return [d.dim_value for d in dims] if all(d.HasField("dim_value") for d in dims) else None
-    operator = OPERATORS[node.op_type]
-    if kind is None and operator.elementwise and len(node.input) == 1:
+    operator = OPERATORS[node.op_type]  # the first versions of many have no inference
+    if operator.elementwise and len(node.input) == 1:
         return list(known.types[node.input[0]].shape)
     return None
 
@@ -127,6 +136,22 @@ def _node(onnx: Any, node: Any, place: int) -> OnnxNode:
     values = {a.name: _value(onnx, a) for a in node.attribute if a.name != "value"}
     name = node.name or next(filter(None, node.output), "") or f"{node.op_type}_{place}"
     return OnnxNode(name, node.op_type, tuple(node.input), tuple(node.output), values)
+
+
+def _told_apart(nodes: list[OnnxNode]) -> list[OnnxNode]:
+    """Nodes of which no two have one name: the second is called by its output, then by its place.
+
+    A schedule names them.
+    """
+    taken: set[str] = set()
+    found = []
+    for place, node in enumerate(nodes):
+        outputs = tuple(filter(None, node.outputs))
+        names = (node.name, *outputs, *(f"{node.name}_{n}" for n in range(place, 2 * len(nodes))))
+        name = next(name for name in names if name not in taken)
+        taken.add(name)
+        found.append(node if name == node.name else replace(node, name=name))
+    return found
 
 
 def _value(onnx: Any, attribute: Any) -> Any:

@@ -7,7 +7,7 @@ may depend on only small arrays are read.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -60,6 +60,7 @@ def read_onnx(path: str | PathLike[str], sizes: Mapping[str, int] | None = None)
     """
     onnx = _onnx()
     model = _parsed(onnx, Path(path))
+    _check_opset(onnx, model)
     _check_nodes(model)
     _set_sizes(model.graph, dict(sizes or {}))
     known = given_tensors(onnx, model.graph, Path(path).parent)
@@ -109,9 +110,24 @@ def _parsed(onnx: Any, path: Path) -> Any:
 # -- nodes -----------------------------------------------------------------------------------------
 
 
+def _check_opset(onnx: Any, model: Any) -> None:
+    """Refuse operators of a version that the installed onnx has no shapes for."""
+    versions = [x.version for x in model.opset_import if x.domain in OWN_DOMAINS]
+    version, newest = max(versions, default=1), onnx.defs.onnx_opset_version()
+    if not 1 <= version <= newest:
+        raise OnnxError(
+            f"the model has operators of version {version}, and the installed onnx knows 1 to "
+            f"{newest}: take a newer onnx, or export the model for an older version"
+        )
+
+
 def _check_nodes(model: Any) -> None:
     """Refuse operators that are unknown, and graphs in which a name is used before it is made."""
     graph = model.graph
+    if not graph.output:
+        raise OnnxError("the model has no output, from which backward would begin")
+    if len({x.name for x in graph.input}) < len(graph.input):
+        raise OnnxError("two inputs of the model have the same name")
     if graph.sparse_initializer:
         raise OnnxError("the model has sparse initialisers, which umem does not know")
     known = {x.name for x in graph.input} | {x.name for x in graph.initializer}
@@ -170,30 +186,27 @@ def node_said(node: Any, place: int) -> str:
 def _set_sizes(graph: Any, sizes: dict[str, int]) -> None:
     """Give every dynamic axis of the inputs its size, by its name."""
     for name, value in sizes.items():
-        if type(value) is not int or value < 1:
-            raise OnnxError(f"the size of {quoted(name)} is {quoted(value)}, not a whole number")
-    weights = {x.name for x in graph.initializer}
+        if type(value) is not int or not 1 <= value < 1 << 63:
+            raise OnnxError(
+                f"the size of {quoted(name)} is {quoted(value)}, not a whole number of 63 bits"
+            )
     missing: dict[str, str] = {}
     unused, fixed = set(sizes), dict[str, int]()
-    for x in graph.input:
-        if x.name in weights:
+    for own, dim in _input_dims(graph):
+        if dim.HasField("dim_value"):
+            fixed[own] = dim.dim_value
             continue
-        for axis, dim in enumerate(dims_of(x)):
-            own = f"{x.name}[{axis}]"
-            if dim.HasField("dim_value"):
-                fixed[own] = dim.dim_value
-                continue
-            name = own if own in sizes or not dim.dim_param else dim.dim_param
-            if name in sizes:
-                unused.discard(name)
-                dim.dim_value = sizes[name]
-            else:
-                missing.setdefault(name, own)
+        name = own if own in sizes or not dim.dim_param else dim.dim_param
+        if name in sizes:
+            unused.discard(name)
+            dim.dim_value = sizes[name]
+        else:
+            missing.setdefault(name, own)
     if missing:
         axes = ", ".join(
-            name if name == own else f"{name} ({own})" for name, own in missing.items()
+            shown(name if name == own else f"{name} ({own})") for name, own in missing.items()
         )
-        example = ",".join(f"{name}=N" for name in missing)
+        example = ",".join(f"{shown(name)}=N" for name in missing)
         raise OnnxError(
             f"the model has dynamic axes without a size: {axes}; give --sizes {example}"
         )
@@ -207,6 +220,29 @@ def _set_sizes(graph: Any, sizes: dict[str, int]) -> None:
                 dim.dim_value = sizes[dim.dim_param]
             elif not dim.HasField("dim_value") or dim.dim_value < 0:
                 dim.Clear()
+
+
+def _input_dims(graph: Any) -> Iterator[tuple[str, Any]]:
+    """Each axis of what comes from outside, as ``x[0]``."""
+    weights = {x.name for x in graph.initializer}
+    for x in graph.input:
+        if x.name not in weights:
+            for axis, dim in enumerate(dims_of(x)):
+                yield f"{x.name}[{axis}]", dim
+
+
+def dynamic_axes(path: str | PathLike[str]) -> dict[str, list[str]]:
+    """The dynamic axes of a model's inputs by name, with the places where they are: ``x[0]``.
+
+    Raises:
+        OnnxError: no such file, or not a model in ONNX.
+        MissingDependencyError: onnx is not installed.
+    """
+    found: dict[str, list[str]] = {}
+    for own, dim in _input_dims(_parsed(_onnx(), Path(path)).graph):
+        if not dim.HasField("dim_value"):
+            found.setdefault(dim.dim_param or own, []).append(own)
+    return found
 
 
 def dims_of(x: Any) -> Any:
