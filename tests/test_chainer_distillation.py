@@ -386,6 +386,22 @@ def test_what_a_teacher_shares_stays_shared_in_its_copy() -> None:
     assert whole.teacher.parameter_bytes == 4 * (WIDE * WIDE + 2 * WIDE)
 
 
+def test_what_a_teacher_has_tied_stays_tied_in_its_copy() -> None:
+    teacher = chainer.Sequential(L.Linear(WIDE, WIDE), F.relu, L.Linear(WIDE, WIDE))
+    umem.chainer.tie(teacher, "/0/W", "/1/W")
+    half = loss_of(Net(8, 1), teacher, teacher_precision="float16").teacher.link
+    assert half[2].W is half[0].W and half[0].W.dtype == np.float16
+    assert teacher[2].W is teacher[0].W and teacher[0].W.dtype == np.float32
+
+
+def test_a_sequence_that_lists_its_links_in_another_order_than_its_copy_teaches() -> None:
+    teacher = chainer.Sequential(L.Linear(WIDE, 7), F.relu, L.Linear(9, CLASSES))
+    teacher.insert(1, L.Linear(7, 9))
+    x = some(4)[0]
+    half = loss_of(Net(8, 1), teacher, teacher_precision="float16").teacher
+    np.testing.assert_allclose(half(0, x).array, teacher(x).array, atol=5e-3)
+
+
 # -- what is refused -----------------------------------------------------------------------------
 
 
@@ -393,8 +409,30 @@ def lazy() -> Any:
     return L.Linear(None, CLASSES)
 
 
+class Scaled(L.Classifier):
+    """A classifier whose loss is another than Classifier's."""
+
+    def forward(self, *args: Any) -> Any:
+        return 2 * super().forward(*args)
+
+
+def sharing_arrays(student: Any) -> Any:
+    return student.copy()  # by default Chainer shares the arrays
+
+
+def with_its_statistics(student: Any) -> Any:
+    """A teacher with parameters of its own, and the running statistics of the student."""
+    norm = L.BatchNormalization(WIDE, use_gamma=False, use_beta=False)
+    norm.avg_mean = student.norm.avg_mean
+    return chainer.Sequential(norm, L.Linear(WIDE, CLASSES))
+
+
 REFUSED: dict[str, tuple[Callable[[Any], dict[str, Any]], type[UmemError], str]] = {
-    "temperature 0": (lambda s: {"temperature": 0}, SizeError, "temperature must be a finite"),
+    "temperature 0": (
+        lambda s: {"temperature": 0},
+        SizeError,
+        "temperature must be a number from 0.001 to 1000",
+    ),
     "temperature NaN": (lambda s: {"temperature": float("nan")}, SizeError, "temperature"),
     "temperature inf": (lambda s: {"temperature": float("inf")}, SizeError, "temperature"),
     "weight": (lambda s: {"weight": 1.5}, SizeError, "weight must be a number from 0 to 1"),
@@ -404,7 +442,13 @@ REFUSED: dict[str, tuple[Callable[[Any], dict[str, Any]], type[UmemError], str]]
     "memory": (lambda s: {"teacher_memory": "host"}, UnsupportedError, "host"),
     "managed": (lambda s: {"teacher_memory": "managed"}, DeviceNotFoundError, "virtual_gpu"),
     "no values": (lambda s: {"teacher": lazy()}, StateError, "/W has no values"),
-    "itself": (lambda s: {"teacher": s}, StateError, "is a parameter of the student"),
+    "temperature above": (lambda s: {"temperature": 1e4}, SizeError, "to 1000: beyond"),
+    "temperature below": (lambda s: {"temperature": 1e-4}, SizeError, "0.001 to"),
+    "no link": (lambda s: {"teacher": print}, StateError, "chainer.Link; got builtin_function"),
+    "no network": (lambda s: {"teacher": None}, StateError, "chainer.Link; got NoneType"),
+    "same arrays": (lambda s: {"teacher": sharing_arrays(s)}, StateError, "mode='copy'"),
+    "same statistics": (lambda s: {"teacher": with_its_statistics(s)}, StateError, "/0/avg_mean"),
+    "itself": (lambda s: {"teacher": s}, StateError, "is the student's too"),
     "no labels": (lambda s: {"label_key": None}, StateError, "give weight=1"),
 }
 
@@ -471,6 +515,56 @@ def test_items_that_do_not_go_together_are_refused() -> None:
         )
         with pytest.raises(StateError, match=said):
             updater.update()
+
+
+def test_an_iterator_that_has_ended_is_said_before_a_batch_is_taken() -> None:
+    x, t = some()
+    model = Net(8, 1)
+    main, few = SerialIterator(TupleDataset(x, t), 8), SerialIterator(x[:6], 4, repeat=False)
+    updater = umem.chainer.DistillingUpdater(
+        main, chainer.optimizers.Adam().setup(model), Net(20, 2), unlabelled=few
+    )
+    updater.update(), updater.update()
+    before = parameters(model), main.current_position, updater.iteration
+    with pytest.raises(StateError, match=r"unlabelled iterator has ended.*repeat=True"):
+        updater.update()
+    assert np.array_equal(before[0], parameters(model))
+    assert before[1:] == (main.current_position, updater.iteration)
+
+
+def test_a_classifier_with_a_loss_of_its_own_is_refused_unless_told_another() -> None:
+    student = Scaled(Net(8, 1))
+    with pytest.raises(UnsupportedError, match=r"Scaled has a forward of its own.*lossfun="):
+        loss_of(student, Net(20, 2))
+    x, t = some(8)
+    found = loss_of(student, Net(20, 2), weight=0, lossfun=F.softmax_cross_entropy)(x, t)
+    assert found.array == L.Classifier(student.predictor)(x, t).array
+
+
+def test_accuracy_is_what_the_classifier_takes_for_it() -> None:
+    x, t = some(8)
+
+    def reported(model: Any) -> Any:
+        reporter, found = chainer.Reporter(), {}
+        reporter.add_observer("main", model)
+        with reporter.scope(found):
+            loss_of(model, Net(20, 2))(x, t)
+        return found.get("main/accuracy")
+
+    own = L.Classifier(Net(8, 1), accfun=lambda y, labels: np.float32(len(labels) + 0.5))
+    assert reported(own) == 8.5
+    own.compute_accuracy = False
+    assert reported(own) is None
+
+
+def test_items_that_are_no_tuples_are_said_to_be_so() -> None:
+    x, _ = some()
+    updater = umem.chainer.DistillingUpdater(
+        SerialIterator(x, 8), chainer.optimizers.Adam().setup(Net(8, 1)), Net(20, 2),
+        unlabelled=SerialIterator(x, 4),
+    )  # fmt: skip
+    with pytest.raises(StateError, match=r"items with a label are tuples.*got an ndarray"):
+        updater.update()
 
 
 def test_a_loss_function_of_chainers_kind_is_refused() -> None:

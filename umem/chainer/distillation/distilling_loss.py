@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import inf
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
@@ -12,10 +11,12 @@ import chainer.links as L
 
 from umem.chainer.distillation.labels import NO_LABEL, Given, are_classes, split
 from umem.chainer.distillation.teacher import Teacher, check_options
-from umem.errors import DistillationError, SizeError, StateError
+from umem.errors import DistillationError, SizeError, StateError, UnsupportedError
 from umem.printable import quoted
 
 Loss = Callable[[Any, Any], Any]
+TEMPERATURES = 0.001, 1000
+"""Beyond these float32 has no digits for the gradient: shares are all alike, or 0 but for one."""
 
 
 class DistillingLoss:
@@ -26,7 +27,8 @@ class DistillingLoss:
     (1 - w) * lossfun(z, t) + w * T**2 * KL(softmax(v / T) || softmax(z / T)), where KL is the mean
     over the rows. With a weight of 0 it is the plain loss, to the bit, and the teacher does not
     run. Rows of label -1 have the teacher's share alone. It reports ``loss``, ``label_loss``,
-    ``teacher_loss``, and ``accuracy`` on rows with labels, unless a Classifier is to compute none.
+    ``teacher_loss``, and ``accuracy`` on rows with labels, unless a Classifier is to compute none;
+    one with an ``accfun`` of its own reports what that says.
 
     Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (arXiv 1503.02531).
 
@@ -37,7 +39,8 @@ class DistillingLoss:
     Args:
         optimizer: the student's, set up; of a Classifier, the student is the predictor.
         teacher: a link; of a Classifier, its predictor. Given inputs as the student is.
-        temperature: above 0; the higher, the more the teacher's small scores count.
+        temperature: from 0.001 to 1000; the higher, the more the teacher's small scores count. In
+            float32 the loss is off by about 1e-7 * T**2 beside its gradient, which is not.
         weight: the teacher's share, from 0 to 1.
         lossfun: a function of the student's scores and the labels; by default the Classifier's own,
             else `softmax_cross_entropy`. It has to leave out rows of label -1, where there are any.
@@ -50,10 +53,12 @@ class DistillingLoss:
         device: where the teacher is to be, a Chainer device; by default the student's.
 
     Raises:
-        StateError: the optimizer is not set up; it trains the teacher; a parameter of the teacher
-            has no values; there are no labels, and they have a share.
+        StateError: the optimizer is not set up; it trains the teacher, or what shares arrays with
+            it; the teacher is no link, or a parameter of it has no values; there are no labels, and
+            they have a share.
         SizeError: temperature or weight is out of range.
-        UnsupportedError, DeviceNotFoundError: see `Teacher`.
+        UnsupportedError: the student is a Classifier of a class with another ``forward``, and no
+            ``lossfun`` is given; or see `Teacher`, also for DeviceNotFoundError.
         DistillationError: in an update: scores of the teacher are not finite, or of another shape
             than the student's. No parameter was changed.
     """
@@ -73,7 +78,7 @@ class DistillingLoss:
         device: Any = None,
     ) -> None:
         check_options(teacher_precision, teacher_memory)
-        self.temperature = _within("temperature", temperature, 0, inf)
+        self.temperature = _within("temperature", temperature, *TEMPERATURES)
         self.weight = _within("weight", weight, 0, 1)
         target = optimizer.target
         if target is None:
@@ -81,12 +86,14 @@ class DistillingLoss:
         classifier = target if isinstance(target, L.Classifier) else None
         network = teacher.predictor if isinstance(teacher, L.Classifier) else teacher
         _check_apart(network, target)
+        if lossfun is None:
+            _check_calls(classifier)
         self._optimizer = optimizer
+        self._classifier = classifier
         self._student = target if classifier is None else classifier.predictor
         own = F.softmax_cross_entropy if classifier is None else classifier.lossfun
         self._lossfun: Loss = own if lossfun is None else lossfun
         self._distance = distance
-        self._counts = classifier is None or bool(classifier.compute_accuracy)
         if label_key == "own":
             label_key = NO_LABEL if classifier is None else classifier.label_key
         self.label_key = label_key
@@ -111,10 +118,19 @@ class DistillingLoss:
             taught = reports["teacher_loss"] = said(scores)
             share = self.weight * taught
             loss = share if loss is None else (1 - self.weight) * loss + share
-        if self._counts and are_classes(scores, given.labels):
-            reports["accuracy"] = F.accuracy(scores.array, given.labels, NO_LABEL)
+        reports.update(self._accuracy(scores, given.labels))
         chainer.report({"loss": loss, **reports}, self._optimizer.target)
         return loss
+
+    def _accuracy(self, scores: Any, labels: Any) -> dict[str, Any]:
+        """What a Classifier would report; of its own function the labels of -1 are left out."""
+        of = self._classifier
+        if labels is None or (of is not None and not of.compute_accuracy):
+            return {}
+        if of is not None and of.accfun is not F.accuracy:
+            return {"accuracy": of.accfun(scores, labels)}
+        is_one = are_classes(scores, labels)
+        return {"accuracy": F.accuracy(scores.array, labels, NO_LABEL)} if is_one else {}
 
     def _said(self, given: Given) -> Callable[[Any], Any]:
         """Ask the teacher; returns what gives the student's distance from what it said."""
@@ -181,22 +197,44 @@ def _within(name: str, value: Any, low: float, high: float) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        number = -inf
-    is_in = low < number < high if high == inf else low <= number <= high
-    if not is_in:
-        said = "a finite number above 0" if high == inf else f"a number from {low} to {high}"
-        raise SizeError(f"{name} must be {said}, got {quoted(value)}")
+        number = low - 1
+    if not low <= number <= high:
+        why = ": beyond, float32 has no digits for it" if high > 1 else ""
+        raise SizeError(f"{name} must be a number from {low} to {high}{why}; got {quoted(value)}")
     return number
 
 
 def _check_apart(teacher: Any, target: Any) -> None:
-    trained = {id(parameter) for parameter in target.params()}
-    for name, parameter in teacher.namedparams():
-        if id(parameter) in trained:
+    if not isinstance(teacher, chainer.Link):
+        raise StateError(f"a teacher is a chainer.Link; got {type(teacher).__name__}")
+    trained = {id(one) for _, one in _values(target)}
+    for name, one in _values(teacher):
+        if id(one) in trained:
             raise StateError(
-                f"the teacher's {name} is a parameter of the student, which the optimizer changes: "
-                "give the teacher parameters of its own, such as teacher.copy(mode='copy')"
+                f"the teacher's {name} is the student's too, so that training changes it: give the "
+                "teacher arrays of its own, such as teacher.copy(mode='copy'); without a mode "
+                "Chainer's copies share them"
             )
+
+
+def _values(link: Any) -> Iterator[tuple[str, Any]]:
+    """Parameters, their arrays, and the arrays that are kept beside them, with their paths."""
+    for path, one in link.namedlinks():
+        for name in sorted(one._params | one._persistent):
+            value = getattr(one, name)
+            found = (value, value.array) if name in one._params else (value,)
+            for each in found:
+                if isinstance(each, (chainer.Parameter, *chainer.get_array_types())):
+                    yield f"{path.rstrip('/')}/{name}", each
+
+
+def _check_calls(classifier: Any) -> None:
+    if classifier is not None and type(classifier).forward is not L.Classifier.forward:
+        raise UnsupportedError(
+            f"{type(classifier).__name__} has a forward of its own, which is not called: scores "
+            "are its predictor's, and what they cost is said by lossfun=, a function of scores and "
+            "labels"
+        )
 
 
 def _check_finite(output: Any) -> None:

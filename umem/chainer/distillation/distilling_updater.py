@@ -10,6 +10,7 @@ from chainer.training import updaters
 
 from umem.chainer.distillation.distilling_loss import DistillingLoss, Loss
 from umem.chainer.distillation.labels import without_label
+from umem.errors import StateError
 
 
 class DistillingUpdater(updaters.StandardUpdater):
@@ -33,7 +34,8 @@ class DistillingUpdater(updaters.StandardUpdater):
     one to a run that goes on.
 
     Raises:
-        As `DistillingLoss`. StateError in an update: items without a label that have one.
+        As `DistillingLoss`. StateError in an update: items without a label that have one, or no
+            more of them.
     """
 
     def __init__(
@@ -78,9 +80,9 @@ class DistillingUpdater(updaters.StandardUpdater):
     def update_core(self) -> None:
         """Take the next batch, and the next without labels."""
         iterator, optimizer = self.get_iterator("main"), self.get_optimizer("main")
+        more = self._unlabelled()
         samples = iterator.next()
-        if "unlabelled" in self._iterators and self.loss.weight:
-            more = self.get_iterator("unlabelled").next()
+        if more:
             samples = [*samples, *(without_label(x, samples[0], self.loss.label_key) for x in more)]
         # Chainer's own call of a converter: old ones take a number for the device.
         given = convert._call_converter(self.converter, samples, self.input_device)
@@ -92,3 +94,15 @@ class DistillingUpdater(updaters.StandardUpdater):
             optimizer.update(self.loss, given)
         if self.auto_new_epoch and iterator.is_new_epoch:
             optimizer.new_epoch(auto=True)
+
+    def _unlabelled(self) -> list[Any]:
+        """The next batch without labels; asked first, so that none with labels is lost."""
+        if "unlabelled" not in self._iterators or not self.loss.weight:
+            return []
+        try:
+            return list(self.get_iterator("unlabelled").next())
+        except StopIteration:
+            raise StateError(
+                f"the unlabelled iterator has ended after {self.iteration} updates, and each takes "
+                "a batch of it: make it with repeat=True"
+            ) from None

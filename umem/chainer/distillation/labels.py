@@ -69,6 +69,11 @@ def without_label(item: Any, like: Any, key: Any) -> Any:
         if not isinstance(item, Mapping) or {*item, key} != {*like} or key in item:
             raise _other(sorted(map(str, item)) if isinstance(item, Mapping) else 1, sorted(like))
         return {**item, key: label}
+    if not isinstance(like, tuple):
+        raise StateError(
+            f"items with a label are tuples of inputs and the label, or dictionaries; got an "
+            f"{type(like).__name__}. Where no item has one, give label_key=None and weight=1"
+        )
     parts = item if isinstance(item, tuple) else (item,)
     if len(parts) != len(like) - 1:
         raise _other(len(parts), len(like))

@@ -10,6 +10,7 @@ import chainer
 import numpy as np
 from chainer import reporter
 
+from umem.chainer.layers.places import counterparts
 from umem.chainer.precision.floats import to_half
 from umem.chainer.precision.masters import Masters
 from umem.chainer.precision.terms import chosen, halves
@@ -164,19 +165,20 @@ def _placed(link: Any, device: Any, is_half: bool, memory: str | None) -> Any:
     copy = link.copy("share")
     with managed() if memory is not None else nullcontext():
         made: dict[int, Any] = {}
-        for one, other in zip(link.links(), copy.links(), strict=True):
+        for one, other in counterparts(link, copy):
             _give_own(one, other, made, lambda p: _array(p, device, id(p) in small, memory))
         copy.to_device(device)  # what is left: statistics
     return copy
 
 
 def _give_own(one: Any, other: Any, made: dict[int, Any], array: Callable[[Any], Any]) -> None:
-    """Give a copied link parameters of its own; what was shared stays so.
+    """Give a copied link parameters of its own; what was shared or tied stays so.
 
     A copy in Chainer's mode "share" has parameters whose arrays change with the original's.
     """
-    for name in sorted(one._params):
-        parameter = getattr(one, name)
+    for name, parameter in sorted(vars(one).items()):
+        if not isinstance(parameter, chainer.Parameter) or parameter.array is None:
+            continue
         if id(parameter) not in made:
             made[id(parameter)] = chainer.Parameter(array(parameter), name=name)
         vars(other)[name] = made[id(parameter)]
