@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+from contextlib import ExitStack
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ import chainer.functions as F
 import chainer.links as L
 
 from umem.chainer import quantization_aware, quantize
-from umem.errors import QuantizationError, StateError
+from umem.errors import AccumulationError, QuantizationError, StateError
 
 Array = np.ndarray[Any, Any]
 
@@ -192,13 +194,64 @@ def test_copies_and_files_have_the_ranges() -> None:
         assert (called(quantize(each), WORDS) == expected).all()
 
 
+def test_other_ways_to_save_memory_go_with_it() -> None:
+    x = numbers(64, 16)
+    labels = (np.arange(64) % 5).astype("i")
+    found: dict[str, tuple[list[float], Array]] = {}
+    for name in ("plain", "recompute", "half", "saved"):
+        np.random.seed(0)
+        sizes = [16, *[32] * 6]
+        layers = [part for a, b in pairwise(sizes) for part in (L.Linear(a, b), F.tanh)]
+        model = chainer.Sequential(*layers, L.Linear(32, 5))
+        optimizer = chainer.optimizers.Adam(0.01).setup(model)
+        losses: list[float] = []
+        with ExitStack() as stack:
+            stack.enter_context(quantization_aware(model))
+            if name == "recompute":
+                stack.enter_context(umem.chainer.Recompute("85%"))
+            if name == "half":
+                stack.enter_context(umem.chainer.half_precision(model, optimizer))
+            if name == "saved":
+                stack.enter_context(umem.chainer.saved_in("bfloat16"))
+            for _ in range(8):
+                loss = F.softmax_cross_entropy(model(x), labels)
+                model.cleargrads()
+                loss.backward()
+                optimizer.update()
+                losses.append(float(loss.array))
+                del loss
+            small = quantize(model)
+            assert (called(small, x) == called(model, x)).all()
+        found[name] = losses, model[0].W.array
+    assert found["recompute"][0] == found["plain"][0]
+    assert (found["recompute"][1] == found["plain"][1]).all()
+    for name in ("half", "saved"):
+        assert np.allclose(found[name][0], found["plain"][0], rtol=0.02)
+
+
+def test_parts_of_a_batch_are_refused_since_each_would_move_the_ranges() -> None:
+    model = L.Linear(4, 3)
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    quantization_aware(model)
+    x, labels = numbers(8, 4), (np.arange(8) % 3).astype("i")
+    with umem.chainer.accumulate(optimizer, micro_batch=2):
+        with pytest.raises(AccumulationError, match="from call to call"):
+            optimizer.update(lambda x, t: F.softmax_cross_entropy(model(x), t), x, labels)
+
+
 def test_a_layer_without_a_range_computes_in_floats_and_stays_so() -> None:
     model = chainer.Sequential(L.Linear(4, 3), L.Linear(3, 2))
     x, plain = numbers(5, 4), copy.deepcopy(model)
     quantization_aware(model)
     assert (called(model, x) == called(plain, x)).all()
     model[0](x)
-    assert quantize(model).quantization_report.stays == {"/1": "never called in training"}
+    small = quantize(model)
+    assert small.quantization_report.stays == {"/1": "never called in training"}
+    assert type(small[1]) is L.Linear and type(model[1]) is not L.Linear
+    model[1](numbers(5, 3))
+    kept = quantize(model, keep=["1"])
+    assert type(kept[1]) is L.Linear and not hasattr(kept[1], "input_range")
+    assert (called(kept, x) == called(plain[1], called(kept[0], x))).all()
 
 
 def test_what_cannot_be_is_refused_and_changes_nothing() -> None:

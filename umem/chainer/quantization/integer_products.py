@@ -4,8 +4,8 @@ NumPy multiplies matrices of integers without BLAS, some hundred times slower th
 has no simple way to a GPU's instructions for 8 bits. But float32 has every whole number up to
 2**24, and neither rounds a product of an input's code (at most 255) and a weight's (at most 127)
 nor a sum of `DEPTH` of these, in whatever order and however fused a library adds: 512 * 255 * 127
-is 16,581,120, below 2**24. TF32 changes nothing, as it has 11 bits for a factor and sums in
-float32. Sums of more products are sums of such tiles in int32.
+is 16,581,120, below 2**24. TF32 should change nothing, as it has 11 bits for a factor and sums in
+float32; it has not run on a real GPU. Sums of more products are sums of such tiles in int32.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import chainer
 import chainerx
 import numpy as np
 
-from umem.chainer.quantization.aware_links import AWARE, AwareLayer, aware_step
+from umem.chainer.quantization.aware_links import AWARE, AwareLayer, aware_step, become_plain
 from umem.chainer.quantization.calibration import Call, SeenRange, calibrate, run
 from umem.chainer.quantization.exchanging import by_path, checked_names, exchanged, own_names
 from umem.chainer.quantization.integer_products import LARGEST_SUM
@@ -211,6 +211,9 @@ def _finished(
             reasons = "; ".join(f"{path}: {why}" for path, why in left.items())
             raise QuantizationError(f"no layer can be quantised: {reasons or 'there is none'}")
         quantized = exchanged(model, made)
+        for link in list(quantized.links()):
+            if isinstance(link, AwareLayer):  # it stays in floats
+                become_plain(link)
         try:
             if call is not None:
                 run(quantized, call)
