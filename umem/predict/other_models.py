@@ -85,7 +85,7 @@ def _low_rank(weights: _Weights) -> OtherModel:
     plain = OtherModel(
         "smaller layers",
         f"Linear layers as two of {share} of their rank",
-        "umem.chainer.slimmer(model, {path: umem.chainer.layers.LowRank(rank=rank)}, x)",
+        "umem.chainer.slimmer(model, rules, x)",
         missing="no matrix of a Linear layer whose sides the trace tells",
     )
     saved = [whole - then for whole, then in weights.low_rank_bytes() if then < whole]

@@ -11,7 +11,7 @@ from rich.text import Text
 from umem.predict.choosing import Choice, Option
 from umem.predict.other_models import OtherModel
 from umem.reports.pictures.drawing import Bar, draw_times
-from umem.reports.text.lines import Column, clipped, table, with_block, wrapped
+from umem.reports.text.lines import Column, call, clipped, table, with_block, wrapped
 from umem.trace.axes import size_text
 from umem.units import format_bytes, format_seconds
 
@@ -204,7 +204,7 @@ def _others(others: Sequence[OtherModel], width: int) -> Iterator[Text]:
     yield from _bold(said, width)
     for other in others:
         yield from map(Text, wrapped(str(other), width, "   ", 2))
-        yield Text(f"     {other.line}")
+        yield from map(Text, call("     ", other.line, width))
 
 
 def _why(name: str, reason: str, width: int) -> Iterator[Text]:

@@ -98,3 +98,17 @@ def with_block(first: str, line: str, width: int) -> list[str]:
         else:
             found += [f"{inside}{name}(", f"{inside}  {arguments}", f"{inside}),"]
     return [*found, " " * len(first) + "):"]
+
+
+def call(first: str, line: str, width: int) -> list[str]:
+    """Break a call where it is too wide: its arguments on a line of their own.
+
+    Args:
+        first: what stands before the call.
+        line: the call.
+        width: cells of a line.
+    """
+    if len(first) + len(line) <= width:
+        return [first + line]
+    name, _, arguments = line.removesuffix(")").partition("(")
+    return [f"{first}{name}(", f"{first}  {arguments}", f"{first})"]
