@@ -200,6 +200,23 @@ def test_damaged_files_are_refused(path: Path) -> None:
     damaged("it has no middle/bias")
 
 
+@pytest.mark.parametrize(("was", "bad"), [
+    ('"in_size":48', '"in_size":4800000000000'), ('"in_size":48', '"in_size":-48'),
+    ('"in_size":48', '"in_size":1.5'), ('"in_size":48', '"in_size":"48"'),
+    ('["QuantizedLinear",', '[null,'), ('"norm/N":7', '"norm/N":{"a":1}'),
+    ('["BatchNormalization",', '["BatchNormalization",null],"/x":["BatchNormalization",'),
+])  # fmt: skip
+def test_a_description_that_cannot_be_is_refused_before_memory_is_taken(
+    path: Path, was: str, bad: str
+) -> None:
+    with safe_open(path, "np") as file:
+        notes = file.metadata()
+    assert was in notes["model"]
+    save_file(load_file(path), path, {**notes, "model": notes["model"].replace(was, bad)})
+    with pytest.raises(QuantizationError, match="its description is none"):
+        load_quantized(path, network(lazy=True))
+
+
 def test_damaged_codes_of_four_bits_are_refused(tmp_path: Path) -> None:
     model = L.Linear(3, 2, nobias=True)
     small = quantize(model, np.ones((1, 3), "f"), 4, group=8)

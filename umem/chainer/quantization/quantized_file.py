@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from umem.chainer.quantization.quantization_report import report_of
 from umem.chainer.quantization.quantized_links import KINDS, QuantizedLayer, specs_of, weight_shape
 from umem.chainer.quantization.quantized_weight import QuantizedWeight
 from umem.chainer.quantization.scheme import Scheme
-from umem.chainer.resume.collecting import Collector, Distributor, MissingValue
+from umem.chainer.resume.collecting import Collector, Distributor, MissingValue, decoded
 from umem.errors import FileError, QuantizationError, SnapshotError, StateError
 from umem.files import open_regular, reason, whole
 from umem.printable import shown
@@ -112,7 +113,7 @@ def _opened(path: str | os.PathLike[str]) -> ArraysInFile:
 
 
 def _loaded(name: str, arrays: ArraysInFile, model: Any) -> Any:
-    description = _description(name, arrays.notes)
+    description = _description(name, arrays)
     links = by_path(model)
     for path, link in links.items():
         if isinstance(link, QuantizedLayer):
@@ -133,7 +134,8 @@ def _loaded(name: str, arrays: ArraysInFile, model: Any) -> Any:
     return made
 
 
-def _description(name: str, notes: dict[str, str]) -> dict[str, Any]:
+def _description(name: str, arrays: ArraysInFile) -> dict[str, Any]:
+    notes = arrays.notes
     if notes.get("format") != _FORMAT:
         raise QuantizationError(f"{name} is no file that umem.chainer.save_quantized wrote")
     if notes.get("version") != str(_VERSION):
@@ -144,13 +146,25 @@ def _description(name: str, notes: dict[str, str]) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(notes["model"])
         Scheme(**found["scheme"])
+        for value in found["values"].values():
+            decoded(value)  # as a Distributor does later
+        most = max(prod(shape) for shape, _ in arrays.described.values())
         for kind, specs in found["layers"].values():
-            if kind in _QUANTIZED:
-                weight_shape(_QUANTIZED[kind], specs)
-        found["values"].items()
+            _check_layer(kind, specs, 2 * most)  # two codes of 4 bits are one number
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise QuantizationError(f"{name} is damaged: its description is none: {error}") from error
     return found
+
+
+def _check_layer(kind: Any, specs: Any, most: int) -> None:
+    """Raise a ValueError where a layer cannot be one of a file that has arrays of so much."""
+    if type(kind) is not str or type(specs) is not dict:
+        raise ValueError(f"{kind!r} is no kind of layer, or has no sizes")
+    if kind in _QUANTIZED:
+        rows, columns = weight_shape(_QUANTIZED[kind], specs)
+        is_whole = type(rows) is int and type(columns) is int and min(rows, columns) > 0
+        if not is_whole or rows * columns > most:
+            raise ValueError(f"{kind} has a weight of {rows!r} by {columns!r}")
 
 
 # -- what a model is -----------------------------------------------------------------------------
