@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -147,7 +148,7 @@ def _told_apart(nodes: list[OnnxNode]) -> list[OnnxNode]:
     found = []
     for place, node in enumerate(nodes):
         outputs = tuple(filter(None, node.outputs))
-        names = (node.name, *outputs, *(f"{node.name}_{n}" for n in range(place, 2 * len(nodes))))
+        names = chain((node.name, *outputs), (f"{node.name}_{n}" for n in count(place)))
         name = next(name for name in names if name not in taken)
         taken.add(name)
         found.append(node if name == node.name else replace(node, name=name))
