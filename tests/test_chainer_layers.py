@@ -279,5 +279,5 @@ def test_groups_that_do_not_divide_are_refused() -> None:
         in_groups(L.Convolution2D(4, 6, 3, groups=2), 2)
     with pytest.raises(SizeError, match="2 groups already"):
         SeparableConvolution2D.from_convolution(L.Convolution2D(4, 6, 3, groups=2))
-    with pytest.raises(SizeError, match="rank 10 is above"):
+    with pytest.raises(SizeError, match="multiplier 10 is above"):
         SeparableConvolution2D.from_convolution(L.Convolution2D(4, 60, 3), 10)

@@ -218,8 +218,37 @@ def test_slimming_is_refused_where_parameters_are_held_as_they_are() -> None:
         slimmer(model, {"/score": LowRank(rank=4)})
     assert contents(model) == before
     slimmer(Words(), {"/score": LowRank(rank=4)}, quiet=True)  # no optimizer has this one
+    others = Words()
+    chainer.optimizers.Adam().setup(others)
+    slimmer(others, {"/score": LowRank(rank=4)}, quiet=True)  # another optimizer has this one
     half.undo()
     slimmer(model, {"/score": LowRank(rank=4)}, quiet=True)
+
+
+def test_slimming_is_refused_under_states_in_bfloat16_of_this_model_alone() -> None:
+    models = Words(), Words()
+    packed, _ = [chainer.optimizers.Adam().setup(model) for model in models]
+    with umem.chainer.bfloat16_states(packed):
+        with pytest.raises(StateError, match="bfloat16_states is on"):
+            slimmer(models[0], {"/score": LowRank(rank=4)})
+        slimmer(models[1], {"/score": LowRank(rank=4)}, quiet=True)
+    slimmer(models[0], {"/score": LowRank(rank=4)}, quiet=True)
+
+
+class Sentences(Words):
+    """Takes a list of arrays of several lengths, one a sample."""
+
+    def forward(self, xs: list[Array]) -> Any:
+        return super().forward(np.concatenate(xs))
+
+
+def test_a_list_of_arrays_has_a_sample_each() -> None:
+    rows = [np.zeros(length, "i") for length in (3, 2, 5, 2)]
+    one = slimmer(Words(), {"/score": LowRank(rank=4)}, np.zeros(12, "i"), quiet=True)
+    for example in (rows, (rows,)):
+        four = slimmer(Sentences(), {"/score": LowRank(rank=4)}, example, quiet=True)
+        for name in ("operations_before", "operations_after"):
+            assert getattr(four.totals, name) == 3 * getattr(one.totals, name)
 
 
 # -- what cannot be exchanged --------------------------------------------------------------------
@@ -320,6 +349,13 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         lambda: L.Linear(4, 4), {"/": LowRank(rank=1)}, "takes no layer; there are none",
     ),
     "no rule": (Words, {}, "there is no rule"),
+    "nothing": (Words, None, "rules are a dict or pairs.*got None"),
+    "a rule for nothing": (Words, LowRank(rank=1), "rules are a dict or pairs.*got LowRank"),
+    "a text": (Words, "/inner", "rules are a dict or pairs.*got '/inner'"),
+    "no layer of many": (
+        lambda: chainer.Sequential(*[L.Linear(2, 2) for _ in range(40)]),
+        {"/none": LowRank(rank=1)}, r"there are /0 \(Linear\).*, and 20 more$",
+    ),
     "what is no rule": (Words, {"/inner": 4}, "got '/inner': 4"),
     "a row that is no pair": (Words, [LowRank(rank=1)], "a rule is a path"),
     "a tie by class": (Words, {L.Linear: TiedTo("/embed/W")}, "got <class"),
@@ -343,11 +379,19 @@ def test_what_cannot_be_exchanged_is_named_and_nothing_changes(name: str) -> Non
 @pytest.mark.parametrize(
     "rule",
     [lambda: LowRank(), lambda: LowRank(rank=0), lambda: LowRank(energy=2.0),
-     lambda: LowRank(limit="-1"), lambda: Grouped(1), lambda: Separable(0)],
+     lambda: LowRank(limit="-1"), lambda: Grouped(1), lambda: Separable(0),
+     lambda: LowRank(energy="most")],  # type: ignore[arg-type]
 )  # fmt: skip
 def test_a_rule_out_of_range_is_refused_where_it_is_made(rule: Any) -> None:
     with pytest.raises(SizeError):
         rule()
+
+
+def test_a_multiplier_is_called_so() -> None:
+    with pytest.raises(SizeError, match="a multiplier is an int of at least 1; got 0"):
+        Separable(0)
+    with pytest.raises(LayerError, match="multiplier 10 is above the smaller size, 8"):
+        slimmer(chainer.Sequential(L.Convolution2D(4, 8, 3)), {L.Convolution2D: Separable(10)})
 
 
 class ReadsItsWeight(Words):

@@ -393,6 +393,12 @@ def of_two_types() -> Any:
     return model
 
 
+def tied_in_threes() -> Any:
+    model = chainer.Chain(a=L.Linear(4, 4), b=L.Linear(4, 4), c=L.Linear(4, 4))
+    tie(model, "/a/W", "/b/W")
+    return model
+
+
 def the_same_twice() -> Any:
     link = L.Linear(4, 4)
     return chainer.ChainList(link, link)
@@ -414,6 +420,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...], str]] = {
     "itself": (words, ("/embed/W", "/embed/W"), "are one link"),
     "one link twice": (the_same_twice, ("/0", "/1"), "are one link"),
     "named twice": (lambda: words(False), ("/embed/W", "/score/W", "/score/W"), "named twice"),
+    "first of a tie, to another": (
+        tied_in_threes,
+        ("/c/W", "/a/W"),
+        "/b/W is tied to /a/W.*name /a/W first",
+    ),
+    "first of a tie, with its layer": (tied_in_threes, ("/c", "/a"), "/b/W is tied to /a/W"),
+    "no path": (words, (0, "/score/W"), "a place is a path such as '/embed/W'; got 0"),
+    "no other path": (words, ("/embed/W", None), "a place is a path.*got None"),
     "no model": (lambda: 3, ("/a", "/b"), "no parameter is at"),
 }
 

@@ -273,7 +273,12 @@ def unsubscribe(subscriber: Subscriber) -> None:
 
 def is_told(name: str) -> bool:
     """Tell whether a subscriber whose class has this name is told what happens."""
-    return any(type(subscriber).__name__ == name for subscriber in [*_subscribers])
+    return bool(told(name))
+
+
+def told(name: str) -> list[Subscriber]:
+    """List the subscribers whose class has this name."""
+    return [one for one in [*_subscribers] if type(one).__name__ == name]
 
 
 def _repatch() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ from umem.chainer.layers.places import LinkPlace, holders, spots
 from umem.chainer.layers.separable import SeparableConvolution2D, check_groups, in_groups
 from umem.chainer.layers.truncation import RankWish, check_factors
 from umem.errors import LayerError
+from umem.printable import quoted
 
 __all__ = ["Exchange", "Grouped", "LowRank", "Rules", "Separable", "TiedTo", "parted", "taken"]
 
@@ -63,7 +64,7 @@ class Separable:
     multiplier: int = 1
 
     def __post_init__(self) -> None:
-        check_factors(self.multiplier)
+        check_factors(self.multiplier, name="multiplier")
 
     def made_of(self, link: Any) -> Any:
         """Make the new link; raises as `SeparableConvolution2D.from_convolution` does."""
@@ -103,6 +104,8 @@ class TiedTo:
     first: str
 
 
+_NAMED = 20
+"""How many layers a message names."""
 Exchange = LowRank | Separable | Grouped
 Where = str | type
 Rules = Mapping[Any, Any] | Sequence[tuple[Any, Any]]
@@ -114,6 +117,11 @@ def parted(rules: Rules) -> tuple[list[tuple[Where, Exchange]], list[tuple[str, 
     Raises:
         LayerError: there is none, or one is no rule.
     """
+    if isinstance(rules, str) or not isinstance(rules, (Mapping, Iterable)):
+        raise LayerError(
+            'rules are a dict or pairs, such as {"/fc*": LowRank(energy=0.9)}; got '
+            f"{quoted(rules)}"
+        )
     pairs = list(rules.items() if isinstance(rules, Mapping) else rules)
     if not pairs:
         raise LayerError('there is no rule; one is such as {"/fc*": LowRank(energy=0.9)}')
@@ -176,7 +184,9 @@ def _said(where: Where) -> str:
 
 
 def _all(every: Mapping[str, LinkPlace]) -> str:
-    return ", ".join(f"{p} ({type(s.link).__name__})" for p, s in every.items()) or "none"
+    named = [f"{path} ({type(spot.link).__name__})" for path, spot in every.items()]
+    more = [f"and {len(named) - _NAMED} more"] if len(named) > _NAMED else []
+    return ", ".join(named[:_NAMED] + more) or "none"
 
 
 def _why_not(spot: LinkPlace, what: Exchange, held: Mapping[int, list[str]]) -> str | None:

@@ -87,9 +87,12 @@ class _LayerCalls(chainer.LinkHook):
 
 
 def samples_of(inputs: Sequence[Any]) -> int:
-    """How many samples inputs have: the first axis of the first array; 1 where there is none."""
-    sizes = [int(x.shape[0]) for x in inputs if getattr(x, "shape", ())]
-    return max(sizes[0], 1) if sizes else 1
+    """How many samples inputs have: the first axis of the first array, or its list's length.
+
+    1 where there is neither.
+    """
+    lists = [x for x in inputs if getattr(x, "shape", ()) or isinstance(x, (list, tuple))]
+    return max(len(lists[0]), 1) if lists else 1
 
 
 # -- the report -----------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class SeparableConvolution2D(chainer.Chain):
         super().__init__()
         if ksize is None:
             out_channels, ksize, in_channels = in_channels, out_channels, None
-        check_factors(multiplier)
+        check_factors(multiplier, name="multiplier")
         refuse_array(initialW, "SeparableConvolution2D.from_convolution")
         self.in_channels, self.multiplier = in_channels, int(multiplier)
         channels = None if in_channels is None else in_channels * self.multiplier
@@ -106,7 +106,7 @@ class SeparableConvolution2D(chainer.Chain):
         weight = on_host(link, "W")
         outs, ins, height, width = weight.shape
         _refuse_groups(link)
-        check_factors(multiplier, outs, height * width)
+        check_factors(multiplier, outs, height * width, name="multiplier")
         by_input = weight.transpose(1, 0, 2, 3).reshape(ins, outs, height * width)
         across, kernels = factors(*decomposed(by_input, "the weight"), multiplier)
         made: SeparableConvolution2D = filled(

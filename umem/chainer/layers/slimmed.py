@@ -18,7 +18,7 @@ from umem.chainer.layers.layer_costs import (
 from umem.chainer.layers.places import LinkPlace, holders
 from umem.chainer.layers.tying import tie
 from umem.chainer.parameters_once import parameter_bytes
-from umem.chainer.tap import is_told
+from umem.chainer.tap import told
 from umem.errors import DataError, LayerError, SizeError, StateError
 
 __all__ = ["Slimmed", "slimmer"]
@@ -198,11 +198,14 @@ class Slimmed:
 
 
 def _refuse_what_is_on(model: Any) -> None:
-    if all(one.update_rule is None for one in model.params()):
-        return
+    own = {id(one) for one in model.params()}
     for name, what in _NOT_WITH.items():
-        if is_told(name):
-            raise StateError(f"{what} is on, and holds the parameters as they are: slim before it")
+        for one in told(name):
+            optimizer: Any = getattr(one, "optimizer", None)
+            if optimizer is not None and any(id(p) in own for p in optimizer.target.params()):
+                raise StateError(
+                    f"{what} is on, and holds the parameters as they are: slim before it"
+                )
 
 
 _NOT_WITH = {

@@ -40,7 +40,7 @@ class RankWish:
             raise SizeError(f"give one of rank, energy and limit; got {self}")
         if self.rank is not None:
             _check_rank(self.rank)
-        if self.energy is not None and not 0 < self.energy <= 1:
+        if self.energy is not None and not _is_share(self.energy):
             raise SizeError(f"energy is a share above 0 and at most 1; got {self.energy!r}")
         if self.limit is not None:
             parse_bytes(self.limit, "limit")
@@ -81,24 +81,34 @@ class RankWish:
         return min(rank, largest)
 
 
-def check_factors(rank: Any, *sizes: int | None) -> None:
+def check_factors(rank: Any, *sizes: int | None, name: str = "rank") -> None:
     """See that a rank is one for a matrix of these sizes, as far as they are known.
+
+    Args:
+        name: what it is called where it was given.
 
     Raises:
         SizeError: it is no int of at least 1, or above a size.
     """
-    _check_rank(rank)
+    _check_rank(rank, name)
     known = [size for size in sizes if size is not None]
     if known and rank > min(known):
         raise SizeError(
-            f"rank {rank} is above the smaller size, {min(known)}: two factors of it would hold "
+            f"{name} {rank} is above the smaller size, {min(known)}: two factors of it would hold "
             "more than the whole"
         )
 
 
-def _check_rank(rank: Any) -> None:
+def _check_rank(rank: Any, name: str = "rank") -> None:
     if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or rank < 1:
-        raise SizeError(f"a rank is an int of at least 1; got {rank!r}")
+        raise SizeError(f"a {name} is an int of at least 1; got {rank!r}")
+
+
+def _is_share(energy: Any) -> bool:
+    try:
+        return bool(0 < energy <= 1)
+    except (TypeError, ValueError):  # no number; or an array of several
+        return False
 
 
 def _rank_of_share(singular: Array, share: float) -> int:

@@ -14,6 +14,7 @@ import chainer
 
 from umem.chainer.layers.places import counterparts, link_at, parent_path
 from umem.errors import LayerError
+from umem.printable import quoted
 
 __all__ = ["Ties", "tie"]
 
@@ -52,6 +53,9 @@ def tie(model: Any, first: str, *others: str) -> Ties:
 
     Source: Press and Wolf, "Using the Output Embedding to Improve Language Models" (EACL 2017).
     """
+    for place in (first, *others):
+        if not isinstance(place, str):
+            raise LayerError(f"a place is a path such as '/embed/W'; got {quoted(place)}")
     if not others:
         raise LayerError("tie needs two places of the model at least")
     firsts = _parameters(model, first)
@@ -153,6 +157,9 @@ def _carrier(model: Any, pair: tuple[TiedPlace, TiedPlace]) -> CopyWithTies:
 
 # -- what may be tied ----------------------------------------------------------------------------
 
+_NAMED = 20
+"""How many parameters a message names."""
+
 
 def _parameters(model: Any, path: str) -> dict[str, tuple[TiedPlace, Any]]:
     """Parameters at a path, by what follows it: one with an empty name, or those of a link."""
@@ -166,7 +173,9 @@ def _parameters(model: Any, path: str) -> dict[str, tuple[TiedPlace, Any]]:
             if is_there and isinstance(value, chainer.Parameter):
                 found[str(held)[len(path.rstrip("/")) :]] = held, value
     if not found:
-        named = ", ".join(name for name, _ in model.namedparams()) if links else "none"
+        every = [name for name, _ in model.namedparams()] if links else []
+        more = [f"and {len(every) - _NAMED} more"] if len(every) > _NAMED else []
+        named = ", ".join(every[:_NAMED] + more) or "none"
         raise LayerError(f"no parameter is at {path!r} in the model; there are {named}")
     return found
 
@@ -181,8 +190,21 @@ def _pairs(model: Any, first: str, firsts: dict[str, tuple[TiedPlace, Any]], oth
     for key, (held, parameter) in firsts.items():
         mine, its = others[key]
         _check_pair(held, parameter, mine, its)
+        if its is not parameter:
+            _check_free(model, mine, its)
         pairs.append((held, mine))
     return pairs
+
+
+def _check_free(model: Any, place: TiedPlace, parameter: Any) -> None:
+    """See that nobody is tied to a parameter that is to go: its holder would hold it alone."""
+    for path, link in model.namedlinks():
+        for name, value in vars(link).items():
+            if value is parameter and name not in link._params:
+                raise LayerError(
+                    f"{path.rstrip('/')}/{name} is tied to {place}, which would be another's: name "
+                    f"{place} first, or undo that tie before"
+                )
 
 
 def _check_pair(first: TiedPlace, parameter: Any, other: TiedPlace, its: Any) -> None:

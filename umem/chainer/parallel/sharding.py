@@ -116,6 +116,11 @@ class Sharding(Subscriber):
         self._shards: dict[int, Shard] = {}
         self._is_inside = False
 
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer; None where it is gone."""
+        return self._optimizer()
+
     # -- what Chainer tells ----------------------------------------------------------------------
 
     def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
