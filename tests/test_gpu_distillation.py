@@ -100,3 +100,19 @@ def test_what_a_teacher_draws_moves_no_generator_of_the_student() -> None:
         optimizer.update(loss, cupy.ones((4, 6), "f"), cupy.zeros(4, "i"))
         found.append(cupy.random.rand(5).get())
     assert np.array_equal(*found)
+
+
+def test_a_teacher_of_statistics_alone_is_copied_to_the_student() -> None:
+    teacher = chainer.Sequential(
+        L.BatchNormalization(6, use_gamma=False, use_beta=False), lambda x: x[:, :4]
+    )
+    quantised = umem.chainer.quantize(net(32, 1), np.random.rand(8, 6).astype("f"))
+    for each in (teacher, quantised):
+        student = net(8, 0)
+        student.to_device("@cupy:0")
+        optimizer = chainer.optimizers.SGD(0.1).setup(student)
+        loss = umem.chainer.DistillingLoss(optimizer, each)
+        x = student.xp.asarray(np.random.rand(8, 6).astype("f"))
+        optimizer.update(loss, x, student.xp.zeros(8, "i"))
+        assert optimizer.t == 1
+        each(np.zeros((2, 6), "f"))  # is where it was

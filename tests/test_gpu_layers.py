@@ -63,3 +63,14 @@ def test_a_model_on_a_gpu_is_slimmed_there() -> None:
     assert model(x).shape == (2, 5)
     # Multiplies and adds: 4 pixels by 3 kernels of 9 and 3 * 8; 2 * (32 + 5). And a reshape of 32.
     assert slim.totals.operations_after == 2 * (4 * 3 * 9 + 4 * 3 * 8 + 2 * (32 + 5)) + 32
+
+
+def test_what_is_undone_comes_back_where_the_model_is_now() -> None:
+    for device in ("@cupy:0", "@numpy"):
+        model = chainer.Sequential(L.Linear(6, 6), L.Linear(6, 6), L.Linear(6, 6))
+        slim = umem.chainer.slimmer(model, {"/0": LowRank(rank=1)}, quiet=True)
+        ties = umem.chainer.tie(model, "/1/W", "/2/W")
+        model.to_device(device)
+        ties.undo()
+        slim.undo()
+        assert model(model.xp.zeros((2, 6), "f")).shape == (2, 6)

@@ -54,7 +54,7 @@ class Teacher:
                     "load it, before it teaches"
                 )
         self._is_half = precision == "float16"
-        is_there = all(parameter.device == device for parameter in link.params())
+        is_there = all(_device_of(value) == device for value in _arrays(link))
         self.link = link
         self._generators = _Generators(device.xp is chainer.backends.cuda.cupy)
         if self._is_half or memory is not None or not is_there:
@@ -147,6 +147,17 @@ class _Generators:
             yield
         finally:
             self._random.set_random_state(before)
+
+
+def _arrays(link: Any) -> Iterator[Any]:
+    """Arrays of a network: of parameters, and what is kept beside them."""
+    for one in link.links():
+        yield from (getattr(one, name).array for name in one._params)
+        kept = (getattr(one, name) for name in one._persistent)
+        yield from (value for value in kept if isinstance(value, chainer.get_array_types()))
+
+
+_device_of = chainer.backend.get_device_from_array
 
 
 # -- a copy of the parameters ----------------------------------------------------------------------

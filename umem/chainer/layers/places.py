@@ -55,8 +55,10 @@ class LinkPlace(NamedTuple):
     parent: Any
 
     def put(self, link: Any) -> None:
-        """Put another link there, under the same name."""
+        """Put another link there, under the same name and on the same device."""
         link.name = self.link.name
+        if link.device != self.link.device:
+            link.to_device(self.link.device)
         if isinstance(self.parent, chainer.ChainList):
             for row in _rows(self.parent):
                 row[:] = [link if one is self.link else one for one in row]

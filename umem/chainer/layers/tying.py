@@ -100,6 +100,9 @@ class Ties:
         """Give the others back the parameters that they had; a second time does nothing."""
         before, self._before = self._before, []
         for held, parameter in before:
+            device = vars(held.link)[held.name].device
+            if parameter.device != device:  # the model has been moved since
+                parameter.to_device(device)
             vars(held.link)[held.name] = parameter
             held.link._params.add(held.name)
         for carrier, pair in self._carriers:
