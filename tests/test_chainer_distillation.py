@@ -342,6 +342,18 @@ def test_a_student_in_halves_learns_from_a_teacher_in_float32() -> None:
 # -- the teacher ---------------------------------------------------------------------------------
 
 
+def test_a_student_made_in_float16_learns_from_a_copy_in_halves() -> None:
+    x, t = some(8)
+    with chainer.using_config("dtype", np.float16):
+        student = chainer.Sequential(L.Linear(WIDE, CLASSES))
+    whole = student.copy("copy")
+    whole[0].W.array, whole[0].b.array = (p.array.astype("f") for p in (student[0].W, student[0].b))
+    teacher = Net(20, 2)
+    found = loss_of(student, teacher, teacher_precision="float16")(x.astype("e"), t)
+    expected = loss_of(whole, teacher)(x, t)
+    assert float(found.array) == pytest.approx(float(expected.array), rel=5e-3)
+
+
 def test_a_teacher_holds_one_layer_while_it_runs() -> None:
     rows, width, layers = 512, 128, 16
     one = rows * width * 4

@@ -117,7 +117,7 @@ class DistillingLoss:
         if said is not None:
             taught = reports["teacher_loss"] = said(scores)
             share = self.weight * taught
-            loss = share if loss is None else (1 - self.weight) * loss + share
+            loss = share if loss is None else (1 - self.weight) * _in_type_of(share, loss) + share
         reports.update(self._accuracy(scores, given.labels))
         chainer.report({"loss": loss, **reports}, self._optimizer.target)
         return loss
@@ -181,6 +181,11 @@ class Softened:
         crossed = F.sum(logs * shares, axis=1)
         away = self._log_shares.astype(logs.dtype, copy=False) - crossed
         return warmth**2 * F.mean(away)
+
+
+def _in_type_of(share: Any, loss: Any) -> Any:
+    """A loss in the type of the teacher's: of scores in halves that one is float32."""
+    return loss if loss.dtype == share.dtype else F.cast(loss, share.dtype)
 
 
 def _single(x: Any) -> Any:
