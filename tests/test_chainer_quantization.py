@@ -387,6 +387,34 @@ def test_a_weight_is_never_in_floats_as_a_whole() -> None:
     assert running < 2 << 20
 
 
+@pytest.mark.parametrize("group", [None, 32])
+def test_a_row_that_is_longer_than_a_chunk_is_not_in_floats_as_a_whole_either(
+    group: int | None,
+) -> None:
+    """A row is 16 MiB in floats; the codes are 4, and of a row 4 in int8 and 8 while it is packed.
+
+    A float32 copy of a row beside both kinds of codes were 24.
+    """
+    weight = numbers(2, 4 << 20)
+    tracemalloc.start()
+    try:
+        made = QuantizedWeight.of(weight, Scheme(4, 8, group))
+        made.largest_sum()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < (19 if group is None else 23) << 20
+    for columns in (slice(0, 512), slice(2 << 20, (2 << 20) + 512)):
+        if group is None:
+            codes, _ = oracle.weight_codes(np.c_[weight[:, columns], abs(weight).max(axis=1)], 7)
+            assert (made.part(slice(0, 2), columns) == codes[:, :-1]).all()
+    assert made.largest_sum() == 255 * max(
+        sum(int(abs(made.part(slice(row, row + 1), slice(at, at + 512))).sum())
+            for at in range(0, 4 << 20, 512))
+        for row in (0, 1)
+    )  # fmt: skip
+
+
 def test_inputs_in_one_range_have_the_codes_that_the_range_has() -> None:
     """A relu's output: nothing is below zero, and the zero point is 0."""
     small = quantize(L.Linear(3, 2), np.array([[0, 0.5, 2.55]], "f"))
@@ -475,7 +503,8 @@ def _plain() -> Any:
 
 @pytest.mark.parametrize(("how", "match"), [
     ({"bits": 3}, "bits is 8 or 4, not 3"), ({"bits": True}, "not True"),
-    ({"bits": "8"}, "not '8'"), ({"activation_bits": 16}, "activation_bits is 8 or 4"),
+    ({"bits": "8"}, "not '8'"), ({"bits": 8.0}, "bits is 8 or 4, not 8.0"),
+    ({"activation_bits": 16}, "activation_bits is 8 or 4"),
     ({"group": 32}, "groups are for weights of 4 bits"), ({"bits": 4, "group": 33}, "not 33"),
 ])  # fmt: skip
 def test_bits_that_are_not_are_refused(how: dict[str, Any], match: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,7 @@ def test_damaged_files_are_refused(path: Path) -> None:
     codes = np.full_like(arrays["conv/weight/codes"], -128)
     damaged("a code is below -127", conv__weight__codes=codes)
     damaged("its input has the scale", middle__step=np.array([np.inf, 0], "f"))
+    damaged("/middle: its bias has NaN", middle__bias=np.full(8, np.nan, "f"))
     damaged("the zero point 0.5", middle__step=np.array([1, 0.5], "f"))
     damaged("of another model: it has more", more=scales)
     damaged("float64 of shape", conv__weight__scales=scales.astype("d"))
@@ -226,6 +228,83 @@ def test_damaged_codes_of_four_bits_are_refused(tmp_path: Path) -> None:
         save_quantized(tmp_path / "net", small, force=True)
         refused(tmp_path / "net", model, "a code is below -7|a multiplier is not from 1 to 18")
         getattr(small.weight, name)[...] = was
+
+
+@pytest.mark.parametrize("size", [-48, 0, 10**7, 10**12, 48.0, "48", True, None, [48], [48, 48]])
+def test_a_size_that_is_none_is_refused_before_there_is_memory_for_it(
+    path: Path, size: Any
+) -> None:
+    """The model leaves the size open, so that the file alone says it."""
+    arrays = load_file(path)
+    for layer, name in (("/middle", "in_size"), ("/conv", "in_channels"), ("/conv", "groups")):
+        with safe_open(path, "np") as file:
+            notes = file.metadata()
+        description = json.loads(notes["model"])
+        description["layers"][layer][1][name] = size
+        other = path.with_name("other")
+        save_file(arrays, other, {**notes, "model": json.dumps(description)})
+        tracemalloc.start()
+        try:
+            with pytest.raises(QuantizationError, match=r"is damaged|is of another model"):
+                load_quantized(other, network(lazy=True))
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("layer", [
+    3, ["BatchNormalization", [6]], ["BatchNormalization", None], [3, {}], [["x"], {}],
+    ["QuantizedLinear", {}], [], None,
+])  # fmt: skip
+def test_a_description_that_is_none_is_refused(path: Path, layer: Any) -> None:
+    arrays = load_file(path)
+    with safe_open(path, "np") as file:
+        notes = file.metadata()
+    description = json.loads(notes["model"])
+    description["layers"]["/norm"] = layer
+    for text in (json.dumps(description), "[" * 100_000, '{"layers":' * 100_000):
+        save_file(arrays, path, {**notes, "model": text})
+        refused(path, network(), "is damaged: its description is none")
+
+
+def test_codes_whose_sums_pass_int32_are_refused(tmp_path: Path) -> None:
+    link = L.Linear(70_000, 1, nobias=True)
+    small = quantize(link, np.ones((1, 70_000), "f"))
+    save_quantized(tmp_path / "net", small)
+    load_quantized(tmp_path / "net", link)
+    small.weight.codes[...] = 127  # 127 * 255 * 70,000 is more than 2**31
+    save_quantized(tmp_path / "net", small, force=True)
+    refused(tmp_path / "net", link, "sums of its products could pass int32")
+
+
+def test_a_subclass_with_a_forward_of_its_own_is_another_model(tmp_path: Path) -> None:
+    class Doubled(L.Linear):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return 2 * super().forward(x)
+
+    save_quantized(tmp_path / "net", quantize(L.Linear(4, 3), np.ones((1, 4), "f")))
+    refused(tmp_path / "net", Doubled(4, 3), "there and Doubled")
+
+
+def test_parts_of_other_bits_are_not_written_as_one(tmp_path: Path) -> None:
+    """Of inputs, bits are in no array's shape: the file would be read, and computed otherwise."""
+    first, second, x = L.Linear(6, 5), L.Linear(5, 3), np.ones((2, 6), "f")
+    for how in ({"activation_bits": 4}, {"bits": 4}):
+        both = chainer.Sequential(quantize(first, x), quantize(second, x[:, :5], **how))
+        with pytest.raises(UnsupportedError, match=r"/0 has .* and /1 has .*activation_bits"):
+            save_quantized(tmp_path / "net", both)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sizes_and_bits_may_be_integers_of_numpy(tmp_path: Path) -> None:
+    labels = np.array([0, 2, 1])
+    model = chainer.Sequential(
+        L.Convolution2D(2, np.int64(4), 3, groups=np.int32(2)), L.Linear(4, labels.max() + 1)
+    )
+    x = np.ones((1, 2, 3, 3), "f")
+    small = quantize(model, x, np.int64(4), activation_bits=np.uint8(8), group=np.int16(8))
+    save_quantized(tmp_path / "net", small)
+    assert (load_quantized(tmp_path / "net", model)(x).array == small(x).array).all()
 
 
 def test_what_cannot_be_written_leaves_no_file(small: Any, tmp_path: Path) -> None:

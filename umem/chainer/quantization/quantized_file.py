@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 from chainer.backends import cuda
 
+from umem.chainer.quantization.aware_links import AWARE
 from umem.chainer.quantization.exchanging import by_path, exchanged, own_names
+from umem.chainer.quantization.integer_products import LARGEST_SUM
 from umem.chainer.quantization.quantization_report import report_of
 from umem.chainer.quantization.quantized_links import KINDS, QuantizedLayer, specs_of, weight_shape
 from umem.chainer.quantization.quantized_weight import QuantizedWeight
 from umem.chainer.quantization.scheme import Scheme
 from umem.chainer.resume.collecting import Collector, Distributor, MissingValue, decoded
-from umem.errors import FileError, QuantizationError, SnapshotError, StateError
+from umem.errors import FileError, QuantizationError, SnapshotError, StateError, UnsupportedError
 from umem.files import open_regular, reason, whole
 from umem.printable import shown
 from umem.snapshots.arrays_file import ArraysInFile, pieces
@@ -45,20 +47,15 @@ def save_quantized(path: str | os.PathLike[str], model: Any, *, force: bool = Fa
 
     Raises:
         StateError: the model is not quantised. FileError: see `umem.files.whole`. UnsupportedError:
-            the model has something that neither safetensors nor JSON can say. There is no file
-            then, or the one that was there.
+            the model has something that neither safetensors nor JSON can say, or was put together
+            of parts that have other bits or groups than one another. There is no file then, or the
+            one that was there.
     """
-    schemes = [link.scheme for link in model.links() if isinstance(link, QuantizedLayer)]
-    if not schemes:
-        raise StateError("the model is not quantised: give what umem.chainer.quantize returns")
+    scheme = _scheme_of(model)
     collector = Collector()
     model.serialize(collector)
     arrays = {name: _on_host(array) for name, array in _once(collector.arrays).items()}
-    description = {
-        "scheme": vars(schemes[0]),
-        "layers": _structure(model),
-        "values": collector.values,
-    }
+    description = {"scheme": vars(scheme), "layers": _structure(model), "values": collector.values}
     notes = {
         "format": _FORMAT,
         "version": str(_VERSION),
@@ -97,6 +94,21 @@ def load_quantized(path: str | os.PathLike[str], model: Any) -> Any:
         arrays.close()
 
 
+def _scheme_of(model: Any) -> Scheme:
+    schemes = {path: link.scheme for path, link in by_path(model).items()
+               if isinstance(link, QuantizedLayer)}  # fmt: skip
+    if not schemes:
+        raise StateError("the model is not quantised: give what umem.chainer.quantize returns")
+    first, scheme = next(iter(schemes.items()))
+    other = next((path for path, each in schemes.items() if each != scheme), None)
+    if other is not None:
+        raise UnsupportedError(
+            f"{first} has {scheme} and {other} has {schemes[other]}, and a file has one of these: "
+            "save the parts, each in a file"
+        )
+    return scheme
+
+
 def _opened(path: str | os.PathLike[str]) -> ArraysInFile:
     try:
         open_regular(path).close()
@@ -122,6 +134,7 @@ def _loaded(name: str, arrays: ArraysInFile, model: Any) -> Any:
     differences = _differences(layers, links)
     if differences:
         raise QuantizationError(f"{name} is of another model: {'; '.join(differences)}")
+    _check_sizes(name, layers, arrays)
     instead = _empty(layers, links, Scheme(**description["scheme"]))
     made = exchanged(model, instead)
     _fill(name, made, arrays, description["values"])
@@ -148,23 +161,33 @@ def _description(name: str, arrays: ArraysInFile) -> dict[str, Any]:
         Scheme(**found["scheme"])
         for value in found["values"].values():
             decoded(value)  # as a Distributor does later
-        most = max(prod(shape) for shape, _ in arrays.described.values())
         for kind, specs in found["layers"].values():
-            _check_layer(kind, specs, 2 * most)  # two codes of 4 bits are one number
-    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            _check_layer(kind, specs)
+    except (
+        AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError, RecursionError,
+    ) as error:  # fmt: skip
         raise QuantizationError(f"{name} is damaged: its description is none: {error}") from error
     return found
 
 
-def _check_layer(kind: Any, specs: Any, most: int) -> None:
-    """Raise a ValueError where a layer cannot be one of a file that has arrays of so much."""
-    if type(kind) is not str or type(specs) is not dict:
-        raise ValueError(f"{kind!r} is no kind of layer, or has no sizes")
-    if kind in _QUANTIZED:
-        rows, columns = weight_shape(_QUANTIZED[kind], specs)
-        is_whole = type(rows) is int and type(columns) is int and min(rows, columns) > 0
-        if not is_whole or rows * columns > most:
-            raise ValueError(f"{kind} has a weight of {rows!r} by {columns!r}")
+def _check_layer(kind: Any, specs: Any) -> None:
+    """See that a layer of a file is one, so that nobody else has to.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is none.
+    """
+    if not isinstance(kind, str) or not isinstance(specs, dict):
+        raise TypeError(f"a layer is {kind!r:.50} of {specs!r:.50}")
+    if kind not in _QUANTIZED:
+        return
+    for name, value in specs.items():
+        if name in ("ignore_label", "dtype"):  # those of the model, or it is another one
+            continue
+        is_pair, least = name in ("ksize", "stride", "pad", "dilate"), int(name != "pad")
+        sizes = value if is_pair else [value]
+        if len(sizes) != 1 + is_pair or any(type(e) is not int or e < least for e in sizes):
+            raise ValueError(f"a {kind} has {name} {value!r:.50}")
+    weight_shape(_QUANTIZED[kind], specs)
 
 
 # -- what a model is -----------------------------------------------------------------------------
@@ -207,8 +230,10 @@ def _differences(layers: dict[str, Any], links: dict[str, Any]) -> list[str]:
 
 def _as_listed(kind: str, link: Any) -> tuple[str, dict[str, Any]]:
     """Describe a link as a file does that has a quantised one, or a plain one, of that name."""
-    if kind in _QUANTIZED and isinstance(link, _QUANTIZED[kind].stands_for):
-        return kind, specs_of(link)
+    if kind in _QUANTIZED:
+        plain = _QUANTIZED[kind].stands_for
+        if type(link) in (plain, AWARE[plain]):  # a subclass may compute something else
+            return kind, specs_of(link)
     return _plain(link)
 
 
@@ -224,6 +249,19 @@ def _alike(theirs: Any, ours: dict[str, Any]) -> bool:
 def _told(kind: str, specs: dict[str, Any]) -> str:
     sizes = ", ".join(f"{name} {value}" for name, value in specs.items())
     return f"{kind.removeprefix('Quantized')} ({sizes})"
+
+
+def _check_sizes(name: str, layers: dict[str, Any], arrays: ArraysInFile) -> None:
+    """See that no layer is larger than all of the file, before there is memory for it.
+
+    A size that the model leaves open comes from the file alone.
+    """
+    numbers = 2 * sum(prod(shape) for shape, _ in arrays.described.values())
+    for path, (kind, specs) in layers.items():
+        if kind in _QUANTIZED and prod(weight_shape(_QUANTIZED[kind], specs)) > numbers:
+            raise QuantizationError(
+                f"{name} is damaged: {path} is {_told(kind, specs)}, larger than the file"
+            )
 
 
 # -- filling one -----------------------------------------------------------------------------------
@@ -265,7 +303,12 @@ def _wrong(layer: QuantizedLayer) -> str | None:
         scale, zero = (float(each) for each in layer.step)
         if not 0 < scale < np.inf or not 0 <= zero <= layer.scheme.levels or zero % 1:
             return f"its input has the scale {scale} and the zero point {zero}"
-    return layer.weight.wrong()
+    if layer.bias is not None and not bool(layer.xp.isfinite(layer.bias).all()):
+        return "its bias has NaN or infinity"
+    wrong = layer.weight.wrong()
+    if wrong is None and layer.has_input and layer.weight.largest_sum() > LARGEST_SUM:
+        return "sums of its products could pass int32"
+    return wrong
 
 
 def _once(arrays: dict[str, Any]) -> dict[str, Any]:

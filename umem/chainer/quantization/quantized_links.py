@@ -299,16 +299,16 @@ def specs_of(link: Any) -> dict[str, Any]:
     shape = link.W.shape if link.W.is_initialized else None
     if isinstance(link, L.Linear):
         in_size = link.in_size if shape is None else int(shape[1])
-        return {"in_size": in_size, "out_size": link.out_size}
+        return {"in_size": _known(in_size), "out_size": _known(link.out_size)}
     if isinstance(link, L.EmbedID):
         ignored = None if link.ignore_label is None else int(link.ignore_label)
         rows, columns = link.W.shape
         return {"in_size": rows, "out_size": columns, "ignore_label": ignored,
                 "dtype": str(link.W.dtype)}  # fmt: skip
     pairs = {name: _pair(getattr(link, name)) for name in ("ksize", "stride", "pad", "dilate")}
-    channels = link.in_channels if shape is None else int(shape[1]) * link.groups
+    channels = link.in_channels if shape is None else shape[1] * link.groups
     sizes = {"in_channels": channels, "out_channels": link.out_channels, "groups": link.groups}
-    return {**sizes, **pairs}
+    return {**{name: _known(size) for name, size in sizes.items()}, **pairs}
 
 
 def weight_shape(kind: Any, specs: dict[str, Any]) -> tuple[int, int]:
@@ -319,6 +319,11 @@ def weight_shape(kind: Any, specs: dict[str, Any]) -> tuple[int, int]:
         return specs["in_size"], specs["out_size"]
     height, width = specs["ksize"]
     return specs["out_channels"], specs["in_channels"] // specs["groups"] * height * width
+
+
+def _known(size: Any) -> int | None:
+    """A size as JSON has it; people give NumPy's integers, too."""
+    return None if size is None else int(size)
 
 
 def _pair(value: Any) -> list[int]:

@@ -8,7 +8,14 @@ import chainer
 import numpy as np
 from chainer.backend import get_array_module
 
-from umem.chainer.quantization.scheme import MOST_OF_GROUP, Scheme, encode_rows, row_chunks, spread
+from umem.chainer.quantization.scheme import (
+    MOST_OF_GROUP,
+    Scheme,
+    column_chunks,
+    encode_rows,
+    row_chunks,
+    spread,
+)
 
 _OFFSET = 8
 """What is added to a code of 4 bits, so that none is negative."""
@@ -52,7 +59,7 @@ class QuantizedWeight(chainer.Link):
 
     @classmethod
     def of(cls, weight: Any, scheme: Scheme) -> QuantizedWeight:
-        """Quantise a weight chunk by chunk: beside the codes, about 4 MiB or 16 times a row.
+        """Quantise a weight chunk by chunk: beside the codes, about 4 MiB, or a row's codes.
 
         Args:
             weight: floats, finite in float32; the first axis are the rows.
@@ -110,9 +117,11 @@ class QuantizedWeight(chainer.Link):
         """Return the largest magnitude that a sum of its products with an input can have."""
         most = 0
         for chunk in row_chunks(*self.shape):
-            # A whole row: the columns start at 0, and groups are whole.
-            magnitudes = abs(self.part(chunk, slice(0, self.shape[1])))
-            most = max(most, int(magnitudes.sum(axis=1, dtype=np.float64).max()))
+            sums = sum(
+                abs(self.part(chunk, columns)).sum(axis=1, dtype=np.float64)
+                for columns in column_chunks(self.shape[1])
+            )
+            most = max(most, int(sums.max()))
         return most * self.scheme.levels
 
     def wrong(self) -> str | None:
@@ -139,7 +148,7 @@ def _pack(codes: Any) -> Any:
     rows, columns = codes.shape
     xp = get_array_module(codes)
     shifted = xp.full((rows, columns + columns % 2), _OFFSET, np.uint8)
-    shifted[:, :columns] = (codes + np.int8(_OFFSET)).astype(np.uint8)
+    xp.add(codes, np.int8(_OFFSET), out=shifted.view(np.int8)[:, :columns])
     return shifted[:, 0::2] | (shifted[:, 1::2] << np.uint8(4))
 
 

@@ -22,7 +22,7 @@ from chainer.backend import get_array_module
 from umem.errors import QuantizationError
 
 CHUNK = 1 << 18
-"""Weights that are converted at once, or one row: 1 MiB of float32."""
+"""Weights that are converted at once: 1 MiB of float32."""
 MOST_OF_GROUP = 18
 """The largest multiplier of a group; 19 times 7 would pass 127."""
 _GROUPS = (8, 16, 32, 64, 128, 256, 512)
@@ -48,16 +48,16 @@ class Scheme:
     group: int | None = None
 
     def __post_init__(self) -> None:
-        for name, bits in (("bits", self.bits), ("activation_bits", self.activation_bits)):
-            if isinstance(bits, bool) or bits not in (4, 8):
-                raise QuantizationError(f"{name} is 8 or 4, not {bits!r}")
-        if self.group is None:
-            return
-        if self.bits == 8:
+        for name, allowed in (("bits", (8, 4)), ("activation_bits", (8, 4)), ("group", _GROUPS)):
+            value = getattr(self, name)
+            if name == "group" and value is None:
+                continue
+            is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            if not is_whole or value not in allowed:
+                raise QuantizationError(f"{name} is {_either(name, allowed)}, not {value!r}")
+            object.__setattr__(self, name, int(value))  # of NumPy, perhaps, which JSON has not
+        if self.group is not None and self.bits == 8:
             raise QuantizationError("groups are for weights of 4 bits: leave out group, or bits=4")
-        if isinstance(self.group, bool) or self.group not in _GROUPS:
-            allowed = ", ".join(map(str, _GROUPS))
-            raise QuantizationError(f"group is None or one of {allowed}, not {self.group!r}")
 
     @property
     def largest(self) -> int:
@@ -70,6 +70,12 @@ class Scheme:
         return int(2**self.activation_bits) - 1
 
 
+def _either(name: str, allowed: tuple[int, ...]) -> str:
+    if name == "group":
+        return f"None or one of {', '.join(map(str, allowed))}"
+    return " or ".join(map(str, allowed))
+
+
 # -- weights -----------------------------------------------------------------------------------
 
 
@@ -78,6 +84,12 @@ def row_chunks(rows: int, columns: int) -> Iterator[slice]:
     step = max(1, CHUNK // max(1, columns))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
+
+
+def column_chunks(columns: int) -> Iterator[slice]:
+    """Cut a row that is longer than `CHUNK` into stretches of that; groups are whole in each."""
+    for start in range(0, columns, CHUNK):
+        yield slice(start, min(start + CHUNK, columns))
 
 
 def encode_rows(weight: Any, scheme: Scheme) -> tuple[Any, Any, Any]:
@@ -92,20 +104,24 @@ def encode_rows(weight: Any, scheme: Scheme) -> tuple[Any, Any, Any]:
         codes: int8 (n, k). multipliers: uint8 (n, ceil(k / group)), None without groups.
         scales: float32 (n,).
     """
-    xp = get_array_module(weight)
-    weight = weight.astype(np.float32, copy=False)
+    xp, pieces = get_array_module(weight), list(column_chunks(weight.shape[1]))
+    largest = [_largest(weight[:, piece], scheme.group) for piece in pieces]
+    wanted = xp.concatenate(largest, axis=1) / np.float32(scheme.largest)
+    codes = xp.empty(weight.shape, np.int8)
     if scheme.group is None:
-        scales = _scales(xp, xp.abs(weight).max(axis=1) / np.float32(scheme.largest))
-        steps, multipliers = scales[:, None], None
+        scales, multipliers = _scales(xp, wanted.max(axis=1)), None
     else:
-        largest = xp.abs(_grouped(weight, scheme.group)).max(axis=2)
-        wanted = largest / np.float32(scheme.largest)
         scales = _scales(xp, wanted.max(axis=1) / np.float32(MOST_OF_GROUP))
         whole = xp.rint(wanted / scales[:, None]).clip(1, MOST_OF_GROUP)
         multipliers = whole.astype(np.uint8)
-        steps = spread(whole * scales[:, None], scheme.group, weight.shape[1])
-    codes = xp.rint(weight / steps).clip(-scheme.largest, scheme.largest)
-    return codes.astype(np.int8), multipliers, scales
+    for piece in pieces:
+        steps = scales[:, None]
+        if scheme.group is not None:
+            part = whole[:, piece.start // scheme.group : -(-piece.stop // scheme.group)]
+            steps = spread(part * steps, scheme.group, piece.stop - piece.start)
+        found = weight[:, piece].astype(np.float32, copy=False) / steps
+        codes[:, piece] = xp.rint(found, out=found).clip(-scheme.largest, scheme.largest)
+    return codes, multipliers, scales
 
 
 def decode_rows(codes: Any, multipliers: Any, scales: Any, scheme: Scheme) -> Any:
@@ -123,13 +139,16 @@ def spread(by_group: Any, group: int | None, columns: int) -> Any:
     return get_array_module(by_group).repeat(by_group, group, axis=1)[:, :columns]
 
 
-def _grouped(weight: Any, group: int) -> Any:
-    """Rows by group: (n, groups, group), the last filled up with zeros."""
+def _largest(weight: Any, group: int | None) -> Any:
+    """The largest magnitude of each row, or of each group of a row: float32 (n, groups)."""
     xp = get_array_module(weight)
+    magnitudes = xp.abs(weight.astype(np.float32, copy=False))
+    if group is None:
+        return magnitudes.max(axis=1, keepdims=True)
     rows, columns = weight.shape
     padded = xp.zeros((rows, -(-columns // group) * group), np.float32)
-    padded[:, :columns] = weight
-    return padded.reshape(rows, -1, group)
+    padded[:, :columns] = magnitudes
+    return padded.reshape(rows, -1, group).max(axis=2)
 
 
 def _scales(xp: Any, found: Any) -> Any:
