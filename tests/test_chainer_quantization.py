@@ -319,6 +319,78 @@ def test_a_layer_whose_weight_others_read_stays_in_floats() -> None:
     assert np.abs(called(small, WORDS) - called(model, WORDS)).max() < 0.1
 
 
+class Reading(chainer.Chain):  # type: ignore[misc]
+    """A recurrent network with a state, one word a call."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.embed, self.rnn, self.out = L.EmbedID(20, 6), kind(6, 6), L.Linear(6, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.rnn(self.embed(x)))
+
+
+@pytest.mark.parametrize("kind", [L.LSTM, L.StatefulGRU, L.StatefulPeepholeLSTM])
+def test_states_of_recurrent_links_are_not_those_of_the_calibration(kind: Any) -> None:
+    np.random.seed(0)
+    model, words = Reading(kind), WORDS[:, :3].T
+    small = quantize(model, list(words))
+    assert not small.quantization_report.stays
+    assert model.rnn.h is None and small.rnn.h is None
+    with pytest.raises(QuantizationError, match="batch 2"):
+        quantize(model, [words[0], words[1], numbers(3)])
+    assert model.rnn.h is None
+    for _ in range(2):
+        for word in words[:, :2]:
+            assert np.abs(called(small, word) - called(model, word)).max() < 0.05
+        small.rnn.reset_state()
+        model.rnn.reset_state()
+    loaded = pickle.loads(pickle.dumps(small))
+    assert (called(loaded, words[0]) == called(small, words[0])).all()
+
+
+def test_lists_of_arrays_are_arguments_in_a_tuple() -> None:
+    class Lines(chainer.Chain):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            with self.init_scope():
+                self.embed, self.rnn = L.EmbedID(20, 6), L.NStepLSTM(1, 6, 5, 0.1)
+                self.out = L.Linear(5, 3)
+
+        def forward(self, lines: Any) -> Any:
+            return self.out(self.rnn(None, None, [self.embed(line) for line in lines])[0][0])
+
+    np.random.seed(0)
+    model, lines = Lines(), [WORDS[0], WORDS[1, :3]]
+    small = quantize(model, [(lines,)])
+    assert np.abs(called(small, lines) - called(model, lines)).max() < 0.05
+
+
+def test_what_a_classifier_notes_stays_and_an_evaluator_takes_the_copy() -> None:
+    np.random.seed(0)
+    model = L.Classifier(chainer.Sequential(L.Linear(6, 5), F.relu, F.dropout, L.Linear(5, 3)))
+    optimizer = chainer.optimizers.Adam().setup(model)
+    x, t = numbers(8, 6), np.arange(8, dtype="i") % 3
+    optimizer.update(model, x, t)
+    noted = model.y, model.loss, model.accuracy
+    small = quantize(model, [(x, t)])
+    assert all(a is b for a, b in zip(noted, (model.y, model.loss, model.accuracy), strict=True))
+    asked = chainer.datasets.TupleDataset(x, t)
+    iterator = chainer.iterators.SerialIterator(asked, 4, repeat=False, shuffle=False)
+    found = chainer.training.extensions.Evaluator(iterator, small)()
+    log = F.softmax_cross_entropy(called(small.predictor, x), t).array
+    assert abs(found["main/loss"] - log) < 1e-6
+
+
+def test_a_layer_whose_inputs_float32_has_not_stays() -> None:
+    with chainer.using_config("dtype", np.dtype("d")):
+        model = chainer.Sequential(L.Linear(3, 3), lambda y: y * 1e-200, L.Linear(3, 2))
+    x = numbers(4, 3, dtype="d") * 1e200
+    stays = quantize(model, x).quantization_report.stays
+    assert stays == {"/0": "its input had numbers that float32 has not"}
+
+
 def test_sequences_with_functions_and_single_links_are_models_too() -> None:
     np.random.seed(0)
     inner = chainer.Sequential(L.Linear(5, 4), lambda y: F.relu(y))

@@ -94,6 +94,25 @@ def test_what_is_evaluated_is_what_quantize_gives_to_the_bit(
     assert 0 <= np.abs(trained - called(small, WORDS)).max() < 1e-2 * scale
 
 
+@pytest.mark.parametrize("kind", [L.LSTM, L.StatefulGRU])
+def test_a_recurrent_link_that_trained_so_is_quantised_as_it_is_evaluated(kind: Any) -> None:
+    np.random.seed(0)
+    model = L.Classifier(chainer.Sequential(L.EmbedID(20, 6), kind(6, 6), L.Linear(6, 5)))
+    optimizer = chainer.optimizers.Adam(0.01).setup(model)
+    quantization_aware(model)
+    for _ in range(5):
+        loss = model(WORDS[:, 0] % 20, LABELS) + model(WORDS[:, 1] % 20, LABELS)
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+        model.predictor[1].reset_state()
+    small = quantize(model)
+    assert not small.quantization_report.stays
+    for step in range(3):
+        words = WORDS[:, step] % 20
+        assert (called(small.predictor, words) == called(model.predictor, words)).all()
+
+
 def test_training_computes_with_what_codes_stand_for() -> None:
     link, x = L.Linear(6, 3, initial_bias=numbers(3)), numbers(7, 6)
     with quantization_aware(link, 4):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import chainer
 import numpy as np
 
+from umem.chainer.quantization.exchanging import own_names
 from umem.errors import QuantizationError
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -58,7 +60,8 @@ def calibrate(model: Any, calibration: Any, paths: Mapping[Any, str]) -> tuple[A
     """Run a model on examples, and see what its layers are given; one pass, without a graph.
 
     Args:
-        model: it runs as for a test (``chainer.config.train`` is False) and stays as it is.
+        model: it runs as for a test (``chainer.config.train`` is False) and stays as it is; so do
+            the states of recurrent links.
         calibration: see `umem.chainer.quantize`.
         paths: the layers, and what errors call them.
 
@@ -70,24 +73,47 @@ def calibrate(model: Any, calibration: Any, paths: Mapping[Any, str]) -> tuple[A
             is given is not finite.
     """
     hook, first = RangeHook(paths), None
-    for number, (args, kwargs) in enumerate(_calls(calibration)):
-        first = first or (args, kwargs)
-        try:
-            with hook:
-                run(model, (args, kwargs))
-        except QuantizationError as error:
-            raise QuantizationError(f"batch {number} of the calibration: {error}") from None
-        except Exception as error:
-            raise QuantizationError(
-                f"batch {number} of the calibration, {_described(args, kwargs)}, does not go "
-                f"through the model: {type(error).__name__}: {error}"
-            ) from error
+    with attributes_kept(model):
+        for number, (args, kwargs) in enumerate(_calls(calibration)):
+            first = first or (args, kwargs)
+            try:
+                with hook:
+                    run(model, (args, kwargs))
+            except QuantizationError as error:
+                raise QuantizationError(f"batch {number} of the calibration: {error}") from None
+            except Exception as error:
+                raise QuantizationError(
+                    f"batch {number} of the calibration, {_described(args, kwargs)}, does not go "
+                    f"through the model: {type(error).__name__}: {error}"
+                ) from error
     if first is None:
         raise QuantizationError(
             "the calibration has no batch: give an array, or batches in a list; a generator or an "
             "iterator that was gone through before has none left"
         )
     return hook.seen, first
+
+
+@contextmanager
+def attributes_kept(model: Any) -> Iterator[None]:
+    """Have links' attributes afterwards as they are now, whatever a call sets.
+
+    Such as the state of a recurrent link, and the loss that a Classifier notes. A link whose
+    parameters become initialised keeps what comes with them.
+    """
+    was = [
+        (link, dict(vars(link)))
+        for link in model.links()
+        if all(getattr(link, name).is_initialized for name in own_names(link))
+    ]
+    try:
+        yield
+    finally:
+        for link, attributes in was:
+            now = vars(link)
+            for name in now.keys() - attributes.keys():
+                del now[name]
+            now.update(attributes)
 
 
 def run(model: Any, call: Call) -> Any:
@@ -110,10 +136,11 @@ def _calls(calibration: Any) -> Iterator[Call]:
         else:
             args, kwargs = (batch if isinstance(batch, tuple) else (batch,)), {}
         given = [*args, *kwargs.values()]
-        if any(isinstance(each, list) for each in given):
+        if isinstance(batch, list):
             raise QuantizationError(
                 f"batch {number} of the calibration is a list: give an array, a tuple of arguments "
-                "or a dictionary of them; chainer.dataset.concat_examples makes arrays of examples"
+                "or a dictionary of them; chainer.dataset.concat_examples makes arrays of them, "
+                "and (the list,) has a model take a list"
             )
         if any(isinstance(each, arrays) and not each.size for each in given):
             raise QuantizationError(f"batch {number} of the calibration is empty")

@@ -7,9 +7,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import chainer
+import chainer.links as L
 
 from umem.chainer.layers.tying import CopyWithTies
+from umem.chainer.quantization.quantized_links import QuantizedLayer
 from umem.errors import QuantizationError
+
+_ASKING = (L.LSTM, L.StatelessLSTM)
+"""Links whose forward asks of ``upward.W`` whether its array is None (Chainer 7.8), no more."""
 
 
 def exchanged(model: Any, instead: Mapping[Any, Any]) -> Any:
@@ -37,6 +42,9 @@ def exchanged(model: Any, instead: Mapping[Any, Any]) -> Any:
         ) from error
     made.cleargrads()
     _end_ties(made)
+    for link in made.links():
+        if type(link) in _ASKING and isinstance(link.upward, QuantizedLayer):
+            link.upward.is_asked_whether = True
     return made
 
 

@@ -10,7 +10,7 @@ import chainerx
 import numpy as np
 
 from umem.chainer.quantization.aware_links import AWARE, AwareLayer, aware_step, become_plain
-from umem.chainer.quantization.calibration import Call, SeenRange, calibrate, run
+from umem.chainer.quantization.calibration import Call, SeenRange, attributes_kept, calibrate, run
 from umem.chainer.quantization.exchanging import by_path, checked_names, exchanged, own_names
 from umem.chainer.quantization.integer_products import LARGEST_SUM
 from umem.chainer.quantization.quantization_report import report_of
@@ -199,6 +199,8 @@ def _step_of(link: Any, seen: SeenRange | None, scheme: Scheme) -> Any:
     if seen is None or not seen.calls:
         return "never called in calibration"
     step = input_step(np.float64(seen.low), np.float64(seen.high), scheme)
+    if not np.isfinite(step[0]):
+        return "its input had numbers that float32 has not"
     return step if float(step[0]) > 0 else "its input was zero throughout calibration"
 
 
@@ -216,7 +218,8 @@ def _finished(
                 become_plain(link)
         try:
             if call is not None:
-                run(quantized, call)
+                with attributes_kept(quantized):
+                    run(quantized, call)
         except WeightReadError as error:
             reader = error.link
             link = next(each for each, instead in made.items() if instead is reader)

@@ -166,12 +166,13 @@ def input_step(low: Any, high: Any, scheme: Scheme) -> Any:
 
     Returns:
         float32 of shape (2,), on the device of ``low``; both 0 where the range is empty or too
-        small for float32 to have its scale.
+        small for float32 to have its scale, which is infinite where it is too large.
     """
     xp = get_array_module(low)
     low = xp.minimum(xp.asarray(low, np.float64), 0.0)
     high = xp.maximum(xp.asarray(high, np.float64), 0.0)
-    scale = ((high - low) / scheme.levels).astype(np.float32)
+    with np.errstate(over="ignore"):
+        scale = ((high - low) / scheme.levels).astype(np.float32)
     is_range = scale >= _SMALLEST
     safe = xp.where(is_range, scale, np.float32(1))
     zero = xp.rint(-low / safe).clip(0, scheme.levels)
