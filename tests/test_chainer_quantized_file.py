@@ -215,7 +215,7 @@ def test_a_description_that_cannot_be_is_refused_before_memory_is_taken(
         notes = file.metadata()
     assert was in notes["model"]
     save_file(load_file(path), path, {**notes, "model": notes["model"].replace(was, bad)})
-    with pytest.raises(QuantizationError, match="its description is none|larger than the file"):
+    with pytest.raises(QuantizationError, match=r"its description is none|larger than the file"):
         load_quantized(path, network(lazy=True))
 
 
