@@ -36,7 +36,9 @@ def quantization_aware(
 
     Args:
         model: a link or chain; its quantised layers must be of exactly these classes.
-        bits, activation_bits, group: see `umem.chainer.quantize`.
+        bits: of the weights, as of `umem.chainer.quantize`.
+        activation_bits: of inputs, as there.
+        group: of how many weights of a row one scale is, as there.
         keep: names of links that train in floats, such as "/score".
 
     Returns:
