@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from test_exported_operators import ints, node, save, two_layers, weights
 
+import umem
 from umem.cli import main
 from umem.devices.specs import gpu_spec
 from umem.predict.choosing import Search
@@ -117,10 +118,21 @@ def test_the_largest_batch_is_found_by_the_models_own_shapes(deep: Path) -> None
     assert found > 1000
 
 
+def test_a_batch_is_split_between_ranks(deep: Path) -> None:
+    asked = ["--sizes", "batch=64", "--optimizer", "sgd", "--ranks", "1,2", "--link", "pcie4"]
+    done = run(deep, *asked, "--json")
+    assert done.exit_code == 0, done.output
+    one, two = json.loads(done.output)["steps"]
+    assert (one["share"], two["share"]) == ("size batch 64 on each", "size batch 32 on each")
+    whole = onnx_step(deep, {"batch": 64}, "sgd").trace
+    assert one["simulated_peak_bytes"] == umem.replay(whole, "t4").peak_bytes
+    assert two["simulated_summed_bytes"] == 8 * 256 * 256 * 4  # the gradients, and no activation
+
+
 def test_a_fixed_batch_is_refused_with_a_way_out(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "m.onnx", 8)
-    for option in ("--batch", "--advise"):
-        assert "dynamic_axes" in refused(path, option)
+    for option in (["--batch"], ["--advise"], ["--ranks", "1,2", "--link", "pcie4"]):
+        assert "dynamic_axes" in refused(path, *option)
 
 
 def test_a_graph_that_is_right_for_one_batch_is_refused_by_name(tmp_path: Path) -> None:

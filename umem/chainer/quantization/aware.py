@@ -38,7 +38,7 @@ def quantization_aware(
         model: a link or chain; its quantised layers must be of exactly these classes.
         bits: of the weights, as of `umem.chainer.quantize`.
         activation_bits: of inputs, as there.
-        group: of how many weights of a row one scale is, as there.
+        group: in 4 bits, how many columns of a row share a multiplier, as there.
         keep: names of links that train in floats, such as "/score".
 
     Returns:
