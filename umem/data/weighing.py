@@ -103,11 +103,10 @@ def weighed(
         is_safe = first.lead >= first.short(stay, coming.sizes)
         for is_fixed in (False, True):
             hits, low = _followed(stay, coming, first, is_fixed=is_fixed)
-            if coming.is_each_once and not coming.are_sizes_known:
-                low = 0 if is_safe else -1
-            elif is_safe or not coming.are_sizes_known:
+            is_early = coming.is_each_once and not coming.are_sizes_known
+            if is_safe or not (is_early or coming.are_sizes_known):
                 low = 0
-            if (found := (low >= 0, low, hits)) > best:
+            if (found := (is_safe if is_early else low >= 0, low, hits)) > best:
                 best, chosen = found, gone
     return [CANDIDATE if item == new else item for item in chosen]
 
