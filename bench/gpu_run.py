@@ -132,6 +132,12 @@ STEPS = (
         240,
         (*TESTING, *CHAINER),
     ),
+    Step(
+        "smaller-tests",
+        tests("test_gpu_layers.py", "test_gpu_quantization.py", "test_gpu_distillation.py"),
+        240,
+        (*TESTING, *CHAINER),
+    ),
     *(
         Step(
             f"{kind}s-{dtype}",

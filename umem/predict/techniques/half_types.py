@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from umem.predict.cupy_differences import DONE
 from umem.predict.packed_images import packed_images
 from umem.predict.techniques.half_copies import BY_SAMPLES, MOVES
-from umem.trace.events import LEAF, Access, Alloc, Mark, Op
+from umem.trace.events import LEAF, Access, Alloc, Hint, Mark, Op
 from umem.trace.trace import Trace
 from umem.trace.walk import allocations
 
@@ -204,7 +204,8 @@ class HalfTypes:
                 if self.allocs[tensor].kind == "activation" and entry is not None:
                     casters.setdefault(tensor, set()).add(entry.number)
         last: dict[int, int] = {}
-        kept: set[int] = set()
+        hints = (event for event in self.trace.events if isinstance(event, Hint))
+        kept = {access.tensor for hint in hints for access in hint.accesses}
         for index, op in enumerate(ops):
             for access in op.reads:
                 if access.tensor in casters and op.phase == "forward":
