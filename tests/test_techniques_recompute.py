@@ -84,8 +84,10 @@ def test_every_operation_finds_what_it_found_before(calls: list[Call], data: Any
     assert without_what_ran_again(trace, rewritten) == contents_read(trace)
     more = len(list(rewritten.ops)) - len(list(trace.ops))
     again = sum(map(len, found.recomputed))
-    # What a plan frees early is made once more where the trace has another order of backward.
-    assert more == count * again or (found.frees_early and more > count * again)
+    # What a plan frees early is made once more where the trace has another order of backward, or
+    # is still there where the plan would make it a second time.
+    once = len({name for names in found.recomputed for name in names})
+    assert more == count * again or (found.frees_early and more >= count * once)
 
 
 @settings(deadline=None, max_examples=60)
