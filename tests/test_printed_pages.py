@@ -1,0 +1,50 @@
+"""What pages of docs/ show runs, and prints what stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from project import ROOT
+
+from umem.compat.installation import find_package
+
+pytestmark = pytest.mark.skipif(find_package() is None, reason="no Chainer")
+COUNTS = {"layers": 2, "quantization": 2, "small-states": 2}
+"""Programs of each page."""
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+
+
+BLOCKS = {
+    f"{name}-{number}": block
+    for name in COUNTS
+    for number, block in enumerate(
+        re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", page(name), re.DOTALL)
+    )
+}
+
+
+@pytest.mark.parametrize(("program", "printed"), BLOCKS.values(), ids=BLOCKS.keys())
+def test_the_page_prints_what_it_says(program: str, printed: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout == printed, done.stderr
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_program_of_the_page_is_among_them(name: str) -> None:
+    found = sum(key.rpartition("-")[0] == name for key in BLOCKS)
+    assert found == page(name).count("```python") == COUNTS[name]
