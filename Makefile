@@ -1,18 +1,19 @@
 # Every target sets up what it needs by itself, in .venv.
 
-.PHONY: help demo test test-all test-gpu check docs clean setup-demo setup-test setup-docs
+.PHONY: help demo test test-all test-kernels test-gpu check docs clean setup-demo setup-test setup-docs
 .ONESHELL:
 .SHELLFLAGS := -euc
 
 help:
 	@cat <<'END'
-	make demo      train a graph network that does not fit in the memory of its (virtual) GPU
-	make test      run the tests that say whether umem works here
-	make test-all  run every test but the slow ones: for these, make test ARGS="-m slow"
-	make test-gpu  run those for a GPU on one, with what PYTHON has (python3): needs no network
-	make check     run ruff and mypy
-	make docs      build the documentation: site/index.html
-	make clean     remove .venv, site and the tools' caches
+	make demo         train a graph network that does not fit in the memory of its (virtual) GPU
+	make test         run the tests that say whether umem works here
+	make test-all     run every test but the slow ones: for these, make test ARGS="-m slow"
+	make test-kernels run those that compare bits, with other kernels of BLAS than this machine's own
+	make test-gpu     run those for a GPU on one, with what PYTHON has (python3): needs no network
+	make check        run ruff and mypy
+	make docs         build the documentation: site/index.html
+	make clean        remove .venv, site and the tools' caches
 
 	Each sets up what it needs in .venv, with the first Python from 3.10 on that it finds.
 	PYTHON=python3.12 chooses another, when .venv is made.
@@ -32,6 +33,16 @@ test: setup-test
 
 test-all: setup-test
 	@$(PYTEST) -m "not slow and not gpu" $(ARGS)
+
+# Sums come in another order with each kernel; what is promised to the bit holds with any.
+test-kernels: setup-test
+	@OPENBLAS_CORETYPE=$$(.venv/bin/python scripts/other_kernel.py)
+	if [ -z "$$OPENBLAS_CORETYPE" ]; then
+		echo 'umem: this machine has one kind of BLAS kernels' && exit
+	fi
+	export OPENBLAS_CORETYPE
+	echo "umem: with OPENBLAS_CORETYPE=$$OPENBLAS_CORETYPE"
+	$(PYTEST) -m "not slow and not gpu" -k "bit or bits or exact or exactly" $(ARGS)
 
 # Nothing is set up: a machine with a GPU may have no network, and plugins of its own.
 test-gpu:

@@ -1,16 +1,19 @@
 """What does this GPU say of all that was only read or simulated, in the minutes that there are?
 
-`python bench/gpu_run.py OUT --minutes 9` does, by order of value, each step in a process of its
-own: facts of the machine, the doctor, the constants of the cost model, tests of the device,
-managed memory beside plain, tests of facts, all other tests for a GPU, and Chainer's functions and
-links against NumPy. What a step says goes to OUT/NN-name.txt as it comes, how it ended to
-OUT/NN-name.json. At the end of the minutes, or when it is interrupted, the step that runs is
-stopped and left for the next call, which goes on behind what is done; without its .json a step is
-done again. NOT RUN YET: no step has been seen on a GPU.
+`python bench/gpu_run.py OUT.zip --minutes 9` checks the versions of what is installed. Then it
+does, by order of value, each step in a process of its own: facts of the machine, the doctor, the
+constants of the cost model, tests of the device, managed memory beside plain, tests of facts, all
+other tests for a GPU, and Chainer's functions and links against NumPy.
 
-Needs no network, and of this script alone no package: a step that lacks one names the wheel to
-bring. Managed memory stays under 4 GiB and under half of what is free (gpu_guard.py).
-`--software` rehearses everything on the software GPU, which is simulated.
+All results are in one archive: NN-name.json says how a step ended and what it has found,
+NN-name.txt is what it said. At the end of the minutes, when it is interrupted and when it is
+killed, whatever runs is ended, and the next call goes on behind what is done; a step that was not
+is done again, and what it said is kept until then. NOT RUN YET: no step has been seen on a GPU.
+
+Needs no network, and of this script alone no package: a step that lacks one, or whose version is
+none that umem knows, names the wheel to bring. Managed memory stays under 4 GiB and under half of
+what is free (gpu_guard.py). `--software` rehearses everything on the software GPU, which is
+simulated.
 """
 
 from __future__ import annotations
@@ -25,28 +28,18 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from gpu_run_parts.archive import Archive
+from gpu_run_parts.wheels import WHEELS, missing, table
+
 ROOT = Path(__file__).resolve().parents[1]
-WHEELS = {
-    "numpy": "numpy",
-    "click": "click",
-    "rich": "rich",
-    "scipy": "scipy",
-    "cupy": "cupy-cuda13x[ctk]>=14 or cupy-cuda12x[ctk]>=14, as the driver is",
-    "cuda.core": "cuda-core>=1.1",
-    "pytest": "pytest>=9",
-    "hypothesis": "hypothesis",
-    "chainer": "chainer 7.8.1, which make demo builds (.venv/wheels), with its packages: six, "
-    "typing-extensions, filelock, protobuf, setuptools",
-    "packaging": "packaging",
-}
-"""What provides a module, and where that is no wheel of an index, how to come by it."""
+KEEPER = ROOT / "bench" / "gpu_run_parts" / "keeper.py"
 PACKAGES = (
     "numpy", "scipy", "chainer", "cupy", "cupy-cuda12x", "cupy-cuda13x", "cuda-core",
     "cuda-bindings", "pytest", "hypothesis",
@@ -54,8 +47,10 @@ PACKAGES = (
 DEVICE = ("numpy", "cupy", "cuda.core")
 TESTING = (*DEVICE, "pytest", "hypothesis")
 CHAINER = ("chainer", "packaging", "scipy")
-GRACE_SECONDS = 5.0
-"""From asking a step to stop to making it."""
+STOP_SECONDS = 60.0
+"""The longest wait for a step that was asked to stop."""
+SOFTWARE_TIMES = 10
+"""How many times longer a rehearsal's step may take, whose arithmetic is the host's."""
 LEAST_SECONDS = 2.0
 """With less time left nothing is begun."""
 DONE = ("passed", "failed", "timed out")
@@ -159,14 +154,14 @@ class Run:
     """One call: the steps that are not done, until the time is up.
 
     Args:
-        folder: where results are, and go.
+        archive: where results are, and go; held meanwhile.
         minutes: how long it may take.
         software: on the software GPU.
         quick: what takes seconds of each step.
     """
 
-    def __init__(self, folder: Path, minutes: float, *, software: bool, quick: bool) -> None:
-        self.folder, self.software, self.quick = folder, software, quick
+    def __init__(self, archive: Archive, minutes: float, *, software: bool, quick: bool) -> None:
+        self.archive, self.software, self.quick = archive, software, quick
         self.end = time.monotonic() + 60 * minutes
 
     def left(self) -> float:
@@ -175,13 +170,16 @@ class Run:
 
     def go(self, steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[str, str]]:
         """Do what is to be done; gives each step's name and how it ended, in words."""
+        self.archive.take_over()
+        self.archive.add("00-wheels", {"state": "passed", "result": table()})
         for number, step in steps:
             name = f"{number:02}-{step.name}"
             state = self._state(name)
             if state in DONE:
                 yield name, f"{state} before"
             elif lacking := missing(step.needs):
-                self._write(name, {"state": "missing", "wheels": [WHEELS[m] for m in lacking]})
+                wheels = [WHEELS[module].bring for module in lacking]
+                self.archive.add(name, {"state": "missing", "why": lacking, "wheels": wheels})
                 yield name, f"missing: {', '.join(lacking)}"
             elif self.left() < LEAST_SECONDS:
                 yield name, "not begun: no time is left"
@@ -190,49 +188,37 @@ class Run:
 
     def _state(self, name: str) -> str | None:
         """How a step ended in a run of this kind; a rehearsal does not stand for the real one."""
-        try:
-            found = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
-            same = (found["software"], found["quick"]) == (self.software, self.quick)
-            return str(found["state"]) if same else None
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
-
-    def _write(self, name: str, content: dict[str, Any]) -> None:
-        """Write how a step ended, whole or not at all."""
-        made = self.folder / f"{name}.json.part"
-        made.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        made.replace(self.folder / f"{name}.json")
+        found = self.archive.record(name)
+        same = (found.get("software"), found.get("quick")) == (self.software, self.quick)
+        return str(found.get("state")) if same else None
 
     def _do(self, name: str, step: Step) -> str:
-        result = self.folder / f"{name}.result"
         given = [*step.command, *(step.quick if self.quick else ())]
+        most = step.seconds * (SOFTWARE_TIMES if self.software else 1)
+        limit = min(most, self.left())
+        start, began = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
+        record = {
+            "state": "running",
+            "began": f"{began}.{time.time_ns() % 10**9:09}Z",
+            "limit_seconds": round(limit, 3),
+            "software": self.software,
+            "quick": self.quick,
+            "command": ["python", *given],
+        }
+        said, result = self.archive.begin(name, record)
         command = [sys.executable, *(part.replace("{result}", str(result)) for part in given)]
-        limit = min(step.seconds, self.left())
-        start, began = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         state, code = "interrupted", None
-        result.unlink(missing_ok=True)
         try:
-            with open(self.folder / f"{name}.txt", "wb") as file:
-                code = finished(command, limit, file, self._environment())
-            late = "timed out" if limit == step.seconds else "cut short"
+            with open(said, "wb") as file:
+                code = finished(command, limit, file, self._environment(), self.archive.lock)
+            late = "timed out" if limit == most else "cut short"
             state = late if code is None else "failed" if code else "passed"
         finally:
-            self._write(
-                name,
-                {
-                    "state": state,
-                    "exit_code": code,
-                    "began": began,
-                    "seconds": round(time.monotonic() - start, 3),
-                    "limit_seconds": round(limit, 3),
-                    "software": self.software,
-                    "quick": self.quick,
-                    "command": ["python", *given],
-                    "result": read(result),
-                },
-            )
-            result.unlink(missing_ok=True)
-        return f"{state} in {time.monotonic() - start:.1f} s"
+            seconds = round(time.monotonic() - start, 3)
+            ended = {"state": state, "exit_code": code, "seconds": seconds, "result": read(result)}
+            self.archive.add(name, {**record, **ended}, said.read_bytes())
+            self.archive.clear(name)
+        return f"{state} in {seconds:.1f} s"
 
     def _environment(self) -> dict[str, str]:
         ahead = [str(ROOT / "tests" / "on_software_gpu")] if self.software else []
@@ -245,46 +231,38 @@ class Run:
         }
 
 
-def missing(modules: Sequence[str]) -> list[str]:
-    """Those of some modules that are not installed; imports at most their packages."""
+def finished(
+    command: list[str], seconds: float, file: Any, environment: dict[str, str], lock: int
+) -> int | None:
+    """Run a program with all that it starts; its exit code, or None where it was stopped.
 
-    def there(module: str) -> bool:
-        try:
-            return find_spec(module) is not None
-        except ImportError:
-            return False
-
-    return [module for module in modules if not there(module)]
-
-
-def finished(command: list[str], seconds: float, file: Any, environment: dict[str, str]) -> Any:
-    """Run a program with all that it starts; its exit code, or None where it was stopped."""
-    process = subprocess.Popen(
-        command,
+    It has a keeper (gpu_run_parts/keeper.py), which ends it all when it is over, when it is told
+    to, and when this process is no more. The keeper holds the archive's lock until then.
+    """
+    told, tell = os.pipe()
+    keeper = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(KEEPER), str(told), *command],
         stdin=subprocess.DEVNULL,
         stdout=file,
         stderr=subprocess.STDOUT,
         env=environment,
         cwd=ROOT,
         start_new_session=True,
+        pass_fds=(told, lock),
     )
+    os.close(told)
     try:
-        return process.wait(seconds)
+        return keeper.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
     finally:
-        end(process)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Stop a program and what it started: asked first, as by Ctrl-C, then made to."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGINT)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(tell, b".")
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_SECONDS)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # also what has outlived it
-    process.wait()
+            keeper.wait(STOP_SECONDS)
+        os.close(tell)
+        keeper.kill()
+        keeper.wait()
 
 
 def read(path: Path) -> Any:
@@ -356,7 +334,7 @@ def installed() -> dict[str, str]:
 def main() -> int:
     """Returns 0 where every step has passed, here or before."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder of the results")
+    parser.add_argument("out", metavar="OUT.zip", type=Path, help="archive of the results")
     parser.add_argument("--minutes", type=float, default=9.0, help="stop after so many (9)")
     parser.add_argument("--software", action="store_true", help="rehearse on the software GPU")
     parser.add_argument("--quick", action="store_true", help="seconds a step: see that it runs")
@@ -365,27 +343,35 @@ def main() -> int:
     given = parser.parse_args()
     if not given.minutes > 0:
         parser.error("--minutes must be more than 0")
+    archive = Archive(given.out.resolve())
     try:
-        given.out.mkdir(parents=True, exist_ok=True)
+        archive.entries()
+        archive.running.mkdir(exist_ok=True)
+    except zipfile.BadZipFile:
+        parser.error(f"{given.out} is there, and no archive of results")
     except OSError as error:
         parser.error(f"cannot write {given.out}: {error.strerror}")
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, stop)
     steps = [(n, step) for n, step in enumerate(STEPS, 1) if step.name in (given.only or names)]
-    run = Run(given.out.resolve(), given.minutes, software=given.software, quick=given.quick)
+    run = Run(archive, given.minutes, software=given.software, quick=given.quick)
     passed, lacking = 0, set()
     try:
-        for name, words in run.go(steps):
-            print(f"{name:<24}{words}", flush=True)
-            passed += words.startswith("passed")
-            lacking |= set(words.partition("missing: ")[2].split(", ")) - {""}
+        with archive.held():
+            for name, words in run.go(steps):
+                print(f"{name:<24}{words}", flush=True)
+                passed += words.startswith("passed")
+                lacking |= set(words.partition("missing: ")[2].split(", ")) - {""}
     except Stopped:
         print("interrupted: what is done stays, and the next call goes on", flush=True)
         return 130
+    except TimeoutError as error:
+        parser.error(str(error))
     if lacking:
         print("Bring these, by pip download where there is a network, and install them with")
         print("pip install --no-index --find-links FOLDER:")
-        print(*(f"  {WHEELS[module]}" for module in sorted(lacking)), sep="\n")
+        for module, why in missing(sorted(lacking)).items():
+            print(f"  {WHEELS[module].bring} ({why})")
     return 0 if passed == len(steps) else 1
 
 

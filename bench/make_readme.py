@@ -23,7 +23,7 @@ One question a script. Most take `--quick` (seconds) and `--json PATH` (machine,
 versions, commit, every repeat). What runs on a virtual GPU is simulated, and says so.
 
 Run one from the repository's root: `python bench/validate_um.py --help`.
-On a machine with a GPU `python bench/gpu_run.py OUT --minutes 9` runs all that wants one, by
+On a machine with a GPU `python bench/gpu_run.py OUT.zip --minutes 9` runs all that wants one, by
 order of value, tests included, and goes on where the last call ended; with `--software` it
 rehearses that on the software GPU.
 This file is written by `python bench/make_readme.py` from the scripts and from `results/`.

@@ -6,6 +6,7 @@ import CuPy when they run, which is the software GPU's by then.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -241,11 +242,11 @@ def offload() -> bytes:
     from unittest.mock import patch
 
     import umem.chainer
-    from umem.chainer.offload import mover
+    from umem.chainer.offload import journey, mover
 
     with (
         patch.object(mover, "IN_FLIGHT_BYTES", OFFLOAD_BYTES),
-        patch.object(mover, "AHEAD_BYTES", OFFLOAD_BYTES),
+        patch.object(journey, "AHEAD_BYTES", OFFLOAD_BYTES),
         umem.chainer.Offload() as moves,
     ):
         trained = _trained(OFFLOAD_ROWS)
@@ -316,6 +317,78 @@ def sent_to_pinned_memory() -> bytes:
     return cp.asnumpy(total).tobytes()
 
 
+def moved_and_discarded(waits: bool = True) -> bytes:
+    """Managed memory goes, is discarded, comes and is used again, on three streams."""
+    from contextlib import nullcontext
+    from unittest.mock import patch
+
+    import umem
+    from umem.devices.cuda import open_cuda
+    from umem.devices.cuda.arena import OrderedDiscards
+    from umem.scopes import Scope
+
+    def prefetch(_: Any, hints: Any, spans: Any, to: Any, stream: int) -> Any:
+        return hints.prefetch(spans, to, stream)
+
+    cp, device, scope = _cupy(), open_cuda(), Scope("places")
+    side, found = _side(cp), []
+    unseen = patch.object(OrderedDiscards, "prefetch", prefetch)
+    with umem.managed(), nullcontext() if waits else unseen:
+        device.repeat_places(scope)
+        for turn in range(4):
+            x = cp.arange(BLOCKS_COUNT, dtype="f4") + turn
+            found.append(x.sum())
+            umem.prefetch(x, "cpu", stream=side)
+            blocks = range(x.data.ptr // BLOCK_BYTES, (x.data.ptr + x.nbytes) // BLOCK_BYTES)
+            del x
+            assert device.discard_free(blocks) == len(blocks) * BLOCK_BYTES
+            device.make_ready(blocks, side)
+            y = cp.arange(BLOCKS_COUNT, dtype="f4") * (turn + 1)
+            umem.prefetch(y, stream=side)
+            found.append(cp.sqrt(y).sum())
+            found.append(y[::3].sum())
+            del y
+        scope.close()
+    return cp.asnumpy(cp.stack(found)).tobytes()
+
+
+def given_back(waits: bool = True) -> bytes:
+    """Memory that operations and copies still use goes back to the driver, managed and pinned."""
+    from contextlib import nullcontext
+    from unittest.mock import patch
+
+    import umem
+    from umem.chainer.offload import pinned
+    from umem.devices.cuda import open_cuda
+    from umem.devices.cuda.driver import Driver
+
+    cp, device, found = _cupy(), open_cuda(), []
+    bare = patch.object(Driver, "synchronize", lambda self: None)
+    dropped = patch.object(
+        pinned.PinnedUntilCopied, "__del__", lambda self: pinned.held_memory.pop(self.ptr)
+    )
+    small = patch.object(pinned, "FIRST_BYTES", 4 * PINNED_COUNT)
+    with small, nullcontext() if waits else bare, nullcontext() if waits else dropped:
+        for turn in range(2):
+            with umem.managed():
+                x = cp.arange(BLOCKS_COUNT, dtype="f4") + turn
+            found.append(x * 3)
+            del x
+            device.pools.give_back("managed")
+            tier = pinned.PinnedTier()
+            sent = tier.send(cp.arange(PINNED_COUNT, dtype="f4") * turn)
+            assert sent is not None
+            sent.let_go()
+            tier.close()
+            found.append(sent.array())
+            del sent, tier
+            gc.collect()
+    return b"".join(cp.asnumpy(array).tobytes() for array in found)
+
+
+BLOCK_BYTES = 2 << 20
+BLOCKS_COUNT = 1 << 20
+"""Numbers of four bytes in two blocks."""
 LOOKAHEAD_ROWS = 3 << 15
 """Each activation has 6 MiB."""
 OFFLOAD_ROWS, OFFLOAD_BYTES = 1 << 11, 1 << 18
@@ -325,7 +398,7 @@ PINNED_COUNT = 1 << 16
 RIGHT: tuple[Program, ...] = (
     handed_on, uploaded_by_turns, pageable_memory_changed, brought_home, implicit_order,
     memory_reused, products, transforms, managed_and_prefetched, threads, lookahead, offload,
-    recompute_with_offload, sent_to_pinned_memory,
+    recompute_with_offload, sent_to_pinned_memory, moved_and_discarded, given_back,
 )  # fmt: skip
 
 
@@ -336,16 +409,26 @@ def discarded_out_of_order() -> bytes:
     """As `lookahead`, whose discards no stream's order holds back."""
     from unittest.mock import patch
 
-    from umem.devices.software.opening import SoftwareGPU
+    from umem.devices.cuda.ranges import CoreHints
 
     aside = _cupy().cuda.Stream(non_blocking=True)
-    discard = SoftwareGPU.discard
+    discard = CoreHints.discard
 
-    def out_of_order(gpu: Any, address: int, nbytes: int, stream: int) -> None:
-        discard(gpu, address, nbytes, aside.ptr)
+    def out_of_order(hints: CoreHints, spans: Any, stream: int) -> int:
+        return discard(hints, spans, aside.ptr)
 
-    with patch.object(SoftwareGPU, "discard", out_of_order):
+    with patch.object(CoreHints, "discard", out_of_order):
         return lookahead()
+
+
+def discarded_beside_a_move() -> bytes:
+    """As `moved_and_discarded`, with prefetches of the same memory that nothing waits for."""
+    return moved_and_discarded(waits=False)
+
+
+def freed_without_a_wait() -> bytes:
+    """As `given_back`, with nobody waiting for what still uses the memory."""
+    return given_back(waits=False)
 
 
 def missing_event() -> bytes:
@@ -418,4 +501,5 @@ def _planted(owner: str, name: str, wrong: Callable[..., None], program: Program
 PLANTED: tuple[Program, ...] = (
     missing_event, buffer_filled_too_early, read_too_early, order_that_is_none,
     wait_on_the_wrong_stream, memory_let_go_too_early, memory_still_in_use, discarded_out_of_order,
+    discarded_beside_a_move, freed_without_a_wait,
 )  # fmt: skip

@@ -28,6 +28,9 @@ def stub_device() -> CudaDevice:
             return pointer
 
         def free_all_blocks(self) -> None: ...
+        def n_free_blocks(self) -> int:
+            return 0
+
         def set_limit(self, size: int) -> None: ...
         def used_bytes(self) -> int:
             return 0
@@ -50,6 +53,9 @@ def stub_device() -> CudaDevice:
 
         def capturing(self) -> bool:
             return False
+
+        def gpu_count(self) -> int:
+            return 1
 
         def managed_problem(self) -> str | None:
             return None

@@ -11,6 +11,7 @@ import chainer.links as L
 import numpy as np
 
 Loss = Callable[["Net", Any, Any], Any]
+Weight = Callable[[Any, Any], float]
 FULL = 11
 
 
@@ -62,8 +63,25 @@ def whole_gradient(loss: Loss, **kwargs: Any) -> Any:
     return gradients(net)
 
 
+def labelled(x: Any, t: Any) -> int:
+    return int((t >= 0).sum())
+
+
+def samples(x: Any, t: Any) -> int:
+    return len(x)
+
+
 def valid(t: Any) -> int:
     return max(1, int((t >= 0).sum()))
+
+
+WEIGHTS: dict[str, Weight] = {
+    "sum by number": samples,
+    "divided inside": samples,
+    "sum by a count of labels": labelled,
+    "all by a count of labels": labelled,
+}
+"""By name of `LOSSES`, what the user says that it was divided by."""
 
 
 LOSSES: dict[str, Loss] = {

@@ -82,6 +82,9 @@ class HostPool:
         self._total -= sum(size * len(blocks) for size, blocks in self._free.items())
         self._free.clear()
 
+    def n_free_blocks(self) -> int:
+        return sum(map(len, self._free.values()))
+
     def used_bytes(self) -> int:
         return self._used
 
@@ -104,6 +107,7 @@ class HostDriver(Driver):
     def __init__(self, vram: int = GIB, host: int | None = 2 * GIB) -> None:
         self.ordinal, self.name, self.cuda_major = 0, "Host GPU", 12
         self.vram_bytes, self.host, self.integrated = vram, host, False
+        self.gpus, self.gpu_in_use = 1, 0
         self.problem: str | None = None
         self.attributes = {
             "ManagedMemory": 1,
@@ -114,6 +118,7 @@ class HostDriver(Driver):
         self.pinned_left = 2 * GIB
         self.pinned_blocks: set[int] = set()
         self.is_capturing = False
+        self.synchronize_count = 0
         self.captured_streams: set[int] = set()
         self.unmanaged_left = vram
         self.managed_blocks: set[int] = set()
@@ -126,8 +131,14 @@ class HostDriver(Driver):
     def bind(self) -> None:
         self.calls.append(("bind",))
 
+    def gpu_count(self) -> int:
+        return self.gpus
+
+    def is_current(self) -> bool:
+        return self.gpu_in_use == self.ordinal
+
     def here(self) -> int:
-        return self.ordinal
+        return self.gpu_in_use
 
     def allocate(self, nbytes: int):
         """cudaMalloc: fails with the driver's status when VRAM is full."""
@@ -172,6 +183,9 @@ class HostDriver(Driver):
     def default_pool_bytes(self) -> int:
         return self._default.total_bytes()
 
+    def free_bytes(self) -> int:
+        return self.unmanaged_left
+
     def host_available_bytes(self) -> int | None:
         return self.host
 
@@ -192,6 +206,9 @@ class HostDriver(Driver):
 
     def prefetch_here(self, address: int, nbytes: int) -> None:
         self.calls.append((PREFETCH, nbytes))
+
+    def synchronize(self) -> None:
+        self.synchronize_count += 1
 
     def stream_address(self, stream) -> int:
         return 0 if stream is None else super().stream_address(stream)

@@ -20,8 +20,9 @@ from umem.compat.installation import find_package
 ROOT = Path(umem.__file__).parent.parent
 MARK = "UMEM_TEST_RANKS"
 """A variable that all processes of a job inherit, by which they are found."""
-ENDS_WITHIN_SECONDS = 10.0
-"""How long a fault may take to end every process: the contract, and no measure of speed."""
+HANGS_AFTER_SECONDS = 45.0
+"""A job that is still there so long after a fault hangs. umem's own limit is 10 s on a machine with
+time to spare, and scripts of these tests go on for 60 s and more by themselves."""
 
 
 def why_not() -> str | None:

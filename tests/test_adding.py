@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ def half_batches(subject: Subject, gpu: GpuSpec) -> Prepared:
     return Prepared(subject.at(subject.size // 2).trace, "for half in halves(batch):")
 
 
+@pytest.mark.thorough
 def test_a_technique_from_outside_is_chosen() -> None:
     trace = Trace.join([sized(4), sized(8)], (4, 8))
     assert "half batches" not in {o.name for o in umem.choose(trace, vram="40MiB", size=16).options}
@@ -145,3 +147,15 @@ def test_the_command_finds_what_an_installed_package_adds(tmp_path: Path, source
     else:
         assert done.returncode == 1 and "'more' of the package 'more-reports'" in done.stderr
         assert "too old" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_contributing_names_where_things_are() -> None:
+    root = Path(umem.__file__).parent.parent
+    text = (root / "CONTRIBUTING.md").read_text()
+    listed = re.findall(r"`([A-Z]{4,})`[^`\n]*\(`(umem/[a-z_/]+\.py)`\)", text)
+    assert len(listed) == 3
+    for name, path in listed:
+        assert re.search(rf"^{name}(:.*)? = ", (root / path).read_text(), re.MULTILINE), name
+    count = len(list((root / "examples").glob("[0-9]*.py")))
+    words = {9: "nine", 10: "ten", 11: "eleven", 12: "twelve"}
+    assert f"examples/        {words[count]} ways of use" in (root / "README.md").read_text()

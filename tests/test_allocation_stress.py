@@ -252,6 +252,9 @@ class SharedPool:
             self._settle()
             return self._used
 
+    def n_free_blocks(self) -> int:
+        return 1
+
     def free_all_blocks(self) -> None:
         with self._lock:
             self._settle()

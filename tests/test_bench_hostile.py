@@ -27,6 +27,7 @@ hostile_traces.main(["--count", "12"])
 """
 
 
+@pytest.mark.thorough
 def test_some_hostile_traces_break_nothing(tmp_path: Path) -> None:
     (row,) = written(tmp_path, "hostile_traces.py", "--quick")[0]["rows"]
     assert row["traces"] == 60 and row["commands"] == 120
@@ -34,6 +35,7 @@ def test_some_hostile_traces_break_nothing(tmp_path: Path) -> None:
     assert set(row["changes"]) == {"bytes", "text", "values", "sense"}
 
 
+@pytest.mark.thorough
 def test_a_case_runs_again_by_its_number() -> None:
     first, second = (run("hostile_traces.py", "--case", "3") for _ in range(2))
     assert first.returncode == second.returncode == 0, first.stderr
@@ -41,6 +43,7 @@ def test_a_case_runs_again_by_its_number() -> None:
     assert first.stdout.startswith("case 3: ") and "-- choose: status " in first.stdout
 
 
+@pytest.mark.thorough
 def test_a_fault_is_found() -> None:
     command = [sys.executable, "-c", BREAK]
     done = subprocess.run(

@@ -10,6 +10,7 @@ import pytest
 from bench_scripts import written
 
 
+@pytest.mark.thorough
 def test_few_signals_leave_anything_on_and_none_is_lost(tmp_path: Path) -> None:
     if sys.platform == "win32":
         pytest.skip("no interval timers")

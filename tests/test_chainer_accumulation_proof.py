@@ -24,8 +24,10 @@ from accumulation_cases import (
     Net,
     apart,
     gradients,
+    labelled,
     optimizer_of,
     parameters,
+    samples,
     some,
     valid,
 )
@@ -186,7 +188,9 @@ def own(net: Any, y: Any, t: Any) -> Any:
 
 
 def test_an_unknown_loss_is_named_and_asks_for_its_weight() -> None:
-    with pytest.raises(AccumulationError, match=r"'OwnLoss' stands between .* pass weight="):
+    with pytest.raises(
+        AccumulationError, match=r"'OwnLoss' at \S+:\d+ stands between .* pass weight="
+    ):
         update(Net(own))
 
 
@@ -215,7 +219,7 @@ def test_a_weight_that_is_none_is_refused(weight: Any) -> None:
 
 
 def test_a_loss_of_a_root_of_a_mean_cannot_be_had_in_parts() -> None:
-    with pytest.raises(AccumulationError, match="'sqrt' stands between the loss and its sum"):
+    with pytest.raises(AccumulationError, match=r"'sqrt' at \S+:\d+ stands between the"):
         update(Net(lambda net, y, t: F.sqrt(F.mean(y**2))))
 
 
@@ -264,8 +268,8 @@ def test_it_compares_once() -> None:
         first = calls[:]
         calls.clear()
         optimizer.update(net, *some())
-    # Two samples, so as to see whether there are terms by sample, are not gone back from.
-    assert first == [4, 1, 2, 1, 2, 2, 1, 1, 4, 4, 3] and calls == [4, 4, 3]
+    # Two samples of the first part are read, and not gone back from.
+    assert first == [4, 1, 1, 4, 3, 4, 1, 1, 2, 2, 1, 1] and calls == [4, 4, 3]
 
 
 def test_a_batch_that_is_one_part_needs_no_proof() -> None:
@@ -302,7 +306,7 @@ def test_a_gradient_that_is_not_finite_is_proven_when_one_is() -> None:
         for parameter in net.params():
             parameter.array[...] = 0.1
         optimizer.update(net, *some(dtype=np.float32))
-    assert calls[:5] == [4, 1, 2, 1, 2]
+    assert calls == [4, 1, 1, 4, 3, 4, 1, 1, 2, 2, 1, 1]
 
 
 # -- random numbers --------------------------------------------------------------------------------
@@ -357,28 +361,40 @@ def one_by_one(net: Any, y: Any, t: Any) -> Any:
     return [F.softmax_cross_entropy(y[i : i + 1], abs(t[i : i + 1])) for i in range(len(t))]
 
 
-BY_SAMPLE: dict[str, Any] = {
-    "sum": lambda net, y, t: sum(one_by_one(net, y, t)),
-    "mean": lambda net, y, t: sum(one_by_one(net, y, t)) / len(t),
-    "stack": lambda net, y, t: F.mean(F.stack(one_by_one(net, y, t))),
-    "scaled": lambda net, y, t: sum(0.5 * one for one in one_by_one(net, y, t)) / len(t),
-    "penalty": lambda net, y, t: (
-        0.1 * F.sum(net.first.W**2) + F.mean(F.stack(one_by_one(net, y, t)))
+BY_SAMPLE: dict[str, tuple[Any, Any]] = {
+    "sum": (lambda net, y, t: sum(one_by_one(net, y, t)), 1),
+    "mean": (lambda net, y, t: sum(one_by_one(net, y, t)) / len(t), samples),
+    "stack": (lambda net, y, t: F.mean(F.stack(one_by_one(net, y, t))), None),
+    "scaled": (lambda net, y, t: sum(0.5 * one for one in one_by_one(net, y, t)) / len(t), samples),
+    "penalty": (
+        lambda net, y, t: 0.1 * F.sum(net.first.W**2) + F.mean(F.stack(one_by_one(net, y, t))),
+        None,
     ),
-    "steps": lambda net, y, t: F.mean(
-        F.stack([F.softmax_cross_entropy(y * (2 + step), t) for step in range(3)])
+    "steps": (
+        lambda net, y, t: F.mean(
+            F.stack([F.softmax_cross_entropy(y * (2 + step), t) for step in range(3)])
+        ),
+        None,
     ),
 }
+"""Losses that are made of several scalars, and what ``weight=`` they need."""
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("name", BY_SAMPLE)
 def test_losses_made_one_by_one_are_exact(name: str, size: int) -> None:
-    net, plain = Net(BY_SAMPLE[name]), Net(BY_SAMPLE[name])
+    loss, weight = BY_SAMPLE[name]
+    net, plain = Net(loss), Net(loss)
     optimizer_of(plain).update(plain, *some())
-    with umem.chainer.accumulate(optimizer := optimizer_of(net), micro_batch=size):
+    with umem.chainer.accumulate(optimizer := optimizer_of(net), micro_batch=size, weight=weight):
         optimizer.update(net, *some())
     assert apart(gradients(plain), gradients(net)) < 1e-13
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "scaled"])
+def test_without_that_they_are_refused_by_name(name: str) -> None:
+    with pytest.raises(AccumulationError, match=r" at test_\S+:\d+.*weight="):
+        update(Net(BY_SAMPLE[name][0]))
 
 
 # -- what the first comparison does not show -------------------------------------------------------
@@ -408,25 +424,28 @@ def one_in_each_four() -> tuple[Any, Any]:
     return x, t
 
 
-def test_one_label_in_each_part_is_counted() -> None:
-    assert max(apart_after(by_labels, one_in_each_four(), micro_batch=4)) < 1e-13
+@pytest.mark.parametrize("how", [{"micro_batch": 4}, {"micro_batch": 1}, {"steps": 1}])
+def test_one_label_in_each_part_is_counted(how: Any) -> None:
+    assert max(apart_after(by_labels, one_in_each_four(), weight=labelled, **how)) < 1e-13
 
 
-def test_one_label_in_each_call_of_update_is_refused() -> None:
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_division_by_one_is_refused_since_it_may_be_a_count(size: int) -> None:
     x, t = one_in_each_four()
     net = Net(by_labels)
     before = parameters(net)
     with (
         umem.chainer.accumulate(optimizer := optimizer_of(net), steps=4),
-        pytest.raises(AccumulationError, match="whether anything was counted in it"),
+        pytest.raises(AccumulationError, match=r"by 1 at \S+:\d+: umem cannot tell whether"),
     ):
-        optimizer.update(net, x[:4], t[:4])
+        optimizer.update(net, x[:size], t[:size])
     assert (parameters(net) == before).all()
 
 
-def test_a_factor_of_one_is_no_count() -> None:
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_factor_of_one_is_no_count(size: int) -> None:
     x, t = some(16)
-    assert max(apart_after(lambda net, y, t: F.sum(y**2) / 1, (x, t), micro_batch=4)) < 1e-13
+    assert max(apart_after(lambda net, y, t: F.sum(y**2) * 1, (x, t), micro_batch=size)) < 1e-13
 
 
 def test_a_penalty_that_is_zero_in_the_first_step_counts_once() -> None:
@@ -457,7 +476,9 @@ def test_the_longest_length_is_no_count(first: int | None) -> None:
 
     x, _ = some(16)
     lengths = np.array([2, 3, 1, 4] * 3 + [2, 1, 3, 2])
-    with pytest.raises(AccumulationError, match=r"which is not their sum|of its norm away"):
+    with pytest.raises(
+        AccumulationError, match=r"divided by [12345] at test_\S+:\d+|and that of another is"
+    ):
         batches = [(x, np.full(16, first))] if first else []
         apart_after(loss, *batches, (x, lengths), micro_batch=4)
 
@@ -481,7 +502,9 @@ def test_a_mean_of_what_is_padded_in_each_part_is_refused() -> None:
     net = Padded()
     with umem.chainer.accumulate(optimizer := optimizer_of(net), micro_batch=4):
         optimizer.update(net, sequences([5] * 12))
-        with pytest.raises(AccumulationError, match="which is not their sum"):
+        with pytest.raises(
+            AccumulationError, match=r"'Mean' at \S+ was divided by .* do not add up"
+        ):
             optimizer.update(net, sequences([1, 2, 3, 4] + [2, 7, 1, 5] + [3] * 4))
 
 
@@ -497,10 +520,10 @@ def test_samples_without_a_label_prove_nothing() -> None:
 
 def test_backward_by_hand_from_rows_of_a_parameter_is_refused() -> None:
     """They may be those of the samples, and then count each time."""
-    net = Net(lambda net, y, t: F.mean(y**2) + 0.1 * F.sum(net.second.W[t.clip(0)] ** 2))
+    net = Net(lambda net, y, t: F.mean(y**2) + F.sum(net.second.W[t.clip(0)] ** 2))
     with (
         umem.chainer.accumulate(optimizer := optimizer_of(net), steps=2),
-        pytest.raises(AccumulationError, match="rows of a parameter"),
+        pytest.raises(AccumulationError, match=r"at \S+:\d+ is of rows of a parameter"),
     ):
         net(*some()).backward()
         optimizer.update()

@@ -95,6 +95,7 @@ def check(make: Any, shapes: list[tuple[int, ...]], dtype: str = "float32", **ho
         assert a.tobytes() == b.tobytes()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -140,6 +141,7 @@ def test_any_size_gives_the_same_bits(name: str, sizes: list[int], steps: int) -
     check(CASES[name], [(size,) for size in sizes], steps=steps)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -154,9 +154,9 @@ def test_a_chainer_changed_by_hand_is_refused_with_module_and_version(tmp_path):
 def test_a_missing_chainer_names_the_extra(monkeypatch):
     monkeypatch.setattr(installation, "find_package", lambda name="chainer": None)
     monkeypatch.setattr(finder, "active", lambda: None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'chainer.*chainer\)$"):
+    with pytest.raises(MissingDependencyError, match=r"umem compat --get-chainer .*chainer\)$"):
         finder.install()
-    with pytest.raises(MissingDependencyError, match=r"pip install 'chainer.*chainer\)$"):
+    with pytest.raises(MissingDependencyError, match=r"umem compat --get-chainer .*chainer\)$"):
         check()
 
 

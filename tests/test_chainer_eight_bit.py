@@ -488,11 +488,16 @@ def test_variants_have_no_form_with_eight_bits(variant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("alpha", np.nan), ("eps", np.inf), ("beta1", 1.5), ("beta2", -0.1)]
-)
-def test_hyperparameters_that_would_spoil_a_state(name: str, value: float) -> None:
+    ("name", "value"),
+    [
+        ("alpha", np.nan), ("eps", np.inf), ("beta1", 1.5), ("beta2", -0.1), ("beta1", 1.0),
+        ("alpha", "0.1"), ("eta", None), ("beta2", [0.9]), ("alpha", 1e39), ("eps", 10**400),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("least_size", [0, 10**9])
+def test_hyperparameters_that_would_spoil_a_state(name: str, value: Any, least_size: int) -> None:
     model = words()
-    optimizer = Adam8bit().setup(model)
+    optimizer = Adam8bit(least_size=least_size).setup(model)
     train(model, optimizer, 1)
     setattr(optimizer, name, value)
     given_gradients(model)

@@ -491,6 +491,7 @@ def beside(request: Any) -> Iterator[Any]:
     }[request.param]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["residual", "mlp", "transformer"])
 def test_beside_the_rest_no_bit_changes(name: str, beside: Any, tmp_path: Path) -> None:
     with beside():

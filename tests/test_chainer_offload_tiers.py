@@ -22,7 +22,7 @@ if find_package() is None:
     pytest.skip("needs Chainer", allow_module_level=True)
 
 import umem.chainer
-from umem.chainer.offload import mover
+from umem.chainer.offload import journey, mover
 from umem.chainer.offload.simulated import SimulatedTier
 
 import chainer  # isort: skip
@@ -175,7 +175,7 @@ def trained(block: Any, vram: str, rows: int = 1 << 14) -> tuple[bytes, Any]:
 @pytest.fixture
 def little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mover, "IN_FLIGHT_BYTES", 2 * MIB)
-    monkeypatch.setattr(mover, "AHEAD_BYTES", 2 * MIB)
+    monkeypatch.setattr(journey, "AHEAD_BYTES", 2 * MIB)
 
 
 def test_a_step_that_does_not_fit_fits_with_offload_and_has_the_same_bits(

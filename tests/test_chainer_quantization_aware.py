@@ -294,3 +294,35 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     with pytest.raises(QuantizationError, match="calibration is needed"):
         quantize(model)
     assert umem.chainer.quantize(model, WORDS).conv.scheme.bits == 8
+
+
+# -- link hooks ------------------------------------------------------------------------------------
+
+
+HOOKS = {
+    "spectral normalisation": chainer.link_hooks.SpectralNormalization,
+    "weight standardisation": chainer.link_hooks.WeightStandardization,
+}
+
+
+@pytest.mark.parametrize("when", ["before", "while it is on"])
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_layer_with_link_hooks_stays_in_floats_here_and_in_quantize(kind: str, when: str) -> None:
+    np.random.seed(0)
+    model = chainer.Sequential(L.Linear(8, 8), F.relu, L.Linear(8, 4))
+    x = numbers(6, 8)
+    if when == "before":
+        model[0].add_hook(HOOKS[kind]())
+    with quantization_aware(model):
+        if when != "before":
+            model[0].add_hook(HOOKS[kind]())
+        optimizer = chainer.optimizers.SGD(0.1).setup(model)
+        for _ in range(2):
+            optimizer.update(lambda: F.mean(model(x) ** 2))
+        with chainer.using_config("train", False), chainer.no_backprop_mode():
+            evaluated = model(x).array
+            few = quantize(model)
+            assert type(few[0]) is L.Linear and type(few[2]) is not L.Linear
+            assert "it has link hooks" in str(few.quantization_report)
+            np.testing.assert_array_equal(few(x).array, evaluated)
+    assert type(model[0].W) is chainer.Parameter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,18 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
+from safetensors.numpy import save_file as save_unsigned
 
 from umem.chainer import load_quantized, quantize, save_quantized
-from umem.errors import FileError, QuantizationError, StateError, UnsupportedError
+from umem.checksums import SUMS, sum_of, with_sums
+from umem.errors import (
+    FileError,
+    QuantizationError,
+    StateError,
+    UnsupportedError,
+    UnverifiedWarning,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -54,6 +63,13 @@ WORDS = np.random.default_rng(1).integers(0, 20, (16, 4)).astype("i")
 def network(seed: int = 0, **how: Any) -> Network:
     np.random.seed(seed)
     return Network(**how)
+
+
+def save_file(arrays: dict[str, Array], path: Path, notes: dict[str, str] | None = None) -> None:
+    """Write a file whose checksums are right, whatever is in it."""
+    unsigned = {k: v for k, v in (notes or {}).items() if k != SUMS}
+    sums = {name: sum_of(name, array) for name, array in arrays.items()}
+    save_unsigned(arrays, path, with_sums(unsigned, sums))
 
 
 def called(model: Any) -> Array:
@@ -155,6 +171,74 @@ def test_a_file_of_another_model_is_refused_with_what_differs(path: Path) -> Non
     refused(path, quantize(network(), WORDS), "is quantised already", StateError)
 
 
+def outcome(path: Path, model: Any, y: Array) -> str:
+    """What becomes of a file that is damaged; the model stays as it is whatever that is."""
+    before = [each.array.copy() for each in model.params()]
+    try:
+        loaded = load_quantized(path, model)
+    except (QuantizationError, FileError) as error:
+        assert "Traceback" not in str(error) and len(str(error)) < 2000
+        found = "refused"
+    else:
+        found = "same" if (called(loaded) == y).all() else "different"
+    for was, each in zip(before, model.params(), strict=True):
+        assert (was == each.array).all()
+    return found
+
+
+@pytest.mark.parametrize("stride", [61, pytest.param(1, marks=pytest.mark.thorough)])
+def test_no_flipped_bit_of_a_file_changes_results(path: Path, small: Any, stride: int) -> None:
+    """Of header, metadata and arrays; not even with a warning."""
+    whole, y, model, found = path.read_bytes(), called(small), network(5), Counter[str]()
+    random = np.random.default_rng(0)
+    for at in range(0, len(whole), stride):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << int(random.integers(8))
+        path.write_bytes(damaged)
+        found[outcome(path, model, y)] += 1
+    assert found["different"] == 0 and found["same"] <= 8  # spaces behind the header
+    assert found["refused"] > 20
+
+
+def test_arrays_that_were_exchanged_added_or_renamed_are_refused(path: Path) -> None:
+    arrays, model = load_file(path), network()
+    with safe_open(path, "np") as file:
+        notes = file.metadata()
+    gamma, beta = arrays["norm/gamma"], arrays["norm/beta"]
+    for changed, match in (
+        ({"norm/gamma": beta, "norm/beta": gamma}, "norm/(gamma|beta) is not what was written"),
+        ({"more": gamma}, r"it has \d+ arrays, and checksums of \d+"),
+        ({"norm/gamma": gamma.reshape(2, 3)}, "norm/gamma is not what was written"),
+        ({"norm/gamma": gamma.view("i4")}, "norm/gamma is not what was written"),
+    ):
+        save_unsigned({**arrays, **changed}, path, notes)
+        refused(path, model, f"is damaged: {match}.* No model was made")
+    renamed = {name.replace("gamma", "gamme"): array for name, array in arrays.items()}
+    save_unsigned(renamed, path, notes)
+    refused(path, model, "norm/gamme is not what was written")
+    save_unsigned(
+        arrays, path, {**notes, "model": notes["model"].replace('"norm/N":7', '"norm/N":8')}
+    )
+    refused(path, model, "its header is not what was written")
+    save_unsigned(arrays, path, {**notes, SUMS: notes[SUMS][:-17]})
+    refused(path, model, "arrays, and checksums of")
+    save_unsigned(arrays, path, {"sha257" if k == SUMS else k: v for k, v in notes.items()})
+    refused(path, model, "its header has 'sha257'")
+
+
+def test_a_file_of_an_earlier_umem_loads_with_a_warning(path: Path, small: Any) -> None:
+    arrays = load_file(path)
+    with safe_open(path, "np") as file:
+        notes = {k: v for k, v in file.metadata().items() if k != SUMS}
+    save_unsigned(arrays, path, notes)
+    with pytest.warns(
+        UnverifiedWarning, match="has no checksums: an earlier umem wrote it"
+    ) as told:
+        loaded = load_quantized(path, network())
+    assert told[0].filename == __file__
+    assert (called(loaded) == called(small)).all()
+
+
 def test_files_of_other_formats_and_versions_are_refused(path: Path, tmp_path: Path) -> None:
     model = network()
     with safe_open(path, "np") as file:
@@ -162,7 +246,7 @@ def test_files_of_other_formats_and_versions_are_refused(path: Path, tmp_path: P
     arrays = load_file(path)
     save_file(arrays, path, {**notes, "version": "2"})
     refused(path, model, "is of version 2 of the format; this umem reads version 1")
-    save_file(arrays, path)
+    save_unsigned(arrays, path)
     refused(path, model, "no file that umem.chainer.save_quantized wrote")
     path.write_bytes(b"not one at all")
     refused(path, model, "no file of safetensors")

@@ -166,6 +166,7 @@ def scaled(model: Any, x: Any, t: Any) -> Any:
     return loss
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mlp", "residual", "transformer"])
 def test_mixed_precision_with_a_scaled_loss(name: str) -> None:
     def adam() -> Any:
@@ -254,6 +255,7 @@ def test_gradients_that_are_not_cleared_are_there_beside_the_new_ones() -> None:
     assert memory.predicted_bytes == pytest.approx(5 * gradients, rel=0.1)
 
 
+@pytest.mark.thorough
 def test_where_nothing_can_be_measured_a_plan_is_made_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -358,6 +360,7 @@ def test_calls_on_a_gpu_are_timed_to_the_end_of_their_kernels(
     assert waited == [1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("over", [0.03, 10.0])
 @pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 def test_a_budget_that_was_passed_is_planned_for_again_or_said(

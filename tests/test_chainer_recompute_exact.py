@@ -368,6 +368,7 @@ def test_parameters_that_are_frozen_for_a_while_are_exact() -> None:
         same(train(Frozen, umem.chainer.Recompute(budget), steps=9), expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 @pytest.mark.parametrize("cut", ["unchain", "unchain_backward", "in a thread", "another array"])
 @pytest.mark.parametrize("first", [0, 3])

@@ -55,6 +55,7 @@ def tried(trace: Trace) -> umem.predict.choosing.Choice:
 # -- what is there before the start ------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["activation", "state", "gradient", "parameter", "input"])
 @pytest.mark.parametrize("after", [False, True])
 def test_a_tensor_from_before_the_start_may_be_used_anywhere(kind: str, after: bool) -> None:

@@ -161,6 +161,7 @@ def test_texts_of_a_trace_are_short_in_every_view(tmp_path: Path) -> None:
 # -- a disk that is full, and a reader that has gone -------------------------------------------
 
 
+@pytest.mark.thorough
 @needs_full
 @pytest.mark.parametrize(
     "args",
@@ -198,9 +199,14 @@ def test_commands_in_one_process_keep_nothing_of_what_they_printed(
     given = [arg.format(trace) for arg in args]
     for _ in range(2):
         assert run(*given).exit_code == 0
-    gc.collect()
-    before = len(gc.get_objects())
-    for _ in range(5):
-        run(*given)
-    gc.collect()
-    assert len(gc.get_objects()) - before < 5
+
+    def growth() -> int:
+        gc.collect()
+        before = len(gc.get_objects())
+        for _ in range(5):
+            run(*given)
+        gc.collect()
+        return len(gc.get_objects()) - before
+
+    # A worker's own threads make objects too, now and then; a leak grows every time.
+    assert min(growth() for _ in range(3)) < 5

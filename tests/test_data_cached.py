@@ -282,6 +282,23 @@ def test_threads_ask_at_once() -> None:
         assert not wrong and data.counters.hit_count > 10
 
 
+@pytest.mark.parametrize("goes_back", [False, True])
+def test_a_thread_may_begin_with_what_comes_late_in_the_order(goes_back: bool) -> None:
+    drawn = epochs(known_order(3, umem.data.with_replacement), 20)
+    first, second = next(drawn), next(drawn)
+    late = sorted(set(range(20)) - {*first, *second})
+    source, order = Items(20), known_order(3, umem.data.with_replacement)
+    with umem.data.cached(source, 10 * source.packed(), order=order, ahead=False) as data:
+        if goes_back:
+            requests_of(data, source, order, 1)
+            next(epochs(order, 20))  # an iterator that begins anew
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.extend(data[i][1] for i in late))
+        thread.start()
+        thread.join()
+        assert late and found == late
+
+
 def test_a_cache_that_nobody_has_leaves_no_thread_and_no_handle() -> None:
     gc.collect()
     source, order = Items(10), known_order(0)

@@ -255,6 +255,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("before", ["used", "pool", "busy"])
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")

@@ -137,6 +137,7 @@ def followed(
     return asked, right
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("every", [1, 5, 10**9])
 @pytest.mark.parametrize("kind", DRAWS)
 @pytest.mark.parametrize("count, batch, workers", CASES)

@@ -20,7 +20,7 @@ import umem.data
 from umem.compat.installation import find_package
 from umem.data.pages import Pages
 from umem.data.shared_block import SharedBlock
-from umem.errors import UnsupportedError
+from umem.errors import StateError, UnsupportedError
 
 PROGRAM = Path(__file__).with_name("data_program.py")
 pytestmark = [
@@ -48,6 +48,7 @@ def check(found: dict[str, Any]) -> None:
     assert found["hits"] >= 0.35 * found["asked"]  # 24 of 60 items are in memory
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_package() is None, reason="Chainer is not installed")
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_share_one_memory_that_was_used_before(method: str) -> None:
@@ -96,6 +97,14 @@ def test_a_forked_process_waits_for_nothing_of_its_parents_thread() -> None:
         data[now[0]]  # the thread is on its way
         assert child(lambda: all(same(data[i], source.item(i)) for i in now[1:6])) == 0
         assert all(same(data[i], source.item(i)) for i in now[6:])
+
+
+def test_a_cache_that_is_closed_while_a_thread_is_at_it_is_closed() -> None:
+    block = SharedBlock((("numbers", "i8", 4),), 100)
+    with block.held():
+        block.close()
+    with pytest.raises(StateError, match="was closed"), block.held():
+        pass
 
 
 def test_what_a_killed_process_left_half_done_is_told_once() -> None:

@@ -20,12 +20,21 @@ from hypothesis import strategies as st
 
 cupy = pytest.importorskip("cupy")
 
-from cuda_host_driver import GIB, PREFER_HOST, PREFETCH, HostDriver, HostPool, installed  # noqa: E402
+from cuda_host_driver import (  # noqa: E402
+    GIB,
+    PREFER_HOST,
+    PREFETCH,
+    DriverError,
+    HostDriver,
+    HostPool,
+    installed,
+)
 
 from umem.devices.base import MODES, Policy  # noqa: E402
 from umem.devices.cuda import CudaDevice, cuda_reason, gpus, open_cuda  # noqa: E402
 from umem.devices.cuda import driver as cuda_driver  # noqa: E402
 from umem.devices.cuda import install as dispatching  # noqa: E402
+from umem.devices.cuda.arena import Arena  # noqa: E402
 from umem.devices.cuda.install import in_force  # noqa: E402
 from umem.devices.cuda.modes import LARGE_BYTES, PROBE_EVERY, Hybrid  # noqa: E402
 from umem.devices.cuda.out_of_memory import CudaLimitError, CudaOutOfMemoryError  # noqa: E402
@@ -361,18 +370,126 @@ class TestInstalling:
             device.install(MANAGED, everywhere=False)
         assert device.policy is None
 
-    def test_switching_to_managed_gives_back_the_default_pools_free_blocks(
+    def test_managed_memory_without_vram_has_the_default_pools_free_blocks_given_back(
         self, device, driver, alone
     ):
+        with installed(device, MANAGED):
+            keep = cupy.empty(4 * MIB, dtype="u1")
         with installed(device, UNMANAGED):
-            cupy.empty(MIB, dtype="u1")
-        assert driver.default_pool.total_bytes() == MIB
+            cupy.empty(GIB - 2 * MIB, dtype="u1")
+        assert driver.default_pool.total_bytes() == GIB - 2 * MIB
         driver.is_capturing = True
         with installed(device, MANAGED):
-            assert driver.default_pool.total_bytes() == MIB  # cudaFree would end the capture
+            assert driver.default_pool.total_bytes()  # cudaFree would end the capture
         driver.is_capturing = False
         with installed(device, MANAGED):
             assert driver.default_pool.total_bytes() == 0
+        del keep
+
+    def test_what_grows_without_vram_has_the_default_pools_free_blocks_given_back(
+        self, device, driver, alone
+    ):
+        for policy in (MANAGED, HYBRID):
+            with installed(device, UNMANAGED):
+                cupy.empty(GIB - 2 * MIB, dtype="u1")
+            with installed(device, policy):
+                assert driver.default_pool.total_bytes()
+                keep = cupy.empty(4 * MIB, dtype="u1")
+                assert driver.default_pool.total_bytes() == 0
+                kind = "managed" if policy is MANAGED else "unmanaged"
+                assert device.pools.ledger.reserved()[kind] == 4 * MIB
+            del keep
+            device.pools.give_back("managed", "unmanaged")
+
+    def test_a_block_in_a_loop_leaves_caches_alone_where_vram_has_room(self, device, driver, alone):
+        with installed(device, UNMANAGED):
+            cupy.empty(MIB, dtype="u1")
+        for policy in (MANAGED, HYBRID) * 2:
+            with installed(device, policy):
+                cupy.empty(4 * MIB, dtype="u1")
+        assert driver.default_pool.total_bytes() == MIB
+        assert len(driver.managed_blocks) == 1
+
+    def test_hybrid_spills_what_would_take_the_headroom(self, device, driver, alone):
+        with installed(device, Policy("hybrid", headroom_bytes=GIB - 8 * MIB)):
+            keep = [cupy.empty(size * MIB, dtype="u1") for size in (4, 4, 2)]
+        spilled = [array.data.ptr in driver.managed_blocks for array in keep]
+        assert spilled == [False, False, True]
+        assert driver.free_bytes() == GIB - 8 * MIB
+        del keep
+
+    @pytest.mark.parametrize("mode", ["hybrid", "unmanaged"])
+    def test_modes_that_count_vram_count_each_gpus_own(self, driver, alone, mode):
+        driver.gpus, second = 2, HostDriver()
+        second.ordinal = second.gpu_in_use = 1
+        other = CudaDevice(second)
+        device = CudaDevice(driver, {1: other}.__getitem__)
+        policy = Policy(mode, 4 * MIB)
+        with installed(device, policy, everywhere=True):
+            keep = [cupy.empty(3 * MIB, dtype="u1")]
+            driver.gpu_in_use = 1
+            keep.append(cupy.empty(2 * MIB, dtype="u1"))
+            assert [each.usage().reserved_bytes for each in (device, other)] == [3 * MIB, 2 * MIB]
+            if mode == "unmanaged":
+                with pytest.raises(CudaLimitError, match=r"2\.0 MiB of the 4\.0 MiB"):
+                    cupy.empty(3 * MIB, dtype="u1")
+            else:
+                keep.append(cupy.empty(3 * MIB, dtype="u1"))
+                assert other.usage().managed_bytes == 3 * MIB and not device.usage().managed_bytes
+            driver.gpu_in_use = 0
+            keep.append(cupy.empty(MIB, dtype="u1"))
+        assert device.pools.ledger.reserved()["unmanaged"] == 4 * MIB
+        assert not other.is_installed
+        del keep
+
+    @pytest.mark.parametrize("policy", [HYBRID, Policy("unmanaged", GIB)])
+    def test_on_the_only_gpu_no_allocation_asks_which_is_current(
+        self, device, driver, alone, monkeypatch, policy
+    ):
+        monkeypatch.setattr(HostDriver, "is_current", None)
+        with installed(device, policy):
+            cupy.empty(MIB, dtype="u1")
+
+    def test_repeated_places_are_those_of_their_own_gpu(self, driver):
+        asked = []
+        arena = Arena(driver, driver.allocate_managed, lambda nbytes: asked.append(nbytes))
+        arena.open()
+        keep = arena.malloc(MIB)
+        driver.gpu_in_use = 1  # whose default stream has the same number
+        assert arena.malloc(2 * MIB) is None and asked == [2 * MIB]
+        del keep
+
+    def test_vram_that_other_programs_have_is_not_counted_on(self, device, driver, alone):
+        driver.host, driver.unmanaged_left = 0, 64 * MIB
+        with installed(device, MANAGED):
+            keep = [cupy.empty(32 * MIB, dtype="u1") for _ in range(2)]
+            driver.unmanaged_left = 0  # our own pages have come in
+            with pytest.raises(CudaOutOfMemoryError, match=r"and 64\.0 MiB of VRAM"):
+                cupy.empty(MIB, dtype="u1")
+        del keep
+
+    def test_gpus_that_are_numa_nodes_are_found(self):
+        class Runtime:
+            CUDARuntimeError = DriverError
+
+            def getDeviceCount(self):
+                return 3
+
+            def deviceGetAttribute(self, attribute, ordinal):
+                if ordinal == 2:
+                    raise DriverError(1)  # invalid value: an old driver
+                return {gpus.NUMA_CONFIG: ordinal, gpus.NUMA_ID: 7 + ordinal}[attribute]
+
+        assert gpus.nodes_of_gpus(Runtime()) == {8}
+
+    def test_a_gpu_keeps_headroom_and_the_software_gpu_none(self, driver):
+        assert CudaDevice(driver).headroom_bytes == 512 * MIB
+        driver.vram_bytes = 80 * GIB
+        assert CudaDevice(driver).headroom_bytes == 80 * GIB * 3 // 100
+        driver.vram_bytes = 64 * MIB
+        assert CudaDevice(driver).headroom_bytes == 32 * MIB
+        driver.name = "T4 (simulated)"
+        assert CudaDevice(driver).headroom_bytes == 0
 
     def test_managed_pools_are_freed_of_cupys_environment_limit(self, device):
         assert device.pools.pool("managed").limits == [0]

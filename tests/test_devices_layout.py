@@ -75,6 +75,7 @@ def clocks() -> list[Clock]:
     return [Clock(gpu, costs) for gpu in GPUS for costs in (COSTS, *extremes(COSTS))]
 
 
+@pytest.mark.thorough
 @given(
     steps(),
     st.sampled_from(("managed", "prefetch", "plain")),

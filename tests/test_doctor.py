@@ -236,7 +236,7 @@ def test_what_fails_is_the_reason_and_the_exit_code_is_1() -> None:
 
 
 @NO_GPU
-def test_without_a_gpu_it_gives_the_reason_and_both_ways_out() -> None:
+def test_without_a_gpu_it_gives_the_reason_and_all_ways_out() -> None:
     for arguments in ((), ("--device", "cuda")):
         result = doctor(*arguments)
         assert result.exit_code == 1
@@ -244,6 +244,7 @@ def test_without_a_gpu_it_gives_the_reason_and_both_ways_out() -> None:
         assert "pip install 'cupy-cuda12x" in result.output
         assert "umem doctor --device virtual:v100-16gb" in result.output
         assert 'with umem.virtual_gpu("v100-16gb"): ...' in result.output
+        assert "umem run --software t4 SCRIPT" in result.output
         assert max(map(len, result.output.splitlines())) <= 80
     found = json.loads(doctor("--json").output)
     assert found["reason"] == f"device: no CUDA device: {cuda_reason()}"

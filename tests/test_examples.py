@@ -38,6 +38,7 @@ def run(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 def test_before_renting_a_gpu_a_batch_that_does_not_fit_is_said_to_need_help() -> None:
     result = run(ROOT / "examples" / "04_before_renting.py", "--batches", "32,4096")
     assert result.returncode == 0, result.stderr
@@ -46,6 +47,7 @@ def test_before_renting_a_gpu_a_batch_that_does_not_fit_is_said_to_need_help() -
     assert "fits with" in large and line.lstrip().startswith(("with umem.", "umem.chainer."))
 
 
+@pytest.mark.thorough
 def test_a_budget_changes_no_bit() -> None:
     result = run(ROOT / "examples" / "05_budget.py")
     assert result.returncode == 0, result.stderr
@@ -53,6 +55,7 @@ def test_a_budget_changes_no_bit() -> None:
     assert "planned by" in result.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_spec("sklearn") is None, reason="no scikit-learn")
 def test_a_small_model_is_made_of_a_large_one_and_reads_about_as_well() -> None:
     result = run(ROOT / "examples" / "10_small_from_large.py")

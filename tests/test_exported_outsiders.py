@@ -138,6 +138,16 @@ def test_what_is_there_twice_or_not_at_all(tmp_path: Path) -> None:
     assert "no output" in refused(path, {"b": 2})
 
 
+@pytest.mark.parametrize("name", [b"b", b"MatMul-y", b"W"])
+def test_names_that_are_no_text_are_refused(tmp_path: Path, name: bytes) -> None:
+    path = tmp_path / "m.onnx"
+    content = product(path).SerializeToString()
+    tagged = bytes([len(name)]) + name
+    assert tagged in content
+    path.write_bytes(content.replace(tagged, tagged[:-1] + b"\xb8"))
+    assert "is not text in UTF-8" in refused(path, {"b": 2})
+
+
 @pytest.mark.parametrize("size", [1 << 63, 1 << 64, 1 << 200])
 def test_sizes_beyond_any_integer(tmp_path: Path, size: int) -> None:
     path = tmp_path / "m.onnx"

@@ -14,7 +14,10 @@ from umem import extras
 def test_the_packages_are_those_of_pyproject(extra: str) -> None:
     assert list(extras.PACKAGES[extra]) == EXTRAS[extra]
     line, _, named = extras.command(extra).partition(" (")
-    assert shlex.split(line) == ["pip", "install", *EXTRAS[extra]]
+    if extra == "chainer":  # which pip cannot build with a setuptools of today
+        assert line == "umem compat --get-chainer"
+    else:
+        assert shlex.split(line) == ["pip", "install", *EXTRAS[extra]]
     assert named == f"umem's extra: {extra})"
 
 

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
 from contracts import DeviceContract
 from gpu_fixtures import LAUNCHED, MIB, OnGpu, run
 
+import umem
 from umem.devices.base import Policy
 from umem.devices.cuda import open_cuda
 from umem.devices.cuda.install import in_force
 from umem.errors import DeviceError, LimitError, OutOfMemoryError
+from umem.scopes import Scope
+from umem.units import BLOCK_BYTES
 
 pytestmark = pytest.mark.gpu
 
@@ -110,13 +114,39 @@ class TestModes(OnGpu):
         done = run(code)
         assert (done.returncode, done.stderr) == (0, "")
 
-    def test_the_default_pool_is_emptied_before_managed_memory_is_used(self, device, cupy, use):
-        """Fact 9: cached cudaMalloc blocks are given back to the driver."""
+    def test_the_default_pool_is_emptied_where_managed_memory_needs_the_room(
+        self, device, cupy, use, monkeypatch
+    ):
+        """Fact 9: cached cudaMalloc blocks are given back to the driver, and not before."""
         use("unmanaged")
         cupy.empty(64 * MIB, dtype="u1")
         cached = cupy.get_default_memory_pool().free_bytes()
         use("managed")
-        assert cached >= 64 * MIB and cupy.get_default_memory_pool().free_bytes() < 64 * MIB
+        cupy.empty(4 * MIB, dtype="u1")
+        assert cupy.get_default_memory_pool().free_bytes() == cached >= 64 * MIB
+        monkeypatch.setattr(type(device.driver), "free_bytes", lambda _: 4 * MIB)
+        cupy.empty(8 * MIB, dtype="u1")
+        assert cupy.get_default_memory_pool().free_bytes() < 64 * MIB
+
+    def test_a_second_pass_through_managed_blocks_asks_the_driver_for_nothing(self, device, cupy):
+        asked = []
+        hook = cupy.cuda.memory_hook.MemoryHook()
+        hook.name, hook.alloc_preprocess = "asked", lambda **of: asked.append(of["mem_size"])
+        for _ in range(2):
+            asked.clear()
+            with hook:
+                for size in (1, 3):
+                    cupy.empty(size * MIB, dtype="u1")
+                    with umem.managed():
+                        cupy.empty(size * MIB, dtype="u1")
+        assert asked == []
+
+    def test_hybrid_leaves_vram_free_that_it_does_not_take_for_arrays(self, device, cupy):
+        free = device.free_bytes
+        with umem.hybrid(headroom=free - 16 * MIB):
+            arrays = [cupy.empty(8 * MIB, dtype="u1") for _ in range(4)]
+        assert [device.driver.is_managed(a.data.ptr) for a in arrays].count(True) >= 2
+        assert device.free_bytes >= free - 16 * MIB
 
     @LAUNCHED
     def test_growing_in_a_capture_is_refused_and_the_capture_survives(
@@ -322,3 +352,70 @@ class TestFacts(OnGpu):
             capturing = device.driver.capturing()
             stream.end_capture()
         assert capturing and not device.driver.capturing()
+
+
+class TestDiscards(OnGpu):
+    """Managed memory that is moved on one stream, discarded on another and used on a third.
+
+    CUDA leaves undefined what runs beside a discard: nothing may. 8 MiB at a time.
+    """
+
+    @pytest.fixture
+    def places(self, hints, use):
+        use("managed")
+        with closing(Scope("places")) as scope:
+            hints.repeat_places(scope)
+            if not hints.forgets:
+                pytest.skip("hardware: a driver before CUDA 13 has no discards")
+            yield hints
+
+    def test_what_goes_is_discarded_and_comes_again_computes_the_same(self, places, cupy):
+        side = cupy.cuda.Stream(non_blocking=True)
+        count, sums = 2 * MIB, []
+        for turn in range(12):
+            x = cupy.full(count, turn + 1, "i4")
+            sums.append((x.sum(), count * (turn + 1)))
+            umem.prefetch(x, "cpu", stream=side)
+            blocks = range(x.data.ptr // BLOCK_BYTES, (x.data.ptr + x.nbytes) // BLOCK_BYTES)
+            del x
+            assert places.discard_free(blocks) == len(blocks) * BLOCK_BYTES > 0
+            places.make_ready(blocks, side)
+            y = cupy.full(count, -turn, "i4")
+            umem.prefetch(y, stream=side)
+            sums.append((y.sum(), -count * turn))
+            del y
+        assert [int(found) for found, _ in sums] == [expected for _, expected in sums]
+
+    def test_nothing_is_discarded_while_the_stream_is_captured(self, hints, cupy, use):
+        use("managed")
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream, closing(Scope("places")) as scope:
+            hints.repeat_places(scope)
+            x = cupy.ones(2 * MIB, "i4")
+            x += 1
+            first = x.data.ptr // BLOCK_BYTES
+            y = cupy.zeros(4, "i4")
+            y += 1
+            stream.synchronize()
+            del x
+            stream.begin_capture()
+            y += 1
+            assert hints.discard_free([first]) == 0
+            stream.end_capture()
+
+    def test_memory_goes_back_when_its_arrays_are_gone_and_what_was_queued_is_done(
+        self, hints, cupy, use
+    ):
+        use("managed")
+        with closing(Scope("places")) as scope:
+            hints.repeat_places(scope)
+            x = cupy.full(8 * MIB, 3, "i4")
+        results = []
+        for _ in range(50):
+            results = [x * 2, *results[:1]]
+        del x
+        hints.pools.give_back("managed")
+        assert int((results[0] != 6).sum()) == 0
+        del results
+        hints.pools.give_back("managed")
+        assert hints.usage().managed_bytes == 0

@@ -65,6 +65,17 @@ def test_a_gradient_with_nan_changes_nothing() -> None:
     assert contents(optimizer) == before
 
 
+def test_paged_states_leave_cupys_pool_alone() -> None:
+    optimizer = parameter(lambda: Adam8bit(paged=True), "float32", "@cupy:0")
+    cupy = chainer.backends.cuda.cupy
+    pool = cupy.get_default_memory_pool()
+    update(optimizer, 0)
+    cupy.empty(1 << 20, "u1")
+    cached = pool.free_bytes(), pool.total_bytes()
+    update(optimizer, 1)
+    assert (pool.free_bytes(), pool.total_bytes()) == cached and cached[0] >= 1 << 20
+
+
 def test_paged_states_give_the_same_bits() -> None:
     plain, paged = (
         parameter(make, "float32", "@cupy:0") for make in (Adam8bit, lambda: Adam8bit(paged=True))

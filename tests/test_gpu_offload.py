@@ -20,7 +20,7 @@ if find_package() is None:
     pytest.skip("needs Chainer", allow_module_level=True)
 
 import umem.chainer
-from umem.chainer.offload import mover, pinned
+from umem.chainer.offload import journey, mover, pinned
 
 import chainer  # isort: skip
 import chainer.functions as F  # isort: skip
@@ -234,7 +234,7 @@ class TestOffload(OnGpu):
     @pytest.fixture(autouse=True)
     def little_at_a_time(self, monkeypatch):
         monkeypatch.setattr(mover, "IN_FLIGHT_BYTES", 256 << 10)
-        monkeypatch.setattr(mover, "AHEAD_BYTES", 256 << 10)
+        monkeypatch.setattr(journey, "AHEAD_BYTES", 256 << 10)
 
     def test_not_a_bit_changes(self, cupy):
         plain = steps(cupy)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from umem.devices import host
 from umem.devices.host import available_bytes
 
 GIB = 1 << 30
@@ -39,6 +40,15 @@ def v1(folder, limit, used, inactive=0):
 
 def test_without_groups_the_kernels_estimate_counts(machine):
     assert available_bytes(machine({})) == 8 * GIB
+
+
+def test_the_memory_of_a_gpu_that_is_a_numa_node_is_not_the_hosts(machine, monkeypatch):
+    monkeypatch.setattr(host, "GPU_NODES", {1})
+    text = "Node 1 MemTotal: 9 kB\nNode 1 MemFree: 2097152 kB\nNode 1 FilePages: 1048576 kB\n"
+    root = machine({"sys/devices/system/node/node1/meminfo": text})
+    assert available_bytes(root) == 5 * GIB
+    monkeypatch.setattr(host, "GPU_NODES", {0, 2})  # nothing says what they have
+    assert available_bytes(root) == 8 * GIB
 
 
 def test_a_version_2_group_bounds_it_and_page_cache_is_free(machine):

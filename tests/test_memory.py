@@ -132,6 +132,31 @@ def test_arrays_outlive_their_block(gpu: VirtualGPU) -> None:
     assert gpu.usage().managed_bytes == 2 * MIB  # the pool keeps it
 
 
+def test_hybrid_memory_leaves_headroom_free(gpu: VirtualGPU) -> None:
+    free = gpu.vram_bytes - (4 << 20)
+    with umem.hybrid(headroom=free):
+        keep = [gpu.xp.ones(2 << 20, "u1") for _ in range(4)]
+        assert umem.status().headroom_bytes == free
+        assert "of VRAM left free" in str(umem.status())
+    assert gpu.usage().managed_bytes == 4 << 20
+    with umem.hybrid(headroom=0), umem.hybrid():
+        assert umem.status().headroom_bytes == 0
+    del keep
+
+
+@pytest.mark.parametrize("headroom", [-1, True, "3 apples", "1.5x"])
+def test_headroom_that_is_no_size_is_refused_at_once(headroom: Any) -> None:
+    with pytest.raises(SizeError, match="headroom"):
+        umem.hybrid(headroom=headroom)
+
+
+def test_headroom_that_leaves_no_vram_is_refused_on_entering(gpu: VirtualGPU) -> None:
+    block = umem.hybrid(headroom=gpu.vram_bytes)
+    with pytest.raises(SizeError, match=r"leaves nothing of the .* of VRAM of v100-16gb"), block:
+        pass
+    assert gpu.policy == Policy("unmanaged")
+
+
 @pytest.mark.parametrize("mode", [umem.managed, umem.hybrid, umem.unmanaged])
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, OutOfMemoryError])
 def test_an_exception_restores_what_was_in_force(

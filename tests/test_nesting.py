@@ -290,7 +290,10 @@ class CupyNesting(Nesting):
 
         from umem.devices.cuda import install as dispatching
 
-        device = cuda.CudaDevice(HostDriver(vram=VRAM_BYTES))
+        class NoHeadroom(HostDriver):
+            headroom_bytes = 0  # as on the virtual GPU, beside which this one is tested
+
+        device = cuda.CudaDevice(NoHeadroom(vram=VRAM_BYTES))
         cuda.open_cuda = lambda ordinal=None: device  # type: ignore[assignment]
         self.dispatching, self.get_allocator = dispatching, cupy.cuda.get_allocator
         self.before = [worker(self.get_allocator) for worker in self.workers]

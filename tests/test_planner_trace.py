@@ -118,6 +118,7 @@ def test_a_trace_without_forward_is_refused():
         Graph.from_trace(Trace([]))
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_spec("chainer") is None, reason="Chainer is not installed")
 def test_a_recorded_network_is_planned():
     import umem.chainer  # isort: skip  (before Chainer, which it makes ready)

@@ -31,6 +31,7 @@ BLOCKS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("program", "printed"), BLOCKS.values(), ids=BLOCKS.keys())
 def test_the_page_prints_what_it_says(program: str, printed: str, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ranks
 from mpi_programs import needs_ranks, run_ranks
 from project import ROOT
 from software_programs import needs_compiler, needs_cupy
@@ -140,6 +141,7 @@ Path(sys.argv[1], f"{comm.rank}.txt").write_text("\\n".join(said))
 """
 
 
+@pytest.mark.thorough
 def test_communicator_choice_and_message_size_sent_refuse_on_every_rank(tmp_path: Path) -> None:
     """Not on a machine with a GPU, where some of it works."""
     import umem.chainer  # noqa: F401, I001
@@ -191,6 +193,7 @@ Path(sys.argv[1], f"{comm.rank}.txt").write_text(str(said))
 """
 
 
+@pytest.mark.thorough
 def test_iterators_of_several_ranks_give_all_the_same_batches(tmp_path: Path) -> None:
     done = run_ranks(2, ITERATORS, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -198,6 +201,7 @@ def test_iterators_of_several_ranks_give_all_the_same_batches(tmp_path: Path) ->
     assert first == second
 
 
+@pytest.mark.thorough
 def test_the_script_of_the_page_runs() -> None:
     page = (ROOT / "docs" / "ranks.md").read_text(encoding="utf-8")
     section = page.partition("## Old ChainerMN scripts")[2].partition("\n## ")[0]
@@ -257,3 +261,36 @@ def test_nccl_types_and_unpack_copy_on_two_software_gpus(
     done = run_ranks(2, ON_GPUS, tmp_path)
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)] == ["all of it"] * 2
+
+
+BY_INTRA_RANK = """
+import chainer, chainermn, cupy
+import chainer.links as L
+import numpy as np
+
+comm = chainermn.create_communicator("flat")
+device = chainer.get_device(comm.intra_rank)  # as Chainer's own ChainerMN examples have it
+device.use()
+model = L.Linear(3, 2, initialW=7 - comm.rank)
+model.to_device(device)
+optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+for _ in range(2):  # the first gives all the weights of rank 0
+    optimizer.update(lambda x: chainer.functions.sum(model(x)), device.send(np.ones((4, 3), "f")))
+assert device.device.id == comm.intra_rank == cupy.cuda.runtime.getDevice()
+assert model.W.array.device.id == comm.intra_rank
+print(comm.rank, float(model.W.array.sum().get()))
+"""
+
+
+@pytest.mark.thorough
+@needs_cupy
+@needs_compiler
+def test_a_ranks_software_gpu_answers_to_its_number_on_the_machine(
+    tmp_path: Path, kernel_cache: Path
+) -> None:
+    variables = {"XDG_CACHE_HOME": str(kernel_cache)}
+    job = ranks.start(tmp_path, BY_INTRA_RANK, "--software", "t4", environment=variables)
+    ended = job.finish(400)  # its kernels are compiled
+    assert (ended.status, ended.left) == (0, set()), ended.err
+    said = [line.split() for rank in range(2) for line in ended.of(rank)]
+    assert [line[0] for line in said] == ["0", "1"] and said[0][1] == said[1][1]

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ranks import ENDS_WITHIN_SECONDS, Ended, needs_ranks, start
+from ranks import HANGS_AFTER_SECONDS, Ended, needs_ranks, start
 
 from umem.compat.installation import find_package
 
@@ -84,11 +84,11 @@ SPREAD_SECONDS = {"init": 0.3, "training": 1.0, "snapshot": 0.1}
 
 def kill_once(
     folder: Path, code: str, phase: str, chance: random.Random, ranks: int = 2
-) -> tuple[Ended, float, int]:
+) -> tuple[Ended, int]:
     """Kill one of the ranks a moment after it has come to a phase.
 
     Returns:
-        How the job ended, after how many seconds, and which rank was killed.
+        How the job ended, and which rank was killed.
     """
     rank, number = chance.randrange(ranks), chance.choice(SIGNALS)
     job = start(folder, code, n=ranks)
@@ -98,21 +98,19 @@ def kill_once(
         assert time.monotonic() < deadline and job.process.poll() is None, job.finish().err
         time.sleep(0.005)
     time.sleep(chance.uniform(0, SPREAD_SECONDS[phase]))
-    began = time.monotonic()
     os.kill(int(path.read_text()), number)
-    ended = job.finish()
-    return ended, time.monotonic() - began, rank
+    return job.finish(HANGS_AFTER_SECONDS), rank
 
 
 def check(folder: Path, code: str, phase: str, seed: int) -> None:
-    ended, seconds, rank = kill_once(folder, code, phase, random.Random(seed))
+    ended, rank = kill_once(folder, code, phase, random.Random(seed))
     assert ended.left == set() and ended.status != 0, ended.err
-    assert seconds < ENDS_WITHIN_SECONDS, ended.err
     beginning = f"umem: rank {rank} on {socket.gethostname()} "
     assert ended.last.startswith(beginning), ended.err
     assert any(f"SIG{name}" in ended.last for name in ("KILL", "SEGV", "STOP", "TERM")), ended.err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("phase", "seed"), [("init", 0), ("init", 1), *(("training", n) for n in range(3))]
 )

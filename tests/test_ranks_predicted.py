@@ -90,6 +90,7 @@ def recorded(optimizer: Any, loss: Any) -> umem.Trace:
     return recorder.trace
 
 
+@pytest.mark.thorough
 def test_what_is_sent_is_what_was_said_and_what_traces_say(
     graph: Graph, folder: Path, tmp_path: Path
 ) -> None:

@@ -120,6 +120,7 @@ def test_a_rank_has_one_thread_of_blas_unless_told(
     assert [json.loads(line) for line in ended.of(0)] == [expected], ended.err
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_package() is None, reason="Chainer is not installed")
 def test_reports_traces_and_the_live_view_are_a_ranks_own(tmp_path: Path) -> None:
     code = """

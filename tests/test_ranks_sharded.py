@@ -31,6 +31,7 @@ def test_adam_in_32_and_8_bits_has_the_bits_of_the_whole(tmp_path: Path) -> None
     assert not any(run(2, tmp_path, "adams"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "cases",
     [
@@ -59,7 +60,8 @@ def test_shards_of_cupy_arrays_on_two_software_gpus(
     assert not any(run(2, tmp_path, "gpus"))
 
 
-@pytest.mark.parametrize("counts", [(1, 3), pytest.param((2, 4, 5), marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("counts", [(1, 3), (2, 4, 5)])
 def test_a_snapshot_of_two_ranks_is_read_by_any_number(
     counts: tuple[int, ...], tmp_path: Path
 ) -> None:

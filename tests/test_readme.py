@@ -50,6 +50,7 @@ def test_every_file_the_readme_links_to_exists() -> None:
         assert (ROOT / link).exists(), link
 
 
+@pytest.mark.thorough
 def test_the_table_of_the_readme_is_the_demos_own(tmp_path: Path) -> None:
     """Up to the losses, which may differ in their last digit from one BLAS to another."""
     command = [sys.executable, "-m", "umem", "demo", "--out", str(tmp_path / "out")]

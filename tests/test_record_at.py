@@ -312,6 +312,7 @@ def test_a_step_on_the_arrays_of_a_virtual_gpu_is_recorded_too() -> None:
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.thorough
 def test_the_code_of_the_page_prints_what_the_page_says(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "predicting.md").read_text(encoding="utf-8")
     ((code, expected),) = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL)

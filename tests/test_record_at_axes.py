@@ -46,6 +46,7 @@ def attention() -> Any:
     return run
 
 
+@pytest.mark.thorough
 def test_the_peak_at_eight_times_the_length_is_that_of_a_recording_there() -> None:
     run = attention()
     trace = umem.record_at(run, sizes={"batch": (8, 16), "length": (32, 64)})
@@ -59,6 +60,7 @@ def test_the_peak_at_eight_times_the_length_is_that_of_a_recording_there() -> No
         assert found == expected
 
 
+@pytest.mark.thorough
 def test_the_width_is_an_axis_of_parameters_too() -> None:
     run = attention()
     sizes = {"length": (16, 32), "width": (32, 64)}
@@ -97,6 +99,7 @@ def test_a_third_size_that_the_step_does_not_take_is_explained() -> None:
     assert len(trace.sizes) == 6
 
 
+@pytest.mark.thorough
 def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[1]
     page = (root / "docs" / "predicting.md").read_text(encoding="utf-8")

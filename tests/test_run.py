@@ -116,6 +116,59 @@ def test_a_script_does_what_it_does_without_umem(tmp_path: Path, run: Run, code:
     assert ours.stderr == plain.stderr
 
 
+MODULES = {
+    "pkg/__init__.py": "",
+    "pkg/other.py": "",
+    "pkg/__main__.py": "print(__package__, __spec__.name)",
+    "pkg/bad.py": "import nothere",
+    "pkg/broken/__init__.py": "1 / 0",
+    "pkg/mod.py": """
+import inspect, pickle, sys
+from . import other
+class A: pass
+print(sys.argv, sys.path[0], sys.stdin.read())
+print(__name__, __package__, __file__, __spec__.name, __doc__, __cached__, __loader__.name)
+print(type(pickle.loads(pickle.dumps(A()))) is A, len(inspect.getsource(A)))
+sys.exit(7)
+""",
+}
+
+
+def modules(tmp_path: Path) -> None:
+    for name, text in MODULES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pkg.mod", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("pkg", "pkg.bad"))],
+)
+def test_a_module_does_what_it_does_under_python_m(tmp_path: Path, name: str) -> None:
+    modules(tmp_path)
+    words = ("-m", name, "--limit", "5", "-m", "x")
+    ours = execute("-m", "umem", "run", *words, cwd=tmp_path, stdin="a b")
+    plain = execute(*words, cwd=tmp_path, stdin="a b")
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
+    assert ours.stderr.splitlines()[-2:] == plain.stderr.splitlines()[-2:]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("pkg.nope", "ImportError: there is no module pkg.nope with code that can be run"),
+        ("pkg.broken.x", "broken/__init__.py"),
+        ("nope", "there is no module nope that Python can find from here"),
+        ("pkg/mod.py", "pkg/mod.py is no name of a module"),
+    ],
+)
+def test_what_is_no_module_is_refused_by_name(tmp_path: Path, name: str, said: str) -> None:
+    modules(tmp_path)
+    found = execute("-m", "umem", "run", "-m", name, cwd=tmp_path)
+    assert found.returncode in (1, 2) and said in " ".join(found.stderr.split())
+
+
 def test_the_folder_of_the_script_is_first_on_the_path_also_through_a_link(tmp_path: Path) -> None:
     real, elsewhere = tmp_path / "real", tmp_path / "elsewhere"
     real.mkdir()
@@ -283,6 +336,19 @@ def test_a_script_that_asks_for_a_gpu_is_told_how_to_do_without(run: Run, use: s
     assert "-g -1" in hint
     plain = run(f"import chainer\nchainer.{use}")
     assert "-g -1" in plain.stderr.splitlines()[-1] and "virtual" not in plain.stderr
+
+
+@pytest.mark.parametrize(
+    "use", ["arange(4)", pytest.param("cuda.Device(0).use()", marks=pytest.mark.thorough)]
+)
+def test_a_cupy_script_without_a_gpu_is_told_of_the_software_gpu(run: Run, use: str) -> None:
+    pytest.importorskip("cupy")
+    if cuda_reason() is None:
+        pytest.skip("there is a CUDA device")
+    result = run(f"import cupy\ncupy.{use}", arguments=("a b",))
+    assert result.returncode == 1 and "CUDARuntimeError" in result.stderr
+    assert "umem: CuPy finds no GPU here." in result.stderr
+    assert result.stderr.splitlines()[-1] == "  umem run --software t4 script.py 'a b'"
 
 
 FULL = """
@@ -489,12 +555,13 @@ def test_a_bad_variable_is_named_before_the_script_runs(run: Run, name: str, val
     assert result.stderr.startswith(f"Error: {name} must be")
 
 
-def test_without_a_gpu_a_mode_is_refused_with_both_ways_out(run: Run) -> None:
+def test_without_a_gpu_a_mode_is_refused_with_all_ways_out(run: Run) -> None:
     if cuda_reason() is None:
         pytest.skip("there is a CUDA device")
     result = run("raise SystemError", "--mode", "managed")
     assert result.returncode == 1
     assert "cupy-cuda12x" in result.stderr and "umem.virtual_gpu" in result.stderr
+    assert "umem run --software t4 SCRIPT" in result.stderr
 
 
 @pytest.mark.parametrize(

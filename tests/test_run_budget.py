@@ -47,11 +47,43 @@ for _ in range(7):
 print(sum(float(abs(p.array).sum()) for p in model.params()))
 """
 TWO = """
-other = chainer.Sequential(L.Linear(256, 4))
-second = chainer.optimizers.SGD().setup(other)
-for _ in range(3):
+wide = chainer.Sequential(L.Linear(256, 2048), L.Linear(2048, 1))
+second = chainer.optimizers.SGD().setup(wide)
+for _ in range(9):
     optimizer.update(loss, x)
-    second.update(lambda: F.mean(other(x) ** 2))
+    second.update(lambda: F.mean(wide(x) ** 2))
+"""
+LATER = """
+optimizer.update(loss, x)
+wide = chainer.Sequential(L.Linear(256, 2048), L.Linear(2048, 1))
+second = chainer.optimizers.SGD().setup(wide)
+for _ in range(6):
+    optimizer.update(loss, x)
+    second.update(lambda: F.mean(wide(x) ** 2))
+"""
+MIXED = """
+x = np.random.rand(4096, 256).astype(np.float32)
+
+
+def mixed(x):
+    y = model(x)
+    return F.mean((y - F.broadcast_to(F.mean(y, axis=0, keepdims=True), y.shape)) ** 2)
+
+
+for _ in range(5):
+    optimizer.update(mixed, x)
+print(sum(float(abs(p.array).sum()) for p in model.params()))
+"""
+LATER_BY_HAND = """
+x = np.random.rand(4096, 256).astype(np.float32)
+for number in range(5):
+    if number < 3:
+        optimizer.update(loss, x)
+    else:
+        model.cleargrads()
+        loss(x).backward()
+        optimizer.update()
+print(sum(float(abs(p.array).sum()) for p in model.params()))
 """
 
 
@@ -92,7 +124,7 @@ def test_a_loop_that_goes_backward_itself_is_dieted_later_and_says_so(tmp_path: 
     found = execute("-m", "umem", "run", "--budget", "10MiB", path, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert "the second step is recorded as it goes" in found.stderr
-    assert "micro-batches need a loop that calls optimizer.update(lossfun, *arrays)" in found.stderr
+    assert "there are no micro-batches" in found.stderr
     assert "umem diet for 10.0 MiB" in found.stderr and "micro-batches of" not in found.stderr
     close = pytest.approx(last_number(plain.stdout), rel=1e-5)  # recomputation, or up to rounding
     assert last_number(found.stdout) == close
@@ -103,14 +135,67 @@ def test_what_fits_is_left_alone(tmp_path: Path) -> None:
         "-m", "umem", "run", "--budget", "1GiB", script(tmp_path, HEAD + SPLIT), cwd=tmp_path
     )
     assert found.returncode == 0 and "it fits: nothing is turned on" in found.stderr
+    assert "--budget 1GiB: it held: " in found.stderr
 
 
-def test_another_optimizer_is_left_alone_and_named(tmp_path: Path) -> None:
+def test_every_optimizer_of_the_script_is_counted(tmp_path: Path) -> None:
     found = execute(
-        "-m", "umem", "run", "--budget", "9MiB", script(tmp_path, HEAD + TWO), cwd=tmp_path
+        "-m", "umem", "run", "--budget", "24MiB", script(tmp_path, HEAD + TWO), cwd=tmp_path
     )
     assert found.returncode == 0, found.stderr
-    assert found.stderr.count("another optimizer, SGD, is as it was") == 1
+    assert "the script has 2 optimizers: a turn of all is recorded" in found.stderr
+    held = 4 * 256 * (6 * 257 * 4 + 2048 * 2)  # Adam has four arrays a parameter, SGD two
+    plain = found.stderr.partition("as it is: ")[2].partition(" MiB")[0]
+    assert float(plain) * 2**20 > held + 512 * 256 * 4 * 6
+    assert "--budget 24MiB: it held: " in found.stderr
+
+
+def test_an_optimizer_that_comes_later_is_named_and_measured(tmp_path: Path) -> None:
+    found = execute(
+        "-m", "umem", "run", "--budget", "9MiB", script(tmp_path, HEAD + LATER), cwd=tmp_path
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stderr.count("another optimizer, SGD, came after the choice") == 1
+    assert "--budget 9MiB: it did NOT hold: " in found.stderr
+
+
+def test_the_same_script_has_the_same_choice_each_time(tmp_path: Path) -> None:
+    path = script(tmp_path, HEAD + SPLIT)
+    chosen = []
+    for _ in range(2):
+        found = execute("-m", "umem", "run", "--budget", "9MiB", path, cwd=tmp_path)
+        chosen.append([line for line in found.stderr.splitlines() if "  on: " in line])
+    assert chosen[0] == chosen[1] != []
+
+
+def test_a_choice_that_the_script_does_not_go_with_gives_way_to_the_next(tmp_path: Path) -> None:
+    path = script(tmp_path, HEAD + MIXED)
+    plain = execute("-m", "umem", "run", path, cwd=tmp_path)
+    found = execute("-m", "umem", "run", "--budget", "30MiB", path, cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    before, _, after = found.stderr.partition("this script does not go with micro-batches: ")
+    assert "on: micro-batches" in before and "mixes samples" in after
+    assert "on: micro-batches" not in after and "on: recomputation" in after
+    assert last_number(found.stdout) == pytest.approx(last_number(plain.stdout), rel=1e-3)
+
+
+def test_a_loss_that_needs_its_whole_batch_is_recorded_as_it_goes(tmp_path: Path) -> None:
+    text = HEAD + "def whole(x):\n    assert len(x) == 512\n    return loss(x)\n"
+    path = script(tmp_path, text + SPLIT.replace("update(loss, x)", "update(whole, x)"))
+    found = execute("-m", "umem", "run", "--budget", "10MiB", path, cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert "the loss does not take a part of the batch (AssertionError" in found.stderr
+    assert "on: " in found.stderr
+
+
+def test_a_refusal_in_a_later_update_does_not_end_the_script(tmp_path: Path) -> None:
+    path = script(tmp_path, HEAD + LATER_BY_HAND)
+    plain = execute("-m", "umem", "run", path, cwd=tmp_path)
+    found = execute("-m", "umem", "run", "--budget", "30MiB", path, cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert "on: micro-batches" in found.stderr
+    assert "this script does not go with micro-batches: micro_batch= takes" in found.stderr
+    assert last_number(found.stdout) == pytest.approx(last_number(plain.stdout), rel=1e-5)
 
 
 def test_a_budget_that_nothing_fits_ends_the_script_and_names_the_least(tmp_path: Path) -> None:
@@ -133,6 +218,7 @@ def test_it_follows_a_virtual_gpu(tmp_path: Path) -> None:
     found = execute("-m", "umem", "run", "--virtual", "t4", "--budget", "10MiB", path, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert "umem diet for 10.0 MiB" in found.stderr and "on: " in found.stderr
+    assert "whether it held was not measured: on a GPU, and on a model of one" in found.stderr
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ CASES: list[Any] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("model", "shape"), CASES)
 def test_the_graph_of_choose_is_that_of_recompute(
     model: tuple[str, str], shape: tuple[int, ...]

@@ -119,6 +119,7 @@ def _wrapped() -> Iterator[tuple[str, str]]:
         yield "chainer", chainer.FunctionNode.apply.__module__
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_signal_at_any_place_of_a_block_leaves_nothing_on(
     allocator: Callable[[], Any], name: str
@@ -142,6 +143,7 @@ def test_a_signal_at_any_place_of_a_block_leaves_nothing_on(
     assert not missed
 
 
+@pytest.mark.thorough
 def test_a_signal_at_any_place_of_nested_blocks_leaves_nothing_on(
     allocator: Callable[[], Any],
 ) -> None:

@@ -93,6 +93,7 @@ def test_kernels_are_found_with_their_parameters() -> None:
 @needs_cupy
 @needs_compiler
 class TestCupy:
+    @pytest.mark.thorough
     def test_arrays_hold_what_numpy_s_hold(self, kernel_cache: Path) -> None:
         program = """
 a = np.random.default_rng(0).standard_normal((37, 53)).astype("f4")
@@ -306,6 +307,7 @@ print("cupy" in sys.modules or "cupy_backends" in sys.modules)
             == "UnknownGpuError\nSizeError\nSizeError\nFalse\n"
         )
 
+    @pytest.mark.thorough
     def test_libraries_give_what_scipy_gives(self, kernel_cache: Path) -> None:
         program = """
 import scipy.sparse as sp

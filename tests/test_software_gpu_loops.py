@@ -106,6 +106,7 @@ def test_exp_log_and_tanh_are_within_two_units_in_the_last_place(tmp_path: Path)
 @needs_cupy
 @needs_compiler
 class TestCupy:
+    @pytest.mark.thorough
     def test_arrays_that_lie_in_any_way_give_what_numpy_gives(self, cache: Path) -> None:
         program = """
 from itertools import permutations
@@ -128,6 +129,7 @@ print("same")
 """
         assert run(program, cache, start=LARGE) == "same\n"
 
+    @pytest.mark.thorough
     def test_reductions_over_any_axes_give_what_numpy_gives(self, cache: Path) -> None:
         program = """
 rng = np.random.default_rng(0)
@@ -158,6 +160,7 @@ print("same")
 """
         assert run(program, cache, start=LARGE) == "same\n"
 
+    @pytest.mark.thorough
     def test_gathers_scans_and_masks_give_what_numpy_gives(self, cache: Path) -> None:
         program = """
 rng = np.random.default_rng(0)
@@ -182,6 +185,7 @@ print("same")
 """
         assert run(program, cache, start=LARGE) == "same\n"
 
+    @pytest.mark.thorough
     def test_atomics_keep_what_many_elements_add_to_one_place(self, cache: Path) -> None:
         program = """
 import cupyx

@@ -36,9 +36,9 @@
     +-- MissingDependencyError  also ImportError: names what to install
 
 Whatever is raised, the state is as before the call: nothing half-installed, nothing leaked.
-Eight warnings belong here too, each a UserWarning: AccumulationWarning, DataWarning,
+Nine warnings belong here too, each a UserWarning: AccumulationWarning, DataWarning,
 LeftOnWarning, LookaheadWarning, OffloadWarning, RecomputeWarning, SnapshotWarning,
-WorkspaceWarning.
+UnverifiedWarning, WorkspaceWarning.
 """
 
 from __future__ import annotations
@@ -208,6 +208,10 @@ class RecomputeWarning(UserWarning):
 
 class SnapshotWarning(UserWarning):
     """A snapshot was passed over, or could not be written; training goes on."""
+
+
+class UnverifiedWarning(UserWarning):
+    """A file of an earlier umem has no checksums: it was loaded, and damage would not be seen."""
 
 
 class WorkspaceWarning(UserWarning):

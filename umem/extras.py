@@ -23,11 +23,14 @@ PACKAGES = {
 def install(extra: str, name: str = "") -> str:
     """Write the command that installs the packages of an extra.
 
-    It names packages, which can be installed wherever umem itself came from.
+    It names packages, which can be installed wherever umem itself came from; Chainer, which pip
+    alone cannot build any more, has a command of its own.
 
     Args:
         name: install only those whose name begins so.
     """
+    if extra == "chainer" and "chainer".startswith(name):
+        return "umem compat --get-chainer"
     wanted = [package for package in PACKAGES[extra] if package.startswith(name)]
     return f"pip install {shlex.join(wanted)}"
 

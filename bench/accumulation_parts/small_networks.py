@@ -17,11 +17,12 @@ Loss = Callable[..., Any]
 
 
 class Trained(NamedTuple):
-    """A network, its loss, and the arguments of that for one batch."""
+    """A network, its loss, the arguments of that for one batch, and what ``weight=`` it needs."""
 
     model: Any
     loss: Loss
     batch: tuple[Any, ...]
+    weight: Loss | None = None
 
 
 class Network(NamedTuple):
@@ -132,7 +133,8 @@ def variational(draw: Draw, n: int, dtype: Any) -> Trained:
             F.bernoulli_nll(bits.astype(x.dtype), y) + F.gaussian_kl_divergence(mean, ln_var)
         ) / len(x)
 
-    return Trained(model, loss, (floats(draw, dtype, n, 8), floats(draw, dtype, n, 3)))
+    batch = floats(draw, dtype, n, 8), floats(draw, dtype, n, 3)
+    return Trained(model, loss, batch, lambda x, eps: len(x))
 
 
 def weighted(draw: Draw, n: int, dtype: Any) -> Trained:
@@ -197,7 +199,8 @@ def detector(draw: Draw, n: int, dtype: Any) -> Trained:
         return F.sum(kind) / found + F.sum(place * is_box.ravel().astype(x.dtype)) / found
 
     is_box = (draw.rand(n, 4) < 0.2).astype("i")
-    return Trained(model, loss, (floats(draw, dtype, n, 6), is_box, floats(draw, dtype, n, 4, 4)))
+    batch = floats(draw, dtype, n, 6), is_box, floats(draw, dtype, n, 4, 4)
+    return Trained(model, loss, batch, lambda x, is_box, where: is_box.sum())
 
 
 # -- samples that are sequences -------------------------------------------------------------------
@@ -246,7 +249,7 @@ def masked_language_model(draw: Draw, n: int, dtype: Any) -> Trained:
 
 def with_next_sentence(draw: Draw, n: int, dtype: Any) -> Trained:
     """A mean over words and one over rows."""
-    model, _, (x, t) = masked_language_model(draw, n, dtype)
+    model, _, (x, t), _ = masked_language_model(draw, n, dtype)
 
     def loss(x: Any, t: Any, follows: Any) -> Any:
         y = model(x)

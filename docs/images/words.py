@@ -119,8 +119,8 @@ def draw(found: Found, path: Path) -> None:
         fontsize=10,
     )
     _line(panel, found.reserved, RED, "reserved", "what the pool took\nfrom VRAM for it")
-    _line(panel, found.least, BLUE, "least budget", "the smallest for one\nmore forward pass")
-    _line(panel, found.floor, GREEN, "floor", "no plan whatever\ngets lower")
+    _line(panel, found.least, BLUE, "least budget", "the smallest for one\nmore forward pass", 8)
+    _line(panel, found.floor, GREEN, "floor", "no plan whatever\ngets lower", -8)
     panel.set_xlim(0, 1)
     panel.set_ylim(0, 1.14 * found.reserved)
     panel.set_xticks([0, 1], ["an update ends", "the next ends"])
@@ -133,12 +133,13 @@ def draw(found: Found, path: Path) -> None:
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
-def _line(panel: Any, mib: float, color: str, word: str, meaning: str) -> None:
+def _line(panel: Any, mib: float, color: str, word: str, meaning: str, raised: float = 0) -> None:
+    """Draw a line and say what it is, so many points above it: two may lie close together."""
     panel.axhline(mib, color=color, linestyle="--", linewidth=1.2)
     panel.annotate(
         f"{word}, {mib:.0f} MiB:\n{meaning}",
         (1, mib),
-        (6, 0),
+        (6, raised),
         color=color,
         textcoords="offset points",
         fontsize=10,

@@ -126,4 +126,5 @@ def _forget(error: BaseException) -> None:
 def _let_go() -> None:
     gc.collect()
     if cuda.available:
+        cuda.cupy.cuda.Device().synchronize()  # cudaFree promises no wait
         cuda.cupy.get_default_memory_pool().free_all_blocks()

@@ -107,6 +107,7 @@ def run_software(
         gpu.restart()
         found = _run_live(workload, mode, gpu, progress)
         gc.collect()
+        current_device().synchronize()
         current_device().xp.get_default_memory_pool().free_all_blocks()
         return found
 

@@ -74,6 +74,10 @@ class Subscriber:
         """An optimizer updates all of its parameters."""
         proceed(method, *args, **kwargs)
 
+    def setup(self, proceed: Proceed, method: Any, link: Any) -> Any:
+        """An optimizer is given its model."""
+        return proceed(method, link)
+
     def call_hook(self, proceed: Proceed, method: Any, hook: Any) -> None:
         """An optimizer calls one of its hooks, for all parameters."""
         proceed(method, hook)
@@ -175,6 +179,7 @@ POINTS = (
     Point(optimizer.UpdateRule, "update", "update"),
     Point(optimizer.UpdateRule, "update_core", "update_core"),
     Point(optimizer.GradientMethod, "update", "step"),
+    Point(optimizer.Optimizer, "setup", "setup"),
     Point(optimizer.GradientMethod, "call_hook", "call_hook"),
     Point(optimizer.Optimizer, "check_nan_in_grads", "check_gradients"),
     # Every way to cut a graph ends in one of the three; the graph itself keeps no note of it.
@@ -237,18 +242,26 @@ _patches: dict[Point, _Patch] = {}
 _lock = safe_lock()
 
 
-def subscribe(subscriber: Subscriber) -> None:
-    """Tell a subscriber what happens, from now on until `unsubscribe`; twice is once.
+def check_chainer() -> None:
+    """See that the Chainer that runs is the one that subscribers would be told of.
 
     Raises:
-        StateError: Chainer was imported anew, and what runs is not what umem knows; nothing has
-            changed.
+        StateError: it was imported anew.
     """
     if sys.modules.get("chainer") is not chainer:
         raise StateError(
             "Chainer was imported anew after umem.chainer, which sees the one before: start "
             "Python again, or import umem.chainer after it"
         )
+
+
+def subscribe(subscriber: Subscriber) -> None:
+    """Tell a subscriber what happens, from now on until `unsubscribe`; twice is once.
+
+    Raises:
+        StateError: Chainer was imported anew; nothing has changed.
+    """
+    check_chainer()
     with _lock:
         if subscriber not in _subscribers:
             _subscribers.append(subscriber)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from umem.as_json import json_text, plain
 from umem.cli.in_and_out import say
-from umem.compat import Row, check, install_pth, remove_pth
+from umem.compat import Row, check, get_chainer, install_pth, remove_pth
 from umem.compat.installation import find_package, package_version
 from umem.compat.mended import import_mended
 from umem.compat.pth import installed_pth
@@ -26,6 +26,7 @@ from umem.printable import shown
 @click.option("--check", "action", flag_value="check", default="check", help="Show every mend.")
 @click.option("--install", "action", flag_value="install", help="Mend in every Python process.")
 @click.option("--remove", "action", flag_value="remove", help="Undo --install.")
+@click.option("--get-chainer", "action", flag_value="get", help="Install Chainer here.")
 @click.option("--json", "as_json", is_flag=True, help="With --check: JSON on standard output.")
 def command(action: str, as_json: bool) -> None:
     """Show what makes Chainer 7.8 run on today's NumPy, Python and CuPy.
@@ -33,6 +34,9 @@ def command(action: str, as_json: bool) -> None:
     `import umem.chainer` puts the layer in place for one program. --install writes a start-up
     file into site-packages, so that scripts that never heard of umem get it too, and worker
     processes with them.
+
+    --get-chainer installs Chainer into this environment, which pip alone no longer can: it is
+    built with a setuptools that still has what its setup.py imports.
     """
     try:
         _ACTIONS[action](as_json)
@@ -64,7 +68,12 @@ def _remove(_: bool) -> None:
     say("Nothing to remove." if path is None else f"Removed {shown(path)}")
 
 
-_ACTIONS = {"check": _check, "install": _install, "remove": _remove}
+def _get(_: bool) -> None:
+    version = get_chainer(lambda line: say(f"umem: {line}", err=True))
+    say(f"Chainer {version} is here. `import umem.chainer` before `import chainer` mends it.")
+
+
+_ACTIONS = {"check": _check, "install": _install, "remove": _remove, "get": _get}
 
 
 def _versions() -> dict[str, str | None]:

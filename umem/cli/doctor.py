@@ -30,12 +30,13 @@ from umem.units import format_bytes, format_seconds
 _WORDS = {True: "ok", False: "FAILED", None: "skipped"}
 _WIDTH = 28
 _WAYS_OUT = f"""
-Two ways out:
+Ways out:
   with an NVIDIA GPU, for CUDA 12 or 13 (umem's extras cuda12 and cuda13)
     {extras.install("cuda12")}
     {extras.install("cuda13")}
   without one          umem doctor --device virtual:v100-16gb
-                       with umem.virtual_gpu("v100-16gb"): ... (simulated)"""
+                       with umem.virtual_gpu("v100-16gb"): ... (simulated)
+  a CuPy script        umem run --software t4 SCRIPT (simulated)"""
 
 
 @dataclass(frozen=True)

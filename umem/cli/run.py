@@ -6,27 +6,24 @@ import importlib
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 import umem
-from umem.cli.in_and_out import say
 from umem.cli.run_ranks import Ranking, with_ranks
 from umem.cli.run_recompute import Budgeting, Slimming
+from umem.cli.run_record import Recording, at_sizes
 from umem.cli.run_resume import Resuming
-from umem.cli.run_script import run_script
+from umem.cli.run_script import Program, run_program
 from umem.cli.run_watch import Watching
 from umem.compat.finder import arm
 from umem.compat.installation import find_package
-from umem.errors import TraceError, UmemError
-from umem.files import claimed
+from umem.errors import UmemError
+from umem.launch import local_rank, this_rank
 from umem.memory import environment
-from umem.printable import command_line, shown
-from umem.trace.frameworks import names
-from umem.trace.recording.kept_steps import Keeper, Kept, Steps
+from umem.trace.recording.kept_steps import Keeper, Steps
 from umem.units import format_bytes, format_seconds
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -76,6 +73,11 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     metavar="FILE",
     help="Write a trace of two training steps, such as out/run.umem.gz.",
 )
+@click.option(
+    "--sizes",
+    metavar="SIZES",
+    help="Record the first update at parts of its batch, 4,8, for umem choose --size.",
+)
 @click.option("--steps", metavar="STEPS", help="Record these instead of 2-3: 5, 10-12 or all.")
 @click.option("--stacks", is_flag=True, help="Record the lines that made each tensor.")
 @click.option("--no-workspace", is_flag=True, help="Do not measure what operations need inside.")
@@ -84,9 +86,10 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.option("--watch", is_flag=True, help="Show memory and speed while the script runs.")
 @click.option("--traceback", is_flag=True, help="Show umem's own part of its errors' tracebacks.")
 @with_ranks
-@click.argument("script", type=click.Path(path_type=Path))
+@click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for python -m.")
+@click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
+def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     """Run SCRIPT unchanged, with Chainer made to work on today's NumPy, Python and CuPy.
 
     What follows SCRIPT is the script's own. Its exit code and its traceback are its own too.
@@ -95,12 +98,13 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
     the mode holds in this one, and where another calls umem.enable().
 
     --record keeps steps 2 and 3, where a step ends with an optimizer's update, and then records
-    no more; --stop ends the script there.
+    no more; --stop ends the script there. With --sizes 4,8 it records the first update at so many
+    samples of its batch instead, so that umem choose can take it to any size.
 
     --recompute keeps each training step within a budget, and says at the end what it took.
 
     --budget records the first update's step, chooses the cheapest techniques that keep it to a
-    size, and turns them on.
+    size, turns them on, and says at the end whether it held.
 
     --resume saves the whole run beside the Trainer's results; the same command goes on from there.
 
@@ -108,7 +112,7 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
     """
     ranking = Ranking(options)
     asked = _RunOptions(**options)
-    source = _read(script)
+    program = Program.found(script, arguments, is_module=asked.module)
     if asked.virtual and asked.software:
         raise click.UsageError("--virtual follows NumPy arrays, --software CuPy's: one of the two")
     if asked.vram and not (asked.virtual or asked.software):
@@ -126,7 +130,7 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
             "--record would keep the steps in which --recompute learns. Record without it: "
             "umem choose says what a plan would make of the step"
         )
-    recording = _recording(asked, script)
+    recording = _recording(asked, program)
     ranking.start()
     watching = Watching() if asked.watch else None
     with ExitStack() as stack:
@@ -143,7 +147,7 @@ def command(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
         Budgeting(asked.budget).begin(stack)
         Resuming(asked.resume).begin(stack)
         gpu = asked.virtual, asked.vram
-        code, hint = run_script(script, source, arguments, *gpu, asked.traceback)
+        code, hint = run_program(program, *gpu, asked.traceback)
     if hint is not None:
         click.echo(hint, err=True)
     if recording is not None and recording.error is not None and code in (0, None):
@@ -168,6 +172,7 @@ class _RunOptions(NamedTuple):
     resume: str | None
     report: bool
     record: Path | None
+    sizes: str | None
     steps: str | None
     stacks: bool
     no_workspace: bool
@@ -175,12 +180,13 @@ class _RunOptions(NamedTuple):
     force: bool
     watch: bool
     traceback: bool
+    module: bool
 
 
-def _recording(asked: _RunOptions, script: Path) -> Recording | None:
+def _recording(asked: _RunOptions, program: Program) -> Recording | None:
     """Return the recording that was asked for, if any."""
     if asked.record is None:
-        for name in ("steps", "stacks", "no_workspace", "stop", "force"):
+        for name in ("sizes", "steps", "stacks", "no_workspace", "stop", "force"):
             if getattr(asked, name):
                 raise click.UsageError(f"--{name.replace('_', '-')} needs --record FILE")
         return None
@@ -190,23 +196,23 @@ def _recording(asked: _RunOptions, script: Path) -> Recording | None:
         raise click.BadParameter(str(error), param_hint="--steps") from error
     if asked.stop and steps.last is None:
         raise click.UsageError("--stop needs --steps that end; all of them have no end")
-    return Recording(asked, asked.record, steps, script)
+    keeper: Any = Keeper(steps, asked.stacks, not asked.no_workspace)
+    if asked.sizes is not None:
+        if asked.steps or asked.stacks or asked.no_workspace:
+            raise click.UsageError("--sizes goes without --steps, --stacks and --no-workspace")
+        keeper = at_sizes(asked.sizes)
+    again = [] if this_rank() is not None else [*_where(asked), *program.words]
+    return Recording(asked.record, keeper, program.name, again, stop=asked.stop, force=asked.force)
 
 
-def _read(script: Path) -> bytes:
-    """The script's text, before anything is set up for it."""
-    try:
-        source = script.read_bytes()
-        if b"\0" not in source:
-            return source
-        problem = f"{shown(script)} is no Python script: it has null bytes in it"
-    except IsADirectoryError:
-        problem = f"{shown(script)} is a directory"
-    except FileNotFoundError:
-        problem = f"there is no file {shown(script)}"
-    except OSError as error:
-        problem = f"{shown(script)} cannot be read: {error.strerror}"
-    raise click.BadParameter(problem, param_hint="SCRIPT")
+def _where(asked: _RunOptions) -> Iterator[str]:
+    """The options that say on what the script runs, for a command that does it again."""
+    for name in ("mode", "limit", "prefetch", "virtual", "software", "no_model", "vram"):
+        value = getattr(asked, name)
+        if value:
+            yield f"--{name.replace('_', '-')}"
+            if value is not True:
+                yield value
 
 
 def _prepare(stack: ExitStack, asked: _RunOptions) -> None:
@@ -217,9 +223,10 @@ def _prepare(stack: ExitStack, asked: _RunOptions) -> None:
         if value and not on:
             raise click.UsageError(f"{name} needs a --mode")
     if asked.software:
-        umem.software_gpu(
+        gpu = umem.software_gpu(
             asked.software, asked.vram, model=not asked.no_model, checked=asked.checked
         )
+        gpu.answer_to(local_rank())
     arm()
     if asked.virtual:
         _import_chainer()
@@ -282,69 +289,3 @@ def _report(process: int) -> None:
             f"{'time':<14}{format_seconds(figures.seconds)} (simulated)",
             err=True,
         )
-
-
-# -- the recording --------------------------------------------------------------------------------
-
-
-class Recording:
-    """Records the calling thread, writes the trace as soon as it is complete, and tells of it."""
-
-    def __init__(self, asked: _RunOptions, path: Path, steps: Steps, script: Path) -> None:
-        self._asked, self._named, self._script = asked, path, script
-        self._keeper = Keeper(steps, asked.stacks, not asked.no_workspace, complete=self._complete)
-        self._path = path.absolute()  # the script may change folders
-        self._written = False
-        self.error: str | None = None
-
-    def begin(self, stack: ExitStack) -> None:
-        """Record until the stack is left.
-
-        Raises:
-            TraceError: the file cannot be written; nothing has begun.
-        """
-        stack.enter_context(claimed(self._path, force=self._asked.force))
-        self._keeper.start()
-        stack.callback(self._end)
-
-    def _complete(self, kept: Kept) -> None:
-        self._write(kept)
-        if self._asked.stop:
-            raise SystemExit(0)  # the script's own clean-up runs
-
-    def _end(self) -> None:
-        kept = self._keeper.finish()
-        if kept is None:
-            return  # a child process by fork
-        if not any(kept.trace.ops):
-            self.error = (
-                f"nothing was recorded: no operation of {names()} ran in the script's main thread"
-            )
-        elif not self._written:
-            self._write(kept)
-        self._tell(kept)
-
-    def _write(self, kept: Kept) -> None:
-        """Failing must not stop the training; it is told, and tried once more, at the end."""
-        trace = replace(kept.trace, meta={**kept.trace.meta, "script": self._script.name})
-        try:
-            trace.save(self._path, force=self._asked.force)
-        except TraceError as error:
-            self.error = str(error)
-        else:
-            self._written, self.error = True, None
-
-    def _tell(self, kept: Kept) -> None:
-        if self.error is not None:
-            say(f"umem: {self.error}", err=True)
-            return
-        path, count = self._named, sum(1 for _ in kept.trace.ops)
-        what = f"steps {kept.steps}" if "-" in kept.steps else f"step {kept.steps}"
-        what = what if kept.steps else "no whole step"
-        peak = format_bytes(kept.trace.peak_bytes)
-        done = f"{what}, {count:,} operations, peak {peak}"
-        say(f"umem: wrote {shown(path)}: {done}", err=True)
-        for note in kept.notes:
-            say(f"umem: {note}", err=True)
-        name = command_line(path)
-        say(f"  umem report {name}\n  umem choose {name} --gpu t4", err=True)

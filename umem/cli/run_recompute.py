@@ -97,11 +97,7 @@ class Budgeting:
     def _tell(self, process: int) -> None:
         if os.getpid() != process:
             return  # a child by fork that came to the end of the script
-        found = self._watch.diet
-        if found is None:
-            _say(f"--budget {self._budget}: nothing was turned on")
-        elif found.summary():
-            _say(f"--budget {self._budget}: {found.summary()}")
+        _say(f"--budget {self._budget}: {self._watch.outcome()}")
 
 
 def _say(line: str) -> None:

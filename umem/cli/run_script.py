@@ -1,4 +1,4 @@
-"""A script as ``__main__``, as Python would run it, and the way out of errors that umem knows."""
+"""A program as ``__main__``, as Python would run it, and the way out of errors that umem knows."""
 
 from __future__ import annotations
 
@@ -7,50 +7,157 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
-from importlib.machinery import SourceFileLoader
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
+
+import click
 
 from umem.errors import OutOfMemoryError, StateError, UmemError
 from umem.launch import this_rank
-from umem.printable import command_line
+from umem.printable import command_line, shown
 from umem.trace.stacks import end_at_user
 
 
-def run_script(
-    script: Path,
-    source: bytes,
-    arguments: tuple[str, ...],
-    virtual: str | None,
-    vram: str | None,
-    whole: bool,
-) -> tuple[int | str | None, str | None]:
-    """Run the script as ``__main__``, as Python would: its exit code, and what to do about it.
+@dataclass(frozen=True)
+class Program:
+    """What Python would run as ``__main__``: a script, or a module by its name.
 
-    Its module stays ``__main__``: what runs at exit, or is pickled, looks there.
+    Attributes:
+        words: the way to it on a command line, with the arguments of its own.
+        source: the script's text; None for a module, which is found when it runs, because that
+            imports the packages above it.
     """
-    path = os.path.abspath(script)
-    sys.argv = [str(script), *arguments]
-    if not getattr(sys.flags, "safe_path", False):  # python -P, from 3.11 on
-        sys.path[0] = str(Path(path).resolve().parent)
-    module = sys.modules["__main__"] = _main_module(path)
-    code: int | str | None = 0
+
+    words: tuple[str, ...]
+    arguments: tuple[str, ...]
+    source: bytes | None
+
+    @classmethod
+    def found(cls, script: str, arguments: tuple[str, ...], *, is_module: bool) -> Program:
+        """Look for a program before anything is set up for it.
+
+        Raises:
+            click.BadParameter: there is none of that name, or it cannot be read.
+        """
+        if is_module:
+            _require_module(script)
+            return cls(("-m", script, *arguments), arguments, None)
+        return cls((script, *arguments), arguments, _read(Path(script)))
+
+    @property
+    def name(self) -> str:
+        """Its short name, for titles."""
+        return self.words[1] if self.source is None else Path(self.words[0]).name
+
+    def begun(self) -> tuple[ModuleType, CodeType | None]:
+        """Make it ``__main__``, with arguments and path as Python has them; code of a module.
+
+        The module stays ``__main__``: what runs at exit, or is pickled, looks there.
+
+        Raises:
+            ImportError: there is no such module, or it is none that can be run.
+        """
+        safe = getattr(sys.flags, "safe_path", False)  # python -P, from 3.11 on
+        if self.source is None:
+            if not safe:
+                sys.path[0] = os.getcwd()
+            sys.argv = ["-m", *self.arguments]
+            module, code = _module(self.words[1])
+            sys.argv[0] = str(module.__file__)
+        else:
+            path = os.path.abspath(self.words[0])
+            if not safe:
+                sys.path[0] = str(Path(path).resolve().parent)
+            sys.argv = [*self.words]
+            module, code = _main_module(path), None
+        sys.modules["__main__"] = module
+        return module, code
+
+
+def _read(script: Path) -> bytes:
+    try:
+        source = script.read_bytes()
+        if b"\0" not in source:
+            return source
+        problem = f"{shown(script)} is no Python script: it has null bytes in it"
+    except IsADirectoryError:
+        problem = f"{shown(script)} is a directory"
+    except FileNotFoundError:
+        problem = f"there is no file {shown(script)}"
+    except OSError as error:
+        problem = f"{shown(script)} cannot be read: {error.strerror}"
+    raise click.BadParameter(problem, param_hint="SCRIPT")
+
+
+def _require_module(name: str) -> None:
+    """Refuse the name of a module whose package is nowhere; imports nothing."""
+    top = name.partition(".")[0]
+    path = sys.path if getattr(sys.flags, "safe_path", False) else [os.getcwd(), *sys.path[1:]]
+    if not all(part.isidentifier() for part in name.split(".")):
+        problem = f"{shown(name)} is no name of a module, which has no .py and no folders"
+    elif top in sys.builtin_module_names or PathFinder.find_spec(top, path) is None:
+        problem = f"there is no module {shown(top)} that Python can find from here"
+    else:
+        return
+    raise click.BadParameter(problem, param_hint="-m")
+
+
+def _module(name: str) -> tuple[ModuleType, CodeType]:
+    """Find a module that can run, or what its package has for that, as ``python -m`` does."""
+    spec = _spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        name = f"{name}.__main__"
+        spec = _spec(name)
+    code = None
+    if spec is not None and spec.origin is not None and spec.loader is not None:
+        code = getattr(spec.loader, "get_code", lambda _: None)(name)
+    if spec is None or not isinstance(code, CodeType):
+        raise ImportError(f"there is no module {name} with code that can be run", name=name)
+    module = ModuleType("__main__")
+    module.__file__, module.__spec__, module.__loader__ = spec.origin, spec, spec.loader
+    module.__package__ = spec.parent
+    vars(module)["__cached__"] = spec.cached
+    return module, code
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    try:
+        return find_spec(name)  # imports the packages above
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise
+
+
+def run_program(
+    program: Program, virtual: str | None, vram: str | None, whole: bool
+) -> tuple[int | str | None, str | None]:
+    """Run a program as ``__main__``, as Python would: its exit code, and what to do about it."""
+    exit_code: int | str | None = 0
     hint = None
     rank = this_rank()
+    path = ""
     try:
-        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+        module, code = program.begun()
+        path = str(module.__file__)
+        if code is None:
+            code = compile(program.source or b"", path, "exec", dont_inherit=True)
+        exec(code, module.__dict__)
     except SystemExit as stop:
-        code = stop.code
+        exit_code = stop.code
     except BaseException as error:
         _show(error, path, whole)
         if rank is not None:
             rank.raised(error)
-        code = 130 if isinstance(error, KeyboardInterrupt) else 1
-        hint = advice(error, [str(script), *arguments], virtual, vram)
+        exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        hint = advice(error, [*program.words], virtual, vram)
     _wait_for_threads()
     if rank is not None:
-        rank.over(code)
-    return code, hint
+        rank.over(exit_code)
+    return exit_code, hint
 
 
 def _main_module(path: str) -> ModuleType:
@@ -70,6 +177,8 @@ def _show(error: BaseException, path: str, whole: bool) -> None:
     frames: TracebackType | None = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != path:
         frames = frames.tb_next
+    if not path and type(error) is not ImportError:
+        frames = error.__traceback__  # the packages above a module, while they are imported
     sys.excepthook(type(error), error.with_traceback(frames), frames)
 
 
@@ -82,6 +191,8 @@ def _wait_for_threads() -> None:
 
 _NO_GPU = "CUDA environment is not correctly set up"
 """How Chainer begins to say that it has no GPU."""
+_NO_DEVICE = ("cudaErrorNoDevice", "cudaErrorInsufficientDriver", "CUDA_ERROR_NO_DEVICE")
+"""How CuPy begins to say that CUDA has no device, or no driver for one."""
 _HAS_BUDGET = "a Recompute is on already"
 """How umem begins to say that a Recompute is inside of another."""
 _NO_NUMBER = re.compile(
@@ -117,6 +228,12 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
             "most of Chainer's own take -g -1, --gpu -1 or --device -1. Or put host memory under "
             "CuPy: umem run --software t4"
         )
+    if any(_has_no_gpu(cause) for cause in causes):
+        return (
+            "umem: CuPy finds no GPU here. Put host memory under it, with results by CuPy, and "
+            "memory and time simulated (docs/software-gpu.md):\n"
+            f"  umem run --software {gpu or 't4'} {command_line(*words)}"
+        )
     if any(isinstance(c, TypeError) and _NO_NUMBER.fullmatch(str(c)) for c in causes):
         return (
             "umem: NumPy up to 2.3 took an array of shape (1,) for a number, with a warning; "
@@ -130,6 +247,13 @@ def _is_cupys(error: BaseException) -> bool:
     """Whether it is CuPy's own OutOfMemoryError, which is none of umem's."""
     kind = type(error)
     return kind.__name__ == "OutOfMemoryError" and kind.__module__.partition(".")[0] == "cupy"
+
+
+def _has_no_gpu(error: BaseException) -> bool:
+    """Whether it is CuPy's word that CUDA has no device or no driver."""
+    kind = type(error)
+    is_cupys = kind.__name__ in ("CUDARuntimeError", "CUDADriverError")
+    return is_cupys and str(error).startswith(_NO_DEVICE)
 
 
 def _what_it_needs(command: str, asked: str) -> str:

@@ -21,10 +21,7 @@ from umem.compat.requirement import holds, parsed
 from umem.compat.shim import Shim
 from umem.errors import CompatError, MissingDependencyError
 
-NOT_INSTALLED = (
-    "Chainer is not installed. Install it, with a setuptools older than 81 to build it "
-    f"(docs/chainer.md has the lines): {extras.command('chainer')}"
-)
+NOT_INSTALLED = f"Chainer is not installed. Install it: {extras.command('chainer')}"
 
 
 class ShimLoader(SourceFileLoader):

@@ -57,7 +57,7 @@ def require_supported(module_path: str) -> str:
         raise CompatError(
             f"Chainer {version} at {package} is not supported: the compatibility layer is for "
             f"Chainer 7.8, whose texts it knows.{_shadowed(package)} "
-            f"Install that one, as docs/chainer.md says: {extras.command('chainer', 'chainer')}"
+            f"Install that one: {extras.command('chainer', 'chainer')}"
         )
     return version
 

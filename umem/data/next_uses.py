@@ -82,8 +82,12 @@ class NextUses:
         return int(self._epoch(epoch).items[at])
 
     def after(self, item: int, position: int) -> float:
-        """The first position of an item after another; infinity: not within what is looked at."""
-        epoch, at = divmod(position, self.length)
+        """The first position of an item after another; infinity: not within what is looked at.
+
+        Args:
+            position: -1 for before the first.
+        """
+        epoch, at = divmod(position, self.length) if position >= 0 else (0, -1)
         for number in range(epoch, epoch + self._ahead + 1):
             found = self._epoch(number).after(item, at)
             if found >= 0:

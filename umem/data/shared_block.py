@@ -98,15 +98,17 @@ class SharedBlock:
         An error inside leaves it so for the next one.
         """
         with self._lock:
-            if self._handle < 0:
+            handle = self._handle
+            if handle < 0:
                 raise StateError("this cache was closed: make another")
-            fcntl.lockf(self._handle, fcntl.LOCK_EX)
+            fcntl.lockf(handle, fcntl.LOCK_EX)
             try:
                 was_busy, self._is_busy[0] = bool(self._is_busy[0]), 1
                 yield was_busy
                 self._is_busy[0] = 0
             finally:
-                fcntl.lockf(self._handle, fcntl.LOCK_UN)
+                if self._handle == handle:  # else another thread closed it, and with it the lock
+                    fcntl.lockf(handle, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Give up this process's part of it; arrays that somebody still has stay valid."""

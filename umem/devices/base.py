@@ -45,6 +45,7 @@ class Policy:
     unmanaged part. ``prefetch`` makes memory resident as it is handed out. ``spill`` says where
     hybrid's spilled memory lives: ``"host"`` (read over the bus) or ``"migrate"``. ``preset``, of
     managed memory, names the pool whose memory has that advice (`umem.devices.presets`).
+    ``headroom_bytes`` of VRAM are left free under ``hybrid``.
     """
 
     mode: Mode
@@ -52,6 +53,7 @@ class Policy:
     prefetch: bool = False
     spill: Literal["host", "migrate"] = "host"
     preset: str | None = None
+    headroom_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,11 @@ class Device(Paging, ABC):
     @abstractmethod
     def vram_bytes(self) -> int:
         """Bytes of VRAM."""
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Bytes of VRAM that hybrid memory leaves free unless it is told how many."""
+        return 0
 
     @property
     @abstractmethod

@@ -91,9 +91,6 @@ class CudaModel(Protocol):
     def resident_bytes(self) -> int | None:
         """VRAM in use now, in whole blocks; None where nobody counts."""
 
-    def discard(self, address: int, nbytes: int, stream: int) -> None:
-        """Forget what is in managed memory, in the order of a stream."""
-
 
 _cuda_models: list[CudaModel] = []
 

@@ -29,13 +29,17 @@ _UNLIMITED = 1 << 60
 HOST_SHARE = 0.9
 """How much of the host memory that is available managed and pinned memory may count on. The rest is
 for the program itself: staging buffers, page tables, the page cache that keeps it alive."""
+GPU_NODES: set[int] = set()
+"""NUMA nodes that are a GPU's memory, which the kernel counts as the host's (Grace Hopper). Who
+opens a GPU adds them."""
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
     """Count the host bytes to be had without swapping or being killed; None where it is unknown.
 
     The least of the kernel's own estimate (MemAvailable) and what every control group above
-    this process leaves, version 1 or 2; page cache that a group can drop counts as free.
+    this process leaves, version 1 or 2; page cache that a group can drop counts as free, and the
+    memory of a GPU that is a NUMA node (`GPU_NODES`) is not the host's.
 
     Costs about ten small file reads (well under a millisecond). Safe from any thread. Raises
     nothing: a file that cannot be read says nothing.
@@ -57,7 +61,14 @@ def _read(path: Path) -> str:
 def _machine(root: Path) -> Iterator[int]:
     for line in _read(root / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
-            yield int(line.split()[1]) * 1024
+            yield int(line.split()[1]) * 1024 - sum(_room_of_node(root, n) for n in GPU_NODES)
+
+
+def _room_of_node(root: Path, node: int) -> int:
+    """Return the most that a node may have added to the kernel's estimate."""
+    text = _read(root / f"sys/devices/system/node/node{node}/meminfo")
+    found = re.findall(r"(?:MemFree|FilePages|SReclaimable):\s+(\d+) kB", text)
+    return 1024 * sum(map(int, found))
 
 
 def _control_groups(root: Path) -> Iterator[int]:

@@ -25,7 +25,10 @@ class GpuSpec:
 
     ``usable_bytes`` is what programs can have of ``vram_bytes``; where no figure is published it
     is 95% of it. Bandwidths are bytes a second, rates operations a second; ``host_in`` is host
-    to GPU. ``host_in`` is None where GPU and host share their memory.
+    to GPU. ``host_in`` is None where GPU and host share their memory. ``chip`` is the compute
+    capability, major and minor, and how many multiprocessors there are: None where nobody has
+    said, and then `umem.software_gpu` refuses it. ``nvlink_bandwidth`` is each way, half of what
+    NVIDIA says of both together; None where it has no NVLink.
     """
 
     name: str
@@ -39,6 +42,8 @@ class GpuSpec:
     host_out_bandwidth: float | None
     source: str
     link_source: str
+    chip: tuple[int, int, int] | None = None
+    nvlink_bandwidth: float | None = None
 
     def with_vram(self, vram_bytes: int) -> GpuSpec:
         """The same GPU with exactly ``vram_bytes`` usable."""
@@ -113,6 +118,7 @@ def extremes(costs: Costs) -> tuple[Costs, Costs]:
 def _gpu(
     name: str,
     title: str,
+    chip: tuple[int, int, int],
     vram_gib: float,
     memory_gb: float,
     fp32_tera: float,
@@ -121,6 +127,7 @@ def _gpu(
     source: str,
     link_source: str,
     usable_gib: float | None = None,
+    nvlink_gb: float | None = None,
 ) -> GpuSpec:
     into, out = link_gb if isinstance(link_gb, tuple) else (link_gb, link_gb)
     return GpuSpec(
@@ -135,52 +142,53 @@ def _gpu(
         host_out_bandwidth=None if out is None else out * GB,
         source=source,
         link_source=link_source,
+        chip=chip,
+        nvlink_bandwidth=None if nvlink_gb is None else nvlink_gb * GB,
     )
 
 
 _ROWS = (
-    _gpu("p100-16gb", "Tesla P100 16 GB", 16, 732, 9.3, 19, 11.4,
+    _gpu("p100-16gb", "Tesla P100 16 GB", (6, 0, 56), 16, 732, 9.3, 19, 11.4,
          "NVIDIA Tesla P100 PCIe datasheet",
          "measured pinned copy, P100 on PCIe 3.0 (11.4 GB/s)"),
-    _gpu("v100-16gb", "Tesla V100 16 GB", 16, 900, 15.7, 125, 12,
-         "NVIDIA V100 datasheet (SXM2)", PCIE3),
-    _gpu("v100-32gb", "Tesla V100 32 GB", 32, 900, 15.7, 125, 12,
-         "NVIDIA V100 datasheet (SXM2)", PCIE3),
-    _gpu("t4", "T4", 16, 320, 8.1, 65, 12, "NVIDIA T4 datasheet", PCIE3),
-    _gpu("rtx-2080-ti", "GeForce RTX 2080 Ti", 11, 616, 13.4, 54, 12,
-         "NVIDIA Turing architecture whitepaper", PCIE3),
-    _gpu("rtx-3090", "GeForce RTX 3090", 24, 936, 35.6, 71, 25,
-         "NVIDIA Ampere GA102 architecture whitepaper", PCIE4),
-    _gpu("rtx-4090", "GeForce RTX 4090", 24, 1008, 82.6, 165, 25,
+    _gpu("v100-16gb", "Tesla V100 16 GB", (7, 0, 80), 16, 900, 15.7, 125, 12,
+         "NVIDIA V100 datasheet (SXM2)", PCIE3, nvlink_gb=150),
+    _gpu("v100-32gb", "Tesla V100 32 GB", (7, 0, 80), 32, 900, 15.7, 125, 12,
+         "NVIDIA V100 datasheet (SXM2)", PCIE3, nvlink_gb=150),
+    _gpu("t4", "T4", (7, 5, 40), 16, 320, 8.1, 65, 12, "NVIDIA T4 datasheet", PCIE3),
+    _gpu("rtx-2080-ti", "GeForce RTX 2080 Ti", (7, 5, 68), 11, 616, 13.4, 54, 12,
+         "NVIDIA Turing architecture whitepaper", PCIE3, nvlink_gb=50),
+    _gpu("rtx-3090", "GeForce RTX 3090", (8, 6, 82), 24, 936, 35.6, 71, 25,
+         "NVIDIA Ampere GA102 architecture whitepaper", PCIE4, nvlink_gb=56.25),
+    _gpu("rtx-4090", "GeForce RTX 4090", (8, 9, 128), 24, 1008, 82.6, 165, 25,
          "NVIDIA Ada architecture whitepaper", PCIE4),
-    _gpu("rtx-5090", "GeForce RTX 5090", 32, 1792, 105, 210, 55,
+    _gpu("rtx-5090", "GeForce RTX 5090", (12, 0, 170), 32, 1792, 105, 210, 55,
          "NVIDIA RTX Blackwell architecture whitepaper", PCIE5, 31.36),
-    _gpu("l4", "L4", 24, 300, 30.3, 121, 25, "NVIDIA L4 datasheet", PCIE4),
-    _gpu("l40s", "L40S", 48, 864, 91.6, 362, 25, "NVIDIA L40S datasheet", PCIE4),
-    _gpu("a100-40gb", "A100 40 GB", 40, 1555, 19.5, 312, 25, "NVIDIA A100 datasheet", PCIE4),
-    _gpu("a100-80gb", "A100 80 GB", 80, 2039, 19.5, 312, 25, "NVIDIA A100 datasheet", PCIE4),
-    _gpu("h100-pcie", "H100 PCIe", 80, 2039, 51, 756, 55, "NVIDIA H100 datasheet (2022)", PCIE5),
-    _gpu("h100-sxm", "H100 SXM", 80, 3352, 67, 989, 55, "NVIDIA H100 datasheet", PCIE5),
-    _gpu("h200", "H200 SXM", 141, 4800, 67, 989, 55, "NVIDIA H200 datasheet", PCIE5),
-    _gpu("gh200-96gb", "GH200 96 GB", 96, 4000, 67, 989, (375, 297),
-         "NVIDIA GH200 datasheet", "measured copies over NVLink-C2C (375 in, 297 out)"),
-    _gpu("gh200-144gb", "GH200 144 GB", 144, 4900, 67, 989, (375, 297),
-         "NVIDIA GH200 datasheet", "measured copies over NVLink-C2C (375 in, 297 out)"),
-    _gpu("b200", "B200", 180, 8000, 75, 2250, 55, "NVIDIA HGX B200 datasheet", PCIE5),
-    _gpu("jetson-orin-64gb", "Jetson AGX Orin 64 GB", 64, 205, 5.3, None, None,
+    _gpu("l4", "L4", (8, 9, 58), 24, 300, 30.3, 121, 25, "NVIDIA L4 datasheet", PCIE4),
+    _gpu("l40s", "L40S", (8, 9, 142), 48, 864, 91.6, 362, 25, "NVIDIA L40S datasheet", PCIE4),
+    _gpu("a100-40gb", "A100 40 GB", (8, 0, 108), 40, 1555, 19.5, 312, 25,
+         "NVIDIA A100 datasheet", PCIE4, nvlink_gb=300),
+    _gpu("a100-80gb", "A100 80 GB", (8, 0, 108), 80, 2039, 19.5, 312, 25,
+         "NVIDIA A100 datasheet", PCIE4, nvlink_gb=300),
+    _gpu("h100-pcie", "H100 PCIe", (9, 0, 114), 80, 2039, 51, 756, 55,
+         "NVIDIA H100 datasheet (2022)", PCIE5, nvlink_gb=300),
+    _gpu("h100-sxm", "H100 SXM", (9, 0, 132), 80, 3352, 67, 989, 55,
+         "NVIDIA H100 datasheet", PCIE5, nvlink_gb=450),
+    _gpu("h200", "H200 SXM", (9, 0, 132), 141, 4800, 67, 989, 55,
+         "NVIDIA H200 datasheet", PCIE5, nvlink_gb=450),
+    _gpu("gh200-96gb", "GH200 96 GB", (9, 0, 132), 96, 4000, 67, 989, (375, 297),
+         "NVIDIA GH200 datasheet", "measured copies over NVLink-C2C (375 in, 297 out)",
+         nvlink_gb=450),
+    _gpu("gh200-144gb", "GH200 144 GB", (9, 0, 132), 144, 4900, 67, 989, (375, 297),
+         "NVIDIA GH200 datasheet", "measured copies over NVLink-C2C (375 in, 297 out)",
+         nvlink_gb=450),
+    _gpu("b200", "B200", (10, 0, 148), 180, 8000, 75, 2250, 55,
+         "NVIDIA HGX B200 datasheet", PCIE5, nvlink_gb=900),
+    _gpu("jetson-orin-64gb", "Jetson AGX Orin 64 GB", (8, 7, 16), 64, 205, 5.3, None, None,
          "NVIDIA Jetson AGX Orin series datasheet", "none: GPU and CPU share the memory"),
 )  # fmt: skip
 
 GPUS: dict[str, GpuSpec] = {spec.name: spec for spec in _ROWS}
-CHIPS: dict[str, tuple[int, int, int]] = {
-    "p100-16gb": (6, 0, 56), "v100-16gb": (7, 0, 80), "v100-32gb": (7, 0, 80), "t4": (7, 5, 40),
-    "rtx-2080-ti": (7, 5, 68), "rtx-3090": (8, 6, 82), "rtx-4090": (8, 9, 128),
-    "rtx-5090": (12, 0, 170), "l4": (8, 9, 58), "l40s": (8, 9, 142), "a100-40gb": (8, 0, 108),
-    "a100-80gb": (8, 0, 108), "h100-pcie": (9, 0, 114), "h100-sxm": (9, 0, 132),
-    "h200": (9, 0, 132), "gh200-96gb": (9, 0, 132), "gh200-144gb": (9, 0, 132),
-    "b200": (10, 0, 148), "jetson-orin-64gb": (8, 7, 16),
-}  # fmt: skip
-"""Compute capability and multiprocessors, from NVIDIA's datasheets, by the names of `GPUS`."""
 
 
 def gpu_spec(name: str | GpuSpec) -> GpuSpec:

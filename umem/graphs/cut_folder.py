@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from umem.errors import DataError
+from umem.checksums import SUMS, with_sums
+from umem.errors import DataError, UnverifiedWarning, warn_at_program
 from umem.files import open_regular, reason
 from umem.graphs.csr import Array, GraphData
 from umem.graphs.part_file import ArraysFile
+from umem.graphs.verified import verify_once
 from umem.printable import shown
 
 LIST = "cut.json"
@@ -62,11 +64,18 @@ class Cut:
         """Entries of the largest part, over those of an average one."""
         return max(self.entries) * len(self.entries) / sum(self.entries)
 
-    def part(self, part: int) -> GraphPart:
+    def part(self, part: int, *, verify_features: bool = True) -> GraphPart:
         """Open one part's file; no other is.
 
+        Cost: reads all of it but the features, which stay in the file; the first time those too,
+        to compare them with their checksum. See docs/ranks.md for how that is remembered.
+
+        Args:
+            part: from 0.
+            verify_features: False where they are not used.
+
         Raises:
-            DataError: it cannot be read, is torn, or is a part of another cut.
+            DataError: it cannot be read, is torn or damaged, or is a part of another cut.
         """
         path = self.folder / part_name(part)
         file = ArraysFile(path)
@@ -77,7 +86,22 @@ class Cut:
             )
         found = _read(file)
         self._check(path, part, found)
+        if verify_features:
+            self._verify_features(path, file)
         return found
+
+    def _verify_features(self, path: Path, file: ArraysFile) -> None:
+        if file.sums is None:
+            warn_at_program(
+                f"{shown(self.folder)} has no checksums of its features: an earlier umem wrote "
+                "it, and damage in them would not be seen. Cut the graph again to have them",
+                UnverifiedWarning,
+            )
+            return
+        try:
+            verify_once(path, file.sums["features"], lambda: file.verify("features", "float32", 2))
+        except OSError as error:
+            raise DataError(f"{shown(path)} cannot be read: {reason(error)}") from error
 
     def _check(self, path: Path, part: int, found: GraphPart) -> None:
         """See that a program may count on what the part says, before it computes with it."""
@@ -101,6 +125,9 @@ class Cut:
                 f"{shown(path)} has arrays that do not belong together, or not to "
                 f"{shown(self.folder / LIST)}; cut the graph again"
             )
+
+
+_LISTED = {"version", *(field.name for field in fields(Cut))} - {"folder"}
 
 
 class GraphPart(NamedTuple):
@@ -175,6 +202,7 @@ def _cut(folder: Path, values: dict[str, Any]) -> Cut:
             f"{shown(folder / LIST)}: version {values['version']!r}, and this umem reads "
             f"{VERSION}; cut the graph again"
         )
+    _check_list(folder, values)
     cut = Cut(
         folder,
         str(values["graph"]),
@@ -191,6 +219,25 @@ def _cut(folder: Path, values: dict[str, Any]) -> Cut:
     return cut
 
 
+def _check_list(folder: Path, values: dict[str, Any]) -> None:
+    """Compare a list with its checksum; one of an earlier umem has none.
+
+    Raises:
+        ValueError: it is not what was written.
+    """
+    said = {name: json.dumps(value) for name, value in values.items() if name != SUMS}
+    if set(said) != _LISTED:
+        raise ValueError(f"it has or lacks {', '.join(sorted(set(said) ^ _LISTED))}")
+    if SUMS not in values:
+        warn_at_program(
+            f"{shown(folder / LIST)} has no checksum: an earlier umem wrote it, and damage in it "
+            "would not be seen. Cut the graph again to have one",
+            UnverifiedWarning,
+        )
+    elif with_sums(said, {})[SUMS] != values[SUMS]:
+        raise ValueError("its SHA-256 is another than when it was written")
+
+
 def _counts(values: Any) -> tuple[int, ...]:
     counts = tuple(map(int, values))
     if min(counts, default=0) < 0:
@@ -200,8 +247,10 @@ def _counts(values: Any) -> tuple[int, ...]:
 
 def list_text(cut: Cut) -> str:
     """The list of a cut, as `open_cut` reads it."""
-    values = {k: v for k, v in asdict(cut).items() if k != "folder"}
-    return json.dumps({"version": VERSION, **values}, indent=1) + "\n"
+    values = {"version": VERSION, **asdict(cut)}
+    del values["folder"]
+    said = {name: json.dumps(value) for name, value in values.items()}
+    return json.dumps({**values, SUMS: with_sums(said, {})[SUMS]}, indent=1) + "\n"
 
 
 def graph_hash(graph: GraphData) -> str:

@@ -15,6 +15,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from umem.checksums import SUMS, array_sum, sum_of, sums_in, with_sums
 from umem.errors import DataError
 from umem.files import open_regular, reason
 from umem.graphs.csr import Array
@@ -24,6 +25,7 @@ _TYPES = {"int64": "I64", "int32": "I32", "float32": "F32", "bool": "BOOL"}
 _ALIGNMENT = 64
 _LONGEST_HEADER = 1 << 20
 _ROWS = 4096
+_PIECE = 4 << 20
 
 
 class PickedRows(NamedTuple):
@@ -49,8 +51,25 @@ class PickedRows(NamedTuple):
 def write_arrays(
     file: IO[bytes], arrays: Mapping[str, Array | PickedRows], words: Mapping[str, str]
 ) -> None:
-    """Write arrays, and words about them; checksums of those that are no `PickedRows` are added."""
-    header: dict[str, Any] = {"__metadata__": {**words, **_checksums(arrays)}}
+    """Write arrays, and words about them with checksums of both.
+
+    Rows are read once, as they are written, so that the header gets its checksums last.
+
+    Args:
+        file: one that can be sought in.
+    """
+    unknown = array_sum("", bool, (), ())
+    file.write(_header(arrays, with_sums(words, dict.fromkeys(arrays, unknown))))
+    sums = {
+        name: array_sum(name, array.dtype, array.shape, _written(file, array))
+        for name, array in arrays.items()
+    }
+    file.seek(0)
+    file.write(_header(arrays, with_sums(words, sums)))
+
+
+def _header(arrays: Mapping[str, Array | PickedRows], words: Mapping[str, str]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": dict(words)}
     end = 0
     for name, array in arrays.items():
         start, end = end, end + _size(array.dtype, array.shape)
@@ -58,19 +77,19 @@ def write_arrays(
         header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for array in arrays.values():
-        for piece in array.pieces() if isinstance(array, PickedRows) else (array,):
-            file.write(piece.astype(piece.dtype.newbyteorder("<"), copy=False).data)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _written(file: IO[bytes], array: Array | PickedRows) -> Iterator[Any]:
+    """Write an array, piece by piece, and yield each."""
+    for piece in array.pieces() if isinstance(array, PickedRows) else (array,):
+        items = piece.astype(piece.dtype.newbyteorder("<"), copy=False).data
+        file.write(items)
+        yield items
 
 
 def _size(dtype: Any, shape: tuple[int, ...]) -> int:
     return int(np.dtype(dtype).itemsize * math.prod(shape))
-
-
-def _checksums(arrays: Mapping[str, Array | PickedRows]) -> dict[str, str]:
-    whole = {name: a for name, a in arrays.items() if not isinstance(a, PickedRows)}
-    return {f"crc32 of {name}": str(zlib.crc32(a.data)) for name, a in whole.items()}
 
 
 class _Entry(NamedTuple):
@@ -112,6 +131,10 @@ class ArraysFile:
         header = json.loads(file.read(length))
         self.words: dict[str, str] = header.pop("__metadata__")
         self._arrays = {name: _entry(said) for name, said in header.items()}
+        self.sums: dict[str, str] | None = None
+        """The checksum of each array; None: an earlier umem wrote none of the features."""
+        if SUMS in self.words:
+            self.sums = sums_in(self.words, self._arrays)
         self._start = 8 + length
         end = max(entry.stop for entry in self._arrays.values())
         size = file.seek(0, 2)
@@ -145,6 +168,36 @@ class ArraysFile:
             DataError: as `mapped`, or its bytes are not those that were written.
         """
         array = np.array(self.mapped(name, dtype, ndim))
-        if self.words.get(f"crc32 of {name}") != str(zlib.crc32(array.data)):
+        if self.sums is None:  # an earlier umem's file
+            is_right = self.words.get(f"crc32 of {name}") == str(zlib.crc32(array.data))
+        else:
+            is_right = self.sums.get(name) == sum_of(name, array)
+        if not is_right:
             raise self._wrong(f"is damaged: the checksum of {name} is another")
         return array
+
+    def verify(self, name: str, dtype: str, ndim: int) -> None:
+        """Compare an array that stays in the file with its checksum.
+
+        Cost: reads it once, piece by piece.
+
+        Raises:
+            DataError: as `read`.
+        """
+        assert self.sums is not None
+        array = self.mapped(name, dtype, ndim)
+        try:
+            found = array_sum(name, dtype, array.shape, self._pieces(name))
+        except OSError as error:
+            raise self._wrong(f"cannot be read: {reason(error)}") from error
+        if self.sums[name] != found:
+            raise self._wrong(f"is damaged: the checksum of {name} is another")
+
+    def _pieces(self, name: str) -> Iterator[bytes]:
+        entry = self._arrays[name]
+        left = entry.stop - entry.start
+        with open_regular(self._path) as file:
+            file.seek(self._start + entry.start)
+            while piece := file.read(min(left, _PIECE)):
+                left -= len(piece)
+                yield piece

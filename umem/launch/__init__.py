@@ -20,7 +20,7 @@ from umem.errors import LaunchError
 from umem.launch import hosts, mpi
 from umem.launch.job import Job
 from umem.launch.measuring import MeasuredLink, measure_link
-from umem.launch.rank import Rank, this_rank
+from umem.launch.rank import Rank, local_rank, this_rank
 from umem.printable import shown
 from umem.units import format_bytes
 
@@ -31,7 +31,15 @@ SESSION = "PRTE_MCA_prte_tmpdir_base"
 _PREFIX = "umem-ranks-"
 _NEW_SECONDS = 60
 
-__all__ = ["AskedRanks", "MeasuredLink", "Rank", "measure_link", "run_ranks", "this_rank"]
+__all__ = [
+    "AskedRanks",
+    "MeasuredLink",
+    "Rank",
+    "local_rank",
+    "measure_link",
+    "run_ranks",
+    "this_rank",
+]
 
 
 class AskedRanks(NamedTuple):

@@ -26,6 +26,8 @@ from umem.launch.watcher import PIPES, Lines, as_line
 MPI = "mpi4py.MPI"
 WAITING_SECONDS = 3.0
 """How long a rank is inside of one call of MPI before it counts as waiting."""
+_LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+"""Where Open MPI's and MPICH's mpiexec tell a rank its number on its machine."""
 _LARGEST_STATUS = 2**63 - 1
 
 
@@ -189,6 +191,14 @@ def this_rank() -> Rank | None:
             os.set_inheritable(end, False)
         _here = Rank(says, told)
     return _here if _here is not None else None
+
+
+def local_rank() -> int:
+    """Return this rank's number among those of its machine, ChainerMN's ``intra_rank``; or 0."""
+    if _here is None:
+        return 0
+    found = (os.environ.get(name, "") for name in _LOCAL)
+    return next((int(text) for text in found if text.isdigit()), 0)
 
 
 # -- MPI_Init, noticed ----------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from typing import Any, Literal, NamedTuple
 from umem.devices.base import MODES, Device, Mode, Policy, Served
 from umem.devices.open import current_device
 from umem.devices.presets import Preset, check_preset
-from umem.errors import StateError, UnsupportedError
+from umem.errors import SizeError, StateError, UnsupportedError
 from umem.memory.limits import Limit, Size, parse_limit
 from umem.scopes import Scope, Scoped, inside
+from umem.units import format_bytes, parse_bytes
 
 
 def devices_served() -> list[Device]:
@@ -33,11 +34,25 @@ class Request(NamedTuple):
     prefetch: bool = False
     spill: Literal["host", "migrate"] = "host"
     preset: Preset | None = None
+    headroom_bytes: int | None = None
 
     def on(self, device: Device) -> Policy:
-        """Make the policy on this device, with the limit in bytes."""
+        """Make the policy on this device, with the limit in bytes.
+
+        Raises:
+            SizeError: the limit is none on this device, or headroom leaves nothing of its VRAM.
+        """
         limit_bytes = None if self.limit is None else self.limit.resolve(device)
-        return Policy(self.mode, limit_bytes, self.prefetch, self.spill, self.preset)
+        headroom = self.headroom_bytes
+        if self.mode == "hybrid" and headroom is None:
+            headroom = device.headroom_bytes
+        if headroom and headroom >= device.vram_bytes:
+            raise SizeError(
+                f"headroom of {format_bytes(headroom)} leaves nothing of the "
+                f"{format_bytes(device.vram_bytes)} of VRAM of {device.name}: give less, by "
+                "umem.hybrid(headroom=...)"
+            )
+        return Policy(self.mode, limit_bytes, self.prefetch, self.spill, self.preset, headroom or 0)
 
 
 def checked_request(
@@ -138,7 +153,11 @@ def managed(
 
 
 def hybrid(
-    limit: Size | None = None, *, spill: Literal["host", "migrate"] = "host", prefetch: bool = False
+    limit: Size | None = None,
+    *,
+    spill: Literal["host", "migrate"] = "host",
+    prefetch: bool = False,
+    headroom: Size | None = None,
 ) -> Block:
     """Allocate unmanaged memory until it is full, then managed memory.
 
@@ -147,11 +166,23 @@ def hybrid(
         spill: ``"host"``: spilled memory stays on the host and is read over the bus;
             ``"migrate"``: it moves, so leave it room by a ``limit``.
         prefetch: as in `managed`, for what is spilled.
+        headroom: VRAM to leave free for what does not come from CuPy's allocator and cannot be
+            spilled: modules that are loaded at their first launch, and what libraries such as
+            cuBLAS take themselves. Bytes as an int, or text such as "1GiB"; 0 leaves none. None:
+            512 MiB or 3% of VRAM, whichever is more, and at most half of it; on a simulated GPU,
+            which loads nothing there, 0.
 
     Raises:
-        DeviceNotFoundError, SizeError: see `managed`.
+        DeviceNotFoundError, SizeError: see `managed`; headroom that leaves no VRAM is a SizeError.
     """
-    return Block(checked_request("hybrid", limit, prefetch, spill))
+    request = checked_request("hybrid", limit, prefetch, spill)
+    return Block(request._replace(headroom_bytes=_headroom_bytes(headroom)))
+
+
+def _headroom_bytes(headroom: Size | None) -> int | None:
+    if headroom is None or (headroom == 0 and not isinstance(headroom, bool)):
+        return headroom
+    return parse_bytes(headroom, "headroom")
 
 
 def unmanaged(limit: Size | None = None) -> Block:

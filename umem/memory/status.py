@@ -36,6 +36,7 @@ class Status:
     simulated: bool = False
     why_not: str | None = None
     limit_bytes: int | None = None
+    headroom_bytes: int = 0
     vram_bytes: int | None = None
     reserved_bytes: int | None = None
     peak_bytes: int | None = None
@@ -66,6 +67,8 @@ class Status:
             return [("umem", "off"), ("device", "none"), ("why", self.why_not or "unknown")]
         simulated = " (simulated)" if self.simulated else ""
         limit = f", limit {format_bytes(self.limit_bytes)}" if self.limit_bytes else ""
+        if self.headroom_bytes:
+            limit += f", {format_bytes(self.headroom_bytes)} of VRAM left free"
         return [
             ("umem", "on" if self.on else "off"),
             ("mode", f"{self.mode}{limit}"),
@@ -156,6 +159,7 @@ def _of(device: Device) -> Status:
         simulated=device.simulated,
         why_not=why_not,
         limit_bytes=None if policy is None else policy.limit_bytes,
+        headroom_bytes=0 if policy is None else policy.headroom_bytes,
         vram_bytes=vram,
         features=(
             Feature("mode", policy is not None, why_on(device)),

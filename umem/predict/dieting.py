@@ -1,8 +1,9 @@
 """The cheapest techniques that keep a step to a budget, from its trace; all of it simulated.
 
 Recomputation, micro-batches, a cap on workspace, states of eight bits, half precision, and these
-together. On the host a step takes what is alive at once, and the times that were measured; on a
-GPU what its pool takes in so much VRAM, and the times of the model.
+together. On the host a step takes what is alive at once; on a GPU what its pool takes in so much
+VRAM, and the times of the model. What is cheap is decided by what is counted in a trace and by the
+model, never by a measured time: the same program has the same choice each time.
 """
 
 from __future__ import annotations
@@ -10,41 +11,33 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from math import inf
-from typing import Literal, Protocol
+from typing import Literal
 
-from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, GraphError, ScalingError, StateError
+from umem.predict.diet_places import HostArrays, Place
 from umem.predict.techniques import micro_batches
 from umem.predict.techniques.changes import Changes
-from umem.predict.techniques.recomputation import largest_budget
-from umem.predict.techniques.subject import STEPS, Subject
-from umem.predict.techniques.technique import Prepared
-from umem.trace.trace import Trace
-from umem.units import KIB, MIB, format_apart, format_bytes
+from umem.predict.techniques.subject import Subject
+from umem.units import MIB, format_apart, format_bytes
 
 WORTH = 0.95
-"""What is less exact has to take at most this share of the time of what is more exact."""
+"""What is less exact has to cost at most this share of what is more exact."""
 ROUNDING_RANK = 1
 """The last rank at which results are those of the plain step, up to rounding."""
-ROOMY_BYTES = 1 << 43
 CAPS = (16 * MIB, MIB)
-SLOWER_STATES = 3.1
-"""How many times as long an update takes with states of eight bits, on NumPy without numba."""
-SLOWER_HALVES = 2.0
-"""How many times as long NumPy takes for a step in half precision, computed as float32 in parts
-(bench/diet.py)."""
 Again = int | Literal["min"] | None
 """A budget of recomputation: bytes, the least, or none."""
-SURE = 1.1
-"""A budget in bytes is asked for where it is so many times the least: what a pass of a program
-measures may need a little more than its trace says. Below that it is "min", which never fails.
-"""
-TRIES = 3
-"""How many budgets of recomputation are tried, each less by what the one before was above."""
-PARTS = ("recompute", "accumulate", "workspace", "8-bit states", "half precision")
-"""What a diet may be told to do without."""
+WORDS = {
+    "recompute": "recomputation",
+    "accumulate": "micro-batches",
+    "workspace": "a cap on workspace",
+    "8-bit states": "states of 8 bits",
+    "half precision": "half precision",
+}
+"""What a diet may be told to do without, in words."""
+PARTS = tuple(WORDS)
+"""The same as it is told."""
 _NOTHING = (BudgetError, GraphError, ScalingError, StateError)
 
 
@@ -56,7 +49,8 @@ class Combination:
         change: all but recomputation.
         budget: that of `umem.chainer.Recompute`, in bytes or "min"; None: nothing runs again.
         peak_bytes: the most at once.
-        seconds: a step's time.
+        seconds: a step's time; on the host made of times that were measured, for people.
+        cost: what decides: on a GPU its model's seconds, on the host arithmetic and traffic.
         fits: whether that is within the budget.
     """
 
@@ -64,6 +58,7 @@ class Combination:
     budget: Again
     peak_bytes: int
     seconds: float
+    cost: float
     fits: bool
 
     @property
@@ -81,6 +76,19 @@ class Combination:
         return tuple(filter(None, found))
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """Which of `PARTS` are on."""
+        change = self.change
+        is_on = (
+            self.budget is not None,
+            change.micro_batch is not None,
+            change.cap_bytes is not None,
+            change.small_states,
+            change.half,
+        )
+        return tuple(part for part, on in zip(PARTS, is_on, strict=True) if on)
+
+    @property
     def rank(self) -> int:
         """How exact it is: 0 to the bit, 1 up to rounding, 2 and 3 within a tolerance."""
         change = self.change
@@ -93,87 +101,6 @@ class Combination:
         return ("the same bits", "up to rounding", "8-bit states", "half precision")[self.rank]
 
 
-class Place(Protocol):
-    """Where a step runs: what it takes there, and how long."""
-
-    budget_bytes: int
-
-    def judged(self, prepared: Prepared) -> tuple[bool, int, float]:
-        """Tell whether a step fits, its peak in bytes and its seconds."""
-
-    def recompute_budget(self, subject: Subject) -> int | Literal["min"]:
-        """The budget of recomputation with which it fits; raises where there is none."""
-
-
-class HostArrays:
-    """The memory of NumPy's arrays.
-
-    Args:
-        budget_bytes: how much there is.
-        sure: a budget of recomputation below so many times the least is "min"; inf: always.
-    """
-
-    def __init__(self, budget_bytes: int, sure: float = SURE) -> None:
-        self.budget_bytes, self._sure = budget_bytes, sure
-
-    def judged(self, prepared: Prepared) -> tuple[bool, int, float]:
-        """See `Place`."""
-        peak, seconds = prepared.trace.peak_bytes, host_seconds(prepared.trace)
-        if prepared.less is not None:
-            seconds += prepared.more * (seconds - host_seconds(prepared.less))
-        return peak <= self.budget_bytes, peak, seconds
-
-    def recompute_budget(self, subject: Subject) -> int | Literal["min"]:
-        """See `Place`. What a plan does not count, such as sums of gradients, it gets less."""
-        budget, least = self.budget_bytes, self._sure * subject.least_bytes
-        for _ in range(TRIES):
-            if budget < least:
-                break
-            over = subject.under(budget).peak_bytes - self.budget_bytes
-            if over <= 0:
-                return budget
-            budget -= over + KIB
-        if subject.under(None).peak_bytes <= self.budget_bytes:
-            return "min"
-        raise BudgetError("no plan leaves as little")
-
-
-class PlainPool:
-    """The plain memory of a GPU that has the budget for its VRAM.
-
-    Args:
-        gpu: the GPU with so much.
-        subject: the step, which replays are made with.
-        sure: as of `HostArrays`.
-    """
-
-    def __init__(self, gpu: GpuSpec, subject: Subject, sure: float = SURE) -> None:
-        self.budget_bytes, self._gpu, self._subject = gpu.usable_bytes, gpu, subject
-        self._sure = sure
-        self._roomy = gpu.with_vram(ROOMY_BYTES)
-
-    def judged(self, prepared: Prepared) -> tuple[bool, int, float]:
-        """See `Place`."""
-        replays = self._subject.replays
-        step = replays.step(prepared.trace, self._gpu, "unmanaged")
-        gpu = self._gpu if step.fits else self._roomy  # which times it all the same
-        seconds = replays.step(prepared.trace, gpu, "unmanaged").cost.seconds or 0.0
-        if prepared.less is not None:
-            less = replays.step(prepared.less, gpu, "unmanaged").cost.seconds or 0.0
-            seconds += prepared.more * (seconds - less)
-        return step.fits, replays.peak_bytes(prepared.trace), seconds
-
-    def recompute_budget(self, subject: Subject) -> int | Literal["min"]:
-        """See `Place`."""
-        budget = largest_budget(subject, self._gpu)
-        return budget if budget >= self._sure * subject.least_bytes else "min"
-
-
-def host_seconds(trace: Trace) -> float:
-    """The measured time of a step of a trace of `STEPS` steps."""
-    return sum(op.host_seconds or 0.0 for op in trace.ops) / STEPS
-
-
 @dataclass(frozen=True)
 class Chosen:
     """The cheapest combination, what was tried, and the step as it is; simulated."""
@@ -184,12 +111,12 @@ class Chosen:
 
 
 def cheapest(subject: Subject, place: Place, without: Collection[str] = ()) -> Chosen:
-    """Choose what keeps a step to a budget in the least time.
+    """Choose what keeps a step to a budget at the least cost.
 
     What is exact goes first: results to the bit, then up to rounding, then 8-bit states, then half
-    precision. The next less exact is taken only where it takes at most 95% of the time, and not
-    looked for where that cannot be; 8 and 16 bits where times were measured on the host, which
-    scatter, only where nothing else fits. The plain step is what is chosen where it fits.
+    precision. The next less exact is taken only where it costs at most 95% as much, and not
+    looked for where that cannot be; 8 and 16 bits on the host, where they save no time, only where
+    nothing else fits. The plain step is what is chosen where it fits.
 
     Args:
         subject: the step at the wanted size.
@@ -204,15 +131,15 @@ def cheapest(subject: Subject, place: Place, without: Collection[str] = ()) -> C
     best = plain if plain.fits else None
     is_measured = isinstance(place, HostArrays)
     for rank in range(4):
-        if best is not None and plain.seconds >= WORTH * best.seconds:
+        if best is not None and plain.cost >= WORTH * best.cost:
             break
         if best is not None and is_measured and rank > ROUNDING_RANK:
             break
         found = [one for one in search.of_rank(rank) if one.fits]
-        quickest = min(found, key=lambda one: one.seconds, default=None)
-        limit = inf if best is None else WORTH * best.seconds
-        if quickest is not None and quickest.seconds <= limit:
-            best = quickest
+        cheapest_found = min(found, key=lambda one: one.cost, default=None)
+        limit = inf if best is None else WORTH * best.cost
+        if cheapest_found is not None and cheapest_found.cost <= limit:
+            best = cheapest_found
     if best is None:
         raise BudgetError(_too_little(place.budget_bytes, search.least(), plain))
     return Chosen(best, plain, tuple(search.tried))
@@ -231,9 +158,9 @@ class _Candidates:
             prepared = subject.prepared("")
         else:
             prepared = subject.prepared("", None if budget == "min" else budget)
-        fits, peak, seconds = self._place.judged(prepared)
-        seconds += _slower(subject) if isinstance(self._place, HostArrays) else 0.0
-        found = Combination(subject.change, budget, peak, seconds, fits)
+        found = Combination(
+            subject.change, budget, **self._place.judged(subject, prepared)._asdict()
+        )
         self.tried.append(found)
         return found
 
@@ -310,20 +237,6 @@ class _Candidates:
 
 def _shown(budget: Again) -> str:
     return format_bytes(budget) if isinstance(budget, int) else "the least"
-
-
-def _slower(subject: Subject) -> float:
-    """The seconds that NumPy takes longer for eight and sixteen bits."""
-    whole, extra = subject.change.passes(subject.size), 0.0
-    ops = list(subject.trace.ops)
-    if subject.change.small_states and find_spec("numba") is None:
-        updates = sum(op.host_seconds or 0.0 for op in ops if op.phase == "update") / STEPS
-        extra += (SLOWER_STATES - 1) * updates
-    if subject.change.half:
-        rest = sum(op.host_seconds or 0.0 for op in ops if op.phase != "update") / STEPS
-        shown = min(whole, subject.change.shown)
-        extra += (SLOWER_HALVES - 1) * rest * whole / shown
-    return extra
 
 
 def _too_little(budget_bytes: int, least: Combination, plain: Combination) -> str:

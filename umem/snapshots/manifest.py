@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from umem.checksums import FileSum
 from umem.errors import SnapshotError
 
 FORMAT = "umem snapshot"
@@ -49,14 +50,6 @@ def place_of(name: str) -> Place | None:
     """Return the place of the snapshot that would have a name, None where none would."""
     found = _NAME.fullmatch(name)
     return (int(found[1]), int(found[2] or 0)) if found else None
-
-
-@dataclass(frozen=True)
-class FileSum:
-    """How long a file is, and its SHA-256 in hexadecimal digits."""
-
-    size_bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import stat
 from pathlib import Path
 from typing import Any
 
+from umem.checksums import FileSum, Summing
 from umem.errors import FileError, SnapshotError, UmemError
 from umem.files import reason
 from umem.printable import shown
@@ -16,7 +16,6 @@ from umem.snapshots.arrays_file import ArraysInFile
 from umem.snapshots.manifest import (
     LONGEST,
     MANIFEST,
-    FileSum,
     Manifest,
     NewerVersionError,
     Place,
@@ -118,7 +117,10 @@ def read(operations: FileOperations, path: Path, rank: int = 0, count: int = 1) 
     own = values[rank % manifest.ranks]
     if manifest.ranks == 1:
         return SavedRun(path, manifest.step, own, arrays[0], readers=count)
-    of_ranks = ArraysOfRanks(arrays, values, rank)
+    try:
+        of_ranks = ArraysOfRanks(arrays, values, rank)
+    except Exception as error:  # spans that are none
+        raise TornError(f"{shown(path)} is not whole: {reason(error)}") from error
     return SavedRun(path, manifest.step, own, of_ranks, manifest.ranks, count)
 
 
@@ -154,16 +156,16 @@ def _check(
     operations: FileOperations, path: Path, wanted: FileSum, *, content: bool = False
 ) -> bytes:
     """See that a file is as its manifest says; returns what is in it where that is asked for."""
-    sum_, size, parts = hashlib.sha256(), 0, []
+    summing, parts = Summing(), []
     with operations.open(path) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError(f"{path.name} is no file")
         while piece := file.read(_PIECE):
-            sum_.update(piece)
-            size += len(piece)
+            summing.add(piece)
             parts += [piece] if content else []
-    if size != wanted.size_bytes:
-        raise ValueError(f"{path.name} has {size:,} bytes of {wanted.size_bytes:,}")
-    if sum_.hexdigest() != wanted.sha256:
+    found = summing.result()
+    if found.size_bytes != wanted.size_bytes:
+        raise ValueError(f"{path.name} has {found.size_bytes:,} bytes of {wanted.size_bytes:,}")
+    if found != wanted:
         raise ValueError(f"{path.name} has another SHA-256 than when it was written")
     return b"".join(parts)

@@ -8,7 +8,6 @@ each synchronised before the next. Only then is an older one touched.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import re
 import secrets
@@ -17,13 +16,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from umem.checksums import FileSum, Summing
 from umem.errors import FileError
 from umem.files import reason
 from umem.printable import shown
 from umem.snapshots.arrays_file import Arrays, pieces, size_of
 from umem.snapshots.manifest import (
     MANIFEST,
-    FileSum,
     Manifest,
     arrays_name,
     folder_name,
@@ -173,17 +172,16 @@ def _temporary(folder: Path) -> Path:
 
 
 def _write_file(operations: FileOperations, path: Path, content: Iterable[memoryview]) -> FileSum:
-    sum_, size = hashlib.sha256(), 0
+    summing = Summing()
     handle = operations.create(path)
     try:
         for piece in content:
             operations.write(handle, piece)
-            sum_.update(piece)
-            size += len(piece)
+            summing.add(piece)
         operations.synchronize(handle)
     finally:
         operations.close(handle)
-    return FileSum(size, sum_.hexdigest())
+    return summing.result()
 
 
 def _name(operations: FileOperations, temporary: Path, folder: Path, step: int) -> Path:

@@ -82,7 +82,7 @@ def _too_few(sizes: list[int], degree: int) -> str:
     return (
         "this trace was recorded at one size, so it cannot be scaled. Record the step at two, "
         "umem.record_at(step, sizes=(4, 8)), or join two traces of it, "
-        "umem.Trace.join([a, b], sizes=(4, 8))."
+        "umem.Trace.join([a, b], sizes=(4, 8)); of a script, umem run --record FILE --sizes 4,8."
     )
 
 

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+import chainer
+
 from umem.chainer.accumulation.batch_parts import MicroBatches, is_of_batch, loss_scale_of, model_of
 from umem.chainer.accumulation.group import Group
 from umem.chainer.accumulation.mixing import Mixing
 from umem.chainer.accumulation.splitting import Arguments, ArgumentsBatch, whole_number
-from umem.chainer.accumulation.whole_gradient import Weight
+from umem.chainer.accumulation.weights import Weight
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import SizeError, StateError
 
@@ -28,8 +30,9 @@ class accumulate(Subscriber):
     statement, or from `enable` to `disable`.
 
     The gradient is that of the whole batch, not a mean of means: by what the loss was divided is
-    read from its tape (means, sums, valid labels), and each part goes by its share. The first time,
-    two uneven splits are compared with the whole of a few samples.
+    known (means, sums, valid labels, a time step's own count), and each part goes by its share, or
+    the loss is refused. The first time, and where a loss is made of something new, two uneven
+    splits of a few samples are compared with these at once.
 
     Args:
         optimizer: one of Chainer's that goes by gradients, set up.
@@ -39,9 +42,9 @@ class accumulate(Subscriber):
         micro_batch: samples of a part; the last may be short. More than the batch is the whole
             batch.
         weight: by what the loss of given samples was divided, as a function of the loss function's
-            arguments (of none, where backward is called by hand); or a number with which each
-            part's gradient is multiplied. None: read from the tape.
-        check: compare two uneven splits of a few samples with those at once, the first time.
+            arguments (of none, where backward is called by hand), for terms that a number divides;
+            or a number with which each part's gradient is multiplied.
+        check: compare parts of a few samples with those at once, where something is new.
         dropout: "batch": masks are those that the whole batch would have drawn, kept with a bit an
             element until its last part; "micro": each part draws.
         survive: where memory runs out, halve ``micro_batch``, go on with that, and do the step
@@ -57,7 +60,7 @@ class accumulate(Subscriber):
             divides or mixes. Parameters and the optimizer are as before, gradients are cleared.
 
     Cost: no copy of gradients beside Chainer's own; with backward by hand one. The comparison has
-    one more, and takes three passes over a part. Thread-safety: for the optimizer's thread.
+    two more, and takes some passes over a part. Thread-safety: for the optimizer's thread.
     """
 
     place = -2
@@ -86,7 +89,7 @@ class accumulate(Subscriber):
             )
         else:
             self._steps = whole_number(steps, "steps")
-        self._group = Group(self._model, weight, self._steps or 1, to_prove=check)
+        self._group = Group(optimizer, weight, self._steps or 1, to_prove=check)
         self._mixing = Mixing(self._model)
         self._is_inside = False
 
@@ -116,8 +119,8 @@ class accumulate(Subscriber):
         """
         if any(one.optimizer is self.optimizer for one in _on):
             raise StateError("this optimizer is accumulated already: disable that first")
-        _on.append(self)
         subscribe(self)
+        _on.append(self)
         return self
 
     def disable(self) -> None:
@@ -194,11 +197,30 @@ class accumulate(Subscriber):
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Refuse what mixes samples."""
-        if self._steps is not None and not self._is_inside:
-            self._mixing.refuse(func, inputs)
-        return proceed(func, inputs)
+        if self._steps is None or self._is_inside:
+            return proceed(func, inputs)
+        self._mixing.refuse(func, inputs)
+        outputs = proceed(func, inputs)
+        if chainer.config.enable_backprop:
+            self._group.sites.note(func)
+        return outputs
 
 
 def accumulations(optimizer: Any) -> list[accumulate]:
     """List what accumulates for an optimizer now."""
     return [one for one in _on if one.optimizer is optimizer]
+
+
+def refuse_inside_of_group(model: Any, what: str) -> None:
+    """See that no gradients of a model's parameters wait for the other calls of a group.
+
+    Raises:
+        StateError: some do, and would be lost with the parameters that ``what`` exchanges.
+    """
+    own = {id(parameter) for parameter in model.params()}
+    for one in _on:
+        if one.count and any(id(p) in own for p in one.optimizer.target.params()):
+            raise StateError(
+                f"{one.count} calls of update of a group of umem.chainer.accumulate wait for the "
+                f"others: {what} before the first of a group, or outside of its block"
+            )

@@ -6,10 +6,11 @@ import gc
 from typing import Any
 
 from umem.chainer.accumulation.dropout_masks import DropoutMasks
-from umem.chainer.accumulation.proof import prove
-from umem.chainer.accumulation.splitting import Batch, even, whole_number
+from umem.chainer.accumulation.proof import Proof
+from umem.chainer.accumulation.splitting import Batch, even, slices, whole_number
 from umem.chainer.accumulation.step_state import StepState
-from umem.chainer.accumulation.whole_gradient import Weight, WholeGradient
+from umem.chainer.accumulation.weights import Weight
+from umem.chainer.accumulation.whole_gradient import WholeGradient
 from umem.errors import StateError, UnsupportedError
 
 
@@ -29,12 +30,12 @@ class MicroBatches:
         self._optimizer = optimizer
         self.gradient = WholeGradient(self._model, weight)
         self._masks_of_batch = is_of_batch(dropout)
-        self._survive, self._to_prove = survive, check
+        self._survive = survive
+        self._proof = Proof(self.gradient, self._model, is_on=check)
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the size, which is less after memory ran out, and what was learned."""
         self.size = serializer("size", self.size)
-        self._to_prove = serializer("to_prove", self._to_prove)
         self.gradient.serialize_learned(serializer["gradient"])
 
     def leave_gradient(self, lossfun: Any, batch: Batch) -> None:
@@ -54,7 +55,7 @@ class MicroBatches:
     def _fits(self, lossfun: Any, batch: Batch, state: StepState) -> bool:
         """Try it; where memory runs out no traceback stays, for its frames would hold arrays."""
         try:
-            self._go(lossfun, batch)
+            self._go(lossfun, batch, state)
         except MemoryError:
             self._undo(state)
             if not self._survive or min(self.size, batch.size) == 1:
@@ -69,24 +70,19 @@ class MicroBatches:
         self.gradient.masks = None
         self._model.cleargrads()
         state.put_back()
+        self.gradient.unmake()
 
-    def _go(self, lossfun: Any, batch: Batch) -> None:
-        to_prove = self._to_prove and batch.size > self.size
+    def _go(self, lossfun: Any, batch: Batch, state: StepState) -> None:
         is_ready = all(p.array is not None for p in self._model.params())
-        if to_prove and is_ready:
-            self._prove(lossfun, batch)
+        self.gradient.made.clear()
         self.gradient.masks = DropoutMasks(batch.size) if self._masks_of_batch else None
         sizes = even(batch.size, self.size)
-        self.gradient.leave(lossfun, batch, sizes, loss_scale_of(self._optimizer))
+        facts = self.gradient.leave(lossfun, batch, sizes, loss_scale_of(self._optimizer))
         self.gradient.masks = None
-        if to_prove and not is_ready:  # now every parameter is there
-            found = [(p, p.grad) for p in self._model.params()]
-            self._prove(lossfun, batch)
-            for parameter, gradient in found:
-                parameter.grad = gradient
-
-    def _prove(self, lossfun: Any, batch: Batch) -> None:
-        self._to_prove = not prove(self.gradient, self._model, lossfun, batch, self.size)
+        if len(sizes) > 1:
+            parts = [range(part.start, part.stop) for part in slices(sizes)]
+            before = state if is_ready else StepState(self._model)
+            self._proof.see(lossfun, batch, parts, facts, self.size, before)
 
 
 def model_of(optimizer: Any) -> Any:

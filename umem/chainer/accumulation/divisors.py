@@ -1,48 +1,62 @@
 """By what a loss was divided, read from its tape: its terms, and the count behind each mean.
 
-A loss is taken apart where it is a sum of scalars times numbers. Each term ends in a mean, in a
-sum, or in a loss function of Chainer's, whose node says what it has counted. `PLAIN` and `COUNTS`
-are the table; a function that is in neither stands between the loss and its sum, and is refused.
+A loss is taken apart where it is a sum of scalars times numbers; scalars may be stacked on the way.
+Each term ends in a mean, in a sum, or in a loss function of Chainer's, whose node says what it has
+counted. `PLAIN` and `COUNTS` are the table; a function that is in neither stands between the loss
+and its sum. Numbers and means on the way are marks: whether one goes by the samples is not on the
+tape (see `umem.chainer.accumulation.roles`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from math import prod
+from collections.abc import Callable
+from math import inf, nan, prod
 from typing import Any, NamedTuple
 
+import numpy as np
 from chainer.functions.array import (
     broadcast,
     cast,
     concat,
     expand_dims,
-    get_item,
     reshape,
     squeeze,
     stack,
 )  # fmt: skip
 from chainer.functions.array import transpose as transposing
-from chainer.functions.loss import (
-    contrastive,
-    ctc,
-    hinge,
-    mean_absolute_error,
-    mean_squared_error,
-    negative_sampling,
-    sigmoid_cross_entropy,
-    softmax_cross_entropy,
-    triplet,
-)
 from chainer.functions.math import average, basic_math, identity
 from chainer.functions.math import sum as summing
 
-from umem.chainer.function_facts import is_array, owner_of
-from umem.errors import AccumulationError
+from umem.chainer.accumulation.loss_counts import COUNTS, valid_labels
+from umem.chainer.accumulation.sites import Key, Site, Sites
+from umem.chainer.function_facts import owner_of
 
-ASK = (
-    "pass weight=, a function of the loss function's arguments that says by how much the loss of "
-    "those was divided, as weight=lambda x, t: len(x)"
-)
+
+class Scaling(NamedTuple):
+    """A number that a loss was multiplied with, or a mean of some elements.
+
+    Attributes:
+        values: the numbers; of a mean, one over its elements.
+        is_mean: it is a mean.
+        of_first: it is a mean over the first axis, and perhaps others.
+        site: where it is.
+    """
+
+    values: tuple[float, ...]
+    is_mean: bool
+    of_first: bool
+    site: Site
+
+    @property
+    def key(self) -> Key:
+        """What tells it from the others, in every part alike."""
+        return self.site.key
+
+    def __str__(self) -> str:
+        told = "divided by " if self.site.is_division else "multiplied by "
+        numbers = [1 / v if self.site.is_division and v else v for v in self.values[:3]]
+        told += ", ".join(f"{number:.6g}" for number in numbers)
+        return f"{told}{', ...' if len(self.values) > 3 else ''} at {self.site.place}"
 
 
 class Term(NamedTuple):
@@ -51,93 +65,38 @@ class Term(NamedTuple):
     Attributes:
         node: the scalar in which it ends.
         factor: the derivative of the loss by that scalar.
-        numbers: those by which the program has multiplied, each perhaps one over a count.
-        divisor: by what a mean has divided; None for a sum.
-        is_constant: it depends on parameters alone, and on no batch.
-        others: shapes of what it was made of beside parameters.
-        was: its value, where the tape was let go.
-        are_labels: the divisor counts labels, which add up whatever they are.
+        marks: the numbers and means between the loss and what is added up.
+        counted: by what a function of Chainer's has divided; None for a sum.
+        are_labels: the count is of labels, which add up whatever they are.
+        is_opaque: a function that umem does not know stands before the sum.
+        site: where it is.
+        lag: how far ahead of it in its loop its input was made; see `_lag`.
     """
 
     node: Any
     factor: float
-    numbers: tuple[float, ...]
-    divisor: float | None
-    is_constant: bool
-    others: tuple[tuple[int, ...], ...] = ()
-    was: float | None = None
-    are_labels: bool = False
+    marks: tuple[Scaling, ...]
+    counted: float | None
+    are_labels: bool
+    is_opaque: bool
+    site: Site
+    lag: int | None
 
     @property
-    def perhaps_counts(self) -> tuple[float, ...]:
-        """The numbers of which some may be one over a count of the batch."""
-        return () if self.is_constant else self.numbers
+    def key(self) -> Key:
+        """What tells it from the others, in every part alike."""
+        return self.site.key
+
+    def __str__(self) -> str:
+        return f"'{_label(self.node)}' at {self.site.place}"
 
     def value(self) -> float | None:
         """Its value, where that is known: its variable is alive."""
-        if self.node is None:
-            return self.was
         y = self.node.get_variable_or_none()
         return None if y is None else float(y.array.sum())
 
-    def is_zero(self) -> bool:
-        """Whether it is known to be 0."""
-        return self.value() == 0.0
-
-    def without_tape(self) -> Term:
-        """The same, holding nothing of the tape."""
-        return self._replace(node=None, was=self.value())
-
-    def is_like(self, other: Term) -> bool:
-        """Whether it is the same for other samples, of another count."""
-        value = self.value()
-        return self.others == other.others and value is not None and value == other.value()
-
 
 # -- the table -------------------------------------------------------------------------------------
-
-
-def _valid_labels(func: Any, node: Any) -> float | None:
-    """Labels that count, of a cross entropy; it divides by 1 where there are none."""
-    if func.reduce != "mean":
-        return None
-    x, t = node.inputs[0].shape, node.inputs[1]
-    if getattr(func, "soft_target", False):
-        return float(prod(x)) / float(x[1])
-    if not func.normalize:
-        return len_of(x)
-    return float((t.data != getattr(func, "ignore_label", -1)).sum())
-
-
-def _elements(func: Any, node: Any) -> float | None:
-    return float(prod(node.inputs[0].shape))
-
-
-def _samples(func: Any, node: Any) -> float | None:
-    return len_of(node.inputs[-1].shape) if func.reduce == "mean" else None
-
-
-def _labels(func: Any, node: Any) -> float | None:
-    return len_of(node.inputs[2].shape) if func.reduce == "mean" else None
-
-
-def len_of(shape: tuple[int, ...]) -> float:
-    """The first dimension of a shape."""
-    return float(shape[0]) if shape else 1.0
-
-
-COUNTS: dict[type, Callable[[Any, Any], float | None]] = {
-    softmax_cross_entropy.SoftmaxCrossEntropy: _valid_labels,
-    sigmoid_cross_entropy.SigmoidCrossEntropy: _valid_labels,
-    mean_squared_error.MeanSquaredError: _elements,
-    mean_absolute_error.MeanAbsoluteError: _elements,
-    hinge.Hinge: _samples,
-    contrastive.Contrastive: _samples,
-    triplet.Triplet: _samples,
-    ctc.ConnectionistTemporalClassification: _labels,
-    negative_sampling.NegativeSamplingFunction: lambda func, node: None,
-}
-"""By class, what a loss function of Chainer's has divided by; None for a sum."""
 
 _SUMS = (summing.Sum, summing.SumTo, average.Mean)
 _SIGNS: dict[type, tuple[int, ...]] = {
@@ -147,82 +106,193 @@ _SIGNS: dict[type, tuple[int, ...]] = {
     basic_math.SubFromConstant: (-1,),
     basic_math.Neg: (-1,),
 }
+_SHAPES = (reshape.Reshape, squeeze.Squeeze, expand_dims.ExpandDims, cast.Cast, identity.Identity)
 PLAIN = (
-    reshape.Reshape, squeeze.Squeeze, expand_dims.ExpandDims, transposing.Transpose, cast.Cast,
-    identity.Identity, broadcast.BroadcastTo, basic_math.Neg, basic_math.AddConstant,
+    *_SHAPES, transposing.Transpose, broadcast.BroadcastTo, basic_math.Neg, basic_math.AddConstant,
     basic_math.SubFromConstant,
 )  # fmt: skip
 """Functions that change no divisor, of one array."""
+_NUMBERS = (basic_math.Mul, basic_math.Div, basic_math.MulConstant)
 _JOINS = (stack.Stack, concat.Concat)
+MOST_BELOW = 12
+"""So many functions below a term are looked at."""
 
 # -- the walk --------------------------------------------------------------------------------------
 
 
 class _Place(NamedTuple):
-    node: Any
-    factor: float
-    numbers: tuple[float, ...]
+    """A node on the way down.
 
-    def times(self, node: Any, number: float | None) -> _Place:
-        if number is None:
-            return self._replace(node=node)
-        return _Place(node, self.factor * number, (*self.numbers, number))
-
-
-def terms_of(loss: Any, model: Any) -> tuple[Term, ...]:
-    """Take a loss apart, a variable's node or a variable.
-
-    A term that was made of parameters of ``model`` alone is constant.
-
-    Cost: the functions from the loss to its sums; where a term has no labels, up to the whole tape.
-    A count of labels on a GPU waits for it.
-
-    Raises:
-        AccumulationError: the loss is no scalar, or a function that is not in the table stands
-            before its sum or mean; the message names it.
+    Attributes:
+        factors: the derivative of the loss by it, in its shape.
+        marks: what was passed.
     """
-    todo = [_Place(getattr(loss, "node", loss), 1.0, ())]
-    found: list[Term | None] = []
-    own = frozenset(id(parameter) for parameter in model.params())
-    while todo:
-        place = todo.pop()
-        if place.factor == 0.0 or not place.node.requires_grad:
-            continue
-        if place.node.creator_node is None:
-            found.append(_term(place, None, own))
-            continue
-        below = _parts(place)
-        if below is None:
-            found.append(_ending(place, todo, own))
-        else:
-            todo += reversed(below)
-    return tuple(term for term in found if term is not None)
+
+    node: Any
+    factors: Any
+    marks: tuple[Scaling, ...]
+
+    def at(self, node: Any, factors: Any) -> _Place:
+        return _Place(node, np.broadcast_to(factors, node.shape), self.marks)
+
+    def marked(self, site: Site, numbers: Any, *mean: bool) -> _Place:
+        values = tuple(nan if number != number else float(number) for number in np.ravel(numbers))
+        mark = Scaling(values, bool(mean), any(mean), site)
+        return self._replace(marks=(*self.marks, mark))
 
 
-def _parts(place: _Place) -> list[_Place] | None:
-    """The scalars that a scalar is made of; None where it is the end of a term."""
-    func = place.node.creator_node
-    kind, inputs = type(func), func.inputs
-    if kind is basic_math.MultiAdd:
-        return [place.times(x, None) for x in inputs]
-    if kind in _SIGNS:
-        signs = _SIGNS[kind]
-        return [
-            place._replace(node=x, factor=place.factor * s)
-            for x, s in zip(inputs, signs, strict=True)
-        ]
-    if kind in (basic_math.Mul, basic_math.Div, basic_math.MulConstant):
-        scaled = _scaled(func)
-        return None if scaled is None else [place.times(*scaled)]
-    if kind in PLAIN:
-        return [place.times(inputs[0], None)]
-    return None
+class _TermEnd(NamedTuple):
+    place: _Place
+    counted: float | None = None
+    are_labels: bool = False
+    is_opaque: bool = False
 
 
-def _scaled(func: Any) -> tuple[Any, float | None] | None:
-    """What a function multiplies by a number, and that; None where there is no such number.
+class TapeReader:
+    """Takes losses apart.
 
-    The number is None where it is an array of different numbers.
+    Args:
+        sites: where their functions were called.
+        is_count: whether a mean of stacked scalars goes by the samples, by the kind of its site:
+            then the mean is the end of a term.
+    """
+
+    def __init__(self, sites: Sites, is_count: Callable[[str], bool] = lambda kind: False) -> None:
+        self._sites, self._is_count = sites, is_count
+
+    def terms(self, loss: Any) -> tuple[Term, ...]:
+        """Take a loss apart, a variable's node or a variable; its terms in the program's order.
+
+        Cost: the functions from the loss to its sums. A count of labels on a GPU waits for it.
+        """
+        node = getattr(loss, "node", loss)
+        todo, ends = [_Place(node, np.ones(node.shape), ())], []
+        while todo:
+            place = todo.pop()
+            if not place.node.requires_grad:
+                continue
+            below = None if place.node.creator_node is None else self._below(place)
+            if below is None:
+                ends.append(self._end(place))
+            else:
+                todo += reversed(below)
+        return tuple(map(self._term, ends))
+
+    def _term(self, end: _TermEnd) -> Term:
+        place, site = end.place, self._sites.of(end.place.node.creator_node)
+        factor = float(np.ravel(place.factors)[0])
+        return Term(place.node, factor, place.marks, *end[1:], site, self._lag(place.node))
+
+    def _lag(self, node: Any) -> int | None:
+        """How far ahead in its loop what a term was made of was made.
+
+        A term of the third time step is made of what the third call of a layer gave: 0 all the way
+        down, or -1 where the step before comes in. In a loop that goes backwards, or leaves steps
+        out, it is something else, which depends on the samples.
+        """
+        passed = self._sites.of(node.creator_node).passed
+        for _ in range(MOST_BELOW):
+            func = node.creator_node
+            if func is None:
+                break
+            if (mine := self._sites.of(func).passed) != passed:
+                return mine - passed
+            node = next((x for x in func.inputs if x.creator_node is not None), func.inputs[0])
+        return None
+
+    # -- down to the terms ----------------------------------------------------------------------
+
+    def _below(self, place: _Place) -> list[_Place] | None:
+        """The nodes that a node is a sum of; None where it is the end of a term."""
+        func, factors = place.node.creator_node, place.factors
+        kind, inputs = type(func), func.inputs
+        if self._sites.of(func).divisor is not None:
+            return None
+        if kind is basic_math.MultiAdd and all(x.shape == place.node.shape for x in inputs):
+            return [place.at(x, factors) for x in inputs]
+        if kind in _SIGNS and all(x.shape == place.node.shape for x in inputs):
+            return [place.at(x, s * factors) for x, s in zip(inputs, _SIGNS[kind], strict=True)]
+        if kind in _NUMBERS:
+            scaled = _scaled(func)
+            if scaled is None or scaled[0].shape != place.node.shape:
+                return None
+            variable, numbers = scaled
+            below = place.at(variable, factors * numbers)
+            site = self._sites.of(func)
+            return [below if site.is_chainers else below.marked(site, numbers)]
+        if kind in _SHAPES:
+            return [place.at(inputs[0], factors.reshape(inputs[0].shape))]
+        if kind is broadcast.BroadcastTo and prod(inputs[0].shape) == 1:
+            return [place.at(inputs[0], factors.sum())]
+        if kind in _JOINS:
+            return self._joined(place, func)
+        if kind in _SUMS and prod(place.node.shape) == 1 and _is_join(inputs[0]):
+            factor = float(np.ravel(factors)[0])
+            if kind is not average.Mean:
+                return [place.at(inputs[0], factor)]
+            if self._is_count(self._sites.of(func).kind):
+                return None
+            share = 1 / prod(inputs[0].shape)
+            return [place.at(inputs[0], factor * share).marked(self._sites.of(func), share, True)]
+        return None
+
+    def _joined(self, place: _Place, func: Any) -> list[_Place] | None:
+        if prod(place.node.shape) > 1 and any(prod(x.shape) != 1 for x in func.inputs):
+            return None
+        factors = np.ravel(place.factors)
+        return [place.at(x, f) for x, f in zip(func.inputs, factors, strict=True)]
+
+    # -- from the end of a term -----------------------------------------------------------------
+
+    def _end(self, place: _Place) -> _TermEnd:
+        node = place.node.creator_node
+        if node is None:
+            return _TermEnd(place)
+        if (count := self._sites.of(node).divisor) is not None:
+            return _TermEnd(place, count)
+        func = owner_of(node)
+        if type(func) in COUNTS:
+            are_labels = COUNTS[type(func)] is valid_labels and func.normalize
+            are_labels = are_labels and not getattr(func, "soft_target", False)
+            return _TermEnd(place, COUNTS[type(func)](func, node), are_labels)
+        if type(node) not in _SUMS:
+            return _TermEnd(place, is_opaque=True)
+        return self._through_arrays(place)
+
+    def _through_arrays(self, place: _Place) -> _TermEnd:
+        """Follow a sum down, as long as what is below is linear, for what it was divided by."""
+        node, count = place.node, None
+        found = place
+        while (func := node.creator_node) is not None:
+            kind, owner, site = type(func), owner_of(func), self._sites.of(func)
+            if kind is average.Mean:
+                shape = func.inputs[0].shape
+                of = prod(shape if func.axis is None else (shape[axis] for axis in func.axis))
+                of_first = func.axis is None or 0 in func.axis
+                found = found.marked(site, 1 / of if of else inf, of_first)
+                node = func.inputs[0]
+            elif kind in _SUMS or kind in PLAIN:
+                node = func.inputs[0]
+            elif type(owner) in COUNTS:  # None where it has not reduced: no divisor
+                count = COUNTS[type(owner)](owner, func) if count is None else count
+                break
+            elif kind in _NUMBERS:
+                if site.divisor is not None:
+                    count = site.divisor
+                if (scaled := _scaled(func, of_arrays=True)) is None:
+                    break
+                node, numbers = scaled
+                if numbers is not None and site.divisor is None and not site.is_chainers:
+                    found = found.marked(site, numbers)
+            else:
+                break
+        return _TermEnd(found, count)
+
+
+def _scaled(func: Any, *, of_arrays: bool = False) -> tuple[Any, Any] | None:
+    """What a function multiplies, and with what numbers; None where both are variables.
+
+    Of arrays the numbers are None where they differ.
     """
     if type(func) is basic_math.MulConstant:
         return func.inputs[0], float(func.value)
@@ -231,101 +301,37 @@ def _scaled(func: Any) -> tuple[Any, float | None] | None:
     if (a.requires_grad and b.requires_grad) or (is_division and b.requires_grad):
         return None
     variable, other = (a, b) if a.requires_grad else (b, a)
-    number = _one_number(other.data)
-    if number is None or not is_division:
-        return variable, number
-    return variable, 1.0 / number if number else 0.0
+    array = other.data
+    if array is None or not array.size:
+        return (variable, None) if of_arrays else None
+    if of_arrays:
+        if array.ndim and any(array.strides):
+            return variable, None
+        array = array[(0,) * array.ndim]
+    numbers = np.asarray([float(number) for number in array.ravel()]).reshape(array.shape)
+    if not is_division:
+        return variable, numbers
+    with np.errstate(divide="ignore"):
+        return variable, 1.0 / numbers
 
 
-def _one_number(array: Any) -> float | None:
-    """The number that all of an array is by its layout; one number of one sample is none."""
-    if array is None or not array.size or any(array.strides):
-        return None
-    return float(array[(0,) * array.ndim])
-
-
-def _ending(place: _Place, todo: list[_Place], own: frozenset[int]) -> Term | None:
-    """The term that ends in a scalar; None where it is a sum of scalars, which are still to do."""
-    node = place.node.creator_node
-    func = owner_of(node)
-    if type(func) in COUNTS:
-        term = _term(place, COUNTS[type(func)](func, node), own)
-        are_labels = COUNTS[type(func)] is _valid_labels and func.normalize
-        return term._replace(are_labels=are_labels and not getattr(func, "soft_target", False))
-    if type(node) not in _SUMS:
-        raise AccumulationError(
-            f"'{node.label}' stands between the loss and its sum or mean, and umem does not know "
-            f"by what it divides: {ASK}"
-        )
-    joined = node.inputs[0].creator_node
-    if type(joined) in _JOINS and all(prod(x.shape) == 1 for x in joined.inputs):
-        number = 1 / len(joined.inputs) if type(node) is average.Mean else None
-        todo += [place.times(x, number) for x in reversed(joined.inputs)]
-        return None
-    return _through_arrays(place, own)
-
-
-def _through_arrays(place: _Place, own: frozenset[int]) -> Term:
-    """Follow a sum down, as long as what is below is linear, for the counts it was divided by."""
-    node, count, numbers = place.node, None, place.numbers
+def _is_join(node: Any) -> bool:
+    """Tell whether an array is scalars put together, and perhaps scaled."""
     while (func := node.creator_node) is not None:
-        kind, owner = type(func), owner_of(func)
-        number = None
-        if kind is average.Mean:
-            mine = prod(func.inputs[0].shape) / max(prod(node.shape), 1)
-            if count is None and node.shape:
-                number = 1.0 / mine if mine else None  # of the mean of each sample, perhaps
-            else:
-                count = (count or 1.0) * mine
+        if type(func) in _JOINS:
+            return all(prod(x.shape) == 1 for x in func.inputs)
+        if type(func) in _NUMBERS:
+            scaled = _scaled(func, of_arrays=True)
+            if scaled is None or scaled[0].shape != node.shape:
+                return False
+            node = scaled[0]
+        elif type(func) in (*_SHAPES, *_SIGNS) and len(func.inputs) == 1:
             node = func.inputs[0]
-        elif kind is summing.Sum and count and node.shape and func.axis and 0 in func.axis:
-            number, count = 1.0 / count, None  # a mean of what samples were added up to, perhaps
-            node = func.inputs[0]
-        elif kind in _SUMS or kind in PLAIN:
-            node = func.inputs[0]
-        elif type(owner) in COUNTS:
-            inner = COUNTS[type(owner)](owner, func)  # None where it has not reduced: no divisor
-            count = inner if count is None else count * (inner or 1.0)
-            break
-        elif kind in (basic_math.Mul, basic_math.Div, basic_math.MulConstant):
-            scaled = _scaled(func)
-            if scaled is None:
-                break
-            node, number = scaled
         else:
-            break
-        if number is not None:
-            numbers = (*numbers, number)
-    return _term(place._replace(numbers=numbers), count, own)
+            return False
+    return False
 
 
-def _term(place: _Place, count: float | None, own: frozenset[int]) -> Term:
-    beside = [x.shape for x in leaves(place.node) if id(x.get_variable_or_none()) not in own]
-    return Term(place.node, place.factor, place.numbers, count, not beside, tuple(beside))
-
-
-def leaves(node: Any) -> Iterator[Any]:
-    """The nodes that a node was made of, and that no function made."""
-    if node.creator_node is None:
-        yield node
-    for func in _functions(node):
-        yield from (x for x in func.inputs if x.creator_node is None)
-
-
-def takes_rows(node: Any) -> bool:
-    """Tell whether rows were taken by an array of places to make a node, which may be a batch's."""
-    return any(
-        any(is_array(place) or isinstance(place, list) for place in func.slices)
-        for func in _functions(node)
-        if type(func) is get_item.GetItem
-    )
-
-
-def _functions(node: Any) -> Iterator[Any]:
-    todo, seen = [node], set()
-    while todo:
-        func = todo.pop().creator_node
-        if func is not None and func not in seen:
-            seen.add(func)
-            yield func
-            todo += func.inputs
+def _label(node: Any) -> str:
+    func = node.creator_node
+    return "a parameter" if func is None else str(func.label)

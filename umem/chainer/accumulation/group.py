@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from umem.chainer.accumulation.divisors import ASK, leaves, takes_rows, terms_of
-from umem.chainer.accumulation.numbers_in_loss import CountLearned
-from umem.chainer.accumulation.proof import prove
+from umem.chainer.accumulation.divisors import TapeReader
+from umem.chainer.accumulation.kept_gradients import KeptGradients
+from umem.chainer.accumulation.origins import is_of_parameters, is_put_together, leaves
+from umem.chainer.accumulation.proof import Proof
+from umem.chainer.accumulation.roles import WEIGHT
+from umem.chainer.accumulation.seeded_backward import multiply
 from umem.chainer.accumulation.shares import Count, Shares
-from umem.chainer.accumulation.splitting import Arguments, ArgumentsBatch, Batch
+from umem.chainer.accumulation.sites import Sites
+from umem.chainer.accumulation.splitting import Arguments, ArgumentsBatch, Batch, joined
 from umem.chainer.accumulation.step_state import StepState
-from umem.chainer.accumulation.whole_gradient import Weight, WholeGradient, multiply, weighed
-from umem.chainer.parameters_once import parameters
-from umem.errors import AccumulationError, SizeError
+from umem.chainer.accumulation.structure import PartFacts
+from umem.chainer.accumulation.weights import Weight, weighed
+from umem.chainer.accumulation.whole_gradient import WholeGradient
+from umem.errors import AccumulationError, AccumulationWarning, SizeError, warn_at_program
 
 
 class Group:
@@ -21,71 +26,80 @@ class Group:
     Between them the gradients lie here, so that ``cleargrads`` does not reach them.
     """
 
-    def __init__(self, model: Any, weight: Weight, steps: int, *, to_prove: bool) -> None:
-        self._model, self._steps, self._to_prove = model, steps, to_prove
-        self._gradient = WholeGradient(model, weight)
+    def __init__(self, optimizer: Any, weight: Weight, steps: int, *, to_prove: bool) -> None:
+        self._model, self._steps = optimizer.target, steps
+        self._gradient = WholeGradient(self._model, weight)
+        self._proof = Proof(self._gradient, self._model, is_on=to_prove)
+        self._to_warn = to_prove
+        self.sites = Sites()
+        self.kept = KeptGradients(optimizer)
         self.drop()
 
     def drop(self) -> None:
         """Forget them."""
         self.count = 0
-        self._kept: list[tuple[Any, Any]] = []
+        self.kept.drop()
         self._shares = Shares()
         self._read: list[Count | str] = []
+        self._first: tuple[Arguments, PartFacts] | None = None
 
     def serialize(self, serializer: Any) -> None:
         """Save or load a group that is not complete, its gradients too."""
-        gradients = {id(parameter): gradient for parameter, gradient in self._kept}
         self.count = serializer("count", self.count)
-        self._to_prove = serializer("to_prove", self._to_prove)
         self._shares.serialize(serializer["shares"])
         self._gradient.serialize_learned(serializer["gradient"])
-        self._kept = []
-        for name, parameter in self._model.namedparams(False):
-            found = serializer["kept"](name, gradients.get(id(parameter)))
-            if found is not None:
-                self._kept.append((parameter, parameter.device.send(found)))
+        self.kept.serialize(serializer)
 
     def take(self, lossfun: Any, given: Arguments, loss_scale: Any) -> None:
         """Add the gradient of one call's samples."""
         batch = _batch(given)
         state = StepState(self._model)
+        is_ready = all(p.array is not None for p in self._model.params())
+        self._gradient.made.clear()
+        before = None if self._first is None else joined(given, self._first[0])
+        around = before if batch.size == 1 else None
         try:
-            self._prove(lossfun, batch)
             with self._gradient.listening():
-                self._gradient.add(
+                added = self._gradient.add(
                     lossfun, batch, slice(0, batch.size), self._shares, self._steps, loss_scale,
-                    self._give_back,
+                    self._first and self._first[1], self.kept.give_back, around,
                 )  # fmt: skip
-        except BaseException as error:
+            self.kept.take()
+            state_then = state if is_ready else StepState(self._model)
+            self._compare(lossfun, batch, before, added.facts, state_then)
+        except BaseException:
             self.drop()
             self._model.cleargrads()
             state.put_back()
-            if isinstance(error, CountLearned):
-                raise AccumulationError(
-                    "the loss is multiplied by a number that was thought to be the same for each "
-                    f"part, and is not: {ASK}"
-                ) from None
+            self._gradient.unmake()
             raise
-        self._keep()
+        self._first = self._first or (given, added.facts)
+        self._called()
 
-    def _prove(self, lossfun: Any, batch: Batch) -> None:
-        is_ready = all(p.array is not None for p in self._model.params())
-        if self._to_prove and is_ready and batch.size > 1:
-            self._to_prove = not prove(self._gradient, self._model, lossfun, batch, batch.size)
+    def _compare(
+        self, lossfun: Any, batch: Batch, before: Batch | None, facts: PartFacts, state: StepState
+    ) -> None:
+        """Compare samples of this call, or of this and the first of the group, with all at once."""
+        if self._first is None:
+            if batch.size > 1:
+                whole = [range(batch.size)]
+                self._proof.see(lossfun, batch, whole, [facts], batch.size, state)
+        elif before is not None:
+            parts = [range(batch.size), range(batch.size, before.size)]
+            most = max(batch.size, before.size - batch.size)
+            self._proof.see(lossfun, before, parts, [facts, self._first[1]], most, state)
+        elif batch.size == 1 and self._to_warn:
+            self._to_warn = False
+            warn_at_program(
+                "update is given one sample a call, and samples of two calls cannot be put "
+                "together: parts were not compared with a whole. Give two samples a call, or use "
+                "micro_batch=",
+                AccumulationWarning,
+            )
 
-    def _give_back(self) -> None:
-        """Put the gradients so far where Chainer adds to them."""
-        self._model.cleargrads()
-        for parameter, gradient in self._kept:
-            parameter.grad = gradient
-        self._kept = []
-
-    def _keep(self) -> None:
+    def _called(self) -> None:
         self.count += 1
-        self._read = []
-        self._kept = [(p, p.grad) for p in parameters(self._model) if p.grad is not None]
-        self._model.cleargrads()
+        self._read, self.sites = [], Sites(self.sites)
 
     def leave_gradient(self) -> None:
         """Leave the gradient of all of their samples on the parameters; the next group begins.
@@ -93,27 +107,27 @@ class Group:
         Raises:
             AccumulationError: the loss divides by several counts that go apart.
         """
-        factor, gradients = self._shares.factor(), self._kept
-        self.drop()
+        factor = self._shares.factor()
         if factor is None:
+            self.drop()
             raise AccumulationError(
                 "the loss divides its terms by counts that go apart from part to part, so their "
-                f"totals are needed before the first: use micro_batch=, or {ASK}"
+                "totals are needed before the first: use micro_batch= instead of steps="
             )
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        self.kept.give_back()
+        self.drop()
         multiply(self._model, factor)
 
     # -- by hand -----------------------------------------------------------------------------------
 
     def read(self, outputs: Any) -> None:
         """Read by what a loss was divided, before the program goes backward from it."""
-        own = {id(parameter) for parameter in self._model.params()}
+        own = frozenset(id(parameter) for parameter in self._model.params())
         for node, _ in outputs:
             if all(id(leaf.get_variable_or_none()) not in own for leaf in leaves(node)):
                 continue
             try:
-                self._read.append(_one_count(node, self._model))
+                self._read.append(_one_count(node, own, self.sites))
             except AccumulationError as error:
                 self._read.append(str(error))
 
@@ -134,53 +148,62 @@ class Group:
             self.drop()
             self._model.cleargrads()
             raise
-        kept = {id(parameter): gradient for parameter, gradient in self._kept}
-        for parameter in parameters(self._model):
-            gradient = None if parameter.array is None else parameter.grad
-            before = kept.get(id(parameter))
-            if gradient is not None:
-                gradient = gradient * share
-                if before is not None:
-                    gradient += before
-                parameter.grad = gradient
-            elif before is not None:
-                parameter.grad = before
-        self._keep()
+        self.kept.add(share)
+        self._called()
 
     def _count(self, weight: Any) -> Count:
         if weight is not None:
-            return Count(weighed(weight, Arguments((), {})))
+            return Count("", weighed(weight, Arguments((), {})))
         found = set(self._read)
         if len(found) != 1:
             told = "nothing went backward from a loss" if not found else "several losses differ"
-            raise AccumulationError(f"{told}: {ASK.replace('x, t: len(x)', ': count')}")
+            raise AccumulationError(f"{told}: pass weight=, which is called without arguments")
         (count,) = found
         if isinstance(count, str):
             raise AccumulationError(count)
         return count
 
 
-def _one_count(node: Any, model: Any) -> Count:
-    """By what a loss was divided as a whole."""
-    terms = terms_of(node, model)
-    if any(term.perhaps_counts for term in terms):
-        raise AccumulationError(
-            "the loss is multiplied by a number, and umem cannot tell whether that is one over a "
-            f"count of this part: give the loss function to optimizer.update, or {ASK}"
-        )
-    found = {term.divisor for term in terms if not term.is_constant}
-    are_constant = any(term.is_constant for term in terms)
-    if any(term.is_constant and takes_rows(term.node) for term in terms):
-        raise AccumulationError(
-            "the loss has a term of rows of a parameter, and umem cannot tell whether they go by "
-            f"the samples of this part: give the loss function to optimizer.update, or {ASK}"
-        )
+def _one_count(node: Any, own: frozenset[int], sites: Sites) -> Count:
+    """By what a loss was divided as a whole.
+
+    Raises:
+        AccumulationError: it cannot be known, or there are several; says where.
+    """
+    give = f"give the loss function to optimizer.update, or {WEIGHT}"
+    found: set[float | None] = set()
+    are_constant = False
+    for term in TapeReader(sites).terms(node):
+        value = term.counted
+        if term.is_opaque:
+            raise AccumulationError(
+                f"{term} stands between the loss and its sum or mean, and umem does not know by "
+                f"what it divides: {WEIGHT}"
+            )
+        for mark in term.marks:
+            is_whole = mark.site == term.site and len(term.marks) == 1
+            if not mark.is_mean or not (is_whole or not is_put_together(term.node)):
+                raise AccumulationError(
+                    f"the loss is {mark}, and umem cannot tell whether that is one over a count "
+                    f"of this part: {give}"
+                )
+            if mark.of_first:
+                value = (1.0 if value is None else value) / mark.values[0]
+        if is_of_parameters(term.node, own):
+            are_constant = True
+        elif all(id(leaf.get_variable_or_none()) in own for leaf in leaves(term.node)):
+            raise AccumulationError(
+                f"{term} is of rows of a parameter, and umem cannot tell whether they go by the "
+                f"samples of this part: {give}"
+            )
+        else:
+            found.add(value)
+    if are_constant and not found:
+        return Count("", None, is_constant=True)
     if len(found) != 1 or (are_constant and None in found):
-        raise AccumulationError(
-            "the loss has terms that were divided by different counts: give the loss function to "
-            f"optimizer.update, or {ASK}"
-        )
-    return Count(found.pop())
+        raise AccumulationError(f"the loss has terms that were divided by different counts: {give}")
+    value = found.pop()
+    return Count("" if value is None else "by hand", value)
 
 
 class _Uncut:

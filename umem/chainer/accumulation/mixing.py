@@ -26,6 +26,10 @@ MIXING = (
 """Functions whose result for one sample depends on the others."""
 
 
+class OneSampleNormalised(AccumulationError):
+    """A sample by itself is normalised, which may be instance normalisation."""
+
+
 class Mixing:
     """Refuses functions whose result for one sample depends on the others, for one model.
 
@@ -48,7 +52,8 @@ class Mixing:
         mine = {id(x) for x in inputs}
         names = (name for name, p in self._model.namedparams() if id(p) in mine)
         link = next(names, "").rpartition("/")[0]
-        raise AccumulationError(
+        may_be_instances = inputs[0].shape[0] == 1 and not self.has_instances
+        raise (OneSampleNormalised if may_be_instances else AccumulationError)(
             f"'{func.label}'{f' of {link}' if link else ''} computes with all samples of a batch "
             "at once, so parts cannot give the gradient of the whole. umem.chainer.Recompute saves "
             "memory and gives it exactly, on the whole batch"

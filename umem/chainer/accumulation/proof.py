@@ -6,22 +6,27 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from chainer.functions.noise.dropout import Dropout
 
 from umem.chainer.accumulation.dropout_masks import DropoutMasks
+from umem.chainer.accumulation.mixing_search import what_mixes
 from umem.chainer.accumulation.part_reports import PartReports
 from umem.chainer.accumulation.splitting import Batch, ChosenSamples
 from umem.chainer.accumulation.step_state import StepState, numpy_position
+from umem.chainer.accumulation.structure import Fact, PartFacts, all_facts, see_that_they_add_up
 from umem.chainer.accumulation.whole_gradient import WholeGradient
-from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.chainer.tap import Proceed, Subscriber, is_told, subscribe, unsubscribe
 from umem.errors import AccumulationError, AccumulationWarning, warn_at_program
 
 MOST_APART = 1e-5
 """The difference relative to the norm of the gradient; as many roundings of float16 where that is
 more."""
+SAVED_APART = 2.0**-7
+"""So much where activations are saved in bfloat16: another last bit makes another number of it, and
+`Recompute` leaves those in float32 that it looks after."""
 ROUNDINGS = 64
 RANDOM = ("Zoneout", "RReLU", "Gaussian", "SimplifiedDropconnect", "GumbelSoftmax")
 """Functions that draw, for where the generator cannot be read."""
@@ -29,56 +34,166 @@ LEAST = 4
 """The fewest samples that have two uneven splits."""
 
 
-def prove(gradient: WholeGradient, model: Any, lossfun: Any, batch: Batch, most: int) -> bool:
-    """Compare two uneven splits of some samples with all of those at once; leaves no trace.
+_NOT_COMPARABLE: set[Fact] = set()
+
+
+class Proof:
+    """Compares parts with a whole: at first, and where a loss is made of something new.
 
     Args:
-        most: so many samples fit in memory; four are tried where that is less.
-
-    Returns whether it could be compared: a gradient may be infinite while a loss scale is sought.
-
-    Raises:
-        AccumulationError: they differ; names what mixes samples where it is found.
-
-    Cost: three passes over that many samples, and one more copy of the gradients.
+        is_on: False: nothing is compared.
     """
-    state = StepState(model)
-    for size in sorted({min(batch.size, max(most, LEAST)), min(batch.size, most)}, reverse=True):
-        if size < 2:
-            break
-        which = np.linspace(0, batch.size - 1, size).astype(int).tolist()
+
+    def __init__(self, gradient: WholeGradient, model: Any, *, is_on: bool) -> None:
+        self._gradient, self._model, self._is_on = gradient, model, is_on
+        self._compared: set[Fact] = set()
+        self._has_begun = False
+
+    def serialize(self, serializer: Any) -> None:
+        """Nothing is saved: a run that goes on compares again, and leaves no trace of that."""
+
+    def see(
+        self,
+        lossfun: Any,
+        batch: Batch,
+        parts: Sequence[range],
+        facts: Sequence[PartFacts],
+        most: int,
+        before: StepState,
+    ) -> None:
+        """Compare two uneven splits of some samples with all of those at once, where it is due.
+
+        Leaves no trace. Gradients of the model are held aside meanwhile.
+
+        Args:
+            parts: the samples of each part.
+            facts: what the loss of each is made of.
+            most: so many samples fit in memory; four are tried where that is less.
+            before: the state in which they began.
+
+        Raises:
+            AccumulationError: they differ; names what mixes samples where it is found.
+
+        Cost: three passes over that many samples, and two more copies of the gradients.
+        """
+        if not self._is_on or batch.size < 2:
+            return
+        found = all_facts(facts)
+        new = [fact for fact in found if fact not in self._compared]
+        if self._has_begun and not new:
+            return
+        after, made = StepState(self._model), len(self._gradient.made)
+        # Chainer notes a gradient's loss scale on its parameter, and has no public name for it.
+        gradients = [
+            (p, p.grad, p._loss_scale) for p in self._model.params() if p.array is not None
+        ]
         try:
-            with PartReports().part(), gradient.compared():
-                return _compared(gradient, model, lossfun, ChosenSamples(batch, which), state)
-        except MemoryError:
-            if size <= most:
-                raise
+            if not self._has_begun:
+                self._compare(lossfun, batch, _spread(range(batch.size), batch.size), most, before)
+            for fact in new:
+                if self._has_begun and fact not in self._compared:
+                    self._show(
+                        fact, lossfun, batch, [parts[at] for at in found[fact]], most, before
+                    )
         finally:
-            gradient.masks = None
-            model.cleargrads()
-            state.put_back()
-    warn_at_program(
-        "no two samples fit in memory at once, so parts were not compared with a whole",
-        AccumulationWarning,
-    )
-    return True
+            self._model.cleargrads()
+            for parameter, gradient, scale in gradients:
+                parameter.grad, parameter._loss_scale = gradient, scale
+            after.put_back()
+            self._gradient.unmake(made)
+
+    def _show(
+        self,
+        fact: Fact,
+        lossfun: Any,
+        batch: Batch,
+        parts: Sequence[range],
+        most: int,
+        before: StepState,
+    ) -> None:
+        """Compare samples that show a fact: some of the parts that do, then all of these."""
+        others = [at for at in range(batch.size) if all(at not in part for part in parts)]
+        some = [*parts, others] if len(parts) == 1 and others else parts
+        half = [_spread(one, max(most, LEAST) // len(some)) for one in some]
+        self._compare(lossfun, batch, [at for one in half for at in one], most, before)
+        if fact not in self._compared and self._is_on and len(parts) > 1:
+            sizes = [len(part) for part in parts]
+            self._compare(
+                lossfun, batch, [at for part in parts for at in part], most, before, sizes
+            )
+        self._compared.add(fact)
+
+    def _compare(
+        self,
+        lossfun: Any,
+        batch: Batch,
+        which: Sequence[int],
+        most: int,
+        before: StepState,
+        sizes: Sequence[int] | None = None,
+    ) -> None:
+        """Compare splits of some samples, or of fewer of them where they do not fit."""
+        tried = {min(len(which), max(most, LEAST)), min(len(which), most)}
+        for size in sorted(tried if sizes is None else {len(which)}, reverse=True):
+            if size < 2:
+                break
+            chosen = ChosenSamples(batch, _spread(which, size))
+            try:
+                with PartReports().part(), self._gradient.compared():
+                    splits = _splits(size) if sizes is None else [sizes]
+                    shown = _compared(self._gradient, self._model, lossfun, chosen, before, splits)
+                    self._has_begun |= shown is not None
+                    self._compared |= shown or set()
+                    self._is_on = shown is not _NOT_COMPARABLE
+                    return
+            except MemoryError:
+                if size <= most:
+                    raise
+            finally:
+                self._gradient.masks = None
+                self._model.cleargrads()
+        warn_at_program(
+            "no two samples fit in memory at once, so parts were not compared with a whole"
+            if sizes is None
+            else "two parts do not fit in memory at once, so what differs in them was not compared "
+            "with a whole",
+            AccumulationWarning,
+        )
+        self._is_on = sizes is not None
+
+
+def _spread(which: Sequence[int], size: int) -> list[int]:
+    """So many of some samples, from all over them."""
+    size = min(len(which), max(size, 1))
+    return [which[at] for at in np.linspace(0, len(which) - 1, size).astype(int).tolist()]
 
 
 def _compared(
-    gradient: WholeGradient, model: Any, lossfun: Any, chosen: ChosenSamples, state: StepState
-) -> bool:
+    gradient: WholeGradient,
+    model: Any,
+    lossfun: Any,
+    chosen: ChosenSamples,
+    state: StepState,
+    splits: Sequence[Sequence[int]],
+) -> set[Fact] | None:
+    """Compare splits with the whole; returns what they showed, None where nothing did."""
     masks = DropoutMasks(chosen.size, stay=True)  # CuPy's generator cannot be put back
+    shown: set[Fact] = set()
+    facts: list[PartFacts] = []
 
     def gradients(sizes: Sequence[int], samples: Batch = chosen) -> list[Any]:
         state.put_back()
         gradient.masks = masks
-        gradient.leave(lossfun, samples, sizes, None)
+        facts[:] = gradient.leave(lossfun, samples, sizes, None)
+        shown.update(all_facts(facts))
         found = [p.grad for p in model.params()]
         model.cleargrads()
         return found
 
+    state.put_back()
     with random_functions() as others:
         whole = gradients([chosen.size])
+    (of_whole,) = facts
     norm = _norm(whole)
     if others:
         warn_at_program(
@@ -86,13 +201,14 @@ def _compared(
             "draw others, and the gradient of parts was not compared with the whole's",
             AccumulationWarning,
         )
-        return True
+        return _NOT_COMPARABLE
     if not math.isfinite(norm) or not norm:  # zeros show nothing
-        return False
-    for sizes in _splits(chosen.size):
+        return None
+    for sizes in splits:
         parts = gradients(sizes)
+        see_that_they_add_up(of_whole, facts)
         if _are_half(parts) and not math.isfinite(_norm(parts)):
-            return False
+            return None
         apart = _apart(whole, parts)
         del parts
         if apart <= _allowed(whole) * norm:
@@ -104,7 +220,7 @@ def _compared(
             if apart <= min(3 * another_order, _allowed(whole) * alone):
                 continue
         _refuse(apart / norm if norm else math.inf, sizes, chosen, lossfun, state, gradient)
-    return True
+    return shown
 
 
 def _splits(size: int) -> list[list[int]]:
@@ -142,7 +258,8 @@ def _refuse(
 
 def _allowed(gradients: Sequence[Any]) -> float:
     coarsest = max(np.finfo(g.dtype).eps for g in gradients if g is not None)
-    return max(MOST_APART, ROUNDINGS * float(coarsest) if coarsest > 1e-5 else 0.0)
+    least = SAVED_APART if is_told("SavedIn") else MOST_APART
+    return max(least, ROUNDINGS * float(coarsest) if coarsest > 1e-5 else 0.0)
 
 
 def _are_half(gradients: Sequence[Any]) -> bool:
@@ -211,101 +328,3 @@ def random_functions() -> Iterator[dict[str, None]]:
         draws.outside()
     finally:
         unsubscribe(draws)
-
-
-# -- what mixes samples ---------------------------------------------------------------------------
-
-
-class _Call(NamedTuple):
-    label: str
-    inputs: list[Any]
-    outputs: list[Any]
-    """Nodes, which stay alive so that they are told apart."""
-    arrays: list[Any]
-
-
-class _Calls(Subscriber):
-    """Writes down each call of a function, with its results."""
-
-    place = -2
-
-    def __init__(self) -> None:
-        self.found: list[_Call] = []
-        self._thread = threading.get_ident()
-
-    def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Write one down."""
-        outputs = proceed(func, inputs)
-        if threading.get_ident() == self._thread:
-            nodes = [getattr(x, "node", None) for x in inputs]
-            call = _Call(func.label, nodes, [y.node for y in outputs], [y.array for y in outputs])
-            self.found.append(call)
-        return outputs
-
-
-def what_mixes(
-    lossfun: Any, chosen: ChosenSamples, state: StepState, gradient: WholeGradient
-) -> str:
-    """Name the function by which one sample reaches another; empty where none was seen.
-
-    Cost: two times forward over the samples.
-    """
-    others = ChosenSamples(chosen, [chosen.size - 1, *range(1, chosen.size)])
-    gradient.masks = DropoutMasks(chosen.size, stay=True)
-    once, again = (_calls(lossfun, batch, state, gradient) for batch in (chosen, others))
-    kinds: dict[int, str] = {}
-    origins: dict[int, str] = {}
-    for at, (a, b) in enumerate(zip(once, again, strict=False)):
-        if a.label != b.label:
-            break
-        reached = [kinds.get(id(node), "same") for node in b.inputs]
-        origin = next((origins[id(n)] for n in b.inputs if id(n) in origins), None)
-        for node, x, y in zip(b.outputs, a.arrays, b.arrays, strict=True):
-            kind = _kind(x, y, chosen.size)
-            if kind == "mixed" and "mixed" not in reached:
-                mine = f"'{b.label}' (call {at + 1} of {len(again)}, result {y.shape})"
-                return origin or mine
-            kinds[id(node)] = kind
-            if kind == "reduced":
-                origins[id(node)] = origin or (
-                    f"'{b.label}' (call {at + 1} of {len(again)}, result {y.shape})"
-                )
-    return ""
-
-
-def _calls(
-    lossfun: Any, batch: ChosenSamples, state: StepState, gradient: WholeGradient
-) -> list[_Call]:
-    calls = _Calls()
-    state.put_back()
-    part = slice(0, batch.size)
-    if gradient.masks is not None:
-        gradient.masks.begin(part)
-    given = batch.take(part)
-    with gradient.listening(), PartReports().part():
-        subscribe(calls)
-        try:
-            lossfun(*given.args, **given.kwargs)
-        finally:
-            unsubscribe(calls)
-    return calls.found
-
-
-def _kind(x: Any, y: Any, size: int) -> str:
-    """How a result changes with the first of ``size`` samples.
-
-    ``same``: not; ``own``: where that sample is; ``mixed``: where others are; ``reduced``: it has
-    no place for each sample.
-    """
-    if x.shape != y.shape:
-        return "reduced"
-    differs = x != y
-    if not bool(differs.any()):
-        return "same"
-    axes = [axis for axis, n in enumerate(x.shape) if n >= size and n % size == 0]
-    for axis in axes:
-        rest = [slice(None)] * x.ndim
-        rest[axis] = slice(x.shape[axis] // size, None)
-        if not bool(differs[tuple(rest)].any()):
-            return "own"
-    return "mixed" if axes else "reduced"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from umem.chainer.accumulation.divisors import ASK, Term
 from umem.errors import AccumulationError
 
 APART = 1e-9
@@ -16,28 +15,19 @@ class Count(NamedTuple):
     """How much of what a term is divided by was counted in a part.
 
     Attributes:
+        total: names what the whole is divided by, alike in every part.
         value: None for a sum.
-        is_constant: it depends on no batch.
         divided: by what the part was divided, where that is not ``value``: programs divide by 1
             where they have counted nothing.
+        is_constant: it depends on no batch.
+        is_free: it is a sum, or unknown, which ``weight=`` may speak of.
     """
 
+    total: str
     value: float | None
-    is_constant: bool = False
     divided: float | None = None
-
-
-def counts(terms: Sequence[Term], are_counts: Sequence[bool]) -> list[Count]:
-    """What each term was divided by, where it is known which of all their numbers are counts."""
-    told = iter(are_counts)
-    found = []
-    for term in terms:
-        value = term.divisor
-        for number in term.perhaps_counts:
-            if next(told):
-                value = (1.0 if value is None else value) / abs(number)
-        found.append(Count(value, term.is_constant))
-    return found
+    is_constant: bool = False
+    is_free: bool = False
 
 
 class Shares:
@@ -47,17 +37,15 @@ class Shares:
     part times ``scale``; `factor` is what the gradient is to be multiplied by in the end.
 
     Attributes:
-        totals: by what the whole is divided, as far as parts were seen, of each term.
-        numbers: those in the loss of the last part.
-        has_trusted: a count of 1 was taken for one.
+        totals: by what the whole is divided, as far as parts were seen, by name.
     """
 
-    def __init__(self, totals: Sequence[float] | None = None) -> None:
-        self._guesses: list[float] = list(totals or ())
-        self._kinds: list[tuple[bool, bool]] | None = None
-        self.totals: list[float] = []
-        self.numbers: list[float] = []
-        self.has_trusted = False
+    def __init__(self, totals: dict[str, float] | None = None) -> None:
+        self._are_known = totals is not None
+        self._guesses = dict(totals or {})
+        self.totals: dict[str, float] = {}
+        self._lead = ""
+        self._has_begun = self._has_sums = self._has_constants = False
 
     def of(self, found: Sequence[Count], scale: float) -> list[float]:
         """The share of a part, of each term.
@@ -67,56 +55,66 @@ class Shares:
             scale: how many such parts the whole is thought to be.
 
         Raises:
-            AccumulationError: the terms are not those of the parts before.
+            AccumulationError: a term was not there when terms were counted.
         """
-        kinds = [(count.value is None, count.is_constant) for count in found]
-        is_first = self._kinds is None
+        is_first, self._has_begun = not self._has_begun, True
+        counted = {c.total: c.value for c in found if c.value is not None and not c.is_constant}
+        divided = {count.total: count.divided for count in found}
+        for name, value in counted.items():
+            self.totals[name] = self.totals.get(name, 0.0) + value
+            if name not in self._guesses:
+                if self._are_known:
+                    raise AccumulationError("the loss has other terms each time it is asked")
+                self._guesses[name] = value * scale or divided.get(name) or scale
         if is_first:
-            self._kinds, self.totals = kinds, [0.0] * len(found)
-            self._guesses = self._guesses or [(c.value or 1.0) * scale for c in found]
-        elif self._kinds != kinds:
-            raise AccumulationError(
-                f"the loss has {len(kinds)} terms of which umem read other divisors than in the "
-                f"part before, with {len(self._kinds or ())}: {ASK}"
-            )
-        lead = self._lead()
-        counted = [1.0 if count.value is None else count.value for count in found]
-        self.totals = [total + value for total, value in zip(self.totals, counted, strict=True)]
+            told = self._guesses if self._are_known else counted
+            self._lead = next((name for name in told if told[name]), "")
         shares = []
-        for at, count in enumerate(found):
+        for count in found:
             if count.is_constant:
-                shares.append(
-                    float(is_first) if lead is None else counted[lead] / self._guesses[lead]
-                )
+                self._has_constants = True
+                shares.append(self._of_lead(counted, is_first))
             elif count.value is None:
+                self._has_sums = True
                 shares.append(1.0)
             else:
-                divided = count.value if count.divided is None else count.divided
-                shares.append(divided / self._guesses[at])
+                part = count.value if count.divided is None else count.divided
+                guess = self._guesses[count.total]
+                shares.append(part / guess if guess else 1.0)
         return shares
 
-    def serialize(self, serializer: Any) -> None:
-        """Save or load what came in so far, by a serializer that takes lists."""
-        self._guesses = serializer("guesses", self._guesses)
-        self._kinds = serializer("kinds", self._kinds)
-        self.totals = serializer("totals", self.totals)
-        self.numbers = serializer("numbers", self.numbers)
-        self.has_trusted = serializer("has_trusted", self.has_trusted)
-
-    def _lead(self) -> int | None:
-        """The first mean over the batch: what depends on no batch is shared out as that is."""
-        kinds = enumerate(self._kinds or ())
-        return next((at for at, kind in kinds if kind == (False, False)), None)
+    def _of_lead(self, counted: dict[str, float], is_first: bool) -> float:
+        """The share of what depends on no batch: that of the first mean, or the first part."""
+        if not self._lead:
+            return float(is_first)
+        return counted.get(self._lead, 0.0) / self._guesses[self._lead]
 
     def factor(self) -> float | None:
         """What the sum of the parts is to be multiplied by; None: there is no one such number."""
-        factors = set()
-        for at, (is_sum, is_constant) in enumerate(self._kinds or ()):
-            if not is_constant:
-                factors.add(1.0 if is_sum else self._guesses[at] / (self.totals[at] or 1.0))
+        if self._are_known:
+            return 1.0
+        factors = {self._guesses[name] / total for name, total in self.totals.items() if total}
+        if not self.totals.get("weight", 1.0):  # the whole divides by what each part divided by
+            factors.add(1.0)
+        if self._has_sums or (self._has_constants and not self._lead):
+            factors.add(1.0)
         if not factors:
             return 1.0
         if max(factors) - min(factors) > APART * max(factors):
             return None
         factor = max(factors)
         return 1.0 if abs(factor - 1.0) <= APART else factor
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load what came in so far, by a serializer that takes lists."""
+        self._guesses = _dictionary(serializer, "guesses", self._guesses)
+        self.totals = _dictionary(serializer, "totals", self.totals)
+        self._lead = serializer("lead", self._lead)
+        self._has_begun = serializer("has_begun", self._has_begun)
+        self._has_sums = serializer("has_sums", self._has_sums)
+        self._has_constants = serializer("has_constants", self._has_constants)
+
+
+def _dictionary(serializer: Any, name: str, values: dict[str, float]) -> dict[str, float]:
+    names = serializer(f"{name} of", [*values])
+    return dict(zip(names, serializer(name, [*values.values()]), strict=True))

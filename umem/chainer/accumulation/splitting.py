@@ -150,6 +150,32 @@ class ChosenSamples:
         return self._batch.take(chosen)
 
 
+def joined(one: Arguments, other: Arguments) -> Batch | None:
+    """The samples of two calls as one batch; None where they cannot be put together."""
+    if len(one.args) != len(other.args) or one.kwargs.keys() != other.kwargs.keys():
+        return None
+    try:
+        args = tuple(_together(a, b) for a, b in zip(one.args, other.args, strict=True))
+        kwargs = {name: _together(value, other.kwargs[name]) for name, value in one.kwargs.items()}
+        return ArgumentsBatch(args, kwargs)
+    except (SizeError, ValueError, TypeError):  # of other shapes, or nothing to cut
+        return None
+
+
+def _together(a: Any, b: Any) -> Any:
+    if _is_array_like(a) and a.ndim:
+        arrays = [getattr(x, "array", x) for x in (a, b)]
+        made = chainer.backend.get_array_module(*arrays).concatenate(arrays)
+        is_variable = isinstance(a, chainer.Variable)
+        return chainer.Variable(made, requires_grad=a.requires_grad) if is_variable else made
+    if isinstance(a, (list, tuple)):
+        sizes = {len(x) for x in a if _is_array_like(x) and x.ndim}
+        if len(a) == len(b) and len(sizes) == 1 and len(a) not in sizes:  # arrays of the batch
+            return type(a)(_together(x, y) for x, y in zip(a, b, strict=True))
+        return type(a)([*a, *b])
+    return a
+
+
 def whole_number(value: Any, name: str) -> int:
     """A count that was given, as an int.
 

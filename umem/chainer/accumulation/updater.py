@@ -10,7 +10,7 @@ from chainer.training import updaters
 
 from umem.chainer.accumulation.batch_parts import MicroBatches
 from umem.chainer.accumulation.splitting import SamplesBatch
-from umem.chainer.accumulation.whole_gradient import Weight
+from umem.chainer.accumulation.weights import Weight
 
 
 class AccumulatingUpdater(updaters.StandardUpdater):
@@ -61,7 +61,7 @@ class AccumulatingUpdater(updaters.StandardUpdater):
         return self._micro.size
 
     def serialize_parts(self, serializer: Any) -> None:
-        """Save or load what StandardUpdater has not: the size, and what was learned of the loss."""
+        """Save or load what StandardUpdater has not: the size, and what sums are rounded by."""
         self._micro.serialize(serializer)
 
     def update_core(self) -> None:

@@ -6,26 +6,25 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
-from chainer import _backprop
 from chainer.functions.noise.dropout import Dropout
 
-from umem.chainer.accumulation.divisors import ASK, Term, terms_of
+from umem.chainer.accumulation.divisors import TapeReader
 from umem.chainer.accumulation.dropout_masks import DropoutMasks
-from umem.chainer.accumulation.mixing import Mixing
-from umem.chainer.accumulation.numbers_in_loss import CountLearned, DivisorReader, DivisorsRead
+from umem.chainer.accumulation.mixing import Mixing, OneSampleNormalised
 from umem.chainer.accumulation.part_reports import PartReports
-from umem.chainer.accumulation.shares import Count, Shares
+from umem.chainer.accumulation.roles import LossReading, Roles, reading_of
+from umem.chainer.accumulation.seeded_backward import go_backward, multiply
+from umem.chainer.accumulation.shares import Shares
+from umem.chainer.accumulation.sites import Sites
 from umem.chainer.accumulation.splitting import Arguments, Batch, slices
 from umem.chainer.accumulation.step_state import StepState
-from umem.chainer.parameters_once import parameters
+from umem.chainer.accumulation.structure import PartFacts
+from umem.chainer.accumulation.weights import Weight, checked_weight, weighed
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import AccumulationError, UnsupportedError
-
-Weight = Callable[..., Any] | float | None
 
 
 class WholeGradient(Subscriber):
@@ -34,76 +33,98 @@ class WholeGradient(Subscriber):
     Attributes:
         weight: what the user says of the loss's divisor; see `umem.chainer.accumulate`.
         masks: dropout masks of the whole batch, while it is gone through with them.
+        made: parameters of any model that got their arrays since this list was emptied.
     """
 
     place = -1
 
     def __init__(self, model: Any, weight: Weight) -> None:
-        self.weight = _checked_weight(weight)
+        self.weight = checked_weight(weight)
         self.masks: DropoutMasks | None = None
         self._model = model
         self._mixing = Mixing(model)
-        self._reader = DivisorReader()
+        self._sites = Sites()
+        self._roles = Roles(frozenset())
         self._scalars: list[Any] = []
-        self._counts_first = False
+        self._counts_first = self._is_forward = self._is_comparing = False
         self._thread = 0
+        self.made: list[tuple[Any, dict[str, Any]]] = []
 
     def serialize_learned(self, serializer: Any) -> None:
-        """Save or load what was learned of the loss: sums are rounded by it."""
+        """Save or load what sums are rounded by."""
         self._counts_first = serializer("counts_first", self._counts_first)
         self._mixing.has_instances = serializer("has_instances", self._mixing.has_instances)
-        self._reader.serialize(serializer)
-
-    @contextmanager
-    def compared(self) -> Iterator[None]:
-        """While it is on, parts are compared with a whole."""
-        self._reader.to_check = False
-        try:
-            yield
-        finally:
-            self._reader.to_check = True
 
     # -- the parts -----------------------------------------------------------------------------
 
-    def leave(self, lossfun: Any, batch: Batch, sizes: Sequence[int], loss_scale: Any) -> None:
+    def leave(
+        self, lossfun: Any, batch: Batch, sizes: Sequence[int], loss_scale: Any
+    ) -> list[PartFacts]:
         """Leave the gradient of a batch on the parameters; what was there is cleared.
+
+        Returns what the loss of each part is made of.
 
         Raises:
             AccumulationError: it cannot be had in parts; says why. Gradients are of some parts.
             whatever the loss function raises.
         """
         parts, totals = slices(sizes), None
-        state = StepState(self._model)
+        state, made = StepState(self._model), len(self.made)
         with self.listening():
-            while True:
-                self._reader.begin()
-                try:
-                    if self._counts_first and totals is None and len(parts) > 1:
-                        totals = self._totals(lossfun, batch, parts)
-                    shares = self._gone_through(lossfun, batch, parts, loss_scale, totals)
-                except CountLearned:
-                    self._again(state)
-                    continue
-                if shares.factor() is not None or totals is not None:
-                    break
-                self._counts_first, totals = True, shares.totals  # they go apart, and are known now
-                self._again(state)
+            if self._counts_first and len(parts) > 1:
+                totals = self._totals(lossfun, batch, parts)
+            try:
+                shares, facts = self._gone_through(lossfun, batch, parts, loss_scale, totals)
+            except OneSampleNormalised:
+                if batch.size == 1:
+                    raise
+                self._again(state, made)
+                with self._aside():
+                    self._read(lossfun, batch, [0, 1])  # two show what it is
+                self._again(state, made)
+                shares, facts = self._gone_through(lossfun, batch, parts, loss_scale, totals)
+            if shares.factor() is None:  # counts go apart, and their totals are known now
+                self._counts_first = True
+                self._again(state, made)
+                totals = shares.totals
+                shares, facts = self._gone_through(lossfun, batch, parts, loss_scale, totals)
         factor = shares.factor()
-        if factor is None:
-            raise AccumulationError(
-                f"the loss divides by other counts each time it is asked: {ASK}"
-            )
-        multiply(self._model, factor)
+        multiply(self._model, 1.0 if factor is None else factor)
+        return facts
 
-    def _again(self, state: StepState) -> None:
+    def _again(self, state: StepState, made: int) -> None:
+        """Have the state as it was, for parts to be gone through again."""
         state.put_back()
+        self.unmake(made)
         if self.masks is not None:
             self.masks.again()
+
+    def unmake(self, first: int = 0) -> None:
+        """Have all but the ``first`` parameters that were made be without arrays again.
+
+        Where generators are put back, they are to be made of the same numbers then.
+        """
+        while len(self.made) > first:
+            parameter, attributes = self.made.pop()
+            # Chainer has no public way back; its node knows the shape, too.
+            parameter._set_array(None, layout_check=False)
+            vars(parameter).clear()
+            vars(parameter).update(attributes)
+
+    @contextmanager
+    def compared(self) -> Iterator[None]:
+        """While it is on, parts of a few samples are compared, which say nothing of others."""
+        before, self._is_comparing = self._counts_first, True
+        try:
+            yield
+        finally:
+            self._counts_first, self._is_comparing = before, False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Refuse what mixes samples, and have the masks of the whole, for the calling thread."""
         self._thread = threading.get_ident()
+        self._roles.own = frozenset(id(parameter) for parameter in self._model.params())
         subscribe(self)
         try:
             yield
@@ -116,30 +137,28 @@ class WholeGradient(Subscriber):
         batch: Batch,
         parts: Sequence[slice],
         loss_scale: Any,
-        totals: Sequence[float] | None,
-    ) -> Shares:
+        totals: dict[str, float] | None,
+    ) -> tuple[Shares, list[PartFacts]]:
         shares, observed = Shares(totals), PartReports()
+        facts: list[PartFacts] = []
         self._model.cleargrads()
         for part in parts:
             if self.masks is not None:
                 self.masks.begin(part)
+            count = part.stop - part.start
+            is_whole = count == batch.size and not isinstance(self.weight, (int, float))
+            is_whole = is_whole and not self._is_comparing
             with observed.part() as seen:
-                loss = self._add(lossfun, batch, part, shares, loss_scale)
-            seen.weigh((part.stop - part.start) / batch.size, *loss)
-            del loss
+                added = self.add(
+                    lossfun, batch, part, None if is_whole else shares, batch.size / count,
+                    loss_scale, facts[0] if facts else None,
+                )  # fmt: skip
+            facts.append(added.facts)
+            seen.weigh(count / batch.size, added.loss, added.share)
+            del added
         if (factor := shares.factor()) is not None:
             observed.report(factor)
-        return shares
-
-    def _add(
-        self, lossfun: Any, batch: Batch, part: slice, shares: Shares, loss_scale: Any
-    ) -> tuple[Any, float | None]:
-        """Add one part's gradient; returns the loss's array, and its share where it has one."""
-        count = part.stop - part.start
-        is_whole = count == batch.size and not isinstance(self.weight, (int, float))
-        return self.add(
-            lossfun, batch, part, None if is_whole else shares, batch.size / count, loss_scale
-        )
+        return shares, facts
 
     def add(
         self,
@@ -149,65 +168,96 @@ class WholeGradient(Subscriber):
         shares: Shares | None,
         scale: float,
         loss_scale: Any,
+        first: PartFacts | None = None,
         before_backward: Callable[[], None] = lambda: None,
-    ) -> tuple[Any, float | None]:
+        around: Batch | None = None,
+    ) -> AddedPart:
         """Add the gradient of some samples to what is on the parameters.
 
         Args:
             shares: what their share of the whole is to be found from; None: they are the whole.
             scale: how many such parts the whole is thought to be.
+            first: of the first part of the whole, if this is another.
             before_backward: called between forward and backward.
+            around: samples to read beside these, these first; None: those of the batch.
         """
         given = batch.take(part)
-        self._scalars = []
-        loss = checked(lossfun(*given.args, **given.kwargs))
-        seeds = [(loss.node, 1.0)]
-        if shares is not None:
-            samples = range(part.start, part.stop)
-            seeds = self._seeds(
-                loss,
-                given,
-                shares,
-                scale,
-                partial(
-                    self._reader.read,
-                    part=samples,
-                    size=batch.size,
-                    terms_for=partial(self._terms_for, lossfun, batch),
-                ),
-            )
-        self._scalars = []
+        with self._forward():
+            loss = checked(lossfun(*given.args, **given.kwargs))
+            seeds, facts = [(loss.node, 1.0)], PartFacts()
+            if shares is not None:
+                where = range(part.start, part.stop)
+                if around is None:
+                    around = batch
+                seeds, facts = self._seeds(loss, given, shares, scale, lossfun, around, where)
+                facts.see_that_it_is_like(first)
         before_backward()
         go_backward(seeds, loss.device, loss_scale)
         alone = seeds[0][1] if len(seeds) == 1 and seeds[0][0] is loss.node else None
-        return loss.array, alone
+        return AddedPart(loss.array, alone, facts)
 
-    def _totals(self, lossfun: Any, batch: Batch, parts: Sequence[slice]) -> list[float]:
-        """Count by what the whole loss is divided, by going forward only; leaves no trace."""
-        state, shares = StepState(self._model), Shares()
+    @contextmanager
+    def _forward(self) -> Iterator[None]:
+        """While it is on, functions belong to one loss: scalars and sites of others stay aside."""
+        before = self._scalars, self._sites, self._is_forward
+        self._scalars, self._sites, self._is_forward = [], Sites(self._sites), True
         try:
-            for part in parts:
-                samples = range(part.start, part.stop)
-                terms_for = partial(self._terms_for, lossfun, batch)
-                terms = terms_for(list(samples))
-                found = self._reader.read(terms, shares, samples, batch.size, terms_for)
-                shares.of(found.counts, 1.0)
+            yield
         finally:
-            state.put_back()
+            self._scalars, self._sites, self._is_forward = before
+
+    def _totals(self, lossfun: Any, batch: Batch, parts: Sequence[slice]) -> dict[str, float]:
+        """Count by what the whole loss is divided, by going forward only; leaves no trace."""
+        state, made, shares = StepState(self._model), len(self.made), Shares()
+        for part in parts:
+            samples = range(part.start, part.stop)
+            with self._aside():
+                reading = self._read(lossfun, batch, list(samples))
+                self._learn(reading, lossfun, batch, samples)
+                shares.of(self._roles.counts(reading, len(samples)), 1.0)
+        self._again(state, made)
         return shares.totals
 
-    def _terms_for(self, lossfun: Any, batch: Batch, which: list[int]) -> Sequence[Term]:
-        """The terms of the loss of some samples, by going forward only; leaves no trace."""
-        state, masks, scalars = StepState(self._model), self.masks, self._scalars
-        self.masks, self._scalars = None, []
-        given = batch.take(which)
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        masks, self.masks = self.masks, None
         try:
             with PartReports().part():
-                loss = checked(lossfun(*given.args, **given.kwargs))
-            return [term.without_tape() for term in terms_of(loss, self._model)]
+                yield
         finally:
-            self.masks, self._scalars = masks, scalars
+            self.masks = masks
+
+    def _read(self, lossfun: Any, batch: Batch, which: list[int]) -> LossReading:
+        """Read the loss of some samples, by going forward only."""
+        given = batch.take(which)
+        with self._forward():
+            loss = checked(lossfun(*given.args, **given.kwargs))
+            return self._reading(loss, given)
+
+    def _reading(self, loss: Any, given: Arguments) -> LossReading:
+        terms = TapeReader(self._sites, self._roles.is_count).terms(loss)
+        weight = weighed(self.weight, given) if callable(self.weight) else None
+        return reading_of(terms, weight, self._roles.own)
+
+    def _learn(self, mine: LossReading, lossfun: Any, batch: Batch, part: range) -> bool:
+        """Learn what is new in the loss of a part from two of its samples; leaves no trace."""
+        if self._roles.are_known(mine.terms):
+            return False
+
+        def reading_for(which: list[int]) -> LossReading:
+            with self._aside():
+                found = self._read(lossfun, batch, which)
             state.put_back()
+            self.unmake(made)
+            return found
+
+        state, made = StepState(self._model), len(self.made)
+        try:
+            self._roles.learn(mine, part, batch.size, reading_for)
+        finally:
+            state.put_back()
+            self.unmake(made)
+        return True
 
     # -- how much of the whole a part is ---------------------------------------------------------
 
@@ -217,52 +267,71 @@ class WholeGradient(Subscriber):
         given: Arguments,
         shares: Shares,
         scale: float,
-        read: Callable[..., DivisorsRead],
-    ) -> list[tuple[Any, float]]:
+        lossfun: Any,
+        around: Batch,
+        part: range,
+    ) -> tuple[list[tuple[Any, float]], PartFacts]:
         """Where backward begins, and with what gradient."""
         if isinstance(self.weight, (int, float)):
-            return [(loss.node, float(self.weight))]
-        if self.weight is not None:
-            count = weighed(self.weight, given)
-            return [(loss.node, shares.of([Count(count)], scale)[0])]
-        terms = terms_of(loss, self._model)
-        counts, groups = read(terms, shares)
+            return [(loss.node, float(self.weight))], PartFacts()
+        reading = self._reading(loss, given)
+        if self._learn(reading, lossfun, around, part):
+            reading = self._reading(loss, given)  # where terms end may be known now
+        counts = self._roles.counts(reading, len(part))
         found = shares.of(counts, scale)
+        factors = self._roles.factors(reading.terms)
+        facts = PartFacts.of(reading.terms, counts, factors, len(part))
         if len(set(found)) == 1:
-            return [(loss.node, found[0])]
-        return [(t.node, t.factor * found[at]) for t, at in zip(terms, groups, strict=True)]
+            return [(loss.node, found[0])], facts
+        seeds = [
+            (term.node, term.factor * share)
+            for term, share in zip(reading.terms, found, strict=True)
+            if share or math.isfinite(term.value() or 0.0)  # a mean of nothing may be NaN
+        ]
+        return seeds, facts
 
     # -- what Chainer tells ----------------------------------------------------------------------
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Refuse what mixes samples, and give dropout the masks of the whole batch."""
-        if threading.get_ident() == self._thread:
-            self._mixing.refuse(func, inputs)
-            if self.masks is not None and type(func) is Dropout and func.mask is None:
-                if chainer.config.in_recomputing:
-                    raise UnsupportedError(
-                        'dropout="batch" cannot give a region of checkpoint or forget its masks a '
-                        "second time: use umem.chainer.Recompute instead of them"
-                    )
-                x = getattr(inputs[0], "array", inputs[0])
-                func.mask = self.masks.mask(func.dropout_ratio, x, func.label)
+        if threading.get_ident() != self._thread:
+            return proceed(func, inputs)
+        self._mixing.refuse(func, inputs)
+        if self.masks is not None and type(func) is Dropout and func.mask is None:
+            if chainer.config.in_recomputing:
+                raise UnsupportedError(
+                    'dropout="batch" cannot give a region of checkpoint or forget its masks a '
+                    "second time: use umem.chainer.Recompute instead of them"
+                )
+            x = getattr(inputs[0], "array", inputs[0])
+            func.mask = self.masks.mask(func.dropout_ratio, x, func.label)
         outputs = proceed(func, inputs)
-        if threading.get_ident() == self._thread:
-            # Alive until backward, so that a term can be seen to be 0.
+        if self._is_forward:
+            self._sites.note(func)
+            # Alive until backward, so that the value of a term is known.
             self._scalars += [y for y in outputs if y.size == 1]
         return outputs
 
+    def set_array(self, proceed: Proceed, y: Any, *args: Any, **kwargs: Any) -> None:
+        """See that a parameter is made."""
+        if isinstance(y, chainer.Parameter) and y.array is None:
+            if threading.get_ident() == self._thread:
+                self.made.append((y, dict(vars(y))))
+        proceed(y, *args, **kwargs)
 
-def _checked_weight(weight: Weight) -> Weight:
-    """What was given as ``weight=``.
 
-    Raises:
-        UnsupportedError: it is neither a function nor a finite number.
+class AddedPart(NamedTuple):
+    """A part whose gradient was added.
+
+    Attributes:
+        loss: the loss's array.
+        share: its share of the whole loss, where there is one.
+        facts: what the loss is made of.
     """
-    is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-    if weight is None or callable(weight) or (is_number and math.isfinite(weight)):
-        return weight
-    raise UnsupportedError(f"weight= is a function or a finite number, not {weight!r}")
+
+    loss: Any
+    share: float | None
+    facts: PartFacts
 
 
 def checked(loss: Any) -> Any:
@@ -275,44 +344,3 @@ def checked(loss: Any) -> Any:
         shown = f"shape {loss.shape}" if hasattr(loss, "shape") else type(loss).__name__
         raise AccumulationError(f"the loss function must return a scalar Variable, not {shown}")
     return loss
-
-
-def weighed(weight: Any, given: Arguments) -> float:
-    """By how much a part's loss was divided, as ``weight=`` says.
-
-    Raises:
-        AccumulationError: that is no number, negative, or not finite.
-    """
-    value = weight(*given.args, **given.kwargs)
-    try:
-        count = math.nan if isinstance(value, str) else float(getattr(value, "array", value))
-    except (TypeError, ValueError):
-        count = math.nan
-    if not (math.isfinite(count) and count >= 0):
-        raise AccumulationError(f"weight= must give a number of 0 or more, not {value!r}")
-    return count
-
-
-def go_backward(seeds: Sequence[tuple[Any, float]], device: Any, loss_scale: Any) -> None:
-    """Go backward from scalars' nodes, each with a gradient of its own.
-
-    It is what ``Variable.backward`` does with one of them.
-    """
-    outputs = []
-    with chainer.using_device(device):
-        for node, seed in seeds:
-            value = seed if loss_scale is None else seed * loss_scale
-            gradient = device.xp.full(node.shape, value, node.dtype)
-            outputs.append((node, chainer.Variable(gradient)))
-    with chainer.using_config("enable_backprop", False):
-        # What Variable.backward calls; it takes several scalars, which that does not.
-        _backprop._backprop_to_all(outputs, False, loss_scale)
-
-
-def multiply(model: Any, factor: float) -> None:
-    """Multiply the gradients of a link's parameters, one after the other."""
-    if factor == 1.0:
-        return
-    for parameter in parameters(model):
-        if parameter.array is not None and parameter.grad is not None:
-            parameter.grad = parameter.grad * factor

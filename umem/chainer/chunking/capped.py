@@ -175,7 +175,11 @@ _in_parts = _InParts()
 
 def _hold(holder: Any) -> None:
     _holders.add(holder)
-    subscribe(_in_parts)
+    try:
+        subscribe(_in_parts)
+    except BaseException:
+        _holders.discard(holder)
+        raise
 
 
 def _let_go(holder: Any) -> None:

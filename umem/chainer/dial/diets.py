@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from math import inf
 from types import TracebackType
 from typing import Any
@@ -24,17 +25,10 @@ from umem.devices.cost import cuda_model
 from umem.devices.open import entered_device
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.errors import BudgetError, SizeError, StateError
-from umem.predict.dieting import (
-    PARTS,
-    SURE,
-    Chosen,
-    Combination,
-    HostArrays,
-    Place,
-    PlainPool,
-    cheapest,
-)
+from umem.predict.diet_places import SURE, HostArrays, Place, PlainPool
+from umem.predict.dieting import PARTS, Chosen, Combination, cheapest
 from umem.predict.techniques.subject import Subject
+from umem.trace.events import Event, Op
 from umem.trace.trace import Trace
 from umem.units import format_bytes, format_seconds, parse_bytes
 
@@ -143,8 +137,18 @@ def placed(
     if spec is None:
         return Subject(trace, (), size, correct="off"), HostArrays(budget_bytes, sure)
     spec = spec.with_vram(budget_bytes)
-    subject = Subject(trace, [spec], size)
+    subject = Subject(_without_times(trace), [spec], size)
     return subject, PlainPool(spec, subject, sure)
+
+
+def _without_times(trace: Trace) -> Trace:
+    """The trace without what the host was measured to take, which is another at each run."""
+    recordings = {point: list(map(_untimed, found)) for point, found in trace.recordings.items()}
+    return replace(trace, events=list(map(_untimed, trace.events)), recordings=recordings)
+
+
+def _untimed(event: Event) -> Event:
+    return event._replace(host_seconds=None) if isinstance(event, Op) else event
 
 
 def _gpu_of(trace: Trace, gpu: str | GpuSpec | None) -> GpuSpec | None:
@@ -208,7 +212,7 @@ class Diet:
         fit = sum(one.fits for one in self.chosen.tried)
         lines.append(
             f"  {fit} of {len(self.chosen.tried)} combinations fit; of those as exact, this "
-            "takes the least time"
+            "is the cheapest"
         )
         if self.summary():
             lines.append(f"  {self.summary()}")

@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import weakref
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
 import umem
+from umem.chainer.accumulation.step_state import StepState
 from umem.chainer.dial.as_it_was import as_it_was
 from umem.chainer.dial.diets import Diet, batch_of, diet_of
+from umem.chainer.dial.step_peak import StepPeak
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-from umem.errors import BudgetError, UmemError
+from umem.errors import (
+    AccumulationError,
+    BudgetError,
+    GradientError,
+    OutOfMemoryError,
+    PrecisionError,
+    RecomputeError,
+    UmemError,
+)
+from umem.predict.dieting import WORDS
 from umem.trace.recording.kept_steps import Keeper, Kept, Steps
+from umem.trace.trace import Trace
 from umem.units import parse_bytes
 
 LEAST_BATCH = 4
 """The smallest batch that two smaller ones are recorded for."""
+LONGEST_TURN = 16
+"""Optimizers that have not updated after so many updates of others are not waited for."""
+_OF_ONE = ("accumulate", "8-bit states", "half precision")
+"""What is done to one optimizer, and not to all of a program's."""
+_BLAMED: tuple[tuple[type[UmemError] | None, str], ...] = (
+    (AccumulationError, "accumulate"),
+    (PrecisionError, "half precision"),
+    (GradientError, "8-bit states"),
+    (RecomputeError, "recompute"),
+    (None, "workspace"),
+)
+"""Which part an error is of; an error of no part is laid to the first of them that is on."""
 
 
 class FirstUpdate(Subscriber):
@@ -23,7 +49,10 @@ class FirstUpdate(Subscriber):
 
     Where the update is given a loss function and the batch, as by Chainer's ``StandardUpdater``,
     the step is recorded at a quarter and half of that batch before it runs. Elsewhere the loop is
-    the program's: its second step is recorded as it goes, and what follows is dieted.
+    the program's: its second step is recorded as it goes, and what follows is dieted. Where the
+    program has set up several optimizers, that is a whole turn of theirs.
+
+    An update that fails by something that was turned on is made again under the next choice.
 
     Args:
         budget: as `umem.chainer.diet` takes it.
@@ -33,15 +62,25 @@ class FirstUpdate(Subscriber):
         SizeError: the budget is no size.
     """
 
-    place = -1
+    place = -6  # around all that may be turned on, whose errors come out here
 
     def __init__(self, budget: int | str, say: Callable[[str], None]) -> None:
         self.budget_bytes = parse_bytes(budget, "budget")
         self._say = say
         self._keeper: Keeper | None = None
         self._optimizer: Any = None
-        self._others: set[int] = set()
-        self._inside = False
+        self._all: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._turn: _Turn | None = None
+        self._period = 1
+        self._why_later = (
+            f"the first update is not given a batch of at least {LEAST_BATCH}, as in "
+            "optimizer.update(lossfun, *arrays)"
+        )
+        self._counted: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._inside = self._has_updated = False
+        self._recorded: tuple[Trace, int | None] | None = None
+        self._without: tuple[str, ...] = ()
+        self._peak: StepPeak | None = None
         self.diet: Diet | None = None
 
     def begin(self, stack: ExitStack) -> None:
@@ -51,43 +90,99 @@ class FirstUpdate(Subscriber):
 
     def _end(self) -> None:
         unsubscribe(self)
+        if self._peak is not None:
+            self._peak.stop()
         if self._keeper is not None:
             self._keeper.finish()
         if self.diet is not None:
             self.diet.undo()
 
+    def outcome(self) -> str:
+        """Say in a line whether the budget held, and what recomputation came to."""
+        if self._peak is None and self._recorded is not None:
+            return "nothing keeps to it, and nothing was turned on"
+        if self._peak is None:
+            return "nothing was turned on: the script ended before there was a step to choose for"
+        held = self._peak.against(self.budget_bytes)
+        summary = "" if self.diet is None else self.diet.summary()
+        return "; ".join(filter(None, (held, summary)))
+
+    # -- what Chainer tells ----------------------------------------------------------------
+
+    def setup(self, proceed: Proceed, method: Any, link: Any) -> Any:
+        """An optimizer is given its model."""
+        found = proceed(method, link)
+        if not self._inside:
+            self._all.add(method)
+        return found
+
     def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
         """An optimizer updates."""
-        if self._inside or method is self._optimizer:
+        if self._inside:
             proceed(method, *args, **kwargs)
             return
-        if self._optimizer is not None:
-            self._on_another(method)
+        is_first = self._optimizer is None
+        if is_first:
+            self._optimizer = method
+            gc.collect()  # optimizers that the script has replaced
+        self._all.add(method)
+        if is_first and self._is_recorded_before(method, *args, **kwargs):
+            self._choose(1)
+        elif self.diet is None:
             proceed(method, *args, **kwargs)
+            self._after(method, is_first)
             return
-        self._optimizer = method
-        if not kwargs and batch_of(args) >= LEAST_BATCH:
-            self._choose_before(method, *args)
-            method.update(*args)  # anew: what is on now has its say
+        elif self._is_done(proceed, method, *args, **kwargs):
+            self._after(method, is_first)
             return
-        proceed(method, *args, **kwargs)
+        method.update(*args, **kwargs)  # anew: what is on now has its say
+
+    def _after(self, method: Any, is_first: bool) -> None:
+        """An update is over: see whether a turn is, and whether a step can be measured."""
+        if self._peak is not None:
+            if method not in self._counted:
+                self._on_another(method)
+            self._peak.updated(self._all)
+        elif self._turn is not None:
+            period = self._turn.after(method)
+            if period is not None:
+                self._turn = None
+                self._record(period)
+        elif is_first:
+            self._begin_by_hand(method)
+
+    def _begin_by_hand(self, method: Any) -> None:
+        """The first update is over, and the step could not be recorded before it."""
+        if len(self._all) == 1:
+            self._say(
+                f"{self._why_later}: the second step is recorded as it goes, and there are no "
+                "micro-batches"
+            )
+            self._record(1)
+            return
         self._say(
-            f"the first update is not given a batch of at least {LEAST_BATCH}, as in "
-            "optimizer.update(lossfun, *arrays): the second step is recorded as it goes"
+            f"the script has {len(self._all)} optimizers: a turn of all is recorded as it goes, "
+            "and kept to the budget by recomputation and a cap on workspace"
         )
-        self._keeper = Keeper(Steps(1, 1), complete=self._choose_after)
-        self._keeper.start()
+        self._without = _OF_ONE
+        self._turn = _Turn(method, self._all)
 
     def _on_another(self, method: Any) -> None:
-        if id(method) not in self._others:
-            self._others.add(id(method))
-            self._say(
-                f"another optimizer, {type(method).__name__}, is as it was, and what it updates "
-                "is not counted: the diet is of the first one's step"
-            )
+        self._counted.add(method)
+        self._say(
+            f"another optimizer, {type(method).__name__}, came after the choice: it is as it was, "
+            "and what it updates was not counted"
+        )
+        self._measure(len(self._counted))
 
-    def _choose_before(self, optimizer: Any, loss: Any, *arrays: Any) -> None:
-        size = batch_of((loss, *arrays))
+    # -- the choice ------------------------------------------------------------------------
+
+    def _is_recorded_before(self, optimizer: Any, *args: Any, **kwargs: Any) -> bool:
+        """Record the first update at parts of its batch, if that can be done."""
+        size = 0 if kwargs else batch_of(args)
+        if len(self._all) > 1 or size < LEAST_BATCH:
+            return False
+        loss, *arrays = args
 
         def step(part: int) -> None:
             optimizer.update(loss, *(array[:part] for array in arrays))
@@ -96,29 +191,130 @@ class FirstUpdate(Subscriber):
         try:
             model, sizes = optimizer.target, (max(1, size // 4), max(2, size // 2))
             with as_it_was(model, optimizer):
-                trace = umem.record_at(step, sizes)
-            self._turned_on(diet_of(trace, model, optimizer, self.budget_bytes, size=size))
-        except BudgetError:
-            raise
+                self._recorded = umem.record_at(step, sizes), size
         except UmemError as error:
-            self._say(f"nothing could be chosen: {error}")
+            self._why_later = f"no other size of the step can be told from its parts ({error})"
+        except Exception as error:  # the script's own: it may need its whole batch
+            what = f"{type(error).__name__}: {error}"
+            self._why_later = f"the loss does not take a part of the batch ({what})"
         finally:
             self._inside = False
+        return self._recorded is not None
 
-    def _choose_after(self, kept: Kept) -> None:
-        self._say("micro-batches need a loop that calls optimizer.update(lossfun, *arrays)")
-        optimizer = self._optimizer
+    def _record(self, period: int) -> None:
+        """Record so many updates, from here on, as the program makes them."""
+
+        def complete(kept: Kept) -> None:
+            self._recorded = kept.trace, None
+            self._without = tuple(dict.fromkeys((*self._without, "accumulate")))
+            self._choose(period)
+
+        self._keeper = Keeper(Steps(1, period), complete=complete)
+        self._keeper.start()
+
+    def _choose(self, period: int) -> None:
+        """Turn on what the recorded step asks for, if it was recorded, and measure from here on.
+
+        Raises:
+            BudgetError: nothing fits.
+        """
+        if self._recorded is not None:
+            self._inside = True
+            try:
+                self._turn_on(*self._recorded)
+            finally:
+                self._inside = False
+        self._counted = weakref.WeakSet(self._all)
+        self._measure(period)
+
+    def _turn_on(self, trace: Trace, size: int | None) -> None:
+        optimizer, without = self._optimizer, self._without
         try:
-            found = diet_of(
-                kept.trace, optimizer.target, optimizer, self.budget_bytes, without=("accumulate",)
+            self.diet = diet_of(
+                trace, optimizer.target, optimizer, self.budget_bytes, size=size, without=without
             )
-            self._turned_on(found)
         except BudgetError:
             raise
         except UmemError as error:
             self._say(f"nothing could be chosen: {error}")
-
-    def _turned_on(self, found: Diet) -> None:
-        self.diet = found
-        for line in found.report().splitlines():
+            return
+        for line in self.diet.report().splitlines():
             self._say(line)
+
+    def _measure(self, period: int) -> None:
+        if self._peak is not None:
+            self._peak.stop()
+        self._period, self._peak = period, StepPeak(period)
+
+    # -- what fails ------------------------------------------------------------------------
+
+    def _is_done(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> bool:
+        """Update under the diet; False where something else is on now, and it is to be done anew.
+
+        Raises whatever has nothing to do with the diet; BudgetError where nothing else fits and
+        nothing was updated yet.
+        """
+        if method is not self._optimizer:
+            proceed(method, *args, **kwargs)
+            return True
+        state = StepState(method.target)
+        try:
+            proceed(method, *args, **kwargs)
+        except OutOfMemoryError:
+            raise
+        except UmemError as error:
+            part = self._blamed(error)
+            if part is None:
+                raise
+            reason = str(error)
+        else:
+            self._has_updated = True
+            return True
+        state.put_back()
+        self._fall_back(part, reason)
+        return False
+
+    def _blamed(self, error: UmemError) -> str | None:
+        """The part of the diet that an error is of, if any."""
+        parts = () if self.diet is None else self.diet.chosen.best.parts
+        for kind, part in _BLAMED:
+            if kind is not None and isinstance(error, kind):
+                return part if part in parts else None
+        return next((part for _, part in _BLAMED if part in parts), None)
+
+    def _fall_back(self, part: str, reason: str) -> None:
+        """Turn on the next choice, which does without a part."""
+        if self.diet is not None:
+            self.diet.undo()
+            self.diet = None
+        self._without = (*self._without, part)
+        self._say(f"this script does not go with {WORDS[part]}: {reason}")
+        self._say("that is off, and the update is made again under the next choice")
+        try:
+            self._choose(self._period)
+        except BudgetError as error:
+            if not self._has_updated:
+                self._peak = None
+                raise
+            self._say(f"{error}. The script goes on as it is")
+            self._measure(self._period)
+
+
+class _Turn:
+    """Counts updates until every optimizer has made one, and the first begins again."""
+
+    def __init__(self, first: Any, all_of_them: Iterable[Any]) -> None:
+        self._first = weakref.ref(first)
+        self._wait = weakref.WeakSet(one for one in all_of_them if one is not first)
+        self._count = self._last = 1
+
+    def after(self, method: Any) -> int | None:
+        """Count an update; returns how many a turn has, once that is known."""
+        self._count += 1
+        self._wait.discard(method)
+        if method is not self._first():
+            return None
+        last, self._last = self._last, self._count
+        if not self._wait:
+            return self._count - 1
+        return self._count - last if self._count > LONGEST_TURN else None

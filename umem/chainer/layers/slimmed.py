@@ -17,8 +17,8 @@ from umem.chainer.layers.layer_costs import (
 )
 from umem.chainer.layers.places import LinkPlace, holders
 from umem.chainer.layers.tying import tie
+from umem.chainer.layers.what_is_on import refuse_exchange
 from umem.chainer.parameters_once import parameter_bytes
-from umem.chainer.tap import told
 from umem.errors import DataError, LayerError, SizeError, StateError
 
 __all__ = ["Slimmed", "slimmer"]
@@ -67,13 +67,14 @@ def slimmer(model: Any, rules: Rules, example: Any = None, *, quiet: bool = Fals
         LayerError: a rule takes no layer; layers that cannot be exchanged, each named with why; or
             the model does not work with the new ones.
         SizeError: a rule's numbers are out of range.
-        StateError: half precision, states in bfloat16 or an optimizer in shards is on.
+        StateError: half precision, states in bfloat16 or an optimizer in shards is on, or calls of
+            update of a group of `umem.chainer.accumulate` wait for the others.
 
     After any of them the model is as before.
     """
     exchanges, ties = parted(rules)
     spots = taken(model, exchanges)
-    _refuse_what_is_on(model)
+    refuse_exchange(model, "slim")
     slim = Slimmed(model, _exchanged(spots), ties, example)
     if not quiet:
         print(slim)
@@ -168,9 +169,11 @@ class Slimmed:
         What other layers have learnt since stays.
 
         Raises:
-            StateError: a new layer is not there any more, or was tied or slimmed since; nothing
-                is changed.
+            StateError: a new layer is not there any more, or was tied or slimmed since, or what
+                `slimmer` refuses is on; nothing is changed.
         """
+        if self._put_in:
+            refuse_exchange(self._model, "undo slimmer")
         for place, inside in self._put_in:
             self._refuse_to_lose(place, inside)
         self._put_in = []
@@ -195,24 +198,6 @@ class Slimmed:
 
     def __str__(self) -> str:
         return table(self.rows, self.totals)
-
-
-def _refuse_what_is_on(model: Any) -> None:
-    own = {id(one) for one in model.params()}
-    for name, what in _NOT_WITH.items():
-        for one in told(name):
-            optimizer: Any = getattr(one, "optimizer", None)
-            if optimizer is not None and any(id(p) in own for p in optimizer.target.params()):
-                raise StateError(
-                    f"{what} is on, and holds the parameters as they are: slim before it"
-                )
-
-
-_NOT_WITH = {
-    "HalfPrecision": "half precision",
-    "Bfloat16States": "bfloat16_states",
-    "Sharding": "an optimizer whose state is in shards",
-}
 
 
 def _exchanged(spots: Sequence[tuple[LinkPlace, Exchange]]) -> list[tuple[LinkPlace, Any]]:

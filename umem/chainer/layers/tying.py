@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import chainer
 
 from umem.chainer.layers.places import counterparts, link_at, parent_path
+from umem.chainer.layers.what_is_on import refuse_tie
 from umem.errors import LayerError
 from umem.printable import quoted
 
@@ -49,7 +50,9 @@ def tie(model: Any, first: str, *others: str) -> Ties:
 
     Raises:
         LayerError: no such place, a parameter without an array, other shapes, types or devices,
-            or one that is tied already; nothing is tied.
+            or one that is tied already.
+        StateError: an optimizer's state is in shards, or calls of update of a group of
+            `umem.chainer.accumulate` wait for the others. Nothing is tied.
 
     Source: Press and Wolf, "Using the Output Embedding to Improve Language Models" (EACL 2017).
     """
@@ -64,6 +67,7 @@ def tie(model: Any, first: str, *others: str) -> Ties:
         pairs += _pairs(model, first, firsts, other)
     if len({str(other) for _, other in pairs}) < len(pairs):
         raise LayerError(f"a place is named twice in {others}")
+    refuse_tie(model, "tie")
     return Ties(model, pairs)
 
 
@@ -89,7 +93,7 @@ class Ties:
     """
 
     def __init__(self, model: Any, pairs: Pairs) -> None:
-        self.pairs = pairs
+        self.pairs, self._model = pairs, model
         self._before = [(other, vars(other.link)[other.name]) for _, other in pairs]
         for _, other in pairs:
             other.link._params.discard(other.name)
@@ -97,7 +101,13 @@ class Ties:
         self._carriers = [(_carrier(model, pair), pair) for pair in pairs]
 
     def undo(self) -> None:
-        """Give the others back the parameters that they had; a second time does nothing."""
+        """Give the others back the parameters that they had; a second time does nothing.
+
+        Raises:
+            StateError: as `tie`; nothing has changed.
+        """
+        if self._before:
+            refuse_tie(self._model, "undo the tie")
         before, self._before = self._before, []
         for held, parameter in before:
             device = vars(held.link)[held.name].device

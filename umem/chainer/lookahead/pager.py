@@ -6,7 +6,8 @@ before their time. Events hold them back: what is brought in while an operation 
 the operations before that one, and then runs beside it; what is sent away waits for the operation
 itself, which may still use it. Nothing waits in the other direction: an operation that comes before
 its arrays takes the faults that it would have taken anyway. A prefetch never changes contents, so
-no order is wrong, only slow.
+no order of prefetches and operations is wrong, only slow. Discards change contents: the device has
+nothing run beside them that uses or moves their blocks.
 """
 
 from __future__ import annotations
@@ -28,9 +29,6 @@ class VirtualSideStream:
     def advance(self) -> bool:
         """An operation was issued; whether moves can be queued now."""
         return True
-
-    def follow(self) -> None:
-        """More was queued where operations are."""
 
     def beside(self) -> Any:
         """The stream for moves beside the operation."""
@@ -69,10 +67,6 @@ class CudaSideStream:
         self._before, self._after = self._after, self._before
         self._after.record(current)
         return ready
-
-    def follow(self) -> None:
-        """More was queued on the current stream, which what comes behind has to wait for."""
-        self._after.record(self._xp.cuda.get_current_stream())
 
     def beside(self) -> Any:
         """The stream, which waits for what came before the operation."""
@@ -117,7 +111,6 @@ class Pager:
         """
         if moves.discards:
             self.discarded_bytes += self._device.discard_free(_all_blocks(moves.discards))
-            self._stream.follow()  # what is discarded is made ready again after that
         if moves.sends:
             stream = self._stream.behind()
             self.sent_bytes += self._each(moves.sends, addresses, find, "cpu", stream)

@@ -6,9 +6,11 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
+from umem.chainer.offload.journey import OffloadedPass as _Journey
+from umem.chainer.offload.journey import Saved, released_first
 from umem.chainer.offload.spots import Buffer, is_bytes, spots_of
 from umem.chainer.offload.tier import SMALLEST_BYTES, Process, Sent, Tier
 from umem.chainer.recompute.whole_graph import functions
@@ -19,17 +21,8 @@ from umem.units import MIB
 
 IN_FLIGHT_BYTES = 32 * MIB
 """So much may be on its way down; forward waits then."""
-AHEAD_BYTES = 32 * MIB
-"""So much is brought back before its use, or what one function needs where that is more."""
 NEWEST, OLDER = 16, 4
 """So many of the buffers that somebody else holds are looked at again before each function."""
-
-
-class Saved(NamedTuple):
-    """What one function's backward reads."""
-
-    number: int
-    buffers: tuple[Buffer, ...]
 
 
 class Mover(Subscriber):
@@ -219,11 +212,19 @@ class Mover(Subscriber):
             journey = _Journey([])
         self._here.journeys.append(journey)
         try:
-            return run()
+            with released_first(lambda: self._release(journey)):
+                return run()
         finally:
             self._here.journeys.pop()
             with self._lock:
                 journey.end()
+
+    def _release(self, journey: _Journey) -> None:
+        if self._lock.acquire(blocking=False):  # the collector may run while another lock is held
+            try:
+                journey.release()
+            finally:
+                self._lock.release()
 
     def _order(self, nodes: list[Any]) -> list[tuple[Any, Saved]]:
         """The functions before some nodes that read something, as backward takes them."""
@@ -239,9 +240,10 @@ class Mover(Subscriber):
         journey = self._here.journeys[-1] if self._here.journeys else _Journey([])
         with self._lock:
             self._bring(saved.buffers)
-            journey.read_ahead(func)
         holders = sys.getrefcount(func)
         try:
+            with self._lock:
+                journey.read_ahead(func)
             proceed(func, *args)
         finally:
             is_private = sys.getrefcount(func) == holders
@@ -285,57 +287,9 @@ class _Underway(threading.local):
         self.journeys: list[_Journey] = []
 
 
-class _Journey:
-    """One backward pass: reads ahead in the order in which it takes functions.
-
-    Args:
-        order: the functions, and what they read.
-    """
-
-    def __init__(self, order: list[tuple[Any, Saved]]) -> None:
-        self._steps = [saved.buffers for _, saved in order]
-        self._places = {func: place for place, (func, _) in enumerate(order)}
-        self._at = self._read = 0
-        self._ahead_bytes = 0
-
-    def read_ahead(self, func: Any) -> None:
-        """A function is about to run: begin to bring back what those after it read."""
-        place = self._places.get(func)
-        if place is None:
-            return
-        while self._at <= place:
-            if self._at < self._read:
-                self._ahead_bytes -= _bytes(self._steps[self._at])
-            self._at += 1
-        self._read = max(self._read, self._at)
-        while self._read < len(self._steps):
-            step = self._steps[self._read]
-            if self._ahead_bytes and self._ahead_bytes + _bytes(step) > AHEAD_BYTES:
-                return
-            for buffer in step:
-                if buffer.is_below and buffer.sent is not None:
-                    buffer.sent.fetch()
-            self._ahead_bytes += _bytes(step)
-            self._read += 1
-
-    def needs_next(self, buffer: Buffer) -> bool:
-        """Tell whether the next function reads it, too."""
-        return self._at < len(self._steps) and buffer in self._steps[self._at]
-
-    def end(self) -> None:
-        """Hold nothing for functions that were not taken."""
-        for step in self._steps:
-            for buffer in step:
-                buffer.drop_kept()
-
-
 def _is_over(buffer: Buffer, sent: Sent) -> bool:
     """Tell whether nobody has to wait for something that was sent."""
     return buffer.sent is not sent or sent.is_gone()
-
-
-def _bytes(buffers: Iterable[Buffer]) -> int:
-    return sum(buffer.nbytes for buffer in buffers)
 
 
 def _can_be_sent(root: Any) -> bool:

@@ -12,6 +12,7 @@ Never run on a real GPU; on the software GPU under streams that run late (docs/o
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -91,10 +92,14 @@ class Lane:
     def __init__(self, limit_bytes: int | None) -> None:
         xp = cuda.cupy.cuda
         refused = (xp.runtime.CUDARuntimeError, xp.memory.OutOfMemoryError)
-        self.slabs = Slabs(xp.PinnedMemory, refused, limit_bytes)
+        self.slabs = Slabs(self._pin, refused, limit_bytes)
         self.down, self.up = (xp.Stream(non_blocking=True) for _ in range(2))
         self._passed = xp.Event(disable_timing=True)
         self.forgotten: deque[PinnedSent] = deque()
+
+    @staticmethod
+    def _pin(nbytes: int) -> Any:
+        return PinnedUntilCopied(cuda.cupy.cuda.PinnedMemory(nbytes))
 
     def let_pass(self, first: Any, then: Any) -> None:
         """Have what one stream does from now on come after all that another was given so far."""
@@ -105,6 +110,35 @@ class Lane:
         """Take back what was forgotten: whoever comes next waits for its copies."""
         while self.forgotten:
             self.forgotten.popleft().give_back()
+
+
+held_memory: dict[int, Any] = {}
+"""Pinned memory by its address, also what was dropped while a stream was captured."""
+
+
+class PinnedUntilCopied:
+    """Pinned memory that is given back when no copy can use it any more.
+
+    cudaFreeHost promises no wait. So whoever drops the last of what was sent, the collector too,
+    waits for the GPU first; while its stream is captured, of which no wait can be part, the memory
+    stays for good. Streams and events may be gone by then, and the collector finalises in any
+    order: so the memory itself is held elsewhere.
+
+    Args:
+        memory: pinned, by CuPy.
+    """
+
+    def __init__(self, memory: Any) -> None:
+        self._process, self._device = Process(), cuda.cupy.cuda.Device()
+        self.ptr = int(memory.ptr)
+        held_memory[self.ptr] = memory
+
+    def __del__(self) -> None:
+        if self._process.is_this() and not sys.is_finalizing():
+            with self._device:
+                if not cuda.cupy.cuda.get_current_stream().is_capturing():
+                    self._device.synchronize()
+                    del held_memory[self.ptr]
 
 
 class PinnedSent:

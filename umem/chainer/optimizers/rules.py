@@ -79,11 +79,15 @@ class QuantizedRule(UpdateRule):
 
     def _init_states(self, param: Any) -> None:
         """Make what is not there, and take it to the parameter's device; Chainer calls it."""
-        if self.policy.paged and _is_cupy(param):
+        if self.policy.paged and _is_cupy(param) and self._lacks_states():
             with managed():
                 super()._init_states(param)
         else:
             super()._init_states(param)
+
+    def _lacks_states(self) -> bool:
+        """Tell whether states are still to be made, or lie on the host."""
+        return self.state is None or any(isinstance(v, np.ndarray) for v in self.state.values())
 
     def update_core_cpu(self, param: Any) -> None:
         """Update a parameter of NumPy."""
@@ -137,7 +141,7 @@ class QuantizedRule(UpdateRule):
 
         Raises:
             UnsupportedError: amsgrad or adabound.
-            ValueError: a hyper-parameter is not finite or out of range.
+            ValueError: a hyper-parameter is no number, not finite, or out of range.
             StateError: the state is of a parameter of another shape.
         """
         hp = self.hyperparam.get_dict()
@@ -146,8 +150,9 @@ class QuantizedRule(UpdateRule):
         names = HYPERPARAMETERS[self.step]
         if wrong := {name: hp[name] for name in names if not is_sound(name, hp[name])}:
             raise ValueError(
-                f"hyper-parameters would spoil the state: {wrong}. They must be finite, "
-                f"{', '.join(DECAYS)} from 0 to 1, and eps be no less than 1e-45, or 0"
+                f"hyper-parameters would spoil the state: {wrong}. They must be numbers that are "
+                f"finite in float32, {', '.join(DECAYS)} from 0 to 1, beta1 below 1, and eps no "
+                "less than 1e-45, or 0"
             )
         shapes = {value.shape for key, value in (self.state or {}).items() if key.endswith(CODES)}
         if shapes - {param.shape}:

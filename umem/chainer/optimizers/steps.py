@@ -60,10 +60,21 @@ HYPERPARAMETERS: dict[type[Step], tuple[str, ...]] = {
 """What the numbers of each are made of, by Chainer's names."""
 DECAYS = ("beta1", "beta2", "momentum")
 """Hyper-parameters by which averages decay."""
+LARGEST = float(np.finfo(np.float32).max)
 
 
-def is_sound(name: str, value: float) -> bool:
-    """Tell whether a hyper-parameter leaves states finite; eps must not be nothing in float32."""
-    if not math.isfinite(value) or (name in DECAYS and not 0 <= value <= 1):
+def is_sound(name: str, value: Any) -> bool:
+    """Tell whether a hyper-parameter is a number of float32 that leaves states finite.
+
+    A ``beta1`` of 1 has Adam's correction of its first moment divide by nothing, and an ``eps``
+    that is nothing in float32 would divide by it.
+    """
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
         return False
-    return name != "eps" or not value or bool(np.float32(value))
+    if not abs(number) <= LARGEST or (name in DECAYS and not 0 <= number <= 1):
+        return False
+    if name == "beta1":
+        return number < 1
+    return name != "eps" or not number or bool(np.float32(number))

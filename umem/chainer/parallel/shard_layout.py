@@ -12,6 +12,7 @@ from chainer.backends import cuda
 
 from umem.chainer.optimizers.quantized_state import BLOCK, SCALES
 from umem.chainer.optimizers.rules import QuantizedRule
+from umem.chainer.uploading import upload
 
 
 class Stretch(NamedTuple):
@@ -145,10 +146,10 @@ class FlatVector:
         for shard, here, there in self._over(start, stop):
             array = by_shard[id(shard)]
             if array.flags.c_contiguous:
-                _put(flat(array)[here], values[there])
+                upload(flat(array)[here], values[there])
             else:
                 changed = flat(array)
-                _put(changed[here], values[there])
+                upload(changed[here], values[there])
                 array[...] = changed.reshape(array.shape)
 
     def _over(self, start: int, stop: int) -> Iterator[tuple[Shard, slice, slice]]:
@@ -159,13 +160,6 @@ class FlatVector:
             if first < last:
                 here = slice(first - shard.begin, last - shard.begin)
                 yield shard, here, slice(first - start, last - start)
-
-
-def _put(array: Any, values: np.ndarray[Any, Any]) -> None:
-    if isinstance(array, np.ndarray):
-        array[...] = values
-    else:
-        array.set(np.ascontiguousarray(values))
 
 
 def _stretch(name: str, parameter: Any) -> Stretch:

@@ -12,6 +12,7 @@ from chainer.backends import cuda
 
 from umem.chainer.agreement import Gather
 from umem.chainer.parallel.shard_hooks import BY_ELEMENT, BY_NORM
+from umem.chainer.parameters_once import overlapping
 from umem.chainer.tap import is_told
 from umem.errors import StateError, UmemError, UnsupportedError
 
@@ -116,6 +117,11 @@ def _named(optimizer: Any) -> dict[int, tuple[str, Any]]:
             _check_hooks(_hooks(one.update_rule), BY_ELEMENT)
             _check_arrays(name, one)
             found[id(one)] = name, one
+    for first, _, second, _ in overlapping(found.values()):
+        raise UnsupportedError(
+            f"{first} and {second} share memory, so that shards of one would be overwritten by "
+            "those of the other: tie them by umem.chainer.tie"
+        )
     return found
 
 

@@ -10,7 +10,7 @@ from umem.chainer.agreement import refuse_in_shards
 from umem.chainer.precision.floats import SINGLE
 from umem.chainer.precision.terms import check_optimizer
 from umem.chainer.precision.words import WORD, from_words, to_words
-from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.chainer.tap import Proceed, Subscriber, check_chainer, subscribe, unsubscribe
 from umem.errors import StateError
 
 __all__ = ["Bfloat16States", "bfloat16_states"]
@@ -41,12 +41,17 @@ def bfloat16_states(optimizer: Any) -> Bfloat16States:
     """
     check_optimizer(optimizer, "bfloat16_states")
     refuse_in_shards(optimizer, "bfloat16_states")
-    if any(one.optimizer is optimizer for one in _on):
+    if has_bfloat16_states(optimizer):
         raise StateError("the optimizer's states are in bfloat16 already")
     return Bfloat16States(optimizer)
 
 
 _on: list[Bfloat16States] = []
+
+
+def has_bfloat16_states(optimizer: Any) -> bool:
+    """Tell whether an optimizer's states are in bfloat16 between updates."""
+    return any(one.optimizer is optimizer for one in _on)
 
 
 class Bfloat16States(Subscriber):
@@ -60,9 +65,10 @@ class Bfloat16States(Subscriber):
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
-        self._names: dict[int, str] = {}
+        check_chainer()  # before a state changes
+        self._named: dict[int, tuple[str, Any]] = {}
         for name, parameter in optimizer.target.namedparams():
-            self._names.setdefault(id(parameter), name)
+            self._named.setdefault(id(parameter), (name, parameter))
             _pack(parameter.update_rule, parameter, name)
         _on.append(self)
         subscribe(self)
@@ -77,7 +83,7 @@ class Bfloat16States(Subscriber):
             raise StateError("bfloat16_states was undone already: the states are float32")
         _on.remove(self)
         unsubscribe(self)
-        for parameter in self.optimizer.target.params():
+        for _, parameter in self._named.values():  # those too that were tied since
             _unpack(parameter.update_rule)
 
     def __enter__(self) -> Bfloat16States:
@@ -94,7 +100,7 @@ class Bfloat16States(Subscriber):
 
     def update(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
         """Have the states in float32 while a parameter is updated."""
-        name = self._names.get(id(parameter))
+        name, _ = self._named.get(id(parameter), (None, None))
         if name is None or not rule.enabled:
             proceed(rule, parameter)
             return
@@ -112,6 +118,8 @@ def _unpack(rule: Any) -> None:
 
 
 def _pack(rule: Any, parameter: Any, name: str) -> None:
+    if getattr(rule, "is_quantized", False):  # scales may be as many as the parameter's elements
+        return
     for key, value in _arrays(rule):
         if value.dtype == SINGLE and value.shape == parameter.shape:
             rule.state[key] = to_words(value, crc32(f"{name}.{key}.{rule.t}".encode()))

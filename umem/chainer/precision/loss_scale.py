@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TypedDict
 
-from umem.errors import PrecisionError
+from umem.errors import PrecisionError, SizeError
+from umem.printable import quoted
 
 LEAST = 1.0
 """Where gradients overflow at a scale that changes nothing, a smaller one is no help."""
@@ -75,7 +77,17 @@ class LossScale:
         }
 
     def restore(self, state: ScaleState) -> None:
-        """Go on from a state."""
+        """Go on from a state.
+
+        Raises:
+            SizeError: it is none; nothing has changed.
+        """
+        counts = int(state["good_steps"]), int(state["skipped_steps"])
+        if not 0 < float(state["scale"]) < inf or min(counts) < 0:
+            raise SizeError(
+                "a loss scale is a number above 0, with counts of steps from 0 on; got "
+                f"{quoted(state)}"
+            )
         self.scale = float(state["scale"])
         self.good_steps = int(state["good_steps"])
         self.skipped_steps = int(state["skipped_steps"])

@@ -23,6 +23,7 @@ class Masters:
     A master is where Chainer keeps its own under `use_fp32_update`, on the parameter's update rule,
     so that traces and budgets count it. Chainer's code does not use it: it would give hooks halves
     that are scaled still, make a new half array each step, and forget the masters on saving.
+    Parameters that share an array, as those of ``copy(mode="share")`` do, share its master's.
 
     Args:
         parameters: those to be halves; the ones without an array yet are taken when they have one.
@@ -46,22 +47,35 @@ class Masters:
         """Make halves of those that have got their array since."""
         if not self._waiting:
             return
-        for variable in variables:
-            if id(variable) in self._waiting and variable.array is not None:
-                self._split(self._waiting.pop(id(variable)))
+        ready = [v for v in variables if id(v) in self._waiting and v.array is not None]
+        if not ready:
+            return
+        sharing: dict[int, list[Any]] = {}
+        for parameter in self._waiting.values():
+            if parameter.array is not None:
+                sharing.setdefault(id(parameter.array), []).append(parameter)
+        for one in ready:
+            if id(one) in self._waiting:
+                self._split(sharing[id(one.array)])
 
     def hold(self, parameter: Any, loaded: Any) -> None:
         """Keep what a file has for the master of a parameter that has no array yet."""
         if id(parameter) in self._waiting and loaded is not None:
             self._loaded[id(parameter)] = np.array(to_cpu(loaded), np.float32)
 
-    def _split(self, parameter: Any) -> None:
-        single = self._loaded.pop(id(parameter), None)
-        if single is None or single.shape != parameter.shape:
-            single = parameter.array
-        self._give_master(parameter, single)
-        parameter.cleargrad()
-        parameter.array = to_half(parameter.array)
+    def _split(self, sharing: list[Any]) -> None:
+        """Make halves of parameters that have one array, as Chainer's copies may."""
+        single = sharing[0].array
+        half = to_half(single)
+        for parameter in sharing:
+            del self._waiting[id(parameter)]
+            loaded = self._loaded.pop(id(parameter), None)
+            if loaded is not None and loaded.shape == single.shape:
+                single = loaded
+        for parameter in sharing:
+            self._give_master(parameter, single)
+            parameter.cleargrad()
+            parameter.array = half
 
     def _give_master(self, parameter: Any, single: Any) -> None:
         master = chainer.Parameter(single, name=parameter.name)

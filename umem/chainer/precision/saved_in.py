@@ -57,8 +57,8 @@ class SavedIn(Subscriber):
 
     def __init__(self) -> None:
         self._functions: WeakSet[Any] = WeakSet()
-        _on.append(self)
         subscribe(self)
+        _on.append(self)
 
     def undo(self) -> None:
         """Save what comes in float32 again.
@@ -139,30 +139,32 @@ def _restore(func: Any) -> None:
     for node in _inputs(func):
         if node._data is None and hasattr(node, "_umem_words"):
             node._data = from_words(node._umem_words)
-    data = list(func._retained_output_data or ())
+    if func._retained_output_data is None:  # another has let go of the function
+        return
+    data = list(func._retained_output_data)
     for place, index in enumerate(func._output_indexes_to_retain or ()):
-        if data[place] is None:
+        if data[place] is None and place in func._umem_words:
             node = func.outputs[index]()
             held = None if node is None else node._data
             data[place] = from_words(func._umem_words[place]) if held is None else held
             if node is not None:
                 node._data = data[place]
-    if data:
-        func._retained_output_data = tuple(data)
+    func._retained_output_data = tuple(data)
 
 
 def _let_go(func: Any) -> None:
     for node in _inputs(func):
         if hasattr(node, "_umem_words"):
             node._data = None
-    data = list(func._retained_output_data or ())
+    if func._retained_output_data is None:
+        return
+    data = list(func._retained_output_data)
     for place in func._umem_words:
         data[place] = None
         node = func.outputs[func._output_indexes_to_retain[place]]()
         if node is not None:
             node._data = None
-    if data:
-        func._retained_output_data = tuple(data)
+    func._retained_output_data = tuple(data)
 
 
 def _inputs(func: Any) -> Iterator[Any]:

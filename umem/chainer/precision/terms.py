@@ -12,6 +12,7 @@ import numpy as np
 
 from umem.chainer.agreement import refuse_in_shards
 from umem.chainer.function_facts import owner_of
+from umem.chainer.parameters_once import overlapping
 from umem.chainer.precision.floats import HALF, SINGLE, constant_to_half, quiet
 from umem.chainer.precision.halves import TAKE_BOTH, evaluate, from_columns, layer_norm_gradients
 from umem.chainer.precision.masters import Masters
@@ -95,7 +96,8 @@ def chosen(model: Any, keep: Iterable[str]) -> list[Any]:
     """The parameters to become halves, each once: float32, none of a normalisation's, none kept.
 
     Raises:
-        StateError: a name in ``keep`` is of no parameter and no link.
+        StateError: a name in ``keep`` is of no parameter and no link; or an array would be a half
+            in one place and not in another.
     """
     kept = {id(one) for one in _kept(model, keep)}
     found = {}
@@ -105,11 +107,23 @@ def chosen(model: Any, keep: Iterable[str]) -> list[Any]:
     for link in model.links():
         if _normalises(link):
             kept.update(id(one) for one in _own(link))
-    return [
+    halves = [
         one
         for key, one in found.items()
         if key not in kept and (one.array is None or one.dtype == SINGLE)
     ]
+    _check_shared(model, {id(one) for one in halves})
+    return halves
+
+
+def _check_shared(model: Any, halves: set[int]) -> None:
+    for first, one, second, other in overlapping(model.namedparams()):
+        are_halves = {id(one) in halves, id(other) in halves}
+        if True in are_halves and (False in are_halves or one.array is not other.array):
+            raise StateError(
+                f"{first} and {second} share memory, and would not as halves: have both hold the "
+                "same array and keep= both or neither, or tie them by umem.chainer.tie"
+            )
 
 
 def _own(link: Any) -> list[Any]:

@@ -6,7 +6,13 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
-from umem.chainer.quantization.aware_links import AWARE, AwareLayer, become_aware, become_plain
+from umem.chainer.quantization.aware_links import (
+    AWARE,
+    AwareLayer,
+    become_aware,
+    become_plain,
+    has_hooks,
+)
 from umem.chainer.quantization.exchanging import by_path, checked_names
 from umem.chainer.quantization.quantized_links import QuantizedLayer
 from umem.chainer.quantization.scheme import Scheme
@@ -35,7 +41,8 @@ def quantization_aware(
     some epochs more so.
 
     Args:
-        model: a link or chain; its quantised layers must be of exactly these classes.
+        model: a link or chain; its quantised layers must be of exactly these classes. Layers with
+            link hooks, such as SpectralNormalization, train in floats, as `quantize` leaves them.
         bits: of the weights, as of `umem.chainer.quantize`.
         activation_bits: of inputs, as there.
         group: in 4 bits, how many columns of a row share a multiplier, as there.
@@ -58,9 +65,15 @@ def quantization_aware(
             raise StateError(f"{path} is quantised: train the one in floats")
         if isinstance(link, AwareLayer):
             raise StateError(f"{path} trains for few bits already: undo() that first")
-    chosen = [link for path, link in links.items() if type(link) in AWARE and path not in kept]
+    chosen = [
+        link
+        for path, link in links.items()
+        if type(link) in AWARE and path not in kept and not has_hooks(link)
+    ]
     if not chosen:
-        raise QuantizationError("no layer can train so: there is no Linear, Convolution2D, EmbedID")
+        raise QuantizationError(
+            "no layer can train so: there is no Linear, Convolution2D, EmbedID without link hooks"
+        )
     return QuantizationAware(chosen, scheme)
 
 

@@ -90,10 +90,15 @@ class AwareLayer:
 
     def _trains(self: Any) -> bool:
         """Whether to compute in floats that are rounded; else as `quantize` would have it."""
-        return bool(chainer.config.train or chainer.config.enable_backprop)
+        return not has_hooks(self) and bool(chainer.config.train or chainer.config.enable_backprop)
 
     def _as_quantized(self: Any, plain: Any) -> Any:
-        """What `quantize` would make of it; ``plain`` where its input has no range."""
+        """What `quantize` would make of it; ``plain`` where its input has no range.
+
+        And where it has got link hooks, since `quantize` leaves it in floats then.
+        """
+        if has_hooks(self):
+            return plain
         kind = next(KINDS[known] for known in KINDS if isinstance(self, known))
         step = aware_step(self) if kind.has_input else None
         if kind.has_input and step is None:
@@ -151,6 +156,11 @@ class AwareEmbedID(AwareLayer, L.EmbedID):
         if not self._trains():
             return self._as_quantized(super().forward)(x)
         return F.embed_id(x, self._rounded_weight(), ignore_label=self.ignore_label)
+
+
+def has_hooks(link: Any) -> bool:
+    """Tell whether a link has hooks of its own, which may put another W in the place of its."""
+    return bool(link._local_link_hooks)  # the property would make a dictionary of them
 
 
 AWARE = {kind.__mro__[2]: kind for kind in (AwareLinear, AwareConvolution2D, AwareEmbedID)}

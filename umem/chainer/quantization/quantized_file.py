@@ -23,7 +23,16 @@ from umem.chainer.quantization.quantized_links import KINDS, QuantizedLayer, spe
 from umem.chainer.quantization.quantized_weight import QuantizedWeight
 from umem.chainer.quantization.scheme import Scheme
 from umem.chainer.resume.collecting import Collector, Distributor, MissingValue, decoded
-from umem.errors import FileError, QuantizationError, SnapshotError, StateError, UnsupportedError
+from umem.checksums import SUMS, check_arrays, sum_of, with_sums
+from umem.errors import (
+    FileError,
+    QuantizationError,
+    SnapshotError,
+    StateError,
+    UnsupportedError,
+    UnverifiedWarning,
+    warn_at_program,
+)
 from umem.files import open_regular, reason, whole
 from umem.printable import shown
 from umem.snapshots.arrays_file import ArraysInFile, pieces
@@ -61,9 +70,10 @@ def save_quantized(path: str | os.PathLike[str], model: Any, *, force: bool = Fa
         "version": str(_VERSION),
         "model": json.dumps(description, separators=(",", ":")),
     }
+    sums = {name: sum_of(name, array) for name, array in arrays.items()}
     try:
         with whole(Path(path), force=force) as file:
-            for piece in pieces(arrays, notes):
+            for piece in pieces(arrays, with_sums(notes, sums)):
                 file.write(piece)
     except FileError:
         raise
@@ -126,6 +136,7 @@ def _opened(path: str | os.PathLike[str]) -> ArraysInFile:
 
 def _loaded(name: str, arrays: ArraysInFile, model: Any) -> Any:
     description = _description(name, arrays)
+    _verify(name, arrays)
     links = by_path(model)
     for path, link in links.items():
         if isinstance(link, QuantizedLayer):
@@ -168,6 +179,24 @@ def _description(name: str, arrays: ArraysInFile) -> dict[str, Any]:
     ) as error:  # fmt: skip
         raise QuantizationError(f"{name} is damaged: its description is none: {error}") from error
     return found
+
+
+def _verify(name: str, arrays: ArraysInFile) -> None:
+    """Compare the file with its checksums; one of an earlier umem has none."""
+    unknown = arrays.notes.keys() - {"format", "version", "model", SUMS}
+    if unknown:
+        raise QuantizationError(f"{name} is damaged: its header has {shown(min(unknown))!r}")
+    if SUMS not in arrays.notes:
+        warn_at_program(
+            f"{name} has no checksums: an earlier umem wrote it, and damage in it would not be "
+            "seen. Save the model again to have them",
+            UnverifiedWarning,
+        )
+        return
+    try:
+        check_arrays(arrays.notes, arrays)
+    except ValueError as error:
+        raise QuantizationError(f"{name} is damaged: {error}. No model was made") from None
 
 
 def _check_layer(kind: Any, specs: Any) -> None:

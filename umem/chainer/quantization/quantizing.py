@@ -9,7 +9,13 @@ import chainer
 import chainerx
 import numpy as np
 
-from umem.chainer.quantization.aware_links import AWARE, AwareLayer, aware_step, become_plain
+from umem.chainer.quantization.aware_links import (
+    AWARE,
+    AwareLayer,
+    aware_step,
+    become_plain,
+    has_hooks,
+)
 from umem.chainer.quantization.calibration import Call, SeenRange, attributes_kept, calibrate, run
 from umem.chainer.quantization.exchanging import by_path, checked_names, exchanged, own_names
 from umem.chainer.quantization.integer_products import LARGEST_SUM
@@ -139,6 +145,8 @@ def _sorted_out(links: dict[str, Any], kept: set[str]) -> tuple[dict[str, Any], 
 
 def _why_not(link: Any) -> str | None:
     kind = type(link)
+    if has_hooks(link):
+        return f"it has link hooks, {', '.join(link._local_link_hooks)}"
     if kind in AWARE.values() or kind in KINDS:
         if not isinstance(link.W, chainer.Parameter):
             return "its W is no parameter"

@@ -11,7 +11,9 @@ import numpy as np
 from chainer import serializer
 from chainer.backends import cuda
 
+from umem.chainer.uploading import upload
 from umem.errors import SnapshotError, UnsupportedError
+from umem.printable import quoted
 from umem.snapshots.arrays_file import check_type
 
 
@@ -20,6 +22,7 @@ class Collector(serializer.Serializer):
 
     Attributes:
         arrays: those of NumPy and of CuPy, the run's own.
+        gpus: the numbers of the GPUs that some lie on.
         values: everything else, as JSON can say it.
     """
 
@@ -27,6 +30,10 @@ class Collector(serializer.Serializer):
         self._path = path
         self.arrays: dict[str, Any] = {} if into is None else into.arrays
         self.values: dict[str, Any] = {} if into is None else into.values
+
+    @property
+    def gpus(self) -> set[int]:
+        return {a.device.id for a in self.arrays.values() if not isinstance(a, np.ndarray)}
 
     def __getitem__(self, key: str) -> Collector:
         return Collector(f"{self._path}{key.strip('/')}/", self)
@@ -88,6 +95,9 @@ class Distributor(serializer.Deserializer):
         on_gpu: the names of arrays that lay on a GPU.
         strict: raise a MissingValue where there is nothing of a name; else leave what is there.
         stays: names of what is left as it is here.
+
+    Attributes:
+        gpus: the numbers of the GPUs on which it has found arrays to give to.
     """
 
     def __init__(
@@ -99,13 +109,19 @@ class Distributor(serializer.Deserializer):
         *,
         strict: bool = True,
         stays: frozenset[str] = frozenset(),
+        gpus: set[int] | None = None,
     ) -> None:
         self._all = arrays, values, on_gpu
+        self.asked: list[str] = [""]
+        """The name that was asked for last, of all that come from one; errors say it."""
         self._path, self.strict, self._stays = path, strict, stays
+        self.gpus: set[int] = set() if gpus is None else gpus
 
     def __getitem__(self, key: str) -> Distributor:
         path = f"{self._path}{key.strip('/')}/"
-        return Distributor(*self._all, path, strict=self.strict, stays=self._stays)
+        found = Distributor(*self._all, path, strict=self.strict, stays=self._stays, gpus=self.gpus)
+        found.asked = self.asked
+        return found
 
     def __call__(self, key: str, value: Any) -> Any:
         return self._give(key, value, lambda arrays, name: arrays[name])
@@ -125,11 +141,13 @@ class Distributor(serializer.Deserializer):
 
     def _give(self, key: str, value: Any, read: Callable[[Any, str], Any]) -> Any:
         arrays, values, on_gpu = self._all
-        name = self._path + key.lstrip("/")
+        name = self.asked[0] = self._path + key.lstrip("/")
         if name in self._stays:
             return value
         if name in values:
-            return decoded(values[name])
+            found = decoded(values[name])
+            _check_kind(name, found, value)
+            return found
         try:
             stored = read(arrays, name)
         except KeyError:
@@ -142,8 +160,10 @@ class Distributor(serializer.Deserializer):
             return value
         if isinstance(value, cuda.ndarray):
             _check_alike(name, stored, value)
-            value.set(stored)
+            self.gpus.add(value.device.id)
+            upload(value, stored)
             return value
+        _check_kind(name, stored, value)
         if value is None:  # as Chainer's own give it: whoever asks puts it on a device
             return stored
         return cuda.to_gpu(stored) if name in on_gpu and cuda.available else stored
@@ -154,6 +174,27 @@ class Distributor(serializer.Deserializer):
         for name in (*arrays, *values):
             if name.startswith(self._path):
                 yield name[len(self._path) :]
+
+
+def _check_kind(name: str, stored: Any, live: Any) -> None:
+    """See that a value is of the kind of the one that is here, where that tells one.
+
+    A parameter that had no shape when it was saved is None there. What is a whole number here may
+    have become another number, and a number that was summed up an array without dimensions.
+    """
+    if live is None or (stored is None and not isinstance(live, (str, list, tuple, dict))):
+        return
+    if isinstance(live, (bool, np.bool_)):
+        is_alike = isinstance(stored, (bool, np.bool_))
+    elif isinstance(live, (int, float, np.number)):
+        is_number = np.ndim(stored) == 0 and np.asarray(stored).dtype.kind in "iuf"
+        is_alike = is_number and not isinstance(stored, bool)
+    elif isinstance(live, (str, list, tuple, dict)):
+        is_alike = isinstance(stored, type(live))
+    else:
+        is_alike = not isinstance(live, chainer.get_array_types()) or isinstance(stored, np.ndarray)
+    if not is_alike:
+        raise SnapshotError(f"{name!r} is {quoted(stored)} there and {quoted(live)} here")
 
 
 def _check_alike(name: str, stored: Any, live: Any) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from chainer import iterators
 
+from umem.chainer.resume.loaded_checks import check_order
 from umem.chainer.resume.random_states import GENERATORS, is_global, serialize_generator
 from umem.data.orders import KnownOrder
-from umem.errors import StateError
+from umem.errors import SnapshotError, StateError
+from umem.printable import quoted
 
 
 class NumberedOrder(np.ndarray[Any, Any]):
@@ -62,8 +64,13 @@ class OrderMemory:
             now = self._number()
             ahead = [self._ahead[n] for n in sorted(self._ahead) if n > now]
             count = saver("count", len(ahead))
-            ahead += [None] * (count - len(ahead))  # type: ignore[list-item]
-            saved = [saver(f"{i}", _plain(ahead[i])) for i in range(count)]
+            if type(count) is not int or count < 0:
+                raise SnapshotError(f"{quoted(count)} orders would be known ahead")
+            known = dict(enumerate(map(_plain, ahead)))
+            saved = []
+            for i in range(count):  # ends where there are fewer, whatever the count says
+                saved.append(saver(f"{i}", known.get(i)))
+                check_order("an iterator", saved[-1], len(self._iterator.dataset))
             self._ahead = {
                 now + 1 + i: _numbered(each, now + 1 + i) for i, each in enumerate(saved)
             }
@@ -80,7 +87,7 @@ class OrderMemory:
 
 
 def _plain(order: Any) -> Any:
-    return None if order is None else np.asarray(order)
+    return np.asarray(order)
 
 
 def _numbered(order: Any, number: int) -> NumberedOrder:

@@ -9,6 +9,7 @@ import chainer
 from chainer import serializer
 
 from umem.errors import SnapshotError, SnapshotWarning, warn_at_program
+from umem.printable import quoted
 
 
 def is_optimizer(part: Any) -> bool:
@@ -60,7 +61,7 @@ def _serialize_loss_scaling(optimizer: Any, saver: Any) -> None:
     """Chainer keeps it in attributes of these names, from the moment it is asked for."""
     own = vars(getattr(optimizer, "actual_optimizer", optimizer))
     now = {k: v for k, v in own.items() if k.startswith("_loss_scal")}
-    saved = saver("loss_scaling", now)
+    saved = _dictionary(saver("loss_scaling", now))
     own.update({k: v for k, v in saved.items() if k.startswith("_loss_scal")})
 
 
@@ -73,18 +74,27 @@ def _serialize_broadcast(optimizer: Any, saver: Any) -> None:
     noted = vars(optimizer).get("target_params")
     if noted is not None:
         saved = saver("target_params", [list(each) for each in noted])
+        if not all(isinstance(name, str) for each in saved for name in each[:1]):
+            raise SnapshotError("the parameters that ChainerMN has noted are none")
         vars(optimizer)["target_params"] = [tuple(each) for each in saved]
 
 
 def _serialize_hyperparameters(hyperparameters: Any, saver: Any) -> None:
     if hyperparameters is not None:
         now = {k: v for k, v in vars(hyperparameters).items() if k != "_parent"}
-        vars(hyperparameters).update(saver("own", now))
+        saved = _dictionary(saver("own", now))
+        vars(hyperparameters).update({k: v for k, v in saved.items() if k != "_parent"})
+
+
+def _dictionary(saved: Any) -> dict[str, Any]:
+    if not isinstance(saved, dict):
+        raise SnapshotError(f"{quoted(saved)} is there in the place of a dictionary")
+    return saved
 
 
 def _serialize_rule(rule: Any, parameter: Any, saver: Any) -> None:
     numbers = {k: v for k, v in vars(rule).items() if type(v) in (bool, int, float)}
-    saved = saver("numbers", numbers)
+    saved = _dictionary(saver("numbers", numbers))
     vars(rule).update({k: v for k, v in saved.items() if k in numbers})
     _serialize_hyperparameters(rule.hyperparam, saver)
     saver("has_state", rule.state is not None)
@@ -114,7 +124,22 @@ def serialize_link(link: Any, saver: Any) -> None:
     links = {path.strip("/"): each for path, each in link.namedlinks()}
     for path, name in saver("kept", None):
         owner = links[path.strip("/")]
-        setattr(owner, name, chainer.Variable(owner.device.send(saver[path](name, None))))
+        array = saver[path](name, None)
+        if not _may_keep(owner, name, array):
+            raise SnapshotError(f"{path!r} would keep {quoted(array)} as {quoted(name)}")
+        setattr(owner, name, chainer.Variable(owner.device.send(array)))
+
+
+def _may_keep(link: Any, name: str, array: Any) -> bool:
+    """Tell whether a link may keep an array: it has a variable of that name, or None.
+
+    Chainer's LSTM and GRU say how wide theirs are.
+    """
+    value, width = vars(link).get(name, 0), vars(link).get("state_size")
+    is_parameter = isinstance(value, chainer.Parameter)
+    has_one = value is None or (isinstance(value, chainer.Variable) and not is_parameter)
+    is_array = isinstance(array, chainer.get_array_types()) and array.dtype.kind == "f"
+    return has_one and is_array and (width is None or array.shape[1:] == (width,))
 
 
 def _kept_variables(link: Any) -> Iterator[tuple[str, str, Any]]:

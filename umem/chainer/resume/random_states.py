@@ -9,6 +9,10 @@ import numpy as np
 from chainer import serializer
 from chainer.backends import cuda
 
+from umem.chainer.resume.loaded_checks import check_generator_state, check_python_state
+from umem.errors import SnapshotError
+from umem.printable import quoted
+
 GENERATORS = (np.random.RandomState, np.random.Generator, random.Random)
 
 
@@ -17,30 +21,38 @@ def serialize_global(saver: Any) -> None:
 
     CuPy's cannot be read. So at each saving a seed is drawn from it and it begins anew from that
     seed, in a run that is never interrupted too: what follows depends on the seed alone, which is
-    saved.
+    saved. It is done for the GPUs that the run uses; on another one a generator would take a
+    context, which takes some hundred MiB of VRAM.
     """
     serialize_generator(_GLOBAL_NUMPY, saver["numpy"])
-    state = saver("python", random.getstate())
-    random.setstate(state)
+    serialize_generator(_GLOBAL_PYTHON, saver, "python")
     if cuda.available:
         _serialize_cupy(saver["cupy"])
 
 
+_GLOBAL_PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]
 _GLOBAL_NUMPY: Any = np.random.random.__self__  # type: ignore[attr-defined]
 
 
-def serialize_generator(generator: Any, saver: Any) -> None:
+def serialize_generator(generator: Any, saver: Any, name: str = "state") -> None:
     """Save or put back one generator.
 
     Raises:
-        ValueError: what was saved is of another kind of generator.
+        SnapshotError: what was saved is of another kind of generator, or of none.
     """
     if isinstance(generator, random.Random):
-        generator.setstate(saver("state", generator.getstate()))
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = saver("state", generator.bit_generator.state)
+        state = saver(name, generator.getstate())
+        check_python_state(state)
+        generator.setstate(state)
+        return
+    own = generator.bit_generator if isinstance(generator, np.random.Generator) else None
+    now = generator.get_state(legacy=False) if own is None else own.state
+    state = saver(name, now)
+    check_generator_state(state, now)
+    if own is None:
+        generator.set_state(state)
     else:
-        generator.set_state(saver("state", generator.get_state(legacy=False)))
+        own.state = state
 
 
 def is_global(generator: Any) -> bool:
@@ -49,10 +61,38 @@ def is_global(generator: Any) -> bool:
 
 
 def _serialize_cupy(saver: Any) -> None:
-    """Begin CuPy's generator of each GPU anew, from a seed that it drew or that was saved."""
+    """Begin the generators of the GPUs in use anew, from seeds that they drew or were saved."""
     saving = isinstance(saver, serializer.Serializer)
-    for ordinal in range(cuda.cupy.cuda.runtime.getDeviceCount()):
+    for saved, ordinal in _used_gpus(saver) if saving else _saved_gpus(saver):
         with cuda.cupy.cuda.Device(ordinal):
             generator = cuda.cupy.random.get_random_state()
             drawn = int(generator.tomaxint()) if saving else None
-            generator.seed(saver(f"{ordinal}", drawn))
+            seed = saver(f"{saved}", drawn)
+            if type(seed) is not int or not 0 <= seed < 2**63:
+                raise SnapshotError(
+                    f"the seed of GPU {ordinal}'s generator would be {quoted(seed)}"
+                )
+            generator.seed(seed)
+
+
+def _used_gpus(saver: Any) -> list[tuple[int, int]]:
+    used = sorted(saver.gpus | _gpus_with_generators())
+    return [(ordinal, ordinal) for ordinal in used]
+
+
+def _saved_gpus(saver: Any) -> list[tuple[int, int]]:
+    """List the GPUs whose seeds were saved, each with the one that has it here.
+
+    A run of one GPU may go on on another one. Of several, each has its own; what is not visible
+    here has none.
+    """
+    saved, used = [int(name) for name in saver.names()], saver.gpus | _gpus_with_generators()
+    if len(saved) == len(used) == 1:
+        return [(*saved, *used)]
+    visible = cuda.cupy.cuda.runtime.getDeviceCount()
+    return [(ordinal, ordinal) for ordinal in saved if ordinal < visible]
+
+
+def _gpus_with_generators() -> set[int]:
+    # CuPy's own record of them, which asking by `get_random_state` would add to.
+    return set(cuda.cupy.random._generator._random_states)

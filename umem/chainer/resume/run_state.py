@@ -16,6 +16,7 @@ from umem.chainer.parallel.shard_saving import through_shards
 from umem.chainer.parallel.sharding import shards_of
 from umem.chainer.resume.collecting import Collector, Distributor, MissingValue, described
 from umem.chainer.resume.epoch_orders import remember_orders
+from umem.chainer.resume.loaded_checks import check_iterator, check_optimizer
 from umem.chainer.resume.optimizer_extras import (
     expect_states,
     is_optimizer,
@@ -23,6 +24,7 @@ from umem.chainer.resume.optimizer_extras import (
     serialize_optimizer,
 )
 from umem.chainer.resume.random_states import GENERATORS, serialize_generator, serialize_global
+from umem.chainer.resume.rollback import Rollback
 from umem.errors import SnapshotError, UmemError
 from umem.printable import shown
 from umem.snapshots import SavedRun
@@ -41,6 +43,8 @@ class RunState:
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
+        self._given = Rollback(each for _, each in _iterators(parts))
+        self._generators = np.random.get_state(), random.getstate()
         self._values = {n: p for n, p in parts.items() if not _is_live(p)}
         self._parts = {n: p for n, p in parts.items() if _is_live(p)}
         self._parts |= dict(_targets_left_out(self._parts))
@@ -68,44 +72,70 @@ class RunState:
         Holds a copy of what the run is now meanwhile, which is little where it has not begun.
 
         Raises:
-            SnapshotError: it is of another model, or of other parts.
-            Whatever is raised, the run is as it was, but that a parameter may have got its shape.
+            SnapshotError: it is of another model, or of other parts, or damaged.
+            Whatever is raised, the run is as it was.
         """
-        values, stays = snapshot.values, frozenset[str]()
-        if snapshot.ranks != snapshot.readers:
-            values, stays = _divided_anew(values, self._parts)
-        self._check(snapshot, stays)
-        on_gpu = set(values.get(_ON_GPU, ()))
-        distributor = Distributor(snapshot.arrays, values, on_gpu, stays=stays)
         before = _Before(self)
         try:
-            if self._is_lazy():  # what is kept beside a parameter can be put back once it is there
-                self._load(distributor)
-            self._load(distributor)
-            saved = distributor["values"]
-            return {name: saved(name, None) for name in saved.names()}
-        except MissingValue as error:
-            before.put_back()
-            raise _other(snapshot, f"it has no {shown(str(error))!r}") from error
-        except UmemError as error:
-            before.put_back()
-            raise _other(snapshot, str(error)) from error
+            return self._put_back(snapshot)
         except BaseException:
             before.put_back()
+            self._given.put_back()
+            np.random.set_state(self._generators[0])
+            random.setstate(self._generators[1])
             raise
 
-    def _load(self, distributor: Distributor) -> None:
+    def _put_back(self, snapshot: SavedRun) -> dict[str, Any]:
+        values, stays = snapshot.values, frozenset[str]()
+        asked = [""]
+        try:
+            if snapshot.ranks != snapshot.readers:
+                values, stays = _divided_anew(values, self._parts)
+            self._check(snapshot, stays)
+            on_gpu = set(values.get(_ON_GPU, ()))
+            distributor = Distributor(snapshot.arrays, values, on_gpu, stays=stays)
+            asked = distributor.asked
+            return self._load(distributor)
+        except MissingValue as error:
+            raise _other(snapshot, f"it has no {shown(str(error))!r}") from error
+        except (MemoryError, _OtherRunError):
+            raise
+        except UmemError as error:
+            raise _other(snapshot, str(error)) from error
+        except Exception as error:  # of Chainer, NumPy or a part, whatever was given to it
+            raise _other(
+                snapshot,
+                f"{shown(asked[0])!r} cannot be loaded: {type(error).__name__}: "
+                f"{shown(str(error)[:200])}",
+            ) from error
+
+    def _load(self, distributor: Distributor) -> dict[str, Any]:
+        """Load everything, and see that a run can go on from it."""
+        before = Rollback(self.objects())
+        if self._is_lazy():  # what is kept beside a parameter can be put back once it is there
+            self._load_once(distributor)
+        self._load_once(distributor)
+        saved = distributor["values"]
+        values = {name: saved(name, None) for name in saved.names()}
+        before.check()
+        for name, iterator in _iterators(self._parts):
+            check_iterator(name, iterator)
+        for name, optimizer in self._optimizers.items():
+            check_optimizer(name, optimizer, in_shards=bool(shards_of(optimizer)))
+        return values
+
+    def objects(self) -> list[Any]:
+        """List what something is loaded into, whatever that holds not among it."""
+        on = [one for each in self._optimizers.values() for one in accumulations(each)]
+        return [*self._parts.values(), *self._optimizers.values(), *self._orders.values(), *on]
+
+    def _load_once(self, distributor: Distributor) -> None:
         for name, optimizer in self._optimizers.items():
             expect_states(optimizer, distributor["optimizers"][name])
         self._serialize(distributor)
 
     def _is_lazy(self) -> bool:
         return any(p.array is None for link in self._links.values() for p in link.params())
-
-    def rules(self) -> list[Any]:
-        """The update rules of every parameter that an optimizer trains."""
-        parameters = [p for link in self._links.values() for p in link.params()]
-        return [p.update_rule for p in parameters if p.update_rule is not None]
 
     def serialize(self, saver: Any) -> None:
         """Save or load every part in turn, but for the generators that everybody draws from."""
@@ -140,7 +170,7 @@ class RunState:
         for name, optimizer in self._optimizers.items():
             count = snapshot.values.get(f"accumulations/{name}/group/count", 0)
             if count and not accumulations(optimizer):
-                raise SnapshotError(
+                raise _OtherRunError(
                     f"{shown(snapshot.path)} was saved after {count} calls of update of a group "
                     "of umem.chainer.accumulate: resume inside of its block"
                 )
@@ -183,24 +213,27 @@ class _Before:
     """What a run is before it is put back, so that it can be that again."""
 
     def __init__(self, state: RunState) -> None:
-        self._state = state
+        self._state, self._attributes = state, Rollback(state.objects())
         collector = Collector()
         state.serialize(collector)
         self._saved = collector.copies(), collector.values, set(collector.on_gpu())
-        self._rules = [(rule, rule.state and dict(rule.state)) for rule in state.rules()]
         self._numpy, self._python = np.random.get_state(), random.getstate()
 
     def put_back(self) -> None:
         """Make the run that again."""
-        for rule, kept in self._rules:
-            rule._state = kept
+        self._attributes.put_back()
         self._state.serialize(Distributor(*self._saved, strict=False))
+        self._attributes.put_back()  # of what has been made by that
         np.random.set_state(self._numpy)
         random.setstate(self._python)
 
 
+class _OtherRunError(SnapshotError):
+    """A snapshot of another run, by a message that is complete."""
+
+
 def _other(snapshot: SavedRun, what: str) -> SnapshotError:
-    return SnapshotError(
+    return _OtherRunError(
         f"{shown(snapshot.path)} is of another model or run: {what}. Make the objects as the "
         "saved run had them, or name another folder to begin anew"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,9 +13,10 @@ from umem.chainer.parallel.shard_exchange import mpi_of
 from umem.chainer.resume.collecting import Collector
 from umem.chainer.resume.run_state import RunState
 from umem.chainer.resume.saver import RunSaver
+from umem.checksums import FileSum, sum_of
 from umem.errors import FileError
 from umem.snapshots import FileOperations, SavedRun, places_in
-from umem.snapshots.manifest import FileSum, folder_name
+from umem.snapshots.manifest import folder_name
 from umem.snapshots.reading import TornError, read
 from umem.snapshots.shards import SPAN
 from umem.snapshots.writing import (
@@ -123,7 +123,7 @@ class SaverOfRanks(RunSaver):
 
     def _own(self, collected: Collector) -> dict[str, np.ndarray[Any, Any]]:
         """The arrays that this rank writes: in shards, or other than the first rank's."""
-        sums = {name: _sum_of(array) for name, array in collected.arrays.items()}
+        sums = {name: sum_of(name, _on_host(array)) for name, array in collected.arrays.items()}
         of_first = self._mpi.bcast(sums)
         return {
             name: _on_host(array)
@@ -160,11 +160,3 @@ def _on_host(array: Any) -> np.ndarray[Any, Any]:
     array = cuda.to_cpu(array)
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     return np.ascontiguousarray(native).reshape(array.shape)
-
-
-def _sum_of(array: Any) -> bytes:
-    """What differs where arrays do."""
-    array = _on_host(array)
-    content = hashlib.blake2b(array.reshape(-1).view(np.uint8), digest_size=20)
-    content.update(f"{array.dtype}{array.shape}".encode())
-    return content.digest()

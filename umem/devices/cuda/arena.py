@@ -1,21 +1,25 @@
 """Managed memory that each step finds in the same places, and whose free blocks can be forgotten.
 
 CuPy's pool hands out what was freed in an order of its own, so that no step has the places of the
-one before. Here they repeat (`RepeatingPool`), and what nobody has is known. Discarding is safe in
-the order of one stream: a block is discarded while nobody has it, on the stream of those who get
-it next. So only that stream's requests are served here; others go to CuPy's pool.
+one before. Here they repeat (`RepeatingPool`), and what nobody has is known. A block is discarded
+while nobody has it, in an order with the stream of those who get it next (`OrderedDiscards`). So
+only that stream's requests are served here; others go to CuPy's pool.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from umem.devices.base import Span
+import cupy
+from cupy.cuda import runtime
+
+from umem.devices.base import Place, Span
 from umem.devices.cuda import driver as cuda_driver
 from umem.devices.cuda.driver import Driver, Malloc
 from umem.devices.cuda.held import Held, HeldRef
+from umem.devices.cuda.ranges import CoreHints
 from umem.devices.virtual.repeating_pool import RepeatingPool
 from umem.locks import safe_lock
 from umem.trace.recording.storage import tellers
@@ -46,6 +50,7 @@ class Arena:
         self._live: set[HeldRef] = set()
         self._dead: deque[HeldRef] = deque()
         self._pool = RepeatingPool(self, grain=BLOCK_BYTES)
+        self._order = OrderedDiscards()
         self.stream = 0
 
     @property
@@ -60,11 +65,28 @@ class Arena:
             self._pool.repeats = True
 
     def close(self) -> None:
-        """Serve nobody any more, and give back what nobody has."""
+        """Serve nobody any more, and give back what nobody has; `tidy` does the rest later."""
+        with self._lock:
+            self._pool.repeats = False
+            self.free_all_blocks()
+
+    def tidy(self) -> None:
+        """Give back what nobody has any more, if it serves nobody."""
+        if self._dead and not self.is_open:
+            self.free_all_blocks()
+
+    def free_all_blocks(self) -> None:
+        """Give back the segments that nobody has a part of; none while the stream is captured."""
         with self._lock:
             self._settle()
-            self._pool.repeats = False
-            self._pool.free_all_blocks()
+            if not self._driver.capturing():
+                self._pool.free_all_blocks()
+
+    def used_bytes(self) -> int:
+        """Bytes that arrays use now."""
+        with self._lock:
+            self._settle()
+            return self._pool.used_bytes
 
     def next_step(self) -> None:
         """A step is over."""
@@ -73,7 +95,7 @@ class Arena:
 
     def malloc(self, nbytes: int) -> Any:
         """CuPy's allocator interface; raises what ``grow`` does."""
-        if not nbytes or not self.is_open or self._driver.stream_address(None) != self.stream:
+        if not (nbytes and self.is_open and self._serves()):
             return self._otherwise(nbytes)
         with self._lock:
             self._settle()
@@ -86,22 +108,48 @@ class Arena:
                 teller.begun(span.address, nbytes, span.nbytes)
         return cuda_driver.borrowed(_Address(span.address, self._driver.ordinal), nbytes, held)
 
+    def _serves(self) -> bool:
+        # The default stream has the same number on every GPU.
+        return self._driver.stream_address(None) == self.stream and self._driver.is_current()
+
+    def prefetch(self, hints: CoreHints, spans: Sequence[Span], to: Place, stream: int) -> int:
+        """Move ranges of managed memory, whosever, in an order with discards; returns bytes."""
+        if not self.is_open:
+            return hints.prefetch(spans, to, stream)
+        with self._lock:
+            return self._order.prefetch(hints, spans, to, stream)
+
+    def make_ready(self, hints: CoreHints, blocks: Iterable[int], stream: int) -> int:
+        """Have VRAM for those of the blocks that nobody has; returns how many bytes."""
+        with self._lock:
+            spans = self.free_spans(blocks)
+            return self._order.prefetch(hints, spans, self._driver.ordinal, stream)
+
+    def discard_free(self, hints: CoreHints, blocks: Iterable[int]) -> int:
+        """Forget what is in those of the blocks that nobody has; returns how many bytes.
+
+        Nothing while the stream that is served is captured: no discard can be part of that.
+        """
+        with self._lock:  # nobody gets a block before the stream has been told to wait
+            if self._driver.capturing(self.stream):
+                return 0
+            return self._order.discard(hints, self.free_spans(blocks), self.stream)
+
     def free_spans(self, blocks: Iterable[int]) -> list[Span]:
-        """What of the blocks lies in memory of which nobody has a part; hold `held_still`."""
+        """List what of the blocks nobody has a part of, as ranges that each lie in one segment."""
         self._settle()
         spans: list[Span] = []
+        before = None
         for block in sorted(blocks):
             low, high = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES
-            if self._pool.is_free(low, high) and self._is_mine(low, high):
-                if spans and sum(spans[-1]) == low:
+            segment = self._segment(low, high)
+            if segment is not None and self._pool.is_free(low, high):
+                # The driver may hand out neighbours, and refuses a range over two of them.
+                if spans and sum(spans[-1]) == low and segment == before:
                     low = spans.pop().address
                 spans.append(Span(low, high - low))
+                before = segment
         return spans
-
-    @property
-    def held_still(self) -> Any:
-        """A lock: as long as it is held, nobody gets memory, and nobody's is free again."""
-        return self._lock
 
     def reserve(self, nbytes: int) -> int:
         """Have more memory; see `RepeatingPool`."""
@@ -110,7 +158,9 @@ class Arena:
         return int(pointer.ptr)
 
     def give_back(self, address: int, nbytes: int) -> None:
-        """Give memory back to the driver, for which it waits until the GPU is done."""
+        """Give memory back to the driver when nothing that was queued can still use it."""
+        self._driver.synchronize()  # cudaFree promises no wait
+        self._order.forget()
         del self._segments[address]
 
     def _settle(self) -> None:
@@ -121,9 +171,89 @@ class Arena:
             for teller in tellers:
                 teller.ended(*ref.ticket)
 
-    def _is_mine(self, low: int, high: int) -> bool:
-        """Tell whether a segment covers all of it: a driver refuses what nobody reserved."""
+    def _segment(self, low: int, high: int) -> int | None:
+        """Find the segment that covers all of it: a driver refuses what nobody reserved."""
         for address, pointer in self._segments.items():
             if address <= low and high <= address + int(pointer.mem.size):
-                return True
-        return False
+                return address
+        return None
+
+
+class OrderedDiscards:
+    """Discards of one GPU's managed memory that nothing runs beside, and that the driver takes.
+
+    CUDA takes no discard on the legacy default stream, and leaves undefined what reads, writes and
+    prefetches of a range do that run beside its discard (cuMemDiscardBatchAsync). So discards have
+    a non-blocking stream of their own. It waits for what the operations' stream was given so far,
+    and for prefetches of the same blocks on any stream; the operations' stream, and later
+    prefetches of these blocks, wait for it.
+
+    Cost: an event a prefetch, two a discard. The host never waits. One thread at a time, while the
+    GPU is current.
+    """
+
+    def __init__(self) -> None:
+        self._stream: Any = None
+        self._prefetches: dict[int, dict[int, Any]] = {}  # events, by block and stream
+        self._discards: dict[int, Any] = {}  # events, by block
+
+    def prefetch(self, hints: CoreHints, spans: Sequence[Span], to: Place, stream: int) -> int:
+        """Move ranges in the order of a stream, after discards of their blocks; returns bytes."""
+        blocks = [*_blocks(spans)]
+        for event in _several(self._discards.get(block) for block in blocks):
+            _wait(stream, event)
+        try:
+            return hints.prefetch(spans, to, stream)
+        finally:  # some of it may be under way where the rest is refused
+            event = _record(stream)
+            for block in blocks:
+                self._prefetches.setdefault(block, {})[stream] = event
+
+    def discard(self, hints: CoreHints, spans: Sequence[Span], operations: int) -> int:
+        """Forget what is in ranges that operations of a stream used, and may use from now on."""
+        if not spans:
+            return 0
+        if self._stream is None:
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+        stream = int(self._stream.ptr)
+        blocks = [*_blocks(spans)]
+        earlier = (self._prefetches.get(block, {}) for block in blocks)
+        _wait(stream, _record(operations))
+        for event in _several(event for events in earlier for event in events.values()):
+            _wait(stream, event)
+        forgotten = hints.discard(spans, stream)
+        event = _record(stream)
+        _wait(operations, event)
+        for block in blocks:
+            self._prefetches.pop(block, None)
+            self._discards[block] = event
+        return forgotten
+
+    def forget(self) -> None:
+        """Remember no events: nothing that they are of is still to run."""
+        self._prefetches.clear()
+        self._discards.clear()
+
+
+def _blocks(spans: Iterable[Span]) -> Iterator[int]:
+    for span in spans:
+        yield from range(
+            span.address // BLOCK_BYTES, -(-(span.address + span.nbytes) // BLOCK_BYTES)
+        )
+
+
+def _record(stream: int) -> Any:
+    """Make an event that is over when all that a stream was given so far is."""
+    event = cupy.cuda.Event(disable_timing=True)
+    runtime.eventRecord(event.ptr, stream)
+    return event
+
+
+def _wait(stream: int, event: Any) -> None:
+    """Have what a stream is given from now on come after an event."""
+    runtime.streamWaitEvent(stream, event.ptr)
+
+
+def _several(events: Iterable[Any]) -> list[Any]:
+    """Each event once."""
+    return [*{id(event): event for event in events if event is not None}.values()]

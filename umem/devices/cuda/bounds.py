@@ -26,7 +26,7 @@ class Bounds:
 
     def refusal(self, kind: Kind, nbytes: int, after: dict[Kind, int]) -> Exception | None:
         """Make the error to raise where ``nbytes`` more are too many; None where they are not."""
-        error = self._over_limit(kind, nbytes, after)
+        error = self._over_limit(kind, nbytes, after) or self._over_headroom(kind, nbytes)
         if error is None and kind != "unmanaged":
             error = self._over_cap(nbytes, after) or self._over_host(kind, nbytes, after)
         return error
@@ -39,6 +39,23 @@ class Bounds:
             f"needs {format_bytes(nbytes)}; {format_bytes(after[kind] - nbytes)} of the "
             f"{format_bytes(limit)} that the limit allows are reserved as {kind} memory. "
             "Raise the limit, or free arrays first."
+        )
+
+    @property
+    def headroom(self) -> int:
+        """Bytes of VRAM that the active policy leaves free."""
+        policy = self._policy()
+        return 0 if policy is None else policy.headroom_bytes
+
+    def _over_headroom(self, kind: Kind, nbytes: int) -> Exception | None:
+        if kind != "unmanaged" or not self.headroom:
+            return None
+        free = self._driver.free_bytes()
+        if nbytes + self.headroom <= free:
+            return None
+        return CudaOutOfMemoryError(
+            f"needs {format_bytes(nbytes)}; {format_bytes(free)} of VRAM are free, of which "
+            f"{format_bytes(self.headroom)} stay free for modules and libraries, by headroom=."
         )
 
     def _over_cap(self, nbytes: int, after: dict[Kind, int]) -> Exception | None:
@@ -58,7 +75,7 @@ class Bounds:
             return None
         if kind != "managed" and on_host > host:
             return _host_error(nbytes, on_host - nbytes, host, 0)
-        vram = self._vram_bytes(after["unmanaged"])
+        vram = self._vram_bytes(after["unmanaged"], total - nbytes)
         return _host_error(nbytes, total - nbytes, host, vram) if total > host + vram else None
 
     def _host_bytes(self, reserved: int) -> int | None:
@@ -72,11 +89,12 @@ class Bounds:
         self._host_reference = max(self._host_reference, now)
         return int(min(self._host_reference, now + reserved) * HOST_SHARE)
 
-    def _vram_bytes(self, unmanaged: int) -> int:
+    def _vram_bytes(self, unmanaged: int, managed: int) -> int:
         if self._driver.integrated:
             return 0  # its VRAM is the host's memory
+        # Other programs may have some; what is free falls as our own pages come in: as above.
         taken = unmanaged + self._driver.default_pool_bytes()
-        return max(0, self._driver.vram_bytes - taken)
+        return max(0, min(self._driver.vram_bytes - taken, self._driver.free_bytes() + managed))
 
 
 def _host_error(nbytes: int, reserved: int, host: int, vram: int) -> Exception:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -50,14 +50,15 @@ class CudaDevice(Device):
     simulated: bool = False
     backend: ClassVar[Literal["numpy", "cupy"]] = "cupy"
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, opener: Callable[[int], CudaDevice] | None = None) -> None:
         from umem.devices.cuda.install import Installer
         from umem.devices.cuda.pools import Pools
 
         fork.remember_use()
-        self._own_driver = driver
+        self._own_driver, self._open = driver, opener
         self._installer = Installer(self)
-        self.pools = Pools(driver, self._installer.policy)
+        self.serves_for: CudaDevice | None = None
+        self.pools = Pools(driver, self._counted_policy)
         self._hints: CoreHints | None = None
         self.watches: tuple[Telling, ...] = ()
         self._watching = safe_lock()
@@ -84,6 +85,11 @@ class CudaDevice(Device):
         return importlib.import_module("cupy")
 
     @property
+    def headroom_bytes(self) -> int:
+        """Bytes of VRAM for what is not CuPy's to allocate; see `Driver`."""
+        return self.driver.headroom_bytes
+
+    @property
     def free_bytes(self) -> int:
         """Bytes of VRAM that are free; what managed memory holds may count as free."""
         return self.driver.free_bytes()
@@ -103,10 +109,8 @@ class CudaDevice(Device):
 
     def features(self) -> tuple[Feature, ...]:
         """List what this GPU, its driver and its libraries can do, and why not more."""
-        found: tuple[Feature, ...] = importlib.import_module("umem.devices.cuda.features").features(
-            self.driver, self.simulated
-        )
-        return found
+        part = importlib.import_module("umem.devices.cuda.features")
+        return part.features(self.driver, self.simulated)  # type: ignore[no-any-return]
 
     def versions(self) -> dict[str, str | None]:
         """Look up the versions of NVIDIA's driver, of the CUDA it serves, and of CuPy's CUDA."""
@@ -115,9 +119,28 @@ class CudaDevice(Device):
     def _prepared(self, policy: Policy) -> tuple[Malloc, CupyPool]:
         cuda_modes = importlib.import_module("umem.devices.cuda.modes")
         found: tuple[Malloc, CupyPool] = cuda_modes.allocator(policy, self.driver, self.pools)
-        if policy.mode != "unmanaged":  # what cudaMalloc gave to CuPy's pool is never evicted
+        if policy.mode == "hybrid" or (policy.mode == "unmanaged" and policy.limit_bytes):
+            each = cuda_modes.on_each_gpu(found[0], self.driver, lambda n: self._on_gpu(n, policy))
+            return each, found[1]
+        if policy.mode == "managed" and self.pools.is_short("managed"):
             self._clear_default_pool()
         return found
+
+    def _on_gpu(self, ordinal: int, policy: Policy) -> Malloc:
+        """Have another GPU serve a policy of this one's, counted there, while it is on here."""
+        if self._open is None:
+            raise DeviceError(f"GPU {ordinal} is current, and only GPU {self.ordinal} is open")
+        other = self._open(ordinal)
+        other.serves_for = self
+        cuda_modes = importlib.import_module("umem.devices.cuda.modes")
+        found: Malloc = cuda_modes.allocator(policy, other.driver, other.pools)[0]
+        return found
+
+    def _counted_policy(self) -> Policy | None:
+        own = self._installer.policy()
+        if own is None and self.serves_for is not None:
+            return self.serves_for.policy
+        return own
 
     def _serve_all(self, scope: Scope, policy: Policy, how: tuple[Malloc, CupyPool]) -> None:
         self._installer.serve_all(scope, policy, *how)
@@ -208,15 +231,17 @@ class CudaDevice(Device):
                 "prefetch before capturing, or on another stream"
             )
         with self._ready() as hints:
-            return hints.prefetch(spans, to, address)
+            if self._arena is None:
+                return hints.prefetch(spans, to, address)
+            return self._arena.prefetch(hints, spans, to, address)
 
     @property
     def forgets(self) -> bool:
-        """Whether free memory is known here, and CUDA 13 or a model discards it."""
+        """Whether free memory is known here, and the driver, of CUDA 13, discards it."""
         if self._arena is None or not self._arena.is_open:
             return False
         with self._ready() as hints:
-            return self._model is not None or hints.discards
+            return hints.discards
 
     def repeat_places(self, scope: Scope) -> None:
         """Hand out managed memory where the last step had it, until ``scope`` is closed.
@@ -230,6 +255,7 @@ class CudaDevice(Device):
             arena = importlib.import_module("umem.devices.cuda.arena")
             grow, otherwise = self.pools.growth("managed"), self.pools.malloc("managed")
             self._arena = arena.Arena(self.driver, grow, otherwise)
+            self.pools.join("managed", self._arena)
         if self._arena.is_open:
             return
         scope.at_close(lambda: self._left(scope))
@@ -247,21 +273,16 @@ class CudaDevice(Device):
         """Forget what is in those of the blocks that nobody has; returns how many bytes."""
         if self._arena is None:
             return 0
-        with self._ready() as hints, self._arena.held_still:
-            spans, stream = self._arena.free_spans(blocks), self._arena.stream
-            if self._model is not None:
-                for span in spans:
-                    self._model.discard(span.address, span.nbytes, stream)
-                return sum(span.nbytes for span in spans)
-            return hints.discard(spans, stream)
+        with self._ready() as hints:
+            return self._arena.discard_free(hints, blocks)
 
     def make_ready(self, blocks: Iterable[int], stream: Any) -> int:
         """Have VRAM for those of the blocks that nobody has, beside the operations."""
         if self._arena is None:
             return 0
         address = self.driver.stream_address(stream)
-        with self._ready() as hints, self._arena.held_still:
-            return hints.prefetch(self._arena.free_spans(blocks), self.ordinal, address)
+        with self._ready() as hints:
+            return self._arena.make_ready(hints, blocks, address)
 
     def address(self, array: Any) -> int | None:
         """Where an array's memory begins; None where it is not managed memory of this GPU."""
@@ -311,10 +332,7 @@ class CudaDevice(Device):
         self.driver.synchronize()
 
     def _clear_default_pool(self) -> None:
-        if self.driver.capturing():
-            return  # cudaFree would end the capture
-        with self.driver.current():
-            self.pools.pool(None).free_all_blocks()
+        self.pools.clear_default()
 
     def _check_mine(self, array: Any) -> None:
         if not isinstance(array, self.xp.ndarray):

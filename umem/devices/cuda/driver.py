@@ -34,6 +34,7 @@ CAPTURE_IMPLICIT = 906  # another stream captures, so the legacy stream cannot b
 MANAGED_POINTER = 3  # cudaMemoryTypeManaged
 _SET: dict[Advice, int] = {"read_mostly": 1, "preferred_location": 3, "accessed_by": 5}
 _CPU = -1
+LEAST_HEADROOM_BYTES = 512 << 20
 
 
 class CupyPool(Protocol):
@@ -41,6 +42,7 @@ class CupyPool(Protocol):
 
     def malloc(self, nbytes: int) -> Any: ...
     def free_all_blocks(self) -> None: ...
+    def n_free_blocks(self) -> int: ...
     def used_bytes(self) -> int: ...
     def total_bytes(self) -> int: ...
     def set_limit(self, size: int) -> None: ...
@@ -72,6 +74,14 @@ class Driver:
         """Make the GPU's context current in this thread: cuda.core does not do it by itself."""
         runtime.setDevice(self.ordinal)
 
+    def gpu_count(self) -> int:
+        """Count the visible GPUs, this one among them."""
+        return int(runtime.getDeviceCount())
+
+    def is_current(self) -> bool:
+        """Tell whether this GPU is the one that CuPy uses now in this thread."""
+        return current_ordinal() == self.ordinal
+
     def here(self) -> int:
         """Find the current GPU, which memory is allocated on, and make its context current."""
         ordinal = current_ordinal()
@@ -85,6 +95,18 @@ class Driver:
     def allocate_managed(self, nbytes: int) -> Any:
         """cudaMallocManaged, without a pool."""
         return cupy.cuda.malloc_managed(nbytes)
+
+    def flush(self, pool: CupyPool) -> None:
+        """Give a pool's free blocks back, when nothing that was queued can still use them.
+
+        cudaFree and cudaFreeHost need not wait for that by themselves. Where there are such blocks
+        it waits for this GPU; while the current stream is captured, which a wait would end, nothing
+        is given back.
+        """
+        with self.current():
+            if pool.n_free_blocks() and not self.capturing():
+                self.synchronize()
+                pool.free_all_blocks()
 
     def allocate_pinned(self, nbytes: int) -> Any:
         """Host memory that this GPU reads and writes over the bus, without a pool.
@@ -170,6 +192,16 @@ class Driver:
         """Bytes of VRAM that are free; managed memory may not be counted as used."""
         with self.current():
             return int(runtime.memGetInfo()[0])
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Bytes of VRAM for modules that are loaded late and for what libraries take themselves.
+
+        At most half of a small GPU. On the software GPU neither is in VRAM.
+        """
+        if self.name.endswith(" (simulated)"):
+            return 0
+        return min(max(LEAST_HEADROOM_BYTES, self.vram_bytes * 3 // 100), self.vram_bytes // 2)
 
     def host_available_bytes(self) -> int | None:
         """Bytes of host memory that this process may still take."""

@@ -6,16 +6,21 @@ first hint cuda.core.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import threading
+from typing import Any
 
 from umem import extras
+from umem.devices import host
 from umem.devices.cuda import fork
 from umem.devices.cuda.device import CudaDevice
 from umem.errors import DeviceNotFoundError
 
 OLDEST_CUPY = 13
+NUMA_CONFIG, NUMA_ID = 130, 131
+"""cudaDeviceAttr, of driver_types.h; CuPy does not export them."""
 
 opened: dict[int, CudaDevice] = {}
 _lock = threading.Lock()
@@ -43,7 +48,8 @@ def open_cuda(ordinal: int | None = None) -> CudaDevice:
     number = driver.current_ordinal() if ordinal is None else ordinal
     with _lock:
         if number not in opened:
-            opened[number] = CudaDevice(driver.Driver(number))
+            host.GPU_NODES.update(nodes_of_gpus(driver.runtime))
+            opened[number] = CudaDevice(driver.Driver(number), open_cuda)
         return opened[number]
 
 
@@ -52,6 +58,16 @@ def _already_open(ordinal: int | None) -> CudaDevice | None:
     if ordinal is None and opened:
         ordinal = importlib.import_module("umem.devices.cuda.driver").current_ordinal()
     return None if ordinal is None else opened.get(ordinal)
+
+
+def nodes_of_gpus(runtime: Any) -> set[int]:
+    """Find the NUMA nodes that are the memory of visible GPUs, by CuPy's runtime; no context."""
+    found = set()
+    for ordinal in range(runtime.getDeviceCount()):
+        with contextlib.suppress(runtime.CUDARuntimeError):  # a driver that knows of none
+            if runtime.deviceGetAttribute(NUMA_CONFIG, ordinal) == 1:
+                found.add(int(runtime.deviceGetAttribute(NUMA_ID, ordinal)))
+    return found
 
 
 def cuda_reason(ordinal: int | None = None) -> str | None:
@@ -89,7 +105,8 @@ def _ways_out(reason: str) -> str:
     return (
         f"no CUDA device: {reason}. On a machine with an NVIDIA GPU install what its CUDA needs: "
         f"{extras.command('cuda12')}, or {extras.command('cuda13')}; without one, model it: "
-        'with umem.virtual_gpu("v100-16gb"): ...'
+        'with umem.virtual_gpu("v100-16gb"): ..., or run a CuPy script on host memory: '
+        "umem run --software t4 SCRIPT"
     )
 
 

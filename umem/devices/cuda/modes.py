@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from cupy.cuda.memory import OutOfMemoryError
@@ -28,10 +29,10 @@ have freed VRAM, which our own counts cannot show."""
 class Hybrid:
     """Tries ``fast``, and falls back on ``spill`` when it is out of memory.
 
-    The first failure gives back the fast pool's free blocks, then collects garbage, as CuPy
-    does. That is too dear to repeat, so the level at which VRAM was full is remembered: while
-    more is in use, large requests go straight to ``spill``; when enough has been freed they go
-    to ``fast`` again.
+    The first failure gives back the free blocks of the fast pool and of CuPy's own, then collects
+    garbage, as CuPy does. That is too dear to repeat, so the level at which VRAM was full is
+    remembered: while more is in use, large requests go straight to ``spill``; when enough has been
+    freed they go to ``fast`` again.
 
     Cost: one comparison and one call before pressure; under pressure a large request counts
     what the fast pool has in use (a pass over its live blocks). Thread-safety: any thread; two
@@ -106,8 +107,8 @@ class Hybrid:
             return int(self.pool.used_bytes())
 
     def _give_back(self) -> None:
-        with self._driver.current():
-            self.pool.free_all_blocks()
+        for pool in (self.pool, self._driver.default_pool):
+            self._driver.flush(pool)
 
     def _collect(self) -> None:
         cuda_driver.collect_garbage()
@@ -139,6 +140,27 @@ def allocator(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, Cup
     if policy.mode == "managed" and policy.prefetch:
         malloc = prefetching(malloc, driver)
     return malloc, pools.pool(kind, policy.preset)
+
+
+def on_each_gpu(mine: Malloc, driver: Driver, other: Callable[[int], Malloc]) -> Malloc:
+    """``mine`` while its GPU is the current one, and ``other`` of the current one's number.
+
+    For modes that count VRAM, which each GPU has its own of. Costs a question to CUDA's runtime an
+    allocation; where one GPU is visible, it is ``mine`` itself.
+    """
+    if driver.gpu_count() == 1:
+        return mine
+    others: dict[int, Malloc] = {}
+
+    def malloc_here(nbytes: int) -> Any:
+        if driver.is_current():
+            return mine(nbytes)
+        here = driver.here()
+        if here not in others:
+            others[here] = other(here)
+        return others[here](nbytes)
+
+    return malloc_here
 
 
 def prefetching(malloc: Malloc, driver: Driver) -> Malloc:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, get_args
 
 from umem.devices.base import Policy
 from umem.devices.cuda import driver as cuda_driver
@@ -23,12 +23,21 @@ from umem.errors import DeviceError
 from umem.units import format_bytes
 
 
+class Cache(Protocol):
+    """Memory of our own between a pool's growth and arrays."""
+
+    def used_bytes(self) -> int: ...
+    def free_all_blocks(self) -> object: ...
+    def tidy(self) -> None: ...
+
+
 class Growth:
     """The allocator that a pool calls when its cache has nothing that fits.
 
-    Under ``hybrid`` a refusal is final at once, because there the spill pool is the way out;
-    otherwise free blocks are given back (`give_back`), then garbage is collected, before giving
-    up. Safe from any thread: CuPy holds no lock here.
+    First, caches that serve nobody any more give back what is free (`tidy`). Under ``hybrid`` a
+    refusal is final at once, because there the spill pool is the way out; otherwise free blocks are
+    given back (`give_back`), then garbage is collected, before giving up. Safe from any thread:
+    CuPy holds no lock here.
 
     Raises:
         CudaLimitError, CudaOutOfMemoryError: nothing was reserved.
@@ -50,6 +59,8 @@ class Growth:
         self._preset = preset
         self._bounds, self._policy = bounds, policy
         self.give_back: Callable[[], None] = lambda: None
+        self.make_room: Callable[[int], None] = lambda nbytes: None
+        self.tidy: Callable[[], None] = lambda: None
 
     def __call__(self, nbytes: int) -> Any:
         fork.refuse_child()
@@ -63,6 +74,8 @@ class Growth:
         return self._reserve(nbytes)
 
     def _reserve(self, nbytes: int) -> Any:
+        self.tidy()
+        self.make_room(nbytes)
         reclaims = () if self._spills() else (self.give_back, self._collect)
         for reclaim in reclaims:
             try:
@@ -133,6 +146,7 @@ class Pools:
         self._lock = threading.Lock()
         self._pools: dict[tuple[Kind, str | None], CupyPool] = {}
         self._mallocs: dict[tuple[Kind | None, str | None], Malloc] = {}
+        self._caches: dict[Kind, list[Cache]] = {kind: [] for kind in get_args(Kind)}
 
     def pool(self, kind: Kind | None, preset: str | None = None) -> CupyPool:
         """The pool of a kind and a preset; kind None is CuPy's default pool."""
@@ -149,14 +163,41 @@ class Pools:
 
     def used_bytes(self, kind: Kind) -> int:
         """Bytes of a kind that arrays use now, of every preset; costs a pass over them."""
+        caches = sum(cache.used_bytes() for cache in self._caches[kind])
         with self._driver.current():
-            return sum(int(pool.used_bytes()) for pool in self._of(kind))
+            return caches + sum(int(pool.used_bytes()) for pool in self._of(kind))
 
     def give_back(self, *kinds: Kind) -> None:
-        """Give the free blocks of these kinds back to the driver."""
+        """Give the free blocks of these kinds back to the driver; waits for the GPU if any are."""
         for kind in kinds:
             for pool in self._of(kind):
-                pool.free_all_blocks()
+                self._driver.flush(pool)
+            for cache in self._caches[kind]:
+                cache.free_all_blocks()
+
+    def join(self, kind: Kind, cache: Cache) -> None:
+        """Count a cache, which grows by `growth`, among the pools of a kind."""
+        self._caches[kind].append(cache)
+
+    def make_room(self, kind: Kind, nbytes: int = 0) -> None:
+        """Have CuPy's own pool give back what it has free, where ``nbytes`` need that.
+
+        What cudaMalloc gave is never evicted. Where VRAM has room, nothing is given back: CuPy
+        would only ask for it again. Costs a question to the driver.
+        """
+        if self.is_short(kind, nbytes):
+            self.clear_default()
+
+    def clear_default(self) -> None:
+        """Have CuPy's own pool give back what it has free."""
+        self._driver.flush(self.pool(None))
+
+    def is_short(self, kind: Kind, nbytes: int = 0) -> bool:
+        """Tell whether VRAM has no room for ``nbytes`` of a kind beside what is there."""
+        # The driver may count managed memory as free, so all that is reserved has to fit there.
+        of_kind = {"managed": self.ledger.reserved()["managed"], "unmanaged": self.bounds.headroom}
+        wanted = nbytes + of_kind.get(kind, -nbytes)  # what stays on the host needs none
+        return wanted > 0 and wanted > self._driver.free_bytes()
 
     def _of(self, kind: Kind) -> list[CupyPool]:
         with self._lock:
@@ -168,7 +209,14 @@ class Pools:
         one: tuple[Kind, ...] = ("managed", "spill")
         together = one if kind in one else (kind,)
         grow.give_back = lambda: self.give_back(*together)
+        grow.make_room = lambda nbytes: self.make_room(kind, nbytes)
+        grow.tidy = lambda: self._tidy(*together)
         return grow
+
+    def _tidy(self, *kinds: Kind) -> None:
+        for kind in kinds:
+            for cache in self._caches[kind]:
+                cache.tidy()
 
     def _make(self, kind: Kind, preset: str | None) -> CupyPool:
         grow = self.growth(kind, preset)

@@ -7,18 +7,22 @@ the caller does.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 from umem import extras
 from umem.devices.base import Advice, Location, Place, Span, common
-from umem.errors import HintError, MissingDependencyError
+from umem.errors import DeviceError, HintError, MissingDependencyError
 
 _LEGACY_STREAMS = (0, 1)
 _PER_THREAD_STREAM = 2
 _NOWHERE = -2  # cudaInvalidDeviceId
 _CPU = -1
+_DISCARD, _SINCE = b"cuMemDiscardBatchAsync", 13000
+"""A function of the driver, and the CUDA that it came with."""
 
 
 def load(cuda_major: int) -> CoreHints:
@@ -61,17 +65,42 @@ class CoreHints:
 
     @property
     def discards(self) -> bool:
-        """Whether `discard` works: CUDA 13, and a cuda.core that is made for it."""
-        built = getattr(importlib.import_module("cuda.bindings"), "__version__", "0")
-        return hasattr(self.core.ManagedBuffer, "discard") and int(built.partition(".")[0]) >= 13
+        """Whether `discard` works: the driver is of CUDA 13 or newer, whatever the bindings are."""
+        return self._discard_batch is not None
 
-    def discard(self, spans: Iterable[Span], stream_address: int) -> int:
-        """Forget what is in ranges, in stream order; returns the bytes."""
-        stream, forgotten = self._stream(stream_address), 0
-        for span in spans:
-            self._buffer(span).discard(stream=stream)
-            forgotten += span.nbytes
-        return forgotten
+    def discard(self, spans: Sequence[Span], stream_address: int) -> int:
+        """Forget what is in ranges, in the order of a stream, by one call; returns the bytes.
+
+        Reads, writes and prefetches that run beside it are undefined: see `OrderedDiscards`.
+
+        Raises:
+            DeviceError: the driver refuses, as it does on the legacy default stream; nothing was
+                forgotten.
+        """
+        if not spans:
+            return 0
+        assert self._discard_batch is not None
+        count = len(spans)
+        addresses = (ctypes.c_uint64 * count)(*(span.address for span in spans))
+        sizes = (ctypes.c_size_t * count)(*(span.nbytes for span in spans))
+        status = self._discard_batch(addresses, sizes, count, 0, stream_address)
+        if status:
+            name = self.bindings.CUresult(status).name
+            raise DeviceError(f"the driver refused to discard {count} ranges: {name}")
+        return sum(span.nbytes for span in spans)
+
+    @cached_property
+    def _discard_batch(self) -> Any:
+        """The driver's own function, None where it has none.
+
+        cuda.core has it only where cuda-bindings is of CUDA 13, which the driver need not be.
+        """
+        found = self.bindings.cuGetProcAddress(_DISCARD, _SINCE, 0)
+        if any(map(int, (found[0], *found[2:]))) or not int(found[1]):
+            return None
+        pointers = ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_size_t)
+        given = *pointers, ctypes.c_size_t, ctypes.c_ulonglong, ctypes.c_void_p
+        return ctypes.CFUNCTYPE(ctypes.c_int, *given)(int(found[1]))
 
     def advise(self, spans: Iterable[Span], advice: Advice, place: Place, unset: bool) -> int:
         """Give or take back advice on ranges; returns the bytes."""

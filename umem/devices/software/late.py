@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import importlib
-import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
-from umem.devices.software.allocations import HOST, INVALID_VALUE, MANAGED, NO_MEMORY
+from umem.devices.software.allocations import DEVICE, HOST, INVALID_VALUE, MANAGED, NO_MEMORY
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.kernels import Kernel
-from umem.devices.software.runtime import HostRuntime
+from umem.devices.software.runtime import HostRuntime, overwrite
 from umem.devices.software.stream_order import LEGACY, StreamOrder, Work
 from umem.devices.software.streams import NON_BLOCKING
 from umem.devices.specs import GpuSpec
@@ -28,16 +27,57 @@ NOT_READY = 600
 """cudaError, of driver_types.h."""
 TO_DEVICE, ON_DEVICE = 1, 3
 """cudaMemcpyKind: where the target is no host memory, though no allocation has it."""
-SCALARS = ("alpha", "beta")
-"""Parameters of libraries that lead to a scalar, read at the call where it is host memory."""
-SCALAR_BYTES = 16
-ENDS = ("destroy", "spDestroy", "cufftDestroy")
-"""How functions begin that give up what queued work may still use."""
-WORK_WITH_STATUS = ("cufftExec", "cufftXtExec")
-"""How functions begin that return a status only."""
-HOST_ONLY = ("setStream", "setMathMode")
-"""Functions of libraries that change nothing of what is queued."""
-PAGE_BYTES = 4096
+
+
+Action = Literal["discard", "prefetch"]
+Range = tuple[int, int]
+"""An address and a number of bytes."""
+
+
+class _Moved(NamedTuple):
+    action: Action
+    low: int
+    high: int
+    work: Work
+
+
+class Overlaps:
+    """Discards and prefetches of the same memory that nothing orders: what CUDA leaves undefined.
+
+    A prefetch has no contents to get wrong, so that running it late shows nothing: whoever asks
+    here has such memory overwritten, as a driver might. Does not model what else one might do.
+
+    Args:
+        order: of the streams.
+    """
+
+    def __init__(self, order: StreamOrder) -> None:
+        self._order = order
+        self._moved: list[_Moved] = []
+
+    def found(
+        self, action: Action, ranges: Sequence[Range], work: Work
+    ) -> list[tuple[Range, Work]]:
+        """Note what work does to ranges; list what is undefined by that, each with earlier work."""
+        self._moved = [each for each in self._moved if not self._order.is_known_over(each.work)]
+        found = [pair for each in ranges for pair in self._undefined(action, each, work)]
+        for address, nbytes in ranges:
+            new = _Moved(action, address, address + nbytes, work)
+            # Whatever comes after the new one comes after an earlier one of the same stream.
+            self._moved = [each for each in self._moved if not _is_covered(each, new)]
+            self._moved.append(new)
+        return found
+
+    def _undefined(self, action: Action, given: Range, work: Work) -> Iterator[tuple[Range, Work]]:
+        for each in self._moved:
+            low, high = max(each.low, given[0]), min(each.high, sum(given))
+            if low < high and each.action != action and not work.comes_after(each.work):
+                yield (low, high - low), each.work
+
+
+def _is_covered(old: _Moved, new: _Moved) -> bool:
+    is_same = old.action == new.action and old.work.key == new.work.key
+    return is_same and new.low <= old.low and old.high <= new.high
 
 
 class LateRuntime(HostRuntime):
@@ -51,6 +91,7 @@ class LateRuntime(HostRuntime):
     def __init__(self, spec: GpuSpec, seed: int | None, is_modelled: bool = True) -> None:
         super().__init__(spec, is_modelled)
         self._order = StreamOrder(seed)
+        self._overlaps = Overlaps(self._order)
         self._queued: dict[int, Work] = {}
         self._is_over = False
         atexit.register(setattr, self, "_is_over", True)  # CuPy still gives handles back then
@@ -66,10 +107,6 @@ class LateRuntime(HostRuntime):
             if not self.is_captured(stream):
                 self._order.issue(stream, function)
                 self._order.raise_error()
-
-    def in_order(self, stream: int, function: Callable[[], object]) -> None:
-        """Do something in the order of a stream, late."""
-        self.queue(stream, function)
 
     def queue_after_all(self, function: Callable[[], object]) -> None:
         """Do something when all that was queued before is done."""
@@ -89,16 +126,26 @@ class LateRuntime(HostRuntime):
         except self.error_type as error:
             if error.status != NO_MEMORY:
                 raise
-            self.deviceSynchronize()  # what is freed in a stream's order may be free by now
+            self.wait_for_all()  # what is freed in a stream's order may be free by now
             return super().allocate(nbytes, kind)
 
     def free(self, ptr: int) -> None:
-        """Free memory after all that was queued before; errors of that come up elsewhere."""
+        """Free memory once all that was queued before is done; errors of that come up elsewhere.
+
+        Whoever frees waits for that or does not: CUDA promises neither. Queued work that still
+        reads memory that was freed without a wait finds other bytes. What cudaMalloc gave always
+        waits, as every driver does and CuPy's own pool relies on.
+        """
         self._refuse_unknown(ptr)
         self.unpooled(ptr)
+        self.calls.free_count += bool(ptr)
+        found = self.allocation_of(ptr) if ptr else None
         with self.lock:  # the collector may free while something runs: then it is free after that
             work = self._order.issue_after_all(lambda: HostRuntime.release(self, ptr))
-            self._order.do(work)
+            if found is None or found.kind == DEVICE or self._order.frees_wait:
+                self._order.do(work)
+            elif not work.is_done:
+                overwrite([(found.address, found.nbytes)])
 
     freeHost = free
 
@@ -150,6 +197,22 @@ class LateRuntime(HostRuntime):
             self.operation("memset", [], self.access(ptr, size))
             self.queue(stream, lambda: ctypes.memset(ptr, value, size))
 
+    def prefetch(self, address: int, nbytes: int, device: int, stream: int) -> None:
+        super().prefetch(address, nbytes, device, stream)
+        with self.lock:
+            work = self._order.issue(stream, None)
+            self._undefine("prefetch", [(address, nbytes)], work)
+
+    def put_other_bytes(self, ranges: Sequence[tuple[int, int]], stream: int) -> None:
+        with self.lock:
+            work = self._order.issue(stream, lambda: overwrite(ranges))
+            self._undefine("discard", ranges, work)
+
+    def _undefine(self, action: Action, ranges: Sequence[tuple[int, int]], work: Work) -> None:
+        """Overwrite at some moment what nothing orders two moves of."""
+        for each, other in self._overlaps.found(action, ranges, work):
+            self._order.issue_some_day(partial(overwrite, [each]), [work, other])
+
     # -- streams and events ----------------------------------------------------------------
 
     def streamCreateWithFlags(self, flags: int) -> int:
@@ -158,8 +221,8 @@ class LateRuntime(HostRuntime):
             self._order.add_non_blocking(stream)
         return stream
 
-    def streamSynchronize(self, stream: int) -> None:
-        super().streamSynchronize(stream)
+    def wait_for_stream(self, stream: int) -> None:
+        super().wait_for_stream(stream)
         with self.lock:
             self._order.finish_stream(stream)
 
@@ -169,8 +232,8 @@ class LateRuntime(HostRuntime):
             is_done = self._order.query(self._order.last_of(stream))
         return 0 if is_done else NOT_READY
 
-    def deviceSynchronize(self) -> None:
-        super().deviceSynchronize()
+    def wait_for_all(self) -> None:
+        super().wait_for_all()
         with self.lock:
             self._order.finish_all()
 
@@ -233,116 +296,3 @@ class LateDriver(HostDriver):
         self.tell_launch(kernel, stream, given)
         captured, (grid, block) = kernel.captured(given), sizes
         self._queue(stream, lambda: self.run(kernel, grid, block, shared_bytes, captured.address))
-
-
-class LateLibrary:
-    """A library's functions, which work on the current stream of the calling thread.
-
-    What returns nothing is queued. What returns something may have looked at memory for it, so
-    that the stream's work is done before; so it is where a result goes to the host. A status that
-    late work ends with is not seen.
-
-    Args:
-        functions: by the names of CuPy's module; each is told which by its annotations.
-        current_stream: asks CuPy.
-    """
-
-    def __init__(
-        self, functions: Any, runtime: LateRuntime, current_stream: Callable[[], int]
-    ) -> None:
-        self._functions, self._runtime = functions, runtime
-        self._current_stream = current_stream
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._functions, name)
-        if not callable(function) or name.startswith("get") or name in HOST_ONLY:
-            return function
-        if name.startswith(ENDS):
-            return lambda *given: self._runtime.queue_after_all(lambda: function(*given))
-        if not _is_work(name, function):
-            return lambda *given: self._at_once(function, given)
-        places = [p.name for p in inspect.signature(function).parameters.values()]
-
-        def late(*given: Any) -> None:
-            named = dict(zip(places, given, strict=False))
-            to_host = "result" in named and not self._runtime.allocation_of(named["result"])
-            if to_host or self._runtime.listener is not None:
-                self._at_once(function, given)
-                return
-            kept = []
-            for scalar in SCALARS:
-                if scalar in named and not self._runtime.allocation_of(named[scalar]):
-                    kept.append(_copied(named[scalar]))
-                    named[scalar] = ctypes.addressof(kept[-1])
-            rest = given[len(places) :]
-            stream = self._current_stream()
-            self._runtime.queue(stream, lambda: (function(*named.values(), *rest), kept))
-
-        late.__name__ = name  # for CuPy's errors
-        return late
-
-    def _at_once(self, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        self._runtime.streamSynchronize(self._current_stream())
-        return function(*given)
-
-
-def _copied(address: int) -> ctypes.Array[ctypes.c_char]:
-    """Copy a scalar; not beyond its page, since its size is not known."""
-    nbytes = min(SCALAR_BYTES, PAGE_BYTES - address % PAGE_BYTES)
-    return ctypes.create_string_buffer(ctypes.string_at(address, nbytes), SCALAR_BYTES)
-
-
-class LibraryAtOnce:
-    """A library's functions, whose work a capture of the current stream takes.
-
-    Args:
-        functions, current_stream: as for `LateLibrary`.
-    """
-
-    def __init__(
-        self, functions: Any, runtime: HostRuntime, current_stream: Callable[[], int]
-    ) -> None:
-        self._functions, self._runtime = functions, runtime
-        self._current_stream = current_stream
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._functions, name)
-        if not callable(function) or not _is_work(name, function):
-            return function
-        runtime, current_stream = self._runtime, self._current_stream
-
-        def work(*given: Any) -> Any:
-            if runtime.captures and runtime.is_captured(current_stream()):
-                return None
-            return function(*given)
-
-        work.__name__ = name
-        return work
-
-
-def _is_work(name: str, function: Callable[..., Any]) -> bool:
-    """Whether a library's function does something on a stream, and returns nothing else."""
-    if name.startswith(("set", *ENDS)) or name in HOST_ONLY:
-        return False
-    returns = inspect.signature(function).return_annotation
-    return returns == "None" or name.startswith(WORK_WITH_STATUS)
-
-
-def on_stream(runtime: HostRuntime, functions: Any) -> Any:
-    """Have a library work on CuPy's current stream: late where streams are, never in a capture."""
-    module: Any = importlib.import_module("cupy_backends.cuda.stream")
-    stream = _current_stream(module.__pyx_capi__)
-    if isinstance(runtime, LateRuntime):
-        return LateLibrary(functions, runtime, stream)
-    return LibraryAtOnce(functions, runtime, stream)
-
-
-def _current_stream(capsules: Any) -> Callable[[], int]:
-    """Find CuPy's C function that gives the current stream of the calling thread."""
-    name = ctypes.pythonapi.PyCapsule_GetName
-    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    capsule = capsules["get_current_stream_ptr"]
-    found: Callable[[], int] = ctypes.PYFUNCTYPE(ctypes.c_ssize_t)(pointer(capsule, name(capsule)))
-    return found

@@ -1,6 +1,8 @@
-"""A stand-in for the driver's library, ``libcuda.so.1``, for cuda.core: advice and prefetch.
+"""A stand-in for the driver's library, ``libcuda.so.1``: advice, prefetches and discards.
 
 Models: advice and the last prefetch of managed memory, by the page; the model moves its blocks.
+What CUDA refuses: ranges that are not in one allocation, batches on the legacy default stream,
+and prefetches and discards of a stream that is captured, which end the capture.
 Every other function of the driver returns CUDA_ERROR_NOT_SUPPORTED.
 """
 
@@ -21,6 +23,8 @@ from umem.devices.software.toolchain import Toolchain
 PAGE_BYTES = 4096
 INVALID, INVALID_DEVICE, NOT_SUPPORTED, UNKNOWN = 1, 101, 801, 999
 """CUresult, of cuda.h."""
+LEGACY = (0, 1)
+"""The legacy default stream, by its two names."""
 ON_DEVICE, ON_HOST, NOWHERE = 1, 2, -2
 """CUmemLocationType's device and host; CU_DEVICE_INVALID."""
 _SOURCE = Path(__file__).parent / "include" / "libcuda.c"
@@ -53,6 +57,7 @@ class HostHints:
         self._kept = [
             self._give("umem_advise", self._advise, word, size, number, number, number),
             self._give("umem_prefetch", self._prefetch, word, size, number, number, word),
+            self._give("umem_batch", self._batch, *[ctypes.c_void_p] * 3, size, word, number),
             self._give("umem_range", self._range, ctypes.c_void_p, size, number, word, size),
             self._give("umem_pointer", self._pointer, ctypes.c_void_p, number, word),
             self._give("umem_wait", self._wait, ctypes.c_void_p),
@@ -111,7 +116,7 @@ class HostHints:
         pages = self._pages(address, nbytes)
         if pages is None:
             return INVALID
-        if advice in (3, 5, 6) and device not in (0, CPU):
+        if advice in (3, 5, 6) and not CPU <= device < self._runtime.count:
             return INVALID_DEVICE
         by = "by_host" if device == CPU else "by_gpu"
         changes: dict[int, dict[str, Any]] = {
@@ -129,11 +134,44 @@ class HostHints:
         pages = self._pages(address, nbytes)
         if pages is None:
             return INVALID
-        if device not in (0, CPU):
+        if not CPU <= device < self._runtime.count:
             return INVALID_DEVICE
+        self._runtime.refuse_captured(stream)
         self._change(pages, prefetched=device)
         self._runtime.prefetch(address, nbytes, device, stream)
         return 0
+
+    def batch(self, ranges: list[tuple[int, int]], places: list[int], stream: int) -> int:
+        """Discard managed ranges, unless places are given: prefetch them; returns a CUresult.
+
+        Refuses the legacy default stream, as CUDA does for all batches. Nothing is done then.
+        """
+        pages = [self._pages(*each) for each in ranges]
+        if not ranges or stream in LEGACY or None in pages:
+            return INVALID
+        if any(place not in (0, CPU) for place in places):
+            return INVALID_DEVICE
+        self._runtime.refuse_captured(stream)
+        if not places:
+            self._runtime.discard(ranges, stream)
+        for (address, nbytes), place in zip(ranges, places, strict=bool(places)):
+            self.prefetch(address, nbytes, place, stream)
+        return 0
+
+    def _batch(
+        self, addresses: int, sizes: int, places: int | None, count: int, stream: int, discards: int
+    ) -> int:
+        starts = (ctypes.c_uint64 * count).from_address(addresses)
+        ranges = [*zip(starts, (ctypes.c_size_t * count).from_address(sizes), strict=True)]
+        given: Any = [] if places is None else (ctypes.c_int * (2 * count)).from_address(places)
+        devices = [
+            id if kind == ON_DEVICE else CPU
+            for kind, id in zip(given[::2], given[1::2], strict=True)
+        ]
+        if discards and devices:
+            status = self.batch(ranges, [], stream)
+            return status or self.batch(ranges, devices, stream)
+        return self.batch(ranges, devices, stream)
 
     def _advise(self, address: int, nbytes: int, advice: int, kind: int, device: int) -> int:
         return self.advise(address, nbytes, advice, device if kind == ON_DEVICE else CPU)

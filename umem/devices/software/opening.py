@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -19,7 +20,8 @@ from umem.devices.software.cupy_source import CupySource
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.forked import Lead, refuse_children
 from umem.devices.software.kernels import KernelCompiler
-from umem.devices.software.late import LateDriver, LateRuntime, on_stream
+from umem.devices.software.late import LateDriver, LateRuntime
+from umem.devices.software.late_libraries import on_stream
 from umem.devices.software.libcuda import HostHints
 from umem.devices.software.libraries import cufft, cusolver
 from umem.devices.software.libraries.cublas import HostBlas
@@ -30,6 +32,7 @@ from umem.devices.software.linking import StandIns, Trampolines
 from umem.devices.software.memory_sources import GuardedSource
 from umem.devices.software.nvrtc import HostNvrtc
 from umem.devices.software.runtime import HostRuntime
+from umem.devices.software.streams import DriverCalls
 from umem.devices.software.toolchain import Toolchain
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.errors import DeviceError, MissingDependencyError, StateError
@@ -81,6 +84,13 @@ class SoftwareGPU:
             raise StateError("opened without a seed: umem.software_gpu(..., stream_seed=0)")
         self._runtime.reseed(stream_seed)
 
+    def answer_to(self, number: int) -> None:
+        """Answer to the device numbers up to this one, not to 0 alone: all are this one GPU.
+
+        For a rank, which has a GPU of its own here, and asks for it by its number on the machine.
+        """
+        self._runtime.count = number + 1
+
     @property
     def figures(self) -> StepCost:
         """The counts so far (simulated); every one None without the model."""
@@ -95,6 +105,7 @@ class SoftwareGPU:
         Memory stays as it is, and what was still running is over.
         """
         model = self._model
+        self._runtime.calls = DriverCalls()
         with model.lock:
             for clock in model.clocks:
                 clock.restart()
@@ -105,19 +116,21 @@ class SoftwareGPU:
             model.counters.restart_peaks(driver.reserved_bytes, driver.resident_count)
 
     @property
+    def calls(self) -> DriverCalls:
+        """What the driver was asked so far: allocations, frees, and waits of the host.
+
+        A pool that gives back what it has cached asks for a free of each chunk. Waits are those
+        for a stream, an event and the device.
+        """
+        return replace(self._runtime.calls)
+
+    @property
     def resident_bytes(self) -> int | None:
         """VRAM in use now, in whole blocks (simulated); None without the model."""
         if not self._runtime.is_modelled:
             return None
         with self._model.lock:
             return self._model.driver.resident_count * BLOCK_BYTES
-
-    def discard(self, address: int, nbytes: int, stream: int) -> None:
-        """Forget what is in managed memory, in the order of a stream: other bytes are there then.
-
-        CUDA 13's own call, which CUDA 12 lacks; ``umem.chainer.LookaheadPrefetch`` uses it.
-        """
-        self._runtime.discard(address, nbytes, stream)
 
     @property
     def timeline(self) -> list[Sample]:
@@ -153,13 +166,19 @@ def software_gpu(
     Raises:
         StateError: CuPy is imported already, or this was called before.
         MissingDependencyError: no CuPy, or no compiler.
-        DeviceError: a CuPy whose inside is not known, or a real GPU and no ``force``.
+        DeviceError: a CuPy whose inside is not known, a real GPU and no ``force``, or a
+            `GpuSpec` of yours without a ``chip``.
         UnknownGpuError, SizeError: see `umem.virtual_gpu`. Nothing has changed after any of these.
         DeviceError: the compiler fails. Then the process cannot go on to use CuPy.
     """
     spec = gpu_spec(gpu)
     if vram is not None:
         spec = spec.with_vram(parse_bytes(vram, "vram"))
+    if spec.chip is None:
+        raise DeviceError(
+            f"{spec.title}: CuPy asks for the compute capability and the number of "
+            "multiprocessors, which are not known: give GpuSpec(..., chip=(8, 9, 128))"
+        )
     if any(name in sys.modules for name in ("cupy", "cupy_backends")):
         raise StateError(
             "CuPy is imported already: umem.software_gpu comes before the first `import cupy`, or "

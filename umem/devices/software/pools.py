@@ -29,6 +29,7 @@ class HostPools(HostMemory, HostStreams):
         self._pool_settings: dict[int, int] = {1: 1, 2: 1, 3: 1, 4: 0}
         self._in_pool: dict[int, int] = {}
         self._most_in_pool = 0
+        self.count = 1
 
     def pooled(self, address: int, nbytes: int) -> int:
         """Count memory of the pool; returns its address."""
@@ -104,5 +105,5 @@ class HostPools(HostMemory, HostStreams):
 
     def refuse_other(self, device: int) -> None:
         """Fail for a device that is not there."""
-        if device != 0:
+        if not 0 <= device < self.count:
             self.fail(INVALID_DEVICE)

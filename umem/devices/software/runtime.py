@@ -1,19 +1,19 @@
 """A CUDA runtime on host memory: what CuPy calls in place of NVIDIA's.
 
-Models: one device, one context; streams that do their work at once. Does not model: several
-devices, graphs, textures, peers.
+Models: one device, by whichever number it is told to answer to, one context; streams that do their
+work at once. Does not model: several devices, graphs, textures, peers.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from umem.devices.software.allocations import DEVICE, HOST, MANAGED, HostMemory
 from umem.devices.software.pools import INVALID_VALUE, HostPools
 from umem.devices.software.streams import FIRST_HANDLE, HostStreams
-from umem.devices.specs import CHIPS, GpuSpec
+from umem.devices.specs import GpuSpec
 from umem.trace.events import Hint
 from umem.units import BLOCK_BYTES
 
@@ -42,6 +42,12 @@ SIMULATED = " (simulated)"
 """The end of the name that CuPy is told."""
 
 
+def overwrite(ranges: Sequence[tuple[int, int]]) -> None:
+    """Put other bytes where somebody may no longer look."""
+    for address, nbytes in ranges:
+        ctypes.memset(address, FORGOTTEN, nbytes)
+
+
 class HostRuntime(HostPools):
     """The functions of ``cupy_backends.cuda.api.runtime``, by their names there.
 
@@ -57,9 +63,11 @@ class HostRuntime(HostPools):
         HostStreams.__init__(self)
         HostMemory.__init__(self, spec, is_modelled)
         HostPools.__init__(self)
-        self._chip = CHIPS.get(spec.name, (7, 5, 40))
+        assert spec.chip is not None  # `software_gpu` refuses it
+        self._chip = spec.chip
         self.attributes_type: Any = None
         self.hints: Any = None
+        self._current = 0
 
     @property
     def was_used(self) -> bool:
@@ -91,7 +99,9 @@ class HostRuntime(HostPools):
 
     def allocate(self, nbytes: int, kind: int) -> int:
         self.refuse_unsafe()
-        return super().allocate(nbytes, kind)
+        address = super().allocate(nbytes, kind)
+        self.calls.allocation_count += 1
+        return address
 
     def malloc(self, size: int) -> int:
         return self.allocate(size, DEVICE)
@@ -111,6 +121,7 @@ class HostRuntime(HostPools):
     def free(self, ptr: int) -> None:
         self.unpooled(ptr)
         self.release(ptr)
+        self.calls.free_count += bool(ptr)
 
     def freeAsync(self, ptr: int, stream: int) -> None:
         self.free(ptr)
@@ -128,7 +139,7 @@ class HostRuntime(HostPools):
     def pointerGetAttributes(self, ptr: int) -> Any:
         kind = self.pointerGetMemoryType(ptr)
         on_device, on_host = ptr if kind else 0, 0 if kind == DEVICE else ptr
-        return self.attributes_type(0 if kind else -2, on_device, on_host, kind)
+        return self.attributes_type(self._current if kind else -2, on_device, on_host, kind)
 
     # -- what happens ----------------------------------------------------------------------
 
@@ -185,14 +196,15 @@ class HostRuntime(HostPools):
         accesses = tuple(self.access(address, nbytes))
         self.tell(Hint("prefetch", accesses, place, overlap=stream != 0))
 
-    def discard(self, address: int, nbytes: int, stream: int) -> None:
-        """Have the model forget a managed range, and put other bytes there, in stream order."""
-        self.tell(Hint("discard", tuple(self.access(address, nbytes))))
-        self.in_order(stream, lambda: ctypes.memset(address, FORGOTTEN, nbytes))
+    def discard(self, ranges: Sequence[tuple[int, int]], stream: int) -> None:
+        """Have the model forget managed ranges, and put other bytes there, in stream order."""
+        accesses = tuple(access for each in ranges for access in self.access(*each))
+        self.tell(Hint("discard", accesses))
+        self.put_other_bytes(ranges, stream)
 
-    def in_order(self, stream: int, function: Callable[[], object]) -> None:
-        """Do something in the order of a stream, which does everything at once here."""
-        function()
+    def put_other_bytes(self, ranges: Sequence[tuple[int, int]], stream: int) -> None:
+        """Overwrite ranges in the order of a stream, which does everything at once here."""
+        overwrite(ranges)
 
     def advise(self, address: int, nbytes: int, advice: int, device: int) -> None:
         """Give the model a piece of advice, or take it back."""
@@ -224,13 +236,14 @@ class HostRuntime(HostPools):
         return CUDA_VERSION // 1000
 
     def getDeviceCount(self) -> int:
-        return 1
+        return self.count
 
     def getDevice(self) -> int:
-        return 0
+        return self._current
 
     def setDevice(self, device: int) -> None:
         self.refuse_other(device)
+        self._current = device
 
     def deviceGetAttribute(self, attrib: int, device: int) -> int:
         self.refuse_other(device)

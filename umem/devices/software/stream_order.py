@@ -22,7 +22,11 @@ EAGERNESS = (0.0, 0.0, 0.03, 0.3, 0.8)
 """How likely something runs that nobody waits for yet, after each call; one for each seed."""
 DEPTH = 1024
 """The most work that a stream holds before the program has to wait for it."""
+FREES_WAIT = 0.5
+"""How many of the seeds have a free wait until the device is done, as CUDA may and need not."""
 _AFTER_ALL = object()
+_NOBODYS = object()
+Clock = dict[Hashable, int]
 
 
 class Work:
@@ -31,16 +35,24 @@ class Work:
     Attributes:
         key: the stream.
         after: work that must be done before; what came before on the stream is not in it.
+        clock: by stream, how much of its work the rules have done before this is over.
         is_done: whether it has run.
     """
 
-    __slots__ = ("_function", "after", "is_done", "key")
+    __slots__ = ("_function", "after", "clock", "is_done", "key")
 
     def __init__(
-        self, key: Hashable, function: Callable[[], object] | None, after: list[Work]
+        self, key: Hashable, function: Callable[[], object] | None, after: list[Work], clock: Clock
     ) -> None:
-        self.key, self.after, self.is_done = key, after, False
+        self.key, self.after, self.clock, self.is_done = key, after, clock, False
         self._function = function
+
+    def comes_after(self, other: Work) -> bool:
+        """Tell whether the rules have other work done before this begins, at whatever speed.
+
+        By vector clocks (Mattern, "Virtual Time and Global States of Distributed Systems", 1989).
+        """
+        return self.clock.get(other.key, 0) >= other.clock[other.key]
 
     def run(self) -> None:
         """Do it; done even where it fails."""
@@ -61,11 +73,17 @@ class StreamOrder:
 
     Args:
         seed: which order; None does everything at once.
+
+    Attributes:
+        is_running: whether work is being done.
+        frees_wait: whether a free waits until all is done, under this seed.
     """
 
     def __init__(self, seed: int | None) -> None:
         self._queues: dict[Hashable, deque[Work]] = {}
-        self._non_blocking: set[Hashable] = {_AFTER_ALL}
+        self._non_blocking: set[Hashable] = {_AFTER_ALL, _NOBODYS}
+        self._clocks: dict[Hashable, Clock] = {}  # of what each stream was given last
+        self._host: Clock = {}
         self.is_running = False
         self._error: Exception | None = None
         self.reseed(seed)
@@ -76,6 +94,7 @@ class StreamOrder:
         self._random = random.Random(seed)
         self._eagerness = 1.0 if seed is None else self._random.choice(EAGERNESS)
         self._weights: dict[Hashable, float] = {}
+        self.frees_wait = seed is None or self._random.random() < FREES_WAIT
         self.raise_error()
 
     def raise_error(self) -> None:
@@ -104,20 +123,43 @@ class StreamOrder:
         """Do something after all that any stream was given so far."""
         return self._issue(_AFTER_ALL, function, [queue[-1] for queue in self._queues.values()])
 
+    def issue_some_day(self, function: Callable[[], object], after: Iterable[Work]) -> Work:
+        """Do something at any time after some work, which only a wait for all waits for."""
+        return self._issue(_NOBODYS, function, [work for work in after if not work.is_done])
+
     def _implied(self, key: Hashable) -> list[Work]:
+        return [self._queues[other][-1] for other in self._turns(key, self._queues)]
+
+    def _turns(self, key: Hashable, others: Iterable[Hashable]) -> list[Hashable]:
+        """Those of some streams that a stream takes turns with, by the legacy one's rules."""
         if key in self._non_blocking:
             return []
-        others = self._queues if key == LEGACY else [LEGACY]
         return [
-            self._queues[other][-1]
+            other
             for other in others
-            if other != key and other in self._queues and other not in self._non_blocking
+            if other != key and other not in self._non_blocking and LEGACY in (key, other)
         ]
+
+    def is_known_over(self, work: Work) -> bool:
+        """Tell whether the host has waited for work, so that all that it gives comes after it."""
+        return self._host.get(work.key, 0) >= work.clock[work.key]
+
+    def _clock(self, key: Hashable, after: Iterable[Work]) -> Clock:
+        found = dict(self._host)
+        before = [key, *self._turns(key, self._clocks)]
+        for clock in (
+            *(self._clocks.get(other, {}) for other in before),
+            *(w.clock for w in after),
+        ):
+            _merge(found, clock)
+        found[key] = found.get(key, 0) + 1
+        self._clocks[key] = found
+        return found
 
     def _issue(
         self, key: Hashable, function: Callable[[], object] | None, after: list[Work]
     ) -> Work:
-        work = Work(key, function, after)
+        work = Work(key, function, after, self._clock(key, after))
         queue = self._queues.setdefault(key, deque())
         queue.append(work)
         if len(queue) > DEPTH:
@@ -139,6 +181,7 @@ class StreamOrder:
     def finish(self, work: Work) -> None:
         """Do a piece of work as `do` does, and raise the error that is kept."""
         self.do(work)
+        _merge(self._host, work.clock)
         self.raise_error()
 
     def finish_stream(self, stream: int) -> None:
@@ -153,13 +196,18 @@ class StreamOrder:
     def _do_all(self) -> None:
         while self._queues and not self.is_running:
             self._advance(self._drawn())
+        for clock in self._clocks.values():
+            _merge(self._host, clock)
 
     def query(self, work: Work | None) -> bool:
         """Tell whether work is done; who asks again and again sees it done one day."""
         if work is not None and not work.is_done and self._random.random() < 0.5:
             self.do(work)
         self.raise_error()
-        return work is None or work.is_done
+        if work is None or not work.is_done:
+            return work is None
+        _merge(self._host, work.clock)
+        return True
 
     def last_of(self, stream: int) -> Work | None:
         """What a stream was given last, None where it has nothing left to do."""
@@ -196,6 +244,11 @@ class StreamOrder:
             queue.popleft()
             if not queue:
                 del self._queues[work.key]
+
+
+def _merge(clock: Clock, other: Clock) -> None:
+    for key, count in other.items():
+        clock[key] = max(clock.get(key, 0), count)
 
 
 def _key(stream: int) -> Hashable:

@@ -22,6 +22,15 @@ DEFAULT = (0, 1, 2)
 """The streams that nobody makes: legacy by two names, and one for each thread."""
 
 
+@dataclass
+class DriverCalls:
+    """Counts of what a program asked for: memory, frees of it, and waits of the host."""
+
+    allocation_count: int = 0
+    free_count: int = 0
+    wait_count: int = 0
+
+
 @dataclass(eq=False)
 class Capture:
     """A capture that has begun: its first stream, and whether it can still end well."""
@@ -36,10 +45,12 @@ class HostStreams:
 
     Attributes:
         captures: by stream, the capture that takes its work.
+        calls: what was called so far.
     """
 
     def __init__(self) -> None:
         self.captures: dict[int, Capture] = {}
+        self.calls = DriverCalls()
         self._captured_events: dict[int, Capture] = {}
         self._blocking: set[int] = set()
         self._non_blocking: set[int] = set()
@@ -92,6 +103,11 @@ class HostStreams:
             capture.is_broken = True
         if blocking:
             self.fail(IMPLICIT)
+
+    def refuse_captured(self, stream: int) -> None:
+        """Fail, and end a capture, where it would take what no graph can have."""
+        if self.is_captured(stream):
+            self._break([self.captures[stream]])
 
     def refuse_unsafe(self) -> None:
         """Fail where a capture forbids what may wait for the device, as allocation does."""
@@ -173,6 +189,11 @@ class HostStreams:
             self.fail(INVALID_HANDLE)
 
     def streamSynchronize(self, stream: int) -> None:
+        self.wait_for_stream(stream)
+        self.calls.wait_count += 1
+
+    def wait_for_stream(self, stream: int) -> None:
+        """Have the host wait for a stream."""
         self._known(stream)
         self._refuse_wait(stream)
         self.host_waits()
@@ -183,6 +204,11 @@ class HostStreams:
         return 0
 
     def deviceSynchronize(self) -> None:
+        self.wait_for_all()
+        self.calls.wait_count += 1
+
+    def wait_for_all(self) -> None:
+        """Have the host wait for the device."""
         self._refuse_wait()
         self.host_waits()
 
@@ -249,6 +275,7 @@ class HostStreams:
     def eventSynchronize(self, event: int) -> None:
         self._refuse_captured(event)
         self.host_waits()
+        self.calls.wait_count += 1
 
     def _refuse_captured(self, event: int) -> None:
         self._known(DEFAULT[0], event)

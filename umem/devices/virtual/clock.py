@@ -90,9 +90,11 @@ class Clock:
     def launch(self, host_seconds: float | None, phase: str = "array") -> None:
         """Let the host take this long to issue the next operation.
 
-        None is a launch, and what Chainer's Python takes for an operation of that phase.
+        None is a launch, and what Chainer's Python takes for an operation of that phase. What was
+        measured counts where it is less: more may be a wait for the GPU that recorded it.
         """
-        self.host_seconds += self._host[phase] if host_seconds is None else host_seconds
+        usual = self._host[phase]
+        self.host_seconds += usual if host_seconds is None else min(usual, host_seconds)
 
     def run(
         self,

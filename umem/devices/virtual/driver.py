@@ -209,13 +209,19 @@ class DriverModel:
             pool = self._pool_of(policy.preset)
             return Placed(pool, pool.malloc(nbytes, policy.limit_bytes), nbytes, True)
         try:
-            span = self.unmanaged.malloc(nbytes, policy.limit_bytes)
+            span = self.unmanaged.malloc(nbytes, self._bound(policy))
             return Placed(self.unmanaged, span, nbytes, False)
         except OutOfMemoryError:
             if policy.mode == "unmanaged":
                 raise
         spill = self.spill_host if policy.spill == "host" else self.spill_migrate
         return Placed(spill, spill.malloc(nbytes), nbytes, True)
+
+    def _bound(self, policy: Policy) -> int | None:
+        if not policy.headroom_bytes:
+            return policy.limit_bytes
+        room = self.vram_bytes - policy.headroom_bytes
+        return room if policy.limit_bytes is None else min(room, policy.limit_bytes)
 
     def check_limit(self, policy: Policy) -> None:
         """Make sure that a policy's limit is not below what its pool has in use.

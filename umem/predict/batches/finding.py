@@ -11,7 +11,7 @@ from umem.memory.limits import Size
 from umem.predict.batches.found_batches import FoundBatch, MicroBatch
 from umem.predict.batches.probing import BatchSearch
 from umem.predict.choosing import gpu_asked_for
-from umem.predict.dieting import PlainPool
+from umem.predict.diet_places import PlainPool
 from umem.predict.techniques.combinations import lines
 from umem.predict.techniques.subject import Subject
 from umem.printable import quoted
@@ -136,12 +136,12 @@ def _micro_batches(effective: int, largest: int) -> list[int]:
 def _in_micro_batches(whole: Subject, place: PlainPool, effective: int, micro: int) -> MicroBatch:
     subject = whole if micro == effective else whole.changed(micro_batch=micro)
     budget = None
-    fits, peak, seconds = place.judged(subject.prepared(""))
+    fits, peak, seconds, _ = place.judged(subject, subject.prepared(""))
     if not fits:
         planned = place.recompute_budget(subject)
         budget = planned if isinstance(planned, str) else _text(planned)
         prepared = subject.prepared("", None if isinstance(planned, str) else planned)
-        fits, peak, seconds = place.judged(prepared)
+        fits, peak, seconds, _ = place.judged(subject, prepared)
         if not fits:
             raise BudgetError("no plan of recomputation has room")
     line = lines((), None if micro == effective else micro, None, budget)

@@ -19,7 +19,7 @@ from umem.errors import ScalingError, SizeError, StateError, TraceError
 from umem.memory.limits import Size
 from umem.predict.batches.halved_sizes import Halved, HalvedSizes
 from umem.predict.choosing import gpu_asked_for
-from umem.predict.dieting import PlainPool
+from umem.predict.diet_places import PlainPool
 from umem.predict.techniques.micro_batches import check_splits, line
 from umem.predict.techniques.subject import Subject
 from umem.printable import quoted
@@ -287,7 +287,7 @@ class _Steps:
 
     def _judged(self, subject: Subject) -> _Judged:
         place = PlainPool(self._spec, subject)
-        return _Judged(*place.judged(subject.prepared("")))
+        return _Judged(*place.judged(subject, subject.prepared(""))[:3])
 
 
 def _axes(trace: Trace) -> set[str]:

@@ -42,12 +42,6 @@ NVLINK_SHARE = 0.8
 """Of NVLink's raw rate, what is left beside its protocol: "overhead ~20%", NVIDIA's maintainer of
 NCCL in nccl-tests issue 212 (370 of 450 GB/s on H100). Measured: 143.7 of 150 GB/s by plain copies
 of a V100 (Dell, with p2pBandwidthLatencyTest), 208 of 300 by NCCL on two A100 (issue 178)."""
-_NVLINK = {
-    "v100-16gb": 150, "v100-32gb": 150, "a100-40gb": 300, "a100-80gb": 300, "h100-pcie": 300,
-    "h100-sxm": 450, "h200": 450, "gh200-96gb": 450, "gh200-144gb": 450, "b200": 900,
-    "rtx-3090": 56.25, "rtx-2080-ti": 50,
-}  # fmt: skip
-"""GB/s each way, half of what NVIDIA's datasheets and whitepapers say of both together."""
 _NVLINK_LATENCY = 6e-6
 """An all-reduce of 32 KiB between two GPUs, which is two messages, took 13.4 us of which 1.5 are
 bandwidth (nccl-tests issue 44, RTX 2080 Ti)."""
@@ -98,14 +92,15 @@ def rank_link(text: str, gpu: GpuSpec) -> RankLink:
 
 
 def _nvlink(gpu: GpuSpec) -> RankLink:
-    if gpu.name not in _NVLINK:
+    if gpu.nvlink_bandwidth is None:
         raise SizeError(
             f"{gpu.title} has no NVLink: take pcie4 or 100gbe, or give GB/s and microseconds"
         )
-    raw = _NVLINK[gpu.name]
-    source = f"{raw:g} GB/s each way (NVIDIA), of which NCCL leaves 80% (nccl-tests issue 212); "
-    source += "latency from nccl-tests issue 44"
-    return RankLink("nvlink", NVLINK_SHARE * raw * GB, _NVLINK_LATENCY, source)
+    source = (
+        f"{gpu.nvlink_bandwidth / GB:g} GB/s each way (NVIDIA), of which NCCL leaves 80% "
+        "(nccl-tests issue 212); latency from nccl-tests issue 44"
+    )
+    return RankLink("nvlink", NVLINK_SHARE * gpu.nvlink_bandwidth, _NVLINK_LATENCY, source)
 
 
 def _told(text: str) -> RankLink:

@@ -189,6 +189,9 @@ class _Passes:
         self._used_after = _used(self._rest)
         self._finals = self._gradients_of_parameters()
         self._roots = {_root(final, self._body, self._made): final for final in self._finals}
+        self._last_write = {  # views, such as a reshape's, write them again
+            access.tensor: op for op in self._ops() for access in op.writes
+        }
         self._held: dict[int, int] = {}  # the gradients so far, by those of the step itself
         self._numbers = {n: n for n in allocations(step)}  # those of the pass that goes on
         self._alive: dict[int, None] = {}
@@ -245,7 +248,11 @@ class _Passes:
             event = event._replace(entry=event.entry + entries)
         elif isinstance(event, Op):
             if number:
-                self._waiting += [a.tensor for a in event.writes if a.tensor in self._roots]
+                self._waiting += [
+                    tensor
+                    for tensor, _, _ in event.writes
+                    if tensor in self._roots and self._last_write[tensor] is event
+                ]
             event = self._sliced(event, number, entries)
         yield renumbered(event, self._numbers)
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 
 from umem.printable import printable, shown
 
 GAP = 2
 LONGEST = 1000
 """Letters of a text that is wrapped: more than umem itself ever says at once."""
+_HANG = "  "
+MOST_LINES = 4
+"""Lines of a name; of a longer one the end is left out."""
 NARROWEST = 18
 """The cells that the first column keeps while there are other columns to leave out."""
 
@@ -31,14 +34,41 @@ class Column(NamedTuple):
 
 
 def table(columns: Sequence[Column], width: int) -> list[str]:
-    """A heading and a line a row, none wider than ``width``; the first column gives way."""
+    """A heading and the rows, no line wider than ``width``.
+
+    The first column gives way: what has no room in it goes on in the next lines.
+    """
     kept = [column._replace(cells=[printable(c) for c in column.cells]) for column in columns]
     while _narrowest(kept) > width and any(column.drop for column in kept):
         kept.remove(max(kept, key=lambda column: column.drop))
     first = min(_natural(kept[0]), max(1, width - _rest(kept)))
     sizes = [first, *(_natural(column) for column in kept[1:])]
     rows = zip(*([column.title, *column.cells] for column in kept), strict=True)
-    return [_line(row, kept, sizes, width) for row in rows]
+    return [line for row in rows for line in _lines(row, kept, sizes, width)]
+
+
+def _lines(
+    row: Sequence[str], columns: Sequence[Column], sizes: list[int], width: int
+) -> Iterator[str]:
+    """The line of a row, and those that its first cell goes on in."""
+    first, *others = _folded(row[0], sizes[0])
+    yield _line([first, *row[1:]], columns, sizes, width)
+    yield from (clipped(f"{_HANG}{other}", width) for other in others)
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """A name in pieces, each but the first indented; it is broken at spaces where it has some."""
+    room = width - len(_HANG)
+    if cell_len(text) <= width or room < 1:
+        return [text]
+    if cell_len(text) > len(text):  # letters of two cells, which textwrap counts as one
+        first = chop_cells(text, width)[0]
+        found = [first, *chop_cells(text[len(first) :], room)]
+    else:
+        found = textwrap.wrap(text, width, subsequent_indent=_HANG, break_on_hyphens=False)
+        found = [found[0], *(piece[len(_HANG) :] for piece in found[1:])]
+    last = " ".join(found[MOST_LINES - 1 :])
+    return found if len(found) <= MOST_LINES else [*found[: MOST_LINES - 1], clipped(last, room)]
 
 
 def _natural(column: Column) -> int:

@@ -16,6 +16,8 @@ from umem.errors import OnnxError
 from umem.printable import quoted
 from umem.trace.events import LEAF, OUTSIDE, Access, Alloc, Event, Op
 from umem.trace.exported.forward_memory import ForwardMemory, PlacedTensor
+from umem.trace.exported.made_weights import statistics_of
+from umem.trace.exported.onnx_fusion import fused
 from umem.trace.exported.onnx_graph import OnnxGraph, OnnxNode, TensorType
 from umem.trace.exported.onnx_inference import inferred
 from umem.trace.exported.onnx_reading import read_onnx
@@ -62,7 +64,7 @@ def onnx_step(
     if optimizer not in get_args(OptimizerName):
         known = ", ".join(get_args(OptimizerName))
         raise OnnxError(f"the optimizer is one of {known}; got {quoted(optimizer)}")
-    graph = inferred(read_onnx(path, sizes))
+    graph = fused(inferred(read_onnx(path, sizes)))
     writer = _StepWriter(graph)
     events = list(writer.events(optimizer))
     if not writer.calls:
@@ -83,12 +85,8 @@ class _StepWriter:
         self._memory = ForwardMemory(graph)
         self._parameters: dict[str, Alloc] = {}
         self._host = {name for name in graph.tensors if graph.is_on_host(name)}
-        self._statistics = {
-            node.inputs[place]
-            for node in graph.nodes
-            for place in OPERATORS[node.op].statistics
-            if place < len(node.inputs)
-        }
+        made = {name for node in graph.nodes for name in node.outputs}
+        self._statistics = statistics_of(graph) - made
 
     def events(self, optimizer: OptimizerName) -> Iterator[Event]:
         """The whole step."""

@@ -58,6 +58,7 @@ class OnnxGraph:
         parameters: names of what is trained: floating-point initialisers that are no single number.
         constants: names of what else is given.
         outputs: names of what the graph is for.
+        values: contents of small tensors that follow from the model and its sizes.
     """
 
     nodes: tuple[OnnxNode, ...]
@@ -66,14 +67,17 @@ class OnnxGraph:
     parameters: frozenset[str]
     constants: frozenset[str]
     outputs: tuple[str, ...]
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     def is_on_host(self, name: str) -> bool:
         """Whether a tensor is a single number, or a shape: an argument, not device memory."""
         kind = self.tensors[name]
-        if not kind.shape and (name in self.constants or not kind.is_float):
-            return name not in self.inputs
-        is_shape = not kind.is_float and len(kind.shape) == 1 and kind.size <= 64
-        return is_shape and name not in self.inputs
+        if name in self.inputs:
+            return False
+        is_known = name in self.constants or name in self.values
+        if not kind.shape:
+            return is_known or not kind.is_float
+        return not kind.is_float and kind.size <= 64 and (len(kind.shape) == 1 or is_known)
 
     def runs_on_host(self, node: OnnxNode) -> bool:
         """Whether all that a node makes are arguments."""

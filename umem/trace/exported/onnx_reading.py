@@ -17,6 +17,7 @@ from umem import extras
 from umem.errors import MissingDependencyError, OnnxError
 from umem.files import reason
 from umem.printable import quoted, shown
+from umem.trace.exported.onnx_functions import inlined, with_inner
 from umem.trace.exported.onnx_weights import MOST_AXES, KnownTensors, given_tensors
 from umem.trace.exported.operators import OPERATORS
 
@@ -25,6 +26,13 @@ LARGEST_FILE_BYTES = (2 << 30) - 1
 """What protobuf reads at most."""
 BRANCHES = ("If", "Loop", "Scan", "SequenceMap")
 """Operators that hold a graph, which runs as often as the data say."""
+LOWERED = (
+    "If", "CastLike", "SplitToSequence", "SequenceAt", "SequenceConstruct", "SequenceLength",
+    "ConcatFromSequence",
+)  # fmt: skip
+"""Operators that are put in other operators' terms before shapes are inferred."""
+QUANTISED = ("quantize", "qlinear", "integer", "matmulnbits", "qgemm", "qattention")
+"""Of which the names of one have a part whose operator computes with quantised numbers."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +44,14 @@ class CheckedModel:
         model: its ModelProto; every dynamic axis of the inputs has its size.
         known: what the file and the inputs give.
         inputs: names of what comes from outside.
+        folder: where the file lies.
     """
 
     onnx: Any
     model: Any
     known: KnownTensors
     inputs: tuple[str, ...]
+    folder: Path
 
 
 def read_onnx(path: str | PathLike[str], sizes: Mapping[str, int] | None = None) -> CheckedModel:
@@ -59,12 +69,15 @@ def read_onnx(path: str | PathLike[str], sizes: Mapping[str, int] | None = None)
         MissingDependencyError: onnx is not installed.
     """
     onnx = _onnx()
+    folder = Path(path).parent
     model = _parsed(onnx, Path(path))
     _check_opset(onnx, model)
-    _check_nodes(model)
+    _check_quantised(model)
+    model = inlined(model)
+    _check_model(model)
     _set_sizes(model.graph, dict(sizes or {}))
-    known = given_tensors(onnx, model.graph, Path(path).parent)
-    return CheckedModel(onnx, model, known, _take_inputs(onnx, model.graph, known))
+    known = given_tensors(onnx, model.graph, folder)
+    return CheckedModel(onnx, model, known, _take_inputs(onnx, model.graph, known), folder)
 
 
 def _onnx() -> Any:
@@ -104,6 +117,7 @@ def _parsed(onnx: Any, path: Path) -> Any:
         ) from error
     if not model.ir_version or not model.graph.node:
         raise OnnxError(f"{shown(path)} is not a model in ONNX: it has no version, or no operator")
+    _check_text(model)
     return model
 
 
@@ -121,22 +135,73 @@ def _check_opset(onnx: Any, model: Any) -> None:
         )
 
 
-def _check_nodes(model: Any) -> None:
+def _check_text(model: Any) -> None:
+    """Refuse names that are not UTF-8, which protobuf gives as bytes."""
+    for name in _names(model):
+        if isinstance(name, bytes):
+            raise OnnxError(f"the name {quoted(name)} in the model is not text in UTF-8")
+
+
+def _names(model: Any) -> Iterator[Any]:
+    graphs = [model.graph]
+    for node in with_inner((*model.graph.node, *(n for f in model.functions for n in f.node))):
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield attribute.name
+            graphs += [attribute.g, *attribute.graphs]
+    for function in model.functions:
+        yield from (function.name, function.domain, *function.input, *function.output)
+    for graph in graphs:
+        for x in (*graph.input, *graph.output, *graph.initializer):
+            yield x.name
+        for x in graph.input:
+            for dim in x.type.tensor_type.shape.dim:
+                yield dim.dim_param
+
+
+def _check_quantised(model: Any) -> None:
+    """Refuse a model that was quantised: it is no float graph, and has no backward."""
+    for place, node in enumerate(model.graph.node):
+        if any(part in str(node.op_type).lower() for part in QUANTISED):
+            raise OnnxError(
+                f"the model is a quantised graph ({node_said(node, place)} is "
+                f"{quoted(node.op_type)}), which has no backward: export the model in "
+                "floating-point numbers, before it is quantised"
+            )
+
+
+def _check_model(model: Any) -> None:
     """Refuse operators that are unknown, and graphs in which a name is used before it is made."""
     graph = model.graph
     if not graph.output:
         raise OnnxError("the model has no output, from which backward would begin")
     if len({x.name for x in graph.input}) < len(graph.input):
         raise OnnxError("two inputs of the model have the same name")
+    _check_graph(graph, {x.name for x in graph.input} - {x.name for x in graph.initializer}, "")
+
+
+def check_branch(graph: Any, known: set[str], said: str) -> None:
+    """Refuse a graph that an operator holds, as a model would be refused.
+
+    Args:
+        known: names that it may read beside its own.
+        said: what to call the operator.
+    """
+    if graph.input:
+        raise OnnxError(f"{said} holds a graph with inputs of its own")
+    _check_graph(graph, set(known), f" of a branch of {said}")
+
+
+def _check_graph(graph: Any, known: set[str], whose: str) -> None:
+    """Check the nodes of a graph in order; ``known`` takes what they make."""
     if graph.sparse_initializer:
         raise OnnxError("the model has sparse initialisers, which umem does not know")
-    known = {x.name for x in graph.input} | {x.name for x in graph.initializer}
-    if len({x.name for x in graph.initializer}) < len(graph.initializer):
+    given = {x.name for x in graph.initializer}
+    if len(given) < len(graph.initializer) or given & known:
         raise OnnxError("two initialisers of the model have the same name")
-    made: set[str] = set()
-    functions = {(function.domain, function.name) for function in model.functions}
+    known |= given
     for place, node in enumerate(graph.node):
-        _check_operator(node, place, functions)
+        _check_operator(node, place)
         for name in node.input:
             if name and name not in known:
                 raise OnnxError(
@@ -144,35 +209,39 @@ def _check_nodes(model: Any) -> None:
                     "graph has a cycle, or its nodes are out of order"
                 )
         for name in node.output:
-            if name and (name in made or name in known):
+            if name and name in known:
                 raise OnnxError(
                     f"{node_said(node, place)} makes {quoted(name)}, which is there twice"
                 )
-            made.add(name)
             known.add(name)
     for output in graph.output:
         if output.name not in known:
-            raise OnnxError(f"the output {quoted(output.name)} is made by no node")
+            raise OnnxError(f"the output {quoted(output.name)}{whose} is made by no node")
 
 
-def _check_operator(node: Any, place: int, functions: set[tuple[str, str]]) -> None:
+def _check_operator(node: Any, place: int) -> None:
+    holds = any(a.HasField("g") or a.graphs for a in node.attribute)
+    if node.op_type != "If" and (node.op_type in BRANCHES or holds):
+        raise OnnxError(holds_a_graph(node, place))
+    known = node.op_type in OPERATORS or node.op_type in LOWERED
+    if node.domain not in OWN_DOMAINS or not known:
+        raise OnnxError(
+            f"{_kind_said(node, place)}, which umem does not know: what it keeps for backward has "
+            "to stand in umem/trace/exported/operators.py"
+        )
+
+
+def holds_a_graph(node: Any, place: int) -> str:
+    """Why an operator with a graph in it is refused."""
+    return (
+        f"{_kind_said(node, place)}, which holds a graph that runs as the data say: export the "
+        "model without it, with the loop unrolled or one branch chosen"
+    )
+
+
+def _kind_said(node: Any, place: int) -> str:
     domain = node.domain or "ai.onnx"
-    said = f"{node_said(node, place)} is {quoted(node.op_type)} of the domain {quoted(domain)}"
-    if node.op_type in BRANCHES or any(a.HasField("g") or a.graphs for a in node.attribute):
-        raise OnnxError(
-            f"{said}, which holds a graph that runs as the data say: export the model without it, "
-            "with the loop unrolled or one branch chosen"
-        )
-    if (node.domain, node.op_type) in functions:
-        raise OnnxError(
-            f"{said}, a function of the model: onnx.inliner.inline_local_functions(model) puts "
-            "its operators in its place"
-        )
-    if node.domain not in OWN_DOMAINS or node.op_type not in OPERATORS:
-        raise OnnxError(
-            f"{said}, which umem does not know: what it keeps for backward has to stand in "
-            "umem/trace/exported/operators.py"
-        )
+    return f"{node_said(node, place)} is {quoted(node.op_type)} of the domain {quoted(domain)}"
 
 
 def node_said(node: Any, place: int) -> str:
@@ -193,7 +262,7 @@ def _set_sizes(graph: Any, sizes: dict[str, int]) -> None:
     missing: dict[str, str] = {}
     unused, fixed = set(sizes), dict[str, int]()
     for own, dim in _input_dims(graph):
-        if dim.HasField("dim_value"):
+        if is_fixed(dim):
             fixed[own] = dim.dim_value
             continue
         name = own if own in sizes or not dim.dim_param else dim.dim_param
@@ -214,12 +283,11 @@ def _set_sizes(graph: Any, sizes: dict[str, int]) -> None:
         if name in fixed:
             raise OnnxError(f"the axis {quoted(name)} is {fixed[name]} in the model, not dynamic")
         raise OnnxError(f"the model has no dynamic axis {quoted(name)} in its inputs")
-    for x in (*graph.value_info, *graph.output):  # what else the model calls so
-        for dim in dims_of(x):
-            if dim.dim_param in sizes:
-                dim.dim_value = sizes[dim.dim_param]
-            elif not dim.HasField("dim_value") or dim.dim_value < 0:
-                dim.Clear()
+
+
+def is_fixed(dim: Any) -> bool:
+    """Whether an axis has a size; a negative one is how some exporters write that it has none."""
+    return bool(dim.HasField("dim_value") and dim.dim_value >= 0)
 
 
 def _input_dims(graph: Any) -> Iterator[tuple[str, Any]]:
@@ -240,14 +308,24 @@ def dynamic_axes(path: str | PathLike[str]) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     for own, dim in _input_dims(_parsed(_onnx(), Path(path)).graph):
-        if not dim.HasField("dim_value"):
+        if not is_fixed(dim):
             found.setdefault(dim.dim_param or own, []).append(own)
     return found
 
 
 def dims_of(x: Any) -> Any:
+    """The axes that the model gives an input.
+
+    Raises:
+        OnnxError: it is no tensor, or no number of axes is said.
+    """
     if not x.type.HasField("tensor_type"):
         raise OnnxError(f"{quoted(x.name)} is no tensor but a sequence, a map or an optional one")
+    if not x.type.tensor_type.HasField("shape"):
+        raise OnnxError(
+            f"the model does not say how many axes its input {quoted(x.name)} has: export it with "
+            "a shape, in which an axis may be dynamic"
+        )
     if len(x.type.tensor_type.shape.dim) > MOST_AXES:
         raise OnnxError(f"{quoted(x.name)} has {len(x.type.tensor_type.shape.dim)} axes")
     return x.type.tensor_type.shape.dim

@@ -70,14 +70,21 @@ def given_tensors(onnx: Any, graph: Any, folder: Path) -> KnownTensors:
         OnnxError: one that no machine has, is sparse, or has other contents than it says.
     """
     known = KnownTensors()
+    take_given(onnx, graph, known, folder)
+    return known
+
+
+def take_given(onnx: Any, graph: Any, known: KnownTensors, folder: Path) -> None:
+    """Note what a graph gives; see `given_tensors`."""
     for tensor in graph.initializer:
         known.initializers.add(tensor.name)
         _take(onnx, tensor, tensor.name, known, folder)
     for node in graph.node:
         if node.op_type == "Constant":
+            if len(node.output) != 1:
+                raise OnnxError(f"a constant of the model has {len(node.output)} outputs")
             known.constants.add(node.output[0])
             _take_constant(onnx, node, known, folder)
-    return known
 
 
 def _take_constant(onnx: Any, node: Any, known: KnownTensors, folder: Path) -> None:

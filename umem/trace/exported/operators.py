@@ -275,6 +275,8 @@ OPERATORS: dict[str, Operator] = {
     "LayerNormalization": Operator("Ba et al., 2016; x, gamma and two numbers a row",
                                    inputs=(0, 1), flops=_times(8),
                                    stash={"mean": _rows, "inv_std": _rows}),
+    "RMSNormalization": Operator("Zhang and Sennrich, 2019; x, gamma and one number a row",
+                                 inputs=(0, 1), flops=_times(6), stash={"inv_std": _rows}),
     "LRN": Operator("Chainer, LocalResponseNormalization: x, y, scale, unit_scale", inputs=(0,),
                     output=True, flops=_times(8),
                     stash={"scale": _like_input, "unit_scale": _like_input}),
@@ -330,14 +332,21 @@ OPERATORS: dict[str, Operator] = {
             "Upsample",
         )
     },
+    "GridSample": Operator("gx: gy spread over the four nearest; ggrid by their differences",
+                           inputs=(0, 1), gathers=True),
+    "DFT": Operator("gx: the transform of gy, the other way round", trained=1),
+    "ScatterElements": Operator("gx: gy and zeros at the indexes; gu: gy there", inputs=(1,)),
+    "ScatterND": Operator("gx: gy and zeros at the indexes; gu: gy there", inputs=(1,)),
     "TopK": Operator("gx: gy at the indexes", stash={"indexes": _indexes}, trained=1),
     # Without a gradient.
     **dict.fromkeys(
         (
-            "And", "ArgMax", "ArgMin", "BitShift", "Ceil", "Constant", "ConstantOfShape", "Equal",
+            "And", "ArgMax", "ArgMin", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr",
+            "BitwiseXor", "Ceil", "Constant", "ConstantOfShape", "Equal",
             "EyeLike", "Floor", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less",
-            "LessOrEqual", "Mod", "Not", "OneHot", "Or", "RandomNormal", "RandomNormalLike",
-            "RandomUniform", "RandomUniformLike", "Range", "Round", "Shape", "Sign", "Size", "Xor",
+            "LessOrEqual", "Mod", "NonZero", "Not", "OneHot", "Or", "RandomNormal",
+            "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Range", "Round", "Shape",
+            "Sign", "Size", "Xor",
         ),
         _NO_GRADIENT,
     ),

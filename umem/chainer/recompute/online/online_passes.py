@@ -59,7 +59,8 @@ class OnlinePasses:
         """The pass that begins; None where it is to be learned for a plan."""
         if self._target.budget is None or not self.experience.is_strange:
             return None
-        room = Room(self._budget(), *self._graphs.beside())
+        is_wish = isinstance(self._target.budget, float) and not self._target.strict
+        room = Room(self._budget(), *self._graphs.beside(), is_wish=is_wish)
         now = OnlinePass(
             number, room, self.experience, self._debug, self._goes_again, self._prepare, self._tell,
             self._lower,

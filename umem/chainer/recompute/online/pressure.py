@@ -95,7 +95,8 @@ class Pressure:
     def _check(self, nbytes: int, label: str) -> None:
         """Raise where what cannot go is more than the budget, and forward goes on.
 
-        Where it is within it, and more with what the call is expected to take: a warning.
+        Where it is within it, and more with what the call is expected to take, or the budget is a
+        wish: a warning.
         """
         budget = self._room.budget
         assert budget is not None
@@ -107,7 +108,8 @@ class Pressure:
             f"must not run twice; the budget is {format_bytes(budget)}. Give it "
             f"{format_bytes(self.level + nbytes)}"
         )
-        if not self._is_backward and self.level > 1.02 * budget:
+        is_over = self.level > 1.02 * budget
+        if is_over and not self._is_backward and not self._room.is_wish:
             raise BudgetError(text)
         self._told(text, False)
 

@@ -15,14 +15,22 @@ class Room:
         budget: bytes in all; None where it is not known yet.
         parameters: arrays of parameters that optimizers have updated.
         other_bytes: what optimizers keep, and the gradients of the step before.
+        is_wish: whether to do the least that can be done where the budget cannot be kept to.
 
     Attributes:
         fixed_bytes: what is there before anything is computed.
         parameter_bytes: of it, those parameters; so much their gradients will take.
     """
 
-    def __init__(self, budget: int | None, parameters: Iterable[Any], other_bytes: int) -> None:
-        self.budget = budget
+    def __init__(
+        self,
+        budget: int | None,
+        parameters: Iterable[Any],
+        other_bytes: int,
+        *,
+        is_wish: bool = False,
+    ) -> None:
+        self.budget, self.is_wish = budget, is_wish
         self._arrays: dict[int, Any] = {}
         self.fixed_bytes = 0
         self.read(parameters)

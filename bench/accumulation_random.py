@@ -1,0 +1,196 @@
+"""Does a batch in parts give the gradient of the whole, whatever loss is drawn at random?
+
+Each random program (tests/random_losses.py) is a small network in float64 with a loss of one to
+four terms and two to four batches of differing composition. It is trained by whole batches with
+Chainer alone, and by parts with `umem.chainer.accumulate`; the parameters are compared after every
+update. Right is what differs by rounding only; a refusal is an error of umem's that leaves
+parameters, kept values and random numbers as they were. "known" are sums with factors of Chainer's
+losses and reductions, which have to be accepted; "weight" are given a right ``weight=``; "other"
+may be refused. A program counts in the row of each kind of term that it has.
+
+``--program SEED`` prints one, and what comes of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import click
+import common
+from report_tables import Row, Table, counted, percent, text, verdict
+
+sys.path.append(str(common.HERE.parent / "tests"))  # where the programs are drawn and judged
+
+QUICK = 60
+LEAST_ACCEPTED = 0.98
+"""Of the known."""
+FAILED = ("wrong", "refused, state changed", "traceback")
+WARNED = "wrong, warned"
+"""After an AccumulationWarning, where nothing could be compared; not so where it is known."""
+SHOWN = 12
+
+
+def run(seeds: Sequence[int]) -> list[Row]:
+    """Judge programs; a row each."""
+    from loss_verdicts import judged
+    from random_losses import program
+
+    rows = []
+    for seed in seeds:
+        one = program(seed)
+        found = judged(one)
+        rows.append(
+            {
+                "seed": seed,
+                "class": one.grade,
+                "how": one.how,
+                "kinds": list(one.kinds),
+                "outcome": found.outcome,
+                "update": found.update,
+                "message": found.message,
+            }
+        )
+    return rows
+
+
+def measure(seeds: range, processes: int, tell: Callable[[int], None]) -> list[Row]:
+    """Judge all programs, in so many processes."""
+    chunks = [seeds[start : start + 50] for start in range(0, len(seeds), 50)]
+    found: list[Row] = []
+    for rows in _mapped(chunks, processes):
+        found += rows
+        tell(len(rows))
+    return found
+
+
+def _mapped(chunks: Sequence[range], processes: int) -> Iterator[list[Row]]:
+    if processes == 1:
+        yield from map(run, chunks)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        yield from pool.map(run, chunks)
+
+
+def counts(name: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """Count the outcomes of some programs."""
+    found = Counter(row["outcome"] for row in rows)
+    judged = len(rows) - found["skipped"]
+    return {
+        "name": name,
+        "programs": judged,
+        "right": found["right"],
+        "refused": found["refused"],
+        **{outcome: found[outcome] for outcome in (*FAILED, WARNED)},
+        "accepted": found["right"] / judged if judged else None,
+        "skipped": found["skipped"],
+    }
+
+
+def summary(rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
+    """Count by class, by the way in which parts are taken, and by kind of term."""
+    kinds = sorted({kind for row in rows for kind in row["kinds"]})
+    return {
+        "classes": [
+            counts(name, [row for row in rows if row["class"] == name])
+            for name in ("known", "weight", "other")
+        ],
+        "ways": [
+            counts(name, [row for row in rows if row["how"] == name])
+            for name in ("micro_batch", "steps", "by hand")
+        ],
+        "kinds": [counts(kind, [row for row in rows if kind in row["kinds"]]) for kind in kinds],
+    }
+
+
+def passed(classes: Sequence[Row]) -> bool:
+    """Say whether none failed, and whether the known were accepted."""
+    known = next(row for row in classes if row["name"] == "known")
+    failed = sum(row[outcome] for row in classes for outcome in FAILED)
+    return failed == known[WARNED] == 0 and (known["accepted"] or 0) >= LEAST_ACCEPTED
+
+
+def answer(result: common.Result) -> str:
+    (row,) = result["rows"]
+    classes = row["classes"]
+    total = sum(each["programs"] for each in classes)
+    known = classes[0]
+    names = (*FAILED, WARNED)
+    failed = "; ".join(f"{sum(each[name] for each in classes):,} {name}" for name in names)
+    return (
+        f"{'Yes' if row['passed'] else 'No'}: of {total:,} random programs "
+        f"{sum(each['right'] for each in classes):,} are right and "
+        f"{sum(each['refused'] for each in classes):,} refused; {failed}. Of {known['programs']:,} "
+        f"that are known {percent(known['accepted'] or 0)} are accepted."
+    )
+
+
+COLUMNS = (
+    counted("programs", "programs"),
+    counted("right", "right"),
+    counted("refused", "refused"),
+    *(counted(name, name) for name in (*FAILED, WARNED)),
+)
+
+
+def tables(result: common.Result) -> Iterator[Table]:
+    (row,) = result["rows"]
+    yield Table((text("class", "name"), *COLUMNS), row["classes"])
+    yield Table((text("parts by", "name"), *COLUMNS), row["ways"])
+    yield Table((text("kind", "name"), *COLUMNS), row["kinds"])
+    yield Table((counted("first seed", "seed"), verdict()), [row])
+
+
+def notes(result: common.Result) -> Iterator[str]:
+    """Write the first programs of each way to fail, and the first known ones refused."""
+    failed = result["rows"][0]["failed"]
+    for name in (*FAILED, WARNED, "refused"):
+        for each in [each for each in failed if each["outcome"] == name][:SHOWN]:
+            message = " ".join(each["message"].split())[:200]
+            yield (
+                f"{each['seed']} {each['class']}, {name} (update {each['update']}), "
+                f"{'; '.join(each['kinds'])}: {message}"
+            )
+
+
+BENCH = common.Bench("accumulation_random", __doc__, answer, tables=tables, notes=notes)
+
+
+@click.command(help=__doc__)
+@click.option("--count", type=click.IntRange(1), default=10_000, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The first.")
+@click.option("--processes", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--program", "only", type=int, default=None, help="Print this one and its outcome.")
+@click.option("--quick", is_flag=True, help=f"{QUICK} programs.")
+@common.json_option
+def main(
+    count: int, seed: int, processes: int, only: int | None, quick: bool, path: Path | None
+) -> None:
+    if only is not None:
+        import loss_verdicts
+
+        loss_verdicts.main([str(only)])
+        return
+    common.writable(path)
+    count = QUICK if quick else count
+    with click.progressbar(length=count, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+        rows = measure(range(seed, seed + count), processes, bar.update)
+    found = summary(rows)
+    failed = [
+        row
+        for row in rows
+        if row["outcome"] in (*FAILED, WARNED)
+        or (row["outcome"] == "refused" and row["class"] == "known")
+    ]
+    result = {"seed": seed, **found, "passed": passed(found["classes"]), "failed": failed}
+    BENCH.finish([result], path, simulated=False, options={"count": count, "seed": seed})
+    if not result["passed"]:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

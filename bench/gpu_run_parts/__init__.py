@@ -1,0 +1,1 @@
+"""What bench/gpu_run.py is made of; needs the standard library alone."""

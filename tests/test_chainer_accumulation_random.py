@@ -1,0 +1,44 @@
+"""Random losses give the gradient of the whole batch in parts, or are refused with nothing changed.
+
+bench/accumulation_random.py runs ten thousand of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+
+import pytest
+
+if find_spec("chainer") is None:
+    pytest.skip("no Chainer", allow_module_level=True)
+
+from loss_verdicts import REFUSED, RIGHT, SKIPPED, WARNED, judged
+from random_losses import KNOWN, OTHER, program
+
+CHUNK = 30
+LEAST_ACCEPTED = 0.98
+
+
+def check(seeds: Iterable[int]) -> None:
+    """Judge programs; a failing one is printed as source."""
+    known = []
+    for seed in seeds:
+        one = program(seed)
+        found = judged(one)
+        if found.outcome == SKIPPED:
+            continue
+        known += [found.outcome == RIGHT] if one.grade == KNOWN else []
+        allowed = {RIGHT, REFUSED} | ({WARNED} if one.grade == OTHER else set())
+        assert found.outcome in allowed, f"{found.outcome}: {found.message}\n{one}"
+    assert sum(known) >= int(LEAST_ACCEPTED * len(known)) > 0
+
+
+def test_twenty_random_losses_are_right_or_refused() -> None:
+    check(range(20))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("first", range(0, 300, CHUNK))
+def test_random_losses_are_right_or_refused(first: int) -> None:
+    check(range(20_000 + first, 20_000 + first + CHUNK))

@@ -1,0 +1,132 @@
+"""Gradients between two calls of update that make one, each with the loss scale that it has."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from umem.chainer.parameters_once import parameters
+from umem.chainer.precision.floats import all_finite
+from umem.chainer.precision.half_precision import half_of
+from umem.errors import AccumulationError
+
+
+class KeptGradient(NamedTuple):
+    """A parameter's gradient so far, and what it is multiplied by; None: by nothing."""
+
+    parameter: Any
+    array: Any
+    scale: float | None
+
+
+class KeptGradients:
+    """The gradients of an open group, where ``cleargrads`` does not reach them.
+
+    They are as backward left them. Where half precision or a loss scale came or went since, they
+    are given back in the type and with the scale that the next backward adds to.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget them."""
+        self._kept: list[KeptGradient] = []
+        self._terms: Any = None
+
+    def holds(self, parameter: Any) -> bool:
+        """Tell whether there is one of a parameter."""
+        return any(one.parameter is parameter for one in self._kept)
+
+    def take(self) -> None:
+        """Take those of the model's parameters, which are cleared."""
+        model = self._optimizer.target
+        # Chainer notes a gradient's loss scale on its parameter, and has no public name for it.
+        self._kept = [
+            KeptGradient(p, p.grad, p._loss_scale)
+            for p in parameters(model)
+            if p.array is not None and p.grad is not None
+        ]
+        self._terms = self._terms_now()
+        model.cleargrads()
+
+    def give_back(self) -> None:
+        """Put them where Chainer adds to them and updates by them, and forget them.
+
+        Raises:
+            AccumulationError: they overflowed, and half precision, which would skip their step, was
+                undone since; they are forgotten.
+        """
+        kept, has_changed = self._kept, self._terms != self._terms_now()
+        half, scale = half_of(self._optimizer), self._scale_now()
+        self.drop()
+        self._optimizer.target.cleargrads()
+        if has_changed and half is None and not all_finite([one.array for one in kept]):
+            raise AccumulationError(
+                "the gradients of calls so far are not finite, at the loss scale that they were "
+                "made with: what would have skipped their step was undone before the group was "
+                "complete. Leave the block of half_precision after that of accumulate"
+            )
+        for parameter, array, had in kept:
+            if has_changed or array.dtype != parameter.dtype:
+                array, had = _rescaled(array, had, parameter.dtype, scale), scale
+            parameter.grad, parameter._loss_scale = array, had
+            if half is not None and had is not None:
+                half.note_scale(had)
+
+    def add(self, share: float) -> None:
+        """Add those that a backward by hand has left, times a share, and take them."""
+        kept = {id(one.parameter): one for one in self._kept}
+        for parameter in parameters(self._optimizer.target):
+            gradient = None if parameter.array is None else parameter.grad
+            before = kept.get(id(parameter))
+            if gradient is not None:
+                gradient = times(gradient, share)
+                if before is not None:
+                    scale = parameter._loss_scale
+                    gradient += _rescaled(before.array, before.scale, gradient.dtype, scale)
+                parameter.grad = gradient
+            elif before is not None:
+                parameter.grad, parameter._loss_scale = before.array, before.scale
+        self.take()
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load them."""
+        kept = {id(one.parameter): one for one in self._kept}
+        self.drop()
+        for name, parameter in self._optimizer.target.namedparams(False):
+            before = kept.get(id(parameter))
+            found = serializer["kept"](name, None if before is None else before.array)
+            scale = None if before is None else before.scale
+            try:
+                scale = serializer["scales"](name, scale)
+            except KeyError:  # saved when scales were not: it was that of the optimizer
+                scale = self._scale_now()
+            if found is not None:
+                self._kept.append(KeptGradient(parameter, parameter.device.send(found), scale))
+        self._terms = self._terms_now()
+
+    def _terms_now(self) -> Any:
+        return half_of(self._optimizer), self._optimizer._loss_scale
+
+    def _scale_now(self) -> float | None:
+        """What the next backward is to multiply its loss by."""
+        half, scale = half_of(self._optimizer), self._optimizer._loss_scale
+        return scale if half is None else half.scale_in_force
+
+
+def times(gradient: Any, factor: float) -> Any:
+    """Return a gradient multiplied; NumPy's product of one of no dimension would be no array."""
+    made = gradient.copy()
+    made *= factor
+    return made
+
+
+def _rescaled(array: Any, had: float | None, dtype: Any, scale: float | None) -> Any:
+    factor = (1.0 if scale is None else scale) / (1.0 if had is None else had)
+    if factor == 1.0 and array.dtype == dtype:
+        return array
+    with np.errstate(over="ignore"):  # an overflow of halves is found, and the step skipped
+        return times(array.astype(np.result_type(array.dtype, np.float32)), factor).astype(dtype)

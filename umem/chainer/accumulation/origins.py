@@ -1,0 +1,50 @@
+"""What a node of a tape was made of: parameters, other arrays, and by which functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from chainer.functions.array import concat, get_item, stack, transpose
+
+
+def is_of_parameters(node: Any, own: frozenset[int]) -> bool:
+    """Tell whether a node was made of parameters alone, and of no rows of them.
+
+    Rows may be those of the samples.
+
+    Args:
+        own: ids of the parameters.
+    """
+    if any(id(leaf.get_variable_or_none()) not in own for leaf in leaves(node)):
+        return False
+    return all(type(func) is not get_item.GetItem for func in _functions(node))
+
+
+def shapes_beside(node: Any, own: frozenset[int]) -> list[tuple[int, ...]]:
+    """The shapes of what a node was made of beside parameters."""
+    return [leaf.shape for leaf in leaves(node) if id(leaf.get_variable_or_none()) not in own]
+
+
+def leaves(node: Any) -> Iterator[Any]:
+    """The nodes that a node was made of, and that no function made."""
+    if node.creator_node is None:
+        yield node
+    for func in _functions(node):
+        yield from (x for x in func.inputs if x.creator_node is None)
+
+
+def _functions(node: Any) -> Iterator[Any]:
+    todo, seen = [node], set()
+    while todo:
+        func = todo.pop().creator_node
+        if func is not None and func not in seen:
+            seen.add(func)
+            yield func
+            todo += func.inputs
+
+
+def is_put_together(node: Any) -> bool:
+    """Tell whether arrays were stacked or turned on the way to a node: axes may be any."""
+    kinds = (stack.Stack, concat.Concat, transpose.Transpose)
+    return any(isinstance(func, kinds) for func in _functions(node))

@@ -1,0 +1,316 @@
+"""What goes by the samples of a part: read of two single samples beside the part.
+
+A number in a loss is a factor where it is the same for two samples and for both together: a count
+of theirs, which is not 0, would add up. A mean over as many elements for one sample as for two is
+no mean over samples. A number that is 1 after a division may be ``max(1, count)``, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf, isclose
+from typing import NamedTuple
+
+from umem.chainer.accumulation.divisors import Scaling, Term
+from umem.chainer.accumulation.origins import is_of_parameters, shapes_beside
+from umem.chainer.accumulation.shares import Count
+from umem.chainer.accumulation.sites import Key
+from umem.errors import AccumulationError
+
+NEAR = 1e-5
+"""The roundings of a count in float32, relative to it."""
+MOST_ASKED = 8
+"""So many samples are asked at most until two were seen to have a number."""
+
+WEIGHT = (
+    "say how much a loss of some samples was divided by: weight= is a function of the loss "
+    "function's arguments, as weight=lambda x, t: len(x)"
+)
+
+
+class LossReading(NamedTuple):
+    """The terms of the loss of some samples.
+
+    Attributes:
+        terms: its terms.
+        weight: what ``weight=`` says of these samples; None without it.
+        values: of each term, by its key, where it is known.
+        beside: the shapes of what a sum was made of beside parameters, by its key.
+    """
+
+    terms: tuple[Term, ...]
+    weight: float | None
+    values: dict[Key, float | None]
+    beside: dict[Key, list[tuple[int, ...]]]
+
+    def marks(self) -> dict[Key, Scaling]:
+        """Its numbers and means by key."""
+        return {mark.key: mark for term in self.terms for mark in term.marks}
+
+
+def reading_of(
+    terms: tuple[Term, ...], weight: float | None, own: frozenset[int], *, sums: bool = True
+) -> LossReading:
+    """A reading that holds what is needed of the tape.
+
+    Args:
+        own: ids of the model's parameters.
+        sums: also what shows whether a sum is the same for all samples.
+    """
+    if not sums:
+        return LossReading(terms, weight, {}, {})
+    added = [term for term in terms if not term.are_labels]
+    return LossReading(
+        terms,
+        weight,
+        {term.key: term.value() for term in added},
+        {term.key: shapes_beside(term.node, own) for term in added},
+    )
+
+
+ReadingFor = Callable[[list[int]], LossReading]
+"""Reads the loss of some samples of the batch, by going forward only; leaves no trace."""
+
+
+class Roles:
+    """Whether numbers, means and sums of one loss function go by the samples.
+
+    Attributes:
+        own: ids of the model's parameters.
+    """
+
+    def __init__(self, own: frozenset[int]) -> None:
+        self.own = own
+        self._counts: dict[str, bool] = {}
+        """Of means, by kind of site."""
+        self._divided: dict[Key, float] = {}
+        """Of numbers that go by ``weight=``: the number times the weight."""
+        self._factors: dict[Key, tuple[float, ...]] = {}
+        """Numbers and means that were seen to be the same for other samples."""
+        self._constant: dict[str, bool] = {}
+        """Of sums: whether they are the same for all samples, by kind of site."""
+        self._assumed: dict[Key, str] = {}
+        """What was taken for granted where only one sample was there."""
+
+    def is_count(self, kind: str) -> bool:
+        """Tell whether a mean goes by the samples."""
+        return self._counts.get(kind, False)
+
+    # -- learning it ---------------------------------------------------------------------------
+
+    def are_known(self, terms: Sequence[Term]) -> bool:
+        """Tell whether there is nothing new in a loss."""
+        marks = {mark.key: mark for term in terms for mark in term.marks}
+        return all(map(self._is_known, marks.values())) and all(
+            term.site.kind in self._constant for term in terms if self._is_unclear(term)
+        )
+
+    def _is_known(self, mark: Scaling) -> bool:
+        if mark.key in self._assumed:
+            return False
+        if mark.key in self._divided or self.is_count(mark.site.kind):
+            return True
+        return self._factors.get(mark.key) == mark.values
+
+    def _role(self, mark: Scaling) -> str:
+        is_count = mark.is_mean and self.is_count(mark.site.kind)
+        return "count" if is_count else "divided" if mark.key in self._divided else "factor"
+
+    def _is_unclear(self, term: Term) -> bool:
+        """Whether a term may be of what is the same for all samples."""
+        return not (term.are_labels or term.is_opaque)
+
+    def learn(self, mine: LossReading, part: range, size: int, reading_for: ReadingFor) -> None:
+        """Read two samples of a part beside it, and have a role for all that is in its loss.
+
+        Raises:
+            AccumulationError: a number is neither a factor nor, times ``weight=``, the same.
+        """
+        others = self._others(mine, part, size, reading_for)
+        readings = [mine, *others]
+        for term in mine.terms:
+            if self._is_unclear(term):
+                self._constant.setdefault(term.site.kind, self._is_constant(term, readings))
+        for key, mark in mine.marks().items():
+            if self._is_known(mark):
+                continue
+            if not others:
+                self._assume(mark, mine.weight)
+                continue
+            assumed = self._assumed.pop(key, "")
+            self._counts.pop(mark.site.kind, None)
+            self._divided.pop(key, None)
+            there = [(r, m) for r in readings if (m := r.marks().get(key)) is not None]
+            self._settle(mark, there)
+            if assumed and self._role(mark) != assumed:
+                raise AccumulationError(
+                    f"the loss is {mark}, which was taken for a {assumed} while one sample was "
+                    "there, and is none: give at least two samples to the first call of update"
+                )
+
+    def _assume(self, mark: Scaling, weight: float | None) -> None:
+        """Take what is usual for granted, until a second sample is there."""
+        if mark.is_mean and mark.of_first:
+            self._counts[mark.site.kind] = True
+        elif weight is not None and isclose(abs(mark.values[0]) * (weight or 1.0), 1.0):
+            self._divided[mark.key] = mark.values[0] * (weight or 1.0)
+        elif mark.site.is_division and 1.0 in map(abs, mark.values):
+            raise AccumulationError(_refusal(mark, (), is_one=True))
+        else:
+            self._factors[mark.key] = mark.values
+        self._assumed[mark.key] = self._role(mark)
+
+    def _others(
+        self, mine: LossReading, part: range, size: int, reading_for: ReadingFor
+    ) -> list[LossReading]:
+        """Readings of two samples, and of both where the part is one of them."""
+        if len(part) == 1:
+            at = part[0]
+            other = at + 1 if at + 1 < size else at - 1
+            if other < 0:
+                return []
+            try:
+                return [reading_for([other]), reading_for([at, other])]
+            except MemoryError:
+                return []
+        found: list[LossReading] = []
+        missing = {key for key, mark in mine.marks().items() if not self._is_known(mark)}
+        seen = dict.fromkeys(missing, 0)
+        step = max(1, len(part) // MOST_ASKED)
+        for at in [*part][::step][:MOST_ASKED]:
+            found.append(reading_for([at]))
+            for key in found[-1].marks().keys() & missing:
+                seen[key] += 1
+            if len(found) > 1 and all(count > 1 for count in seen.values()):
+                break
+        return found
+
+    def _is_constant(self, term: Term, readings: Sequence[LossReading]) -> bool:
+        """Whether a sum is the same for all samples: of arrays of one shape, of one value."""
+        if is_of_parameters(term.node, self.own):
+            return True
+        there = [r for r in readings if term.key in r.values]
+        values = {r.values[term.key] for r in there}
+        shapes = [r.beside[term.key] for r in there]
+        is_one = len(values) == 1 and None not in values
+        return len(there) > 1 and is_one and all(one == shapes[0] for one in shapes)
+
+    def _settle(self, mark: Scaling, there: Sequence[tuple[LossReading, Scaling]]) -> None:
+        values = [one.values for _, one in there]
+        is_same = all(one == mark.values for one in values)
+        if mark.is_mean:
+            # A mean that only one reading has: over the first axis, or over all of its elements.
+            self._counts[mark.site.kind] = not is_same or len(values) < 2
+            if is_same:
+                self._factors[mark.key] = mark.values
+            return
+        is_one = mark.site.is_division and set(map(abs, mark.values)) == {1.0}
+        is_in_loop = mark.key[1] > 0 and (mark.key[0], 0) in self._factors
+        if is_same and (len(values) > 2 or is_in_loop) and not is_one:
+            self._factors[mark.key] = mark.values
+            return
+        weights = [reading.weight for reading, _ in there]
+        if len(mark.values) == 1 and None not in weights:
+            products = [v * w for (v,), w in zip(values, weights, strict=True) if w] or [
+                mark.values[0]
+            ]
+            if all(isclose(one, products[0], rel_tol=NEAR) for one in products):
+                self._divided[mark.key] = products[0]
+                return
+            raise AccumulationError(
+                f"the loss is {mark}, and weight= says {_told(weights)} where that number is "
+                f"{_told([1 / v if v else inf for (v,) in values])}: {WEIGHT}"
+            )
+        raise AccumulationError(_refusal(mark, values, is_one))
+
+    # -- what follows from it --------------------------------------------------------------------
+
+    def counts(self, reading: LossReading, sample_count: int) -> list[Count]:
+        """By what each term was divided.
+
+        Raises:
+            AccumulationError: umem cannot know.
+        """
+        terms, weight = reading.terms, reading.weight
+        by_mark = [any(mark.key in self._divided for mark in term.marks) for term in terms]
+        found = [self._count(term, weight) for term in terms]
+        if weight is None or any(by_mark):
+            return found
+        free = [at for at, count in enumerate(found) if count.is_free]
+        for at in free:
+            found[at] = found[at]._replace(total="weight", value=weight, is_free=False)
+        if not free:
+            _check_needless(terms, found, weight, sample_count)
+        return found
+
+    def _count(self, term: Term, weight: float | None) -> Count:
+        value, total = term.counted, f"{term.key[0]}:{term.key[1]}"
+        for mark in term.marks:
+            if mark.key in self._divided and weight is not None:
+                divided = self._divided[mark.key] / mark.values[0]
+                # Where nothing was counted programs divide by 1, or by next to nothing.
+                is_so = (
+                    divided <= 1 + NEAR if not weight else isclose(divided, weight, rel_tol=NEAR)
+                )
+                if not is_so:
+                    raise AccumulationError(
+                        f"the loss is {mark}, and weight= says {weight:.6g}: {WEIGHT}"
+                    )
+                return Count("weight", weight, divided)
+            if self.is_count(mark.site.kind) and mark.is_mean:
+                value = (1.0 if value is None else value) / mark.values[0]
+        if self._constant.get(term.site.kind) or is_of_parameters(term.node, self.own):
+            return Count("", None, is_constant=True)
+        if term.is_opaque and weight is None:
+            raise AccumulationError(
+                f"{term} stands between the loss and its sum or mean, and umem does not know by "
+                f"what it divides: pass weight= to {WEIGHT}"
+            )
+        return Count("" if value is None else total, value, is_free=value is None)
+
+    def factors(self, terms: Sequence[Term]) -> dict[Key, Scaling]:
+        """The numbers of a part, which have to be those of every part of the batch."""
+        return {
+            mark.key: mark
+            for term in terms
+            for mark in term.marks
+            if mark.key not in self._divided and not self.is_count(mark.site.kind)
+        }
+
+
+def _check_needless(
+    terms: Sequence[Term], found: Sequence[Count], weight: float, sample_count: int
+) -> None:
+    """See that ``weight=`` says what every term was divided by, where it says nothing new.
+
+    Raises:
+        AccumulationError: it says something else.
+    """
+    for term, count in zip(terms, found, strict=True):
+        if count.value is not None and not isclose(count.value, weight, rel_tol=NEAR):
+            raise AccumulationError(
+                f"{term} was divided by {count.value:.6g}, and weight= says {weight:.6g}: leave it "
+                "out, the count is known"
+            )
+
+
+def _told(numbers: Sequence[float | None]) -> str:
+    return " and ".join(f"{number:.6g}" for number in numbers if number is not None)
+
+
+def _refusal(mark: Scaling, values: Sequence[tuple[float, ...]], is_one: bool) -> str:
+    if is_one:
+        return (
+            f"the loss is {mark}: umem cannot tell whether that is max(1, count) of a part in "
+            f"which nothing was counted. Leave the division out, or {WEIGHT}"
+        )
+    if len(values) < 3:
+        return (
+            f"the loss is {mark}, and umem saw too few samples for which it is, to tell a factor "
+            f"from one over a count of this part: {WEIGHT}"
+        )
+    return (
+        f"the loss is {mark}, and of other samples by another number, so that it goes by the "
+        f"samples: {WEIGHT}. Where the loss is a sum over samples, weight=1; a mean is better "
+        "written as F.mean or F.average"
+    )

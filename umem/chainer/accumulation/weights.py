@@ -1,0 +1,40 @@
+"""What the user says of a loss's divisor: ``weight=``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from umem.chainer.accumulation.splitting import Arguments
+from umem.errors import AccumulationError, UnsupportedError
+
+Weight = Callable[..., Any] | float | None
+
+
+def checked_weight(weight: Weight) -> Weight:
+    """Check what was given as ``weight=``, and return it.
+
+    Raises:
+        UnsupportedError: it is neither a function nor a finite number.
+    """
+    is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+    if weight is None or callable(weight) or (is_number and math.isfinite(weight)):
+        return weight
+    raise UnsupportedError(f"weight= is a function or a finite number, not {weight!r}")
+
+
+def weighed(weight: Any, given: Arguments) -> float:
+    """By how much a part's loss was divided, as ``weight=`` says.
+
+    Raises:
+        AccumulationError: that is no number, negative, or not finite.
+    """
+    value = weight(*given.args, **given.kwargs)
+    try:
+        count = math.nan if isinstance(value, str) else float(getattr(value, "array", value))
+    except (TypeError, ValueError):
+        count = math.nan
+    if not (math.isfinite(count) and count >= 0):
+        raise AccumulationError(f"weight= must give a number of 0 or more, not {value!r}")
+    return count

@@ -1,0 +1,91 @@
+"""A script's step recorded at parts of its batch, so that it can be taken to other sizes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import umem
+from umem.chainer.dial.as_it_was import as_it_was
+from umem.chainer.dial.diets import batch_of
+from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.errors import ScalingError, UmemError
+from umem.trace.recording.kept_steps import Kept
+
+
+class TwoSizes(Subscriber):
+    """Records the first update at parts of the batch that it is given, before it runs.
+
+    What that changes is put back, so that the script trains as without.
+
+    Args:
+        sizes: samples, the first so many of the batch; see `umem.record_at`.
+
+    Attributes:
+        complete: is called once with what was recorded.
+    """
+
+    place = -6  # around all that an update does
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes, self._process = tuple(sizes), os.getpid()
+        self._is_over = False
+        self._kept: Kept | None = None
+        self._why_not = "no optimizer of Chainer's updated"
+        self.complete: Callable[[Kept], None] | None = None
+
+    def start(self) -> None:
+        """Wait for the first update."""
+        subscribe(self)
+
+    def finish(self) -> Kept | None:
+        """Return what was recorded; None in a child by fork.
+
+        Raises:
+            ScalingError: nothing was, and why.
+        """
+        unsubscribe(self)
+        if os.getpid() != self._process:
+            return None
+        if self._kept is None:
+            raise ScalingError(
+                f"nothing was recorded: {self._why_not}. Record the script at two of its own batch "
+                "sizes instead, one run each, and give both to umem choose --sizes 4,8"
+            )
+        return self._kept
+
+    def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
+        """An optimizer updates."""
+        if not self._is_over:
+            self._is_over = True
+            self._record(method, *args, **kwargs)
+            if self._kept is not None and self.complete is not None:
+                self.complete(self._kept)
+        proceed(method, *args, **kwargs)
+
+    def _record(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        size = 0 if kwargs else batch_of(args)
+        if size < max(self._sizes):
+            given = f"a batch of {size}" if size else "no batch"
+            self._why_not = (
+                f"the first update is given {given}, where optimizer.update(lossfun, *arrays) has "
+                f"one of at least {max(self._sizes)}"
+            )
+            return
+        loss, *arrays = args
+
+        def step(part: int) -> None:
+            optimizer.update(loss, *(array[:part] for array in arrays))
+
+        try:
+            with as_it_was(optimizer.target, optimizer):
+                trace = umem.record_at(step, self._sizes)
+        except UmemError as error:
+            self._why_not = str(error).rstrip(".")
+            return
+        except Exception as error:  # the script's own: it may need its whole batch
+            what = f"{type(error).__name__}: {error}"
+            self._why_not = f"the loss does not take a part of the batch ({what})"
+            return
+        self._kept = Kept(trace, f"at sizes {', '.join(map(str, self._sizes))}")

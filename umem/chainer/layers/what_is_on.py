@@ -1,0 +1,49 @@
+"""What is on for a model's optimizer, and would lose parameters that are exchanged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from umem.chainer.accumulation.accumulating import refuse_inside_of_group
+from umem.chainer.agreement import refuse_in_shards
+from umem.chainer.tap import told
+from umem.errors import StateError
+
+_HOLD_PARAMETERS = {
+    "HalfPrecision": "half precision",
+    "Bfloat16States": "bfloat16_states",
+    "Sharding": "an optimizer whose state is in shards",
+}
+
+
+def refuse_exchange(model: Any, what: str) -> None:
+    """See that layers of a model may be exchanged.
+
+    Raises:
+        StateError: half precision, states in bfloat16 or in shards are on, or a group of calls is
+            not complete; nothing has changed.
+    """
+    refuse_inside_of_group(model, what)
+    for name, holder in _HOLD_PARAMETERS.items():
+        if next(_optimizers(name, model), None) is not None:
+            raise StateError(f"{holder} is on, and holds the parameters as they are: {what} before")
+
+
+def refuse_tie(model: Any, what: str) -> None:
+    """See that parameters of a model may be tied, or untied.
+
+    Raises:
+        StateError: a state is in shards, or a group of calls is not complete; nothing has changed.
+    """
+    refuse_inside_of_group(model, what)
+    for optimizer in _optimizers("Sharding", model):
+        refuse_in_shards(optimizer, what)
+
+
+def _optimizers(name: str, model: Any) -> Any:
+    own = {id(one) for one in model.params()}
+    for one in told(name):
+        optimizer: Any = getattr(one, "optimizer", None)
+        if optimizer is not None and optimizer.target is not None:
+            if any(id(p) in own for p in optimizer.target.params()):
+                yield optimizer

@@ -1,0 +1,130 @@
+"""An optimizer's step over masters of halves: judged by its gradients, and made or skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from umem.chainer.agreement import of_all_ranks
+from umem.chainer.precision.floats import all_finite, is_finite
+from umem.chainer.precision.masters import Masters, MastersView
+from umem.chainer.tap import Proceed, Subscriber
+
+
+class Judgement:
+    """What is found of one step's gradients.
+
+    Attributes:
+        is_bad: whether one is not finite; None before it was asked.
+        divisor: the scale that they have.
+        names: the parameters whose gradients are not finite, once the step is over.
+    """
+
+    def __init__(self) -> None:
+        self.is_bad: bool | None = None
+        self.divisor = 1.0
+        self.names: list[str] = []
+        self.unscaled: list[Any] = []
+        self.has_updated = False
+
+
+class Updates(Subscriber):
+    """Has an optimizer update masters; innermost, so that all others see the parameters.
+
+    Args:
+        used: the scales of backward passes since the last step; more than one cannot be divided by,
+            and count as an overflow.
+    """
+
+    place = 3
+
+    def __init__(self, optimizer: Any, masters: Masters, used: set[float]) -> None:
+        self._optimizer, self._masters, self._used = optimizer, masters, used
+        self._now: Judgement | None = None
+
+    @contextmanager
+    def one_step(self, is_whole: bool = True) -> Iterator[Judgement]:
+        """One call of the optimizer's update; scales are known until a whole one is over."""
+        self._now = judgement = Judgement()
+        try:
+            yield judgement
+        finally:
+            self._now = None
+            self._masters.let_gradients_go()
+            for parameter in judgement.unscaled:
+                parameter.grad *= parameter.dtype.type(judgement.divisor)
+                parameter._loss_scale = judgement.divisor
+            if is_whole and judgement.is_bad is not None:
+                self._used.clear()
+            if judgement.is_bad:
+                named = self._parameters().items()
+                here = [name for name, one in named if not is_finite(one.grad)]
+                every = of_all_ranks(self._optimizer, here)
+                judgement.names = [name for theirs in every for name in theirs]
+
+    def call_hook(self, proceed: Proceed, method: Any, hook: Any) -> None:
+        """Show masters to a hook, with gradients in float32 and without the scale."""
+        now = self._now
+        if method is not self._optimizer or now is None:
+            proceed(method, hook)
+            return
+        if self._is_bad(now):
+            return
+        if not now.has_updated:
+            for parameter, _ in self._masters:
+                self._masters.take_gradient(parameter, now.divisor)
+        target, method.target = method.target, MastersView(method.target, self._masters)
+        try:
+            proceed(method, hook)
+        finally:
+            method.target = target
+            for parameter, _ in self._masters:
+                self._masters.round(parameter)
+
+    def update(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
+        """Update the master in the parameter's place."""
+        now = self._now
+        master = self._masters.of(parameter)
+        if now is None:
+            if master is not None and rule.enabled:
+                self._update_alone(proceed, rule, parameter)
+            else:
+                proceed(rule, parameter)
+        elif self._is_bad(now):
+            return
+        elif master is None or not rule.enabled:
+            proceed(rule, parameter)
+        else:
+            now.has_updated = True
+            is_last = not self._optimizer._post_update_hooks
+            self._masters.update(lambda one: proceed(rule, one), parameter, now.divisor, is_last)
+
+    def _update_alone(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
+        """``parameter.update()``, by no optimizer: a step of its own, and others may follow."""
+        with self.one_step(is_whole=False):
+            self.update(proceed, rule, parameter)
+
+    def _is_bad(self, now: Judgement) -> bool:
+        """Judge the gradients once a step; make masters and gradients ready for a good one."""
+        if now.is_bad is None:
+            parameters = list(self._parameters().values())
+            now.divisor = max(self._used, default=1.0)
+            is_bad = len(self._used) > 1 or not all_finite([one.grad for one in parameters])
+            now.is_bad = any(of_all_ranks(self._optimizer, is_bad))
+            if not now.is_bad:
+                self._masters.catch_up()
+                now.unscaled = [one for one in parameters if self._masters.of(one) is None]
+                for parameter in now.unscaled:
+                    parameter.grad /= parameter.dtype.type(now.divisor)
+                    parameter._loss_scale = None  # Chainer would divide by it once more
+        return now.is_bad
+
+    def _parameters(self) -> dict[str, Any]:
+        """The parameters that are to be updated and have a gradient, each once."""
+        seen: dict[int, tuple[str, Any]] = {}
+        for name, parameter in self._optimizer.target.namedparams(False):
+            rule = parameter.update_rule
+            if rule is not None and rule.enabled and parameter.grad is not None:
+                seen.setdefault(id(parameter), (name, parameter))
+        return dict(seen.values())

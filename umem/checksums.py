@@ -1,0 +1,109 @@
+"""Checksums of arrays and of files: SHA-256, compared before anything of a file is used.
+
+They find damage, not malice: whoever can write a file can write its checksums, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+SUMS = "sha256"
+"""The note of a file that has its checksums: that of the other notes, then those of its arrays."""
+_DIGITS = 16
+"""Hexadecimal digits of SHA-256 that are kept of each: damage goes unseen once in 2**64."""
+
+Arrays = Mapping[str, "np.ndarray[Any, Any]"]
+
+
+@dataclass(frozen=True)
+class FileSum:
+    """How long a file is, and its SHA-256 in hexadecimal digits."""
+
+    size_bytes: int
+    sha256: str
+
+
+class Summing:
+    """Sums up bytes that come piece by piece."""
+
+    def __init__(self) -> None:
+        self._size, self._sum = 0, hashlib.sha256()
+
+    def add(self, piece: Any) -> None:
+        """Count bytes, or the items of a contiguous buffer."""
+        piece = memoryview(piece)
+        if piece.nbytes:  # hashlib refuses the strides of some that are empty
+            self._size += piece.nbytes
+            self._sum.update(piece)
+
+    def result(self) -> FileSum:
+        """Return the sum of all pieces so far."""
+        return FileSum(self._size, self._sum.hexdigest())
+
+
+def array_sum(name: str, dtype: Any, shape: Iterable[int], pieces: Iterable[Any]) -> str:
+    """Return the checksum of an array: of its name, type, shape and items in C's order.
+
+    Args:
+        dtype: as NumPy has it; the byte order does not count.
+        pieces: the items as contiguous buffers, one after the other, in little-endian order.
+    """
+    summing = Summing()
+    summing.add(f"{name} {np.dtype(dtype).name} {[int(size) for size in shape]} ".encode())
+    for piece in pieces:
+        summing.add(piece)
+    return summing.result().sha256[:_DIGITS]
+
+
+def sum_of(name: str, array: np.ndarray[Any, Any]) -> str:
+    """Return the checksum of an array that is C-contiguous; see `array_sum`."""
+    return array_sum(name, array.dtype, array.shape, [array.reshape(-1).view(np.uint8).data])
+
+
+# -- in the notes of a file ---------------------------------------------------------------------
+
+
+def with_sums(notes: Mapping[str, str], sums: Mapping[str, str]) -> dict[str, str]:
+    """Return notes with the checksums of arrays, given by name, and one of the notes."""
+    in_order = [sums[name] for name in sorted(sums)]
+    return {**notes, SUMS: " ".join([_sum_of_notes(notes), *in_order])}
+
+
+def sums_in(notes: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Return the checksum of each array of a file, as its notes have them.
+
+    Raises:
+        ValueError: the notes are not those that were written, or there are more arrays, or fewer.
+    """
+    first, *others = notes[SUMS].split(" ")
+    if first != _sum_of_notes({name: text for name, text in notes.items() if name != SUMS}):
+        raise ValueError("its header is not what was written")
+    names = sorted(names)
+    if len(names) != len(others):
+        raise ValueError(f"it has {len(names)} arrays, and checksums of {len(others)}")
+    return dict(zip(names, others, strict=True))
+
+
+def check_arrays(notes: Mapping[str, str], arrays: Arrays) -> None:
+    """Compare a file's notes and arrays with its checksums.
+
+    Cost: reads every array once.
+
+    Raises:
+        ValueError: what is not as it was written.
+    """
+    for name, expected in sums_in(notes, arrays).items():
+        if sum_of(name, arrays[name]) != expected:
+            raise ValueError(f"{name} is not what was written: its SHA-256 is another")
+
+
+def _sum_of_notes(notes: Mapping[str, str]) -> str:
+    summing = Summing()
+    for name, text in sorted(notes.items()):
+        summing.add(f"{len(name)} {len(text)} {name}{text}".encode())
+    return summing.result().sha256[:_DIGITS]

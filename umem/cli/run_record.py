@@ -1,0 +1,132 @@
+"""``umem run --record FILE``: the trace of a script's steps, and the commands that come next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from umem import extras
+from umem.cli.in_and_out import StepSizesType, say
+from umem.compat.installation import find_package
+from umem.errors import TraceError, UmemError
+from umem.files import claimed
+from umem.printable import command_line, shown
+from umem.trace.frameworks import names
+from umem.trace.recording.kept_steps import Kept
+from umem.units import format_bytes
+
+
+class Recording:
+    """Records the calling thread, writes the trace as soon as it is complete, and tells of it.
+
+    Args:
+        path: where to.
+        keeper: what records; see `at_sizes`.
+        script: the script's short name.
+        again: the words of a command that would run it so again; empty: none is offered.
+        stop, force: as the command has them.
+    """
+
+    def __init__(
+        self, path: Path, keeper: Any, script: str, again: Sequence[str], *, stop: bool, force: bool
+    ) -> None:
+        self._named, self._keeper, self._script, self._again = path, keeper, script, again
+        self._stop, self._force = stop, force
+        keeper.complete = self._complete
+        self._path = path.absolute()  # the script may change folders
+        self._written = False
+        self.error: str | None = None
+
+    def begin(self, stack: ExitStack) -> None:
+        """Record until the stack is left.
+
+        Raises:
+            TraceError: the file cannot be written; nothing has begun.
+        """
+        stack.enter_context(claimed(self._path, force=self._force))
+        self._keeper.start()
+        stack.callback(self._end)
+
+    def _complete(self, kept: Kept) -> None:
+        self._write(kept)
+        if self._stop:
+            raise SystemExit(0)  # the script's own clean-up runs
+
+    def _end(self) -> None:
+        try:
+            kept: Kept | None = self._keeper.finish()
+        except UmemError as error:
+            self.error = str(error)
+            say(f"umem: {error}", err=True)
+            return
+        if kept is None:
+            return  # a child process by fork
+        if not any(kept.trace.ops):
+            self.error = (
+                f"nothing was recorded: no operation of {names()} ran in the script's main thread"
+            )
+        elif not self._written:
+            self._write(kept)
+        self._tell(kept)
+
+    def _write(self, kept: Kept) -> None:
+        """Failing must not stop the training; it is told, and tried once more, at the end."""
+        trace = replace(kept.trace, meta={**kept.trace.meta, "script": self._script})
+        try:
+            trace.save(self._path, force=self._force)
+        except TraceError as error:
+            self.error = str(error)
+        else:
+            self._written, self.error = True, None
+
+    def _tell(self, kept: Kept) -> None:
+        if self.error is not None:
+            say(f"umem: {self.error}", err=True)
+            return
+        path, count = self._named, sum(1 for _ in kept.trace.ops)
+        what = f"steps {kept.steps}" if "-" in kept.steps else f"step {kept.steps}"
+        what = what if kept.steps else "no whole step"
+        peak = format_bytes(kept.trace.peak_bytes)
+        done = f"{what}, {count:,} operations, peak {peak}"
+        say(f"umem: wrote {shown(path)}: {done}", err=True)
+        for note in kept.notes:
+            say(f"umem: {note}", err=True)
+        name = command_line(path)
+        say(f"  umem report {name}", err=True)
+        if kept.trace.sizes:
+            say(f"  umem choose {name} --size 64 --gpu t4      # at any size", err=True)
+            return
+        say(f"  umem choose {name} --gpu t4", err=True)
+        if self._again:
+            words = command_line(*self._again)
+            say(
+                "for other batches, where the script calls optimizer.update(lossfun, *arrays):\n"
+                f"  umem run --record {name} --sizes 4,8 --force {words}\n"
+                f"  umem choose {name} --size 64 --gpu t4",
+                err=True,
+            )
+
+
+def at_sizes(text: str) -> Any:
+    """Make what records the first update at parts of its batch, in place of a `Keeper`.
+
+    Raises:
+        click.ClickException: Chainer is missing, or these are no sizes of a batch.
+    """
+    sizes: tuple[Any, ...] = StepSizesType().convert(text, None, None)
+    if not 2 <= len(set(sizes)) == len(sizes) <= 3 or not all(
+        isinstance(size, int) and size > 0 for size in sizes
+    ):
+        raise click.BadParameter("two or three numbers of samples: 4,8", param_hint="--sizes")
+    if find_package() is None:
+        raise click.ClickException(
+            f"--sizes is for Chainer, which is missing: {extras.command('chainer')}"
+        )
+    from umem.chainer.dial.two_sizes import TwoSizes
+
+    return TwoSizes(sizes)

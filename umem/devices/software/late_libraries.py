@@ -1,0 +1,136 @@
+"""Libraries on CuPy's current stream: late where streams are, and never in a capture."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from umem.devices.software.late import LateRuntime
+from umem.devices.software.runtime import HostRuntime
+
+SCALARS = ("alpha", "beta")
+"""Parameters of libraries that lead to a scalar, read at the call where it is host memory."""
+SCALAR_BYTES = 16
+ENDS = ("destroy", "spDestroy", "cufftDestroy")
+"""How functions begin that give up what queued work may still use."""
+WORK_WITH_STATUS = ("cufftExec", "cufftXtExec")
+"""How functions begin that return a status only."""
+HOST_ONLY = ("setStream", "setMathMode")
+"""Functions of libraries that change nothing of what is queued."""
+PAGE_BYTES = 4096
+
+
+class LateLibrary:
+    """A library's functions, which work on the current stream of the calling thread.
+
+    What returns nothing is queued. What returns something may have looked at memory for it, so
+    that the stream's work is done before; so it is where a result goes to the host. A status that
+    late work ends with is not seen.
+
+    Args:
+        functions: by the names of CuPy's module; each is told which by its annotations.
+        current_stream: asks CuPy.
+    """
+
+    def __init__(
+        self, functions: Any, runtime: LateRuntime, current_stream: Callable[[], int]
+    ) -> None:
+        self._functions, self._runtime = functions, runtime
+        self._current_stream = current_stream
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._functions, name)
+        if not callable(function) or name.startswith("get") or name in HOST_ONLY:
+            return function
+        if name.startswith(ENDS):
+            return lambda *given: self._runtime.queue_after_all(lambda: function(*given))
+        if not _is_work(name, function):
+            return lambda *given: self._at_once(function, given)
+        places = [p.name for p in inspect.signature(function).parameters.values()]
+
+        def late(*given: Any) -> None:
+            named = dict(zip(places, given, strict=False))
+            to_host = "result" in named and not self._runtime.allocation_of(named["result"])
+            if to_host or self._runtime.listener is not None:
+                self._at_once(function, given)
+                return
+            kept = []
+            for scalar in SCALARS:
+                if scalar in named and not self._runtime.allocation_of(named[scalar]):
+                    kept.append(_copied(named[scalar]))
+                    named[scalar] = ctypes.addressof(kept[-1])
+            rest = given[len(places) :]
+            stream = self._current_stream()
+            self._runtime.queue(stream, lambda: (function(*named.values(), *rest), kept))
+
+        late.__name__ = name  # for CuPy's errors
+        return late
+
+    def _at_once(self, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+        self._runtime.wait_for_stream(self._current_stream())
+        return function(*given)
+
+
+def _copied(address: int) -> ctypes.Array[ctypes.c_char]:
+    """Copy a scalar; not beyond its page, since its size is not known."""
+    nbytes = min(SCALAR_BYTES, PAGE_BYTES - address % PAGE_BYTES)
+    return ctypes.create_string_buffer(ctypes.string_at(address, nbytes), SCALAR_BYTES)
+
+
+class LibraryAtOnce:
+    """A library's functions, whose work a capture of the current stream takes.
+
+    Args:
+        functions, current_stream: as for `LateLibrary`.
+    """
+
+    def __init__(
+        self, functions: Any, runtime: HostRuntime, current_stream: Callable[[], int]
+    ) -> None:
+        self._functions, self._runtime = functions, runtime
+        self._current_stream = current_stream
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._functions, name)
+        if not callable(function) or not _is_work(name, function):
+            return function
+        runtime, current_stream = self._runtime, self._current_stream
+
+        def work(*given: Any) -> Any:
+            if runtime.captures and runtime.is_captured(current_stream()):
+                return None
+            return function(*given)
+
+        work.__name__ = name
+        return work
+
+
+def _is_work(name: str, function: Callable[..., Any]) -> bool:
+    """Whether a library's function does something on a stream, and returns nothing else."""
+    if name.startswith(("set", *ENDS)) or name in HOST_ONLY:
+        return False
+    returns = inspect.signature(function).return_annotation
+    return returns == "None" or name.startswith(WORK_WITH_STATUS)
+
+
+def on_stream(runtime: HostRuntime, functions: Any) -> Any:
+    """Have a library work on CuPy's current stream: late where streams are, never in a capture."""
+    module: Any = importlib.import_module("cupy_backends.cuda.stream")
+    stream = _current_stream(module.__pyx_capi__)
+    if isinstance(runtime, LateRuntime):
+        return LateLibrary(functions, runtime, stream)
+    return LibraryAtOnce(functions, runtime, stream)
+
+
+def _current_stream(capsules: Any) -> Callable[[], int]:
+    """Find CuPy's C function that gives the current stream of the calling thread."""
+    name = ctypes.pythonapi.PyCapsule_GetName
+    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    capsule = capsules["get_current_stream_ptr"]
+    found: Callable[[], int] = ctypes.PYFUNCTYPE(ctypes.c_ssize_t)(pointer(capsule, name(capsule)))
+    return found

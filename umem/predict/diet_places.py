@@ -1,0 +1,157 @@
+"""Where a step is kept to a budget, the host or a GPU, and what it takes there; simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Literal, NamedTuple, Protocol
+
+from umem.devices.specs import GpuSpec
+from umem.errors import BudgetError
+from umem.predict.techniques.budget_graph import cost_in_bytes
+from umem.predict.techniques.recomputation import largest_budget
+from umem.predict.techniques.subject import STEPS, Subject
+from umem.predict.techniques.technique import Prepared
+from umem.trace.events import Op
+from umem.trace.trace import Trace
+from umem.units import KIB
+
+CALL_BYTES = 256 * KIB
+"""What Chainer's Python takes around an operation on the host, in bytes of memory's traffic in that
+time: about 25 us at 10 GB/s, whichever machine it is."""
+ROOMY_BYTES = 1 << 43
+SLOWER_STATES = 3.1
+"""How many times as long an update takes with states of eight bits, on NumPy without numba."""
+SLOWER_HALVES = 2.0
+"""How many times as long NumPy takes for a step in half precision, computed as float32 in parts
+(bench/diet.py)."""
+SURE = 1.1
+"""A budget in bytes is asked for where it is so many times the least: what a pass of a program
+measures may need a little more than its trace says. Below that it is "min", which never fails.
+"""
+TRIES = 3
+"""How many budgets of recomputation are tried, each less by what the one before was above."""
+
+
+class Judged(NamedTuple):
+    """What a step would take; see `Combination`."""
+
+    fits: bool
+    peak_bytes: int
+    seconds: float
+    cost: float
+
+
+class Place(Protocol):
+    """Where a step runs: what it takes there, and how long."""
+
+    budget_bytes: int
+
+    def judged(self, subject: Subject, prepared: Prepared) -> Judged:
+        """Tell what a subject takes, as it was prepared."""
+
+    def recompute_budget(self, subject: Subject) -> int | Literal["min"]:
+        """The budget of recomputation with which it fits; raises where there is none."""
+
+
+class HostArrays:
+    """The memory of NumPy's arrays.
+
+    Args:
+        budget_bytes: how much there is.
+        sure: a budget of recomputation below so many times the least is "min"; inf: always.
+    """
+
+    def __init__(self, budget_bytes: int, sure: float = SURE) -> None:
+        self.budget_bytes, self._sure = budget_bytes, sure
+
+    def judged(self, subject: Subject, prepared: Prepared) -> Judged:
+        """See `Place`."""
+        peak = prepared.trace.peak_bytes
+        seconds, cost = (
+            _of_all(prepared, weight) + _slower(subject, weight) for weight in (_measured, _counted)
+        )
+        return Judged(peak <= self.budget_bytes, peak, seconds, cost)
+
+    def recompute_budget(self, subject: Subject) -> int | Literal["min"]:
+        """See `Place`. What a plan does not count, such as sums of gradients, it gets less."""
+        budget, least = self.budget_bytes, self._sure * subject.least_bytes
+        for _ in range(TRIES):
+            if budget < least:
+                break
+            over = subject.under(budget).peak_bytes - self.budget_bytes
+            if over <= 0:
+                return budget
+            budget -= over + KIB
+        if subject.under(None).peak_bytes <= self.budget_bytes:
+            return "min"
+        raise BudgetError("no plan leaves as little")
+
+
+class PlainPool:
+    """The plain memory of a GPU that has the budget for its VRAM.
+
+    Args:
+        gpu: the GPU with so much.
+        subject: the step, which replays are made with.
+        sure: as of `HostArrays`.
+    """
+
+    def __init__(self, gpu: GpuSpec, subject: Subject, sure: float = SURE) -> None:
+        self.budget_bytes, self._gpu, self._subject = gpu.usable_bytes, gpu, subject
+        self._sure = sure
+        self._roomy = gpu.with_vram(ROOMY_BYTES)
+
+    def judged(self, subject: Subject, prepared: Prepared) -> Judged:
+        """See `Place`."""
+        replays = self._subject.replays
+        step = replays.step(prepared.trace, self._gpu, "unmanaged")
+        gpu = self._gpu if step.fits else self._roomy  # which times it all the same
+        seconds = replays.step(prepared.trace, gpu, "unmanaged").cost.seconds or 0.0
+        if prepared.less is not None:
+            less = replays.step(prepared.less, gpu, "unmanaged").cost.seconds or 0.0
+            seconds += prepared.more * (seconds - less)
+        return Judged(step.fits, replays.peak_bytes(prepared.trace), seconds, seconds)
+
+    def recompute_budget(self, subject: Subject) -> int | Literal["min"]:
+        """See `Place`."""
+        budget = largest_budget(subject, self._gpu)
+        return budget if budget >= self._sure * subject.least_bytes else "min"
+
+
+Weight = Callable[[Op], float]
+"""What an operation takes on the host."""
+
+
+def _measured(op: Op) -> float:
+    return op.host_seconds or 0.0
+
+
+def _counted(op: Op) -> float:
+    return cost_in_bytes(op) + CALL_BYTES
+
+
+def _of_all(prepared: Prepared, weight: Weight) -> float:
+    """A step's weight, of the passes that are left out in the trace, too."""
+    total = _of_a_step(prepared.trace, weight)
+    if prepared.less is None:
+        return total
+    return total + prepared.more * (total - _of_a_step(prepared.less, weight))
+
+
+def _of_a_step(trace: Trace, weight: Weight) -> float:
+    return sum(map(weight, trace.ops)) / STEPS
+
+
+def _slower(subject: Subject, weight: Weight) -> float:
+    """The time that NumPy takes longer for eight and sixteen bits, by a weight of operations."""
+    whole, extra = subject.change.passes(subject.size), 0.0
+    ops = list(subject.trace.ops)
+    if subject.change.small_states and find_spec("numba") is None:
+        updates = sum(weight(op) for op in ops if op.phase == "update") / STEPS
+        extra += (SLOWER_STATES - 1) * updates
+    if subject.change.half:
+        rest = sum(weight(op) for op in ops if op.phase != "update") / STEPS
+        shown = min(whole, subject.change.shown)
+        extra += (SLOWER_HALVES - 1) * rest * whole / shown
+    return extra

@@ -1,0 +1,74 @@
+"""Functions of a model, put in the place of their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from umem.errors import OnnxError
+from umem.printable import quoted
+from umem.units import MIB
+
+DEEPEST = 64
+"""Calls of functions in functions."""
+GROWTH, ROOM_BYTES = 4, 64 * MIB
+"""A model may grow to so many times its bytes, and so many more."""
+
+
+def inlined(model: Any) -> Any:
+    """The model without functions: each call is replaced by the function's operators.
+
+    Raises:
+        OnnxError: functions that call themselves, or that make the model many times as large.
+    """
+    if not model.functions:
+        return model
+    functions = {(f.domain, f.name): f for f in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def grown(nodes: Any, depth: int) -> int:
+        if depth > DEEPEST:
+            raise OnnxError(f"functions of the model call one another {DEEPEST} deep, or in a ring")
+        total = 0
+        for node in with_inner(nodes):
+            total += node.ByteSize()
+            key = (node.domain, node.op_type)
+            if key in functions:
+                if key not in sizes:
+                    sizes[key] = grown(functions[key].node, depth + 1)
+                total += sizes[key]
+        return total
+
+    most = GROWTH * model.ByteSize() + ROOM_BYTES
+    if (size := grown(model.graph.node, 0)) > most:
+        raise OnnxError(
+            f"with its functions in the place of their calls the model would have {size} bytes of "
+            f"operators; umem reads at most {most}"
+        )
+    import onnx.inliner
+
+    try:
+        model = onnx.inliner.inline_local_functions(model)
+    except Exception as error:  # RuntimeError, ValidationError, DecodeError
+        raise OnnxError(
+            f"the functions of the model cannot be put in their places: {quoted(str(error))}"
+        ) from error
+    for node in model.graph.node:
+        if (node.domain, node.op_type) in functions:
+            raise OnnxError(
+                f"the function {quoted(node.op_type)} of the domain {quoted(node.domain)} is "
+                "written for another version of ONNX's operators than the model: export both for "
+                "one version"
+            )
+    return model
+
+
+def with_inner(nodes: Any) -> Iterator[Any]:
+    """Nodes, and those of the graphs that they hold."""
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                todo.extend(graph.node)
