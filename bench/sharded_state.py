@@ -112,7 +112,7 @@ BENCH = common.Bench("sharded_state", __doc__, answer, COLUMNS)
 def main(quick: bool, elements: int, updates: int, path: Path | None) -> None:
     common.writable(path)
     if quick:
-        elements, updates = min(elements, 200_000), min(updates, 2)
+        elements, updates = min(elements, 1_000_000), min(updates, 2)
     counts = QUICK_COUNTS if quick else COUNTS
     rows = [row for count in counts for row in measure(count, elements, updates)]
     options = {"quick": quick, "elements": elements, "updates": updates}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,12 +62,21 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_stays_on() -> object:
-    """A test leaves nothing enabled, no block open and no recorder active behind."""
+    """A test leaves nothing enabled, no block open, no recorder active and no subscriber behind."""
+    before = _subscribers()
     yield
     from umem import scopes
     from umem.memory import process as memory
 
     assert (memory.enabled(), scopes.inside(), scopes.unfinished) == (None, (), set())
+    left = [one for one in _subscribers() if not any(one is other for other in before)]
+    assert not left, f"subscribers of umem.chainer.tap are left: {left}"
+
+
+def _subscribers() -> list[object]:
+    """Who is told of Chainer's calls; umem.chainer is not imported for it."""
+    tap = sys.modules.get("umem.chainer.tap")
+    return [] if tap is None else [*vars(tap)["_subscribers"]]
 
 
 @pytest.fixture
