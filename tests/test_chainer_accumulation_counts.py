@@ -162,6 +162,19 @@ def test_a_sum_over_all_samples_by_the_labelled_ones_where_there_are_none(size: 
         apart_after(linear, loss, (NONE, SOME), micro_batch=size)
 
 
+def test_a_loss_that_hangs_on_nothing_is_accepted() -> None:
+    """Its gradient is rounding, which other parts have otherwise."""
+    model = linear()
+    before = [p.array.copy() for p in model.params()]
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    x = np.random.default_rng(0).standard_normal((8, 6)).astype("f")
+    with accumulate(optimizer, micro_batch=4):
+        for _ in range(2):
+            optimizer.update(lambda x: F.mean(F.sum(F.softmax(model(x)), axis=1)), x)
+    for parameter, was in zip(model.params(), before, strict=True):
+        np.testing.assert_allclose(parameter.array, was, atol=1e-6)
+
+
 def test_a_factor_that_changes_from_batch_to_batch_is_a_factor() -> None:
     at: list[float] = []
 

@@ -194,7 +194,7 @@ def _compared(
     with random_functions() as others:
         whole = gradients([chosen.size])
     (of_whole,) = facts
-    norm = _norm(whole)
+    norm, norm_of_parameters = _norm(whole), _norm([p.array for p in model.params()])
     if others:
         warn_at_program(
             f"{', '.join(others)}: draws random numbers of its own, so that parts and the whole "
@@ -219,6 +219,8 @@ def _compared(
             another_order = _apart(whole, gradients([chosen.size], backwards))
             if apart <= min(3 * another_order, _allowed(whole) * alone):
                 continue
+        if apart * norm_of_parameters <= ROUNDINGS * _coarsest(whole) * of_whole.loss:
+            return None  # no gradient but roundings of the loss, as where it hangs on nothing
         _refuse(apart / norm if norm else math.inf, sizes, chosen, lossfun, state, gradient)
     return shown
 
@@ -257,9 +259,14 @@ def _refuse(
 
 
 def _allowed(gradients: Sequence[Any]) -> float:
-    coarsest = max(np.finfo(g.dtype).eps for g in gradients if g is not None)
+    coarsest = _coarsest(gradients)
     least = SAVED_APART if is_told("SavedIn") else MOST_APART
-    return max(least, ROUNDINGS * float(coarsest) if coarsest > 1e-5 else 0.0)
+    return max(least, ROUNDINGS * coarsest if coarsest > 1e-5 else 0.0)
+
+
+def _coarsest(gradients: Sequence[Any]) -> float:
+    """The largest rounding of any, relative to 1."""
+    return max(float(np.finfo(g.dtype).eps) for g in gradients if g is not None)
 
 
 def _are_half(gradients: Sequence[Any]) -> bool:

@@ -27,6 +27,7 @@ class PartFacts:
         lags: for each term with a count what `Term.lag` says, and the term.
         numbers: those that have to be the same in every part.
         totals: by what terms were divided, by the names of what the whole is divided by.
+        loss: its absolute value, where it is compared with others.
     """
 
     facts: set[Fact] = field(default_factory=set)
@@ -34,6 +35,7 @@ class PartFacts:
     lags: dict[Key, tuple[int | None, str]] = field(default_factory=dict)
     numbers: Mapping[Key, Scaling] = field(default_factory=dict)
     totals: dict[str, tuple[float, str]] = field(default_factory=dict)
+    loss: float = 0.0
 
     @classmethod
     def of(

@@ -191,6 +191,8 @@ class WholeGradient(Subscriber):
                     around = batch
                 seeds, facts = self._seeds(loss, given, shares, scale, lossfun, around, where)
                 facts.see_that_it_is_like(first)
+            if self._is_comparing:
+                facts.loss = abs(float(loss.array))
         before_backward()
         go_backward(seeds, loss.device, loss_scale)
         alone = seeds[0][1] if len(seeds) == 1 and seeds[0][0] is loss.node else None
