@@ -195,18 +195,13 @@ def test_states_of_bfloat16_beside_those_of_eight_bits() -> None:
 
 
 def test_scales_stay_float32_where_there_are_as_many_as_elements(tmp_path: Path) -> None:
-    def made() -> tuple[Any, Any]:
-        model = words()
-        optimizer = Adam8bit(least_size=0).setup(model)
-        umem.chainer.bfloat16_states(optimizer)
-        return model, optimizer
-
-    model, optimizer = made()
-    train(model, optimizer, 3)
-    umem.chainer.save_run(tmp_path / "run", model=model, optimizer=optimizer, wait=True)
-    other, again = made()
-    umem.chainer.resume_run(tmp_path / "run", model=other, optimizer=again)
-    assert_same(state_of(model), state_of(other))
+    model, other = words(), words()
+    optimizer, again = (Adam8bit(least_size=0).setup(each) for each in (model, other))
+    with umem.chainer.bfloat16_states(optimizer), umem.chainer.bfloat16_states(again):
+        train(model, optimizer, 3)
+        umem.chainer.save_run(tmp_path / "run", model=model, optimizer=optimizer, wait=True)
+        umem.chainer.resume_run(tmp_path / "run", model=other, optimizer=again)
+        assert_same(state_of(model), state_of(other))
 
 
 def test_states_of_bfloat16_are_not_taken_for_numbers_to_quantise() -> None:

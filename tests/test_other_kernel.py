@@ -34,9 +34,17 @@ def module() -> ModuleType:
     ],
 )
 def test_other_kernels_are_those_that_the_processor_can_run(
-    taken: str | None, flags: set[str], other: str | None
+    taken: str | None, flags: set[str], other: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert module().other(taken, flags) == other
+    found = module()
+    monkeypatch.setattr(found, "runs", lambda kernel: True)
+    assert found.other(taken, flags) == other
+
+
+def test_kernels_that_end_the_process_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = module()
+    monkeypatch.setattr(found, "runs", lambda kernel: kernel != "Haswell")
+    assert found.other("SkylakeX", {"avx", "avx2", "fma"}) == "Sandybridge"
 
 
 def test_numpy_takes_the_kernels_that_are_printed() -> None:
