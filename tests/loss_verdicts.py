@@ -32,7 +32,8 @@ RIGHT, REFUSED, WRONG, WARNED, STATE, TRACEBACK, SKIPPED = OUTCOMES = (
     "traceback",
     "skipped",
 )
-"""Wrong, warned: after an AccumulationWarning. Skipped: the whole batch raises, or diverges."""
+"""Wrong, warned: after an AccumulationWarning. Skipped: the whole batch raises, or diverges, or the
+program raises the same of some of its samples by itself."""
 TOLERANCE = 1e-7
 """Of the largest change of a parameter in an update; rounding is 1e-15 of it."""
 LARGEST = 1e4
@@ -183,8 +184,23 @@ def _accumulated(run: Run, accumulate: Accumulate, expected: list[State]) -> Ver
             return Verdict(STATE, place, f"{changed}: {message}")
         return Verdict(REFUSED, place, message)
     except Exception as error:
-        return Verdict(TRACEBACK, place, _traced(error))
+        outcome = SKIPPED if _raises_alone(run, place, type(error)) else TRACEBACK
+        return Verdict(outcome, place, _traced(error))
     return Verdict(WRONG, place, off) if off else Verdict(RIGHT)
+
+
+def _raises_alone(run: Run, place: int, kind: type[Exception]) -> bool:
+    """Say whether the loss of some samples raises by Chainer alone, as where it is the number 0."""
+    batch, program = run.program.batches()[place], run.program
+    size = program.options.get("micro_batch")
+    starts = range(0, len(batch[0]), size) if size else ()
+    cut = [[each[start : start + size] for each in batch] for start in starts]
+    for arguments in cut or program.parts(place, batch):
+        try:
+            run.functions["loss"](*arguments).backward()
+        except kind:
+            return True
+    return False
 
 
 def _off_alone(run: Run, place: int, expected: list[State]) -> str:

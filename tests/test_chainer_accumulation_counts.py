@@ -162,6 +162,55 @@ def test_a_sum_over_all_samples_by_the_labelled_ones_where_there_are_none(size: 
         apart_after(linear, loss, (NONE, SOME), micro_batch=size)
 
 
+def mean_of_labelled(net: Any, x: Any, t: Any) -> Any:
+    y = net(x)
+    return F.mean(y[np.nonzero(t >= 0)[0]] ** 2) if (t >= 0).any() else F.sum(y[:0])
+
+
+def test_a_mean_over_labelled_samples_of_which_a_part_has_one() -> None:
+    """One sample alone, and the part with it, have the same count."""
+    batch = rows(9, [0, -1, -1, 2, 1, 3, -1, 1, 1])
+    assert max(apart_after(linear, mean_of_labelled, (batch,), micro_batch=2)) < 1e-12
+    few = rows(9, [-1, -1, -1, 2, -1, -1, 1, -1, -1])
+    assert max(apart_after(linear, mean_of_labelled, (few,), micro_batch=3)) < 1e-12
+
+
+def test_a_sum_of_means_over_features_of_labelled_samples() -> None:
+    def loss(net: Any, x: Any, t: Any) -> Any:
+        y = net(x)
+        return sum(F.mean(y[i] ** 2) for i in range(len(t)) if t[i] >= 0) + 0 * F.sum(y)
+
+    batches = rows(9, [0, -1, -1, 2, 1, 3, -1, 1, 1]), rows(9, 1)
+    assert max(apart_after(linear, loss, batches, micro_batch=5)) < 1e-12
+
+
+def test_parts_are_compared_where_few_samples_have_a_gradient() -> None:
+    def loss(net: Any, xs: Any, ts: Any) -> Any:
+        ts = padded(ts)
+        x = padded(xs)
+        steps = [F.softmax_cross_entropy(net(x[:, k : k + 1] * W), t) for k, t in enumerate(ts.T)]
+        return F.mean(F.stack(steps))
+
+    W = np.ones((1, 6))
+    generator = np.random.RandomState(0)
+    nothing = [np.full(n, -1, "i") for n in (2, 3, 5, 4)]
+    one = [np.full(2, -1, "i") for _ in range(13)]
+    one[11] = np.array([0, 2], "i")
+    batches = [([generator.randn(len(t)) for t in ts], ts) for ts in (nothing, one)]
+    with pytest.raises(AccumulationError, match="do not add up"):
+        apart_after(linear, loss, batches, micro_batch=2)
+
+
+def test_an_array_beside_a_parameter_by_hand_is_refused() -> None:
+    model = linear()
+    start = model.W.array.copy()
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    with accumulate(optimizer, steps=2), pytest.raises(AccumulationError, match="of its shape"):
+        (F.sum((model.W - start) ** 2) + F.sum(model(rows(3, 1)[0].astype("f")) ** 2)).backward()
+        optimizer.update()
+    np.testing.assert_array_equal(model.W.array, start)
+
+
 def test_a_loss_that_hangs_on_nothing_is_accepted() -> None:
     """Its gradient is rounding, which other parts have otherwise."""
     model = linear()

@@ -240,13 +240,13 @@ class TestCupyStreams:
         monkeypatch.setenv("XDG_CACHE_HOME", str(kernel_cache))
         monkeypatch.setenv("CUPY_CACHE_DIR", str(kernel_cache))
         path = tmp_path / "streams.json"
-        done = run_bench("software_gpu_streams.py", "--quick", "--json", str(path), timeout=900)
+        done = run_bench("software_gpu_streams.py", "--quick", "--json", str(path), timeout=3600)
         assert done.returncode == 0, done.stdout + done.stderr
         rows = json.loads(path.read_text())["rows"]
         right = [row for row in rows if not row["planted"]]
-        assert len(right) == 16 and all(row["same_count"] == 30 for row in right)
+        assert len(right) == 16 and all(row["same_count"] == 12 for row in right)
         planted = [row for row in rows if row["planted"]]
-        assert len(planted) == 10 and all(row["same_count"] < 30 for row in planted)
+        assert len(planted) == 10 and all(row["same_count"] < 12 for row in planted)
 
     def test_events_and_streams_say_whether_their_work_is_done(self, kernel_cache: Path) -> None:
         program = """

@@ -6,7 +6,12 @@ from typing import Any
 
 from umem.chainer.accumulation.divisors import TapeReader
 from umem.chainer.accumulation.kept_gradients import KeptGradients
-from umem.chainer.accumulation.origins import is_of_parameters, is_put_together, leaves
+from umem.chainer.accumulation.origins import (
+    is_beside_parameters,
+    is_of_parameters,
+    is_put_together,
+    leaves,
+)
 from umem.chainer.accumulation.proof import Proof
 from umem.chainer.accumulation.roles import WEIGHT
 from umem.chainer.accumulation.seeded_backward import multiply
@@ -191,10 +196,12 @@ def _one_count(node: Any, own: frozenset[int], sites: Sites) -> Count:
                 value = (1.0 if value is None else value) / mark.values[0]
         if is_of_parameters(term.node, own):
             are_constant = True
-        elif all(id(leaf.get_variable_or_none()) in own for leaf in leaves(term.node)):
+        elif is_beside_parameters(term.node, own) or all(
+            id(leaf.get_variable_or_none()) in own for leaf in leaves(term.node)
+        ):
             raise AccumulationError(
-                f"{term} is of rows of a parameter, and umem cannot tell whether they go by the "
-                f"samples of this part: {give}"
+                f"{term} is of rows of a parameter, or of arrays of its shape, and umem cannot "
+                f"tell whether they go by the samples of this part: {give}"
             )
         else:
             found.add(value)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from chainer.functions.array import concat, get_item, stack, transpose
+from chainer.functions.array import broadcast, concat, get_item, stack, transpose
+from chainer.functions.math import basic_math
+
+_ELEMENTWISE = (basic_math.Add, basic_math.Sub, basic_math.Mul, basic_math.Div)
 
 
 def is_of_parameters(node: Any, own: frozenset[int]) -> bool:
@@ -24,6 +27,29 @@ def is_of_parameters(node: Any, own: frozenset[int]) -> bool:
 def shapes_beside(node: Any, own: frozenset[int]) -> list[tuple[int, ...]]:
     """The shapes of what a node was made of beside parameters."""
     return [leaf.shape for leaf in leaves(node) if id(leaf.get_variable_or_none()) not in own]
+
+
+def is_beside_parameters(node: Any, own: frozenset[int]) -> bool:
+    """Tell whether a node is of parameters and of arrays that meet them element by element.
+
+    Such arrays may be the same for all samples, as in ``F.sum((W - start) ** 2)``.
+    """
+    found = False
+    for func in _functions(node):
+        for at, x in enumerate(func.inputs):
+            if x.creator_node is None and id(x.get_variable_or_none()) not in own:
+                others = [other for i, other in enumerate(func.inputs) if i != at]
+                if type(func) not in _ELEMENTWISE or not all(
+                    other.shape == x.shape and _is_unbroadcast(other, own) for other in others
+                ):
+                    return False
+                found = True
+    return found
+
+
+def _is_unbroadcast(node: Any, own: frozenset[int]) -> bool:
+    kinds = map(type, _functions(node))
+    return is_of_parameters(node, own) and broadcast.BroadcastTo not in kinds
 
 
 def leaves(node: Any) -> Iterator[Any]:

@@ -90,6 +90,8 @@ class Proof:
         try:
             if not self._has_begun:
                 self._compare(lossfun, batch, _spread(range(batch.size), batch.size), most, before)
+            if not self._has_begun and self._is_on and _norm([grad for _, grad, _ in gradients]):
+                self._begin(lossfun, batch, parts, most, before)
             for fact in new:
                 if self._has_begun and fact not in self._compared:
                     self._show(
@@ -101,6 +103,15 @@ class Proof:
                 parameter.grad, parameter._loss_scale = gradient, scale
             after.put_back()
             self._gradient.unmake(made)
+
+    def _begin(
+        self, lossfun: Any, batch: Batch, parts: Sequence[range], most: int, before: StepState
+    ) -> None:
+        """Compare parts with themselves until one has a gradient, as few labelled samples have."""
+        for part in parts:
+            samples = part if len(part) > 1 else range(part.start - 1, part.stop)
+            if samples.start >= 0 and not self._has_begun and self._is_on:
+                self._compare(lossfun, batch, samples, most, before)
 
     def _show(
         self,

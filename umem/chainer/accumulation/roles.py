@@ -141,11 +141,14 @@ class Roles:
             self._counts.pop(mark.site.kind, None)
             self._divided.pop(key, None)
             there = [(r, m) for r in readings if (m := r.marks().get(key)) is not None]
+            if mark.is_mean and len(there) == 2 and there[0][1].values == there[1][1].values:
+                self._assume(mark, mine.weight)  # nobody else has it
+                continue
             self._settle(mark, there)
             if assumed and self._role(mark) != assumed:
                 raise AccumulationError(
-                    f"the loss is {mark}, which was taken for a {assumed} while one sample was "
-                    "there, and is none: give at least two samples to the first call of update"
+                    f"the loss is {mark}, which was taken for a {assumed} while one sample had it, "
+                    "and is none: begin with a call of update in which two samples have it"
                 )
 
     def _assume(self, mark: Scaling, weight: float | None) -> None:
@@ -175,14 +178,24 @@ class Roles:
                 return []
         found: list[LossReading] = []
         missing = {key for key, mark in mine.marks().items() if not self._is_known(mark)}
-        seen = dict.fromkeys(missing, 0)
-        step = max(1, len(part) // MOST_ASKED)
-        for at in [*part][::step][:MOST_ASKED]:
-            found.append(reading_for([at]))
-            for key in found[-1].marks().keys() & missing:
-                seen[key] += 1
-            if len(found) > 1 and all(count > 1 for count in seen.values()):
-                break
+        seen: dict[Key, list[int]] = {key: [] for key in missing}
+
+        def read(which: Sequence[int], is_enough: Callable[[list[int]], bool]) -> None:
+            step = max(1, len(which) // MOST_ASKED)
+            for at in which[::step][:MOST_ASKED]:
+                if len(found) > 1 and all(map(is_enough, seen.values())):
+                    return
+                found.append(reading_for([at]))
+                for key in found[-1].marks().keys() & missing:
+                    seen[key].append(at)
+
+        read([*part], lambda samples: len(samples) > 1)
+        # A mean that one sample of the part has is the same for it alone, whatever it is over.
+        alone = {at for (at,) in (v for v in seen.values() if len(v) == 1)}
+        if alone:
+            read([at for at in range(size) if at not in part], lambda samples: len(samples) != 1)
+            pairs = {(a, b) for a, b, *_ in (v for v in seen.values() if len(v) > 1) if a in alone}
+            found += [reading_for([*pair]) for pair in sorted(pairs)]
         return found
 
     def _is_constant(self, term: Term, readings: Sequence[LossReading]) -> bool:
@@ -198,14 +211,17 @@ class Roles:
     def _settle(self, mark: Scaling, there: Sequence[tuple[LossReading, Scaling]]) -> None:
         values = [one.values for _, one in there]
         is_same = all(one == mark.values for one in values)
+        is_in_loop = mark.key[1] > 0 and (mark.key[0], 0) in self._factors
         if mark.is_mean:
+            if is_in_loop and len(values) < 2:  # more samples, more of them
+                is_same = self._factors[mark.key[0], 0] == mark.values
+                values = [*values, self._factors[mark.key[0], 0]]
             # A mean that only one reading has: over the first axis, or over all of its elements.
             self._counts[mark.site.kind] = not is_same or len(values) < 2
             if is_same:
                 self._factors[mark.key] = mark.values
             return
         is_one = mark.site.is_division and set(map(abs, mark.values)) == {1.0}
-        is_in_loop = mark.key[1] > 0 and (mark.key[0], 0) in self._factors
         if is_same and (len(values) > 2 or is_in_loop) and not is_one:
             self._factors[mark.key] = mark.values
             return
