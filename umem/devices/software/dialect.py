@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 
 from umem.devices.software.runtime import CUDA_VERSION
+from umem.errors import DeviceError
 
 _TYPES = ("float16", "bfloat16")
 _TRAILING = re.compile(r",\s*>")
 """A comma behind a template's last argument, which CUDA's compilers take."""
 _XSF = re.compile(r"#include <cupy/xsf/[\w/]+\.h>")
+_HEADERS = (
+    (re.compile(r'(#\s*include\s*)[<"]cub/[\w/]+\.cuh[>"]'), r'\1"umem_cub.h"'),
+    (
+        re.compile(r'(#\s*include\s*)[<"]cooperative_groups/(reduce|scan)\.h[>"]'),
+        r'\1"cooperative_groups.h"',
+    ),
+)
+"""CUDA's headers of which parts are in headers here."""
 _MACROS = re.compile(r"\b(M_\w+)\s*=[^=]")
 """Variables with names that a host's <math.h> gives to macros."""
 _DYNAMIC = re.compile(
@@ -31,6 +42,35 @@ _IN_STEP = {
 }
 """Places in kernels of CuPy's before which the threads of a warp are taken to be in step."""
 _VERSION = "__CUDACC_VER_MAJOR__"
+_DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:[^\n\\]|\\.)*)", re.MULTILINE | re.DOTALL)
+_HIDDEN = "pragma umem "
+_INCLUDING = re.compile(r"^([ \t]*#[ \t]*)(?=include\b)", re.MULTILINE)
+_ASSEMBLY = re.compile(
+    r"\b(?:asm|__asm__|__asm)\s*(?:(?:volatile|__volatile__)\s*)?\(\s*(?!\"\"\s*[:)]|\s)"
+)
+"""Assembly that is not empty: an empty one is a barrier for the compiler, which a host has too."""
+BOUNDS = r"(?:__launch_bounds__|__maxnreg__)\s*\((?:[^()]|\([^()]*\))*\)\s*"
+KERNEL = re.compile(
+    rf"\b__global__\s+(?:(?:void|static|inline|__forceinline__)\s+|extern\s*\"C\"\s*|{BOUNDS})*"
+    rf"(\w+)\s*\(([^{{;]*)\)\s*\{{"
+)
+"""A kernel: its name and its parameters."""
+_DEVICE = re.compile(r"\b__(?:device|constant)__\s[^;{}()=]*?\b(\w+)\s*([(\[=;])")
+_TYPEDEF = re.compile(
+    r"\btypedef\s+(?P<type>[\w\s]+?)\s+(?P<name>\w+_t)\s*;"
+    r"|\busing\s+(?P<other>\w+_t)\s*=\s*(?P<meant>[\w\s]+);"
+)
+_OTHERWISE = re.compile(
+    r"u?int(?:64|ptr|max|_fast\d+)_t(?=.*\blong\s+long\b)|int8_t(?= char$)|ssize_t"
+)
+"""Types of CUDA's width and sign that <stdint.h> of this machine makes of another C type."""
+_SHARED = frozenset(
+    "abs labs llabs malloc free memcpy memset printf clock assert isnan isinf isfinite finite "
+    "copysign frexp ldexp modf scalbn".split()
+)
+"""Functions of libc that CUDA has too: a program's own of these names are overloads."""
+_HOSTS = frozenset({"gamma", "drem", "scalb", "significand"})
+"""Functions of libm that CUDA has not."""
 
 
 def translated(source: str) -> str:
@@ -38,6 +78,8 @@ def translated(source: str) -> str:
     code = uncommented(source)
     source = _DYNAMIC.sub(lambda match: _dynamic(match, code), source)
     source = _XSF.sub(r'\g<0>\n#include "umem_xsf.h"', source)
+    for pattern, header in _HEADERS:
+        source = pattern.sub(header, source)
     source = source.replace("static __shared__", "__shared__")  # which is static here
     for kernel, places in _IN_STEP.items():
         for before in places if kernel in source else ():
@@ -60,6 +102,11 @@ def uncommented(source: str) -> str:
         elif word == "if" and _NEVER.match(line):
             depth = 1
     return "".join(lines)
+
+
+def without_macros(code: str) -> str:
+    """Put blanks in the place of definitions of macros; lengths stay."""
+    return _DEFINE.sub(lambda match: _blank(match[0]), code)
 
 
 def _blank(text: str) -> str:
@@ -87,13 +134,84 @@ def preamble(source: str, expressions: Sequence[str]) -> str:
         types = (name for name in _TYPES if re.search(rf"\b{name}\b", source))
         parts = ["#include <cupy/carray.cuh>", *(f"#include <cupy/{name}.cuh>" for name in types)]
     parts += [f"#undef {name}" for name in _MACROS.findall(source)]
-    if re.search(r"\btypedef\b[^;]*\bssize_t\s*;", source):
-        parts.append("#define ssize_t umem_ssize_t")
+    parts += [f"#define {name} umem_its_{name}" for name in taken(source)]
     if re.search(r"\bhalf\b", "\n".join((source, *expressions))):
         parts.append("#include <cuda_fp16.h>")
     if _VERSION in source:  # after CuPy's headers, which would ask for NVIDIA's
         parts.append(f"#define {_VERSION} {CUDA_VERSION // 1000}")
     return "".join(f"{part}\n" for part in parts)
+
+
+def without(names: Sequence[str], text: str) -> str:
+    """Write a text in which these names are no macros."""
+    before = (f'#pragma push_macro("{name}")\n#undef {name}\n' for name in names)
+    after = (f'#pragma pop_macro("{name}")\n' for name in names)
+    return "".join((*before, text, *after))
+
+
+def taken(source: str) -> list[str]:
+    """Return the names that a source means otherwise than this machine's C library."""
+    return sorted({*_taken(without_macros(uncommented(source)))})
+
+
+def _taken(code: str) -> Iterator[str]:
+    for found in KERNEL.finditer(code):
+        if _has("libc.so.6", found[1]) or _has("libm.so.6", found[1]):
+            yield found[1]
+    for found in _DEVICE.finditer(code):
+        name, is_function = found[1], found[2] == "("
+        if is_function and (name in _HOSTS or (name not in _SHARED and _has("libc.so.6", name))):
+            yield name
+        elif not is_function and (_has("libc.so.6", name) or _has("libm.so.6", name)):
+            yield name
+    for found in _TYPEDEF.finditer(code):
+        name, text = found["name"] or found["other"], found["type"] or found["meant"]
+        if _OTHERWISE.match(f"{name} {text}"):
+            yield name
+
+
+@cache
+def _has(library: str, name: str) -> bool:
+    """Whether a library of this machine has something of a name."""
+    try:
+        return hasattr(ctypes.CDLL(library), name)
+    except OSError:
+        return False
+
+
+def needs_expansion(code: str, options: Sequence[str]) -> bool:
+    """Whether macros write kernels, or what is read of them here; or there is assembly."""
+    macros = {found[1]: found[2] for found in _DEFINE.finditer(code)}
+    for option in options:
+        if option.startswith("-D"):
+            name, _, text = option[2:].partition("=")
+            macros[name] = text
+    if any("__global__" in text for text in macros.values()) or _ASSEMBLY.search(code):
+        return True
+    code = without_macros(code)
+    kernels = (f"{found[1]} {found[2]}" for found in KERNEL.finditer(code))
+    return any(word in macros for text in kernels for word in re.findall(r"\w+", text))
+
+
+def without_includes(source: str) -> str:
+    """Hide what a source includes from a preprocessor; `with_includes` shows it again."""
+    return _INCLUDING.sub(rf"\1{_HIDDEN}", source)
+
+
+def with_includes(source: str) -> str:
+    """Show again what `without_includes` has hidden."""
+    return source.replace(f"#{_HIDDEN}", "#")
+
+
+def refuse_assembly(code: str) -> None:
+    """Refuse a source with PTX, whose macros are expanded.
+
+    Raises:
+        DeviceError: it has assembly that is not empty.
+    """
+    if found := _ASSEMBLY.search(without_macros(code)):
+        text = code[found.start() :].partition(";")[0]
+        raise DeviceError(f"the software GPU has no inline PTX: {' '.join(text.split())[:80]}")
 
 
 def pointer_to(name: str, parameters: str, source: str) -> str:

@@ -20,8 +20,22 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from umem.devices.software.dialect import pointer_to, preamble, translated, uncommented
-from umem.devices.software.templates import as_loops
+from umem.devices.software.dialect import (
+    BOUNDS,
+    KERNEL,
+    needs_expansion,
+    pointer_to,
+    preamble,
+    refuse_assembly,
+    taken,
+    translated,
+    uncommented,
+    with_includes,
+    without,
+    without_includes,
+    without_macros,
+)
+from umem.devices.software.templates import WAITS, as_loops
 from umem.devices.software.toolchain import Toolchain
 from umem.errors import DeviceError
 
@@ -39,15 +53,10 @@ ALIGNMENT = 64
 """Of an argument that was copied, in bytes: what any type asks for."""
 NO_CONTRACTION = {"-fmad=false", "--fmad=false"}
 """Ways to ask that a product is rounded before it is added."""
-_BOUNDS = r"__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*"
-_KERNEL = re.compile(
-    rf"__global__\s+(?:{_BOUNDS})?void\s+(?:{_BOUNDS})?(\w+)\s*\(([^{{;]*)\)\s*\{{"
-)
-_TEMPLATE = re.compile(r"\btemplate\s*<[^;{}]*>\s*(?:static\s+|inline\s+)*$")
-_WAITS = re.compile(r"\b__sync(threads|warp)|\b__shfl_|\b__(any|all|ballot)_sync|\b__activemask")
-_GROUPS = "cooperative_groups.h"
+_TEMPLATE = re.compile(r"\btemplate\s*<[^;{}]*>\s*(?:(?:static|inline|void)\s+|" + BOUNDS + r")*$")
 _PLAIN = re.compile(
-    r"cupy/|cuda/std/|std\w+\.h|(math|float|limits|assert|string)\.h|cuda_(bf|fp)16\.h|\w+$"
+    r"cupy/|cuda/std/|std\w+\.h|(math|float|limits|assert|string)\.h|cuda_(bf|fp)16\.h"
+    r"|curand_kernel\.h|\w+$"
 )
 _INCLUDE = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"]+)", re.MULTILINE)
 _PROCESS = ctypes.create_string_buffer(1024)
@@ -147,8 +156,8 @@ class HostSource(NamedTuple):
 
 def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
     """Rewrite CUDA C++ for a host compiler; ``expressions`` name kernels that templates give."""
-    code = uncommented(source)
-    found = {match[1]: match for match in _KERNEL.finditer(code)}
+    code = without_macros(uncommented(source))
+    found = {match[1]: match for match in KERNEL.finditer(code)}
     kernels = {
         name: _marked(source, match[2])
         for name, match in found.items()
@@ -171,8 +180,8 @@ def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
         text, how = source, TOGETHER if _may_wait(uncommented(source)) else APART
         if how == TOGETHER and "this_grid" in source:
             raise DeviceError("the software GPU has no barrier of a whole grid")
-    parts = [first]
-    parts += [text, '\n#include "umem_launch.h"\n']
+    launch = without(taken(source), '#include "umem_launch.h"\n')
+    parts = [first, text, "\n", launch]
     parts += [f"UMEM_KERNEL({label}, {how}, {name})\n" for label, name in named.items()]
     return HostSource("".join(parts), kernels)
 
@@ -180,7 +189,7 @@ def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
 def _may_wait(code: str) -> bool:
     """Whether threads wait for one another in a source, or perhaps in a header of others."""
     headers = _INCLUDE.findall(code)
-    return _WAITS.search(code) is not None or not all(map(_PLAIN.match, headers))
+    return WAITS.search(code) is not None or not all(map(_PLAIN.match, headers))
 
 
 _ARRAY = re.compile(r"(?<!const )CArray<[^<>]*(?:<[^<>]*>)?[^<>]*>\s+_raw_(\w+)")
@@ -249,14 +258,23 @@ class KernelCompiler:
         Raises:
             DeviceError: the compiler refuses the source; what it says is in the message.
         """
-        made = for_host(source, expressions)
+        made = for_host(self._expanded(source, options), expressions)
         given = self._options(source, options)
         return self._tools.shared_object(made.text, "c++", given), made.kernels
 
     def warnings(self, source: str, options: Sequence[str], expressions: Sequence[str] = ()) -> str:
         """Return what the compiler remarks of a source that it takes."""
-        made = for_host(source, expressions)
+        made = for_host(self._expanded(source, options), expressions)
         return self._tools.remarks(made.text, "c++", self._options(source, options))
+
+    def _expanded(self, source: str, options: Sequence[str]) -> str:
+        """Expand the macros of a source where kernels cannot be found, or PTX, without that."""
+        if not needs_expansion(uncommented(source), options):
+            return source
+        given = ["-E", "-dD", *(option for option in options if option.startswith("-D"))]
+        made = with_includes(self._tools.preprocessed(without_includes(source), given))
+        refuse_assembly(uncommented(made))
+        return made
 
     def _options(self, source: str, options: Sequence[str]) -> list[str]:
         given = [f"-DUMEM_HEADERS_{self._digest}", f"-I{HEADERS}", f"-I{self._include}"]

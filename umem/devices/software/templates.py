@@ -19,7 +19,10 @@ _RETURNING = re.compile(r"^\s*#\s*define(?:[^\n\\]|\\\n)*\breturn\b", re.MULTILI
 """A macro that returns, as in the kernel of CuPy's ``searchsorted``."""
 
 _IN_TURN = "#undef CUPY_FOR\n#define CUPY_FOR(i, n) for (ptrdiff_t i = 0; i < (n); ++i)\n"
-_WAITS = re.compile(r"\b__sync(threads|warp)|\b__shfl_")
+WAITS = re.compile(
+    r"\b__sync(threads|warp)|\b__(shfl|match|reduce)_|\b__(any|all|ballot)_sync|\b__activemask"
+)
+"""Calls in which threads wait for one another."""
 
 
 def as_loops(source: str) -> str | None:
@@ -32,14 +35,14 @@ def as_loops(source: str) -> str | None:
     if block is not None:
         text = _reduction(source, block[1])
     elif elements is None and "CUPY_FOR" in source and "cooperative_groups.h" in source:
-        if _WAITS.search(source):
+        if WAITS.search(source):
             return None
         text = f"{_IN_TURN}{source}"  # fusion's loops, with barriers of the grid between them
     elif elements is None:
         return None
     elif (known := _known(source)) is not None:
         text = source[: elements.start()] + known + source[_closing(source, elements.end()) + 1 :]
-    elif _WAITS.search(source):
+    elif WAITS.search(source):
         return None
     else:
         text = _elementwise(source, elements)

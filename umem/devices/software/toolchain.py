@@ -95,6 +95,17 @@ class Toolchain:
             return self.shared_object(source, language, options)
         return path
 
+    def preprocessed(self, source: str, options: Sequence[str]) -> str:
+        """Return a source of C++ as its preprocessor leaves it.
+
+        Raises:
+            DeviceError: the preprocessor refuses it; what it says is in the message.
+        """
+        done = self._run([*LANGUAGES["c++"], "-w", *options, "-"], source)
+        if done.returncode:
+            raise DeviceError(f"{self.compiler} refuses a kernel:\n{done.stderr[-4000:]}")
+        return done.stdout
+
     def remarks(self, source: str, language: str, options: Sequence[str] = ()) -> str:
         """Return the warnings that a source gives."""
         given = (*LANGUAGES[language], "-Wall", "-fsyntax-only", *options)

@@ -20,3 +20,5 @@ static inline __nv_bfloat16 __float2bfloat16_rn(float x) { return x; }
 static inline __nv_bfloat16 __double2bfloat16(double x) { return (float)x; }
 static inline bool __hisnan(__nv_bfloat16 x) { return (x.bits & 0x7fffu) > 0x7f80u; }
 static inline int __hisinf(__nv_bfloat16 x) { return (x.bits & 0x7fffu) == 0x7f80u ? (x.bits >> 15 ? -1 : 1) : 0; }
+static inline __nv_bfloat16 __hmax(__nv_bfloat16 a, __nv_bfloat16 b) { return max((float)a, (float)b); }
+static inline __nv_bfloat16 __hmin(__nv_bfloat16 a, __nv_bfloat16 b) { return min((float)a, (float)b); }

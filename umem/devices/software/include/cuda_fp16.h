@@ -21,7 +21,8 @@ static inline int __half2int_rz(half x) { return (int)(float)x; }
 #define UMEM_HALF(name, expression) \
   static inline half name(half a, half b) { const float x = a, y = b; return expression; }
 UMEM_HALF(__hadd, x + y) UMEM_HALF(__hsub, x - y) UMEM_HALF(__hmul, x * y) UMEM_HALF(__hdiv, x / y)
-UMEM_HALF(__hmax, std::fmax(x, y)) UMEM_HALF(__hmin, std::fmin(x, y))
+UMEM_HALF(__hmax, max(x, y)) UMEM_HALF(__hmin, min(x, y))
+UMEM_HALF(__hmax_nan, x != x ? x : y != y ? y : max(x, y)) UMEM_HALF(__hmin_nan, x != x ? x : y != y ? y : min(x, y))
 #undef UMEM_HALF
 #define UMEM_HALF(name, expression) \
   static inline bool name(half a, half b) { const float x = a, y = b; return expression; }
@@ -50,3 +51,5 @@ static inline half2 __hadd2(half2 a, half2 b) { return {__hadd(a.x, b.x), __hadd
 static inline half2 __hsub2(half2 a, half2 b) { return {__hsub(a.x, b.x), __hsub(a.y, b.y)}; }
 static inline half2 __hmul2(half2 a, half2 b) { return {__hmul(a.x, b.x), __hmul(a.y, b.y)}; }
 static inline half2 __hfma2(half2 a, half2 b, half2 c) { return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)}; }
+static inline half2 __hmax2(half2 a, half2 b) { return {__hmax(a.x, b.x), __hmax(a.y, b.y)}; }
+static inline half2 __hmin2(half2 a, half2 b) { return {__hmin(a.x, b.x), __hmin(a.y, b.y)}; }

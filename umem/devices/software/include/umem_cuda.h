@@ -26,6 +26,7 @@
 #define __constant__
 #define __shared__ static
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 #ifndef __clang__
 #define __builtin_assume(x) ((void)0)
 #endif
@@ -36,6 +37,7 @@ struct dim3 { unsigned int x, y, z; };
 static uint3 threadIdx{0, 0, 0}, blockIdx{0, 0, 0};
 static dim3 blockDim{1, 1, 1}, gridDim{1, 1, 1};
 static const int warpSize = 32;
+typedef unsigned long long cudaTextureObject_t, cudaSurfaceObject_t;  // a handle: nothing here reads by it
 
 static inline long long clock64() {  // nanoseconds
   timespec now;
@@ -177,7 +179,7 @@ template <class T> static inline T umem_exchange(unsigned int mask, T value, uns
 }
 template <class T> static inline T __shfl_sync(unsigned int mask, T value, int from, int width = 32) {
   const unsigned int first = umem_lane() / width * width;
-  return umem_exchange(mask, value, first + from % width);
+  return umem_exchange(mask, value, first + (from & (width - 1)));
 }
 template <class T> static inline T __shfl_up_sync(unsigned int mask, T value, unsigned int by, int width = 32) {
   const unsigned int lane = umem_lane(), place = lane % width;
@@ -205,6 +207,62 @@ static inline unsigned int __ballot_sync(unsigned int mask, int predicate) {
 }
 static inline int __any_sync(unsigned int mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 static inline int __all_sync(unsigned int mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
+
+// What the threads of a mask hold, by lane, once all of them have come; whoever has ended holds nothing.
+enum { UMEM_WIDEST = 64 };
+alignas(16) static char umem_held[UMEM_WARPS][32][UMEM_WIDEST];
+template <class T> struct UmemLanes {
+  alignas(T) char of[32][sizeof(T)];
+  unsigned int mask;  // of the lanes that hold something
+  T operator[](unsigned int lane) const {
+    T found;
+    memcpy((void*)&found, of[lane % 32], sizeof found);
+    return found;
+  }
+};
+template <class T> static UmemLanes<T> umem_lanes(unsigned int mask, const T& value) {
+  static_assert(sizeof(T) <= UMEM_WIDEST, "threads of a warp exchange at most 64 bytes here");
+  const unsigned int warp = umem_warp();
+  memcpy(umem_held[warp][umem_lane()], (const void*)&value, sizeof value);
+  __syncwarp(mask);
+  UmemLanes<T> found;
+  found.mask = umem_fiber ? mask & umem_warp_alive[warp] : 1;
+  for (unsigned int lane = 0; lane < 32; lane++)
+    if (found.mask >> lane & 1u) memcpy(found.of[lane], umem_held[warp][lane], sizeof value);
+  __syncwarp(mask);
+  return found;
+}
+template <class T, class Op> static T umem_reduce(unsigned int mask, const T& value, Op op) {
+  const UmemLanes<T> all = umem_lanes(mask, value);
+  unsigned int left = all.mask;
+  T found = all[__builtin_ctz(left)];
+  while (left &= left - 1) found = op(found, all[__builtin_ctz(left)]);
+  return found;
+}
+template <class T> static inline unsigned int __match_any_sync(unsigned int mask, T value) {
+  const UmemLanes<T> all = umem_lanes(mask, value);
+  unsigned int found = 0;
+  for (unsigned int lane = 0; lane < 32; lane++)
+    if (all.mask >> lane & 1u) found |= (unsigned int)(memcmp(all.of[lane], &value, sizeof value) == 0) << lane;
+  return found;
+}
+template <class T> static inline unsigned int __match_all_sync(unsigned int mask, T value, int* predicate) {
+  const UmemLanes<T> all = umem_lanes(mask, value);
+  *predicate = 1;
+  for (unsigned int lane = 0; lane < 32; lane++)
+    if (all.mask >> lane & 1u) *predicate &= memcmp(all.of[lane], &value, sizeof value) == 0;
+  return *predicate ? all.mask : 0;
+}
+#define UMEM_REDUCE(name, T, expression)                                      \
+  static inline T __reduce_##name##_sync(unsigned int mask, T value) {         \
+    return umem_reduce(mask, value, [](T a, T b) -> T { return expression; }); \
+  }
+#define UMEM_REDUCES(name, expression) UMEM_REDUCE(name, int, expression) UMEM_REDUCE(name, unsigned int, expression)
+UMEM_REDUCES(add, (int)((unsigned int)a + (unsigned int)b))
+UMEM_REDUCES(min, b < a ? b : a) UMEM_REDUCES(max, b > a ? b : a)
+UMEM_REDUCES(and, a & b) UMEM_REDUCES(or, a | b) UMEM_REDUCES(xor, a ^ b)
+#undef UMEM_REDUCES
+#undef UMEM_REDUCE
 
 static inline void __threadfence() {}
 static inline void __threadfence_block() {}
@@ -251,12 +309,16 @@ static inline long long __double_as_longlong(double x) { return umem_bits<long l
 using std::isfinite;
 using std::isinf;
 using std::isnan;
-using std::max;
-using std::min;
-template <class A, class B> using UmemCommon = std::enable_if_t<
-    std::is_arithmetic<A>::value && std::is_arithmetic<B>::value && !std::is_same<A, B>::value, std::common_type_t<A, B>>;
-template <class A, class B> static inline UmemCommon<A, B> max(A a, B b) { return std::max<UmemCommon<A, B>>(a, b); }
-template <class A, class B> static inline UmemCommon<A, B> min(A a, B b) { return std::min<UmemCommon<A, B>>(a, b); }
+// CUDA's min and max: of the type that both operands have in arithmetic, and of a NaN and a number the number.
+template <class T> using UmemNumber = std::enable_if_t<std::is_arithmetic_v<T> || std::is_enum_v<T>, T>;
+template <class A, class B> using UmemCommon = decltype(UmemNumber<A>() + UmemNumber<B>());
+#define UMEM_CHOICE(name, op)                                                                           \
+  template <class A, class B> static inline UmemCommon<A, B> name(A one, B other) {                     \
+    const UmemCommon<A, B> a = one, b = other;                                                          \
+    return b op a || a != a ? b : a;                                                                    \
+  }
+UMEM_CHOICE(min, <) UMEM_CHOICE(max, >)
+#undef UMEM_CHOICE
 using std::signbit;
 #define UMEM_ONE(name) \
   using std::name;
