@@ -242,3 +242,240 @@ assert "tiles of" in refused(code.replace("tile_of<1>()", "tile_of<64>()"))
 """,
         kernel_cache,
     )
+
+
+def test_collectives_of_blocks_and_warps(kernel_cache: Path) -> None:
+    run(
+        CALL
+        + r"""
+code = '''#include <cub/cub.cuh>
+#include <cub/block/block_reduce.cuh>
+struct Longest { __device__ int operator()(int a, int b) const { return a > b ? a : b; } };
+extern "C" __global__ void f(int* x, const int* in, int* stored) {
+  typedef cub::BlockReduce<int, 64> Reduce;
+  typedef cub::BlockScan<int, 64, cub::BLOCK_SCAN_WARP_SCANS> Scan;
+  typedef cub::WarpReduce<int, 8> Warp;
+  typedef cub::WarpScan<double> Scanned;
+  typedef cub::BlockLoad<int, 64, 2, cub::BLOCK_LOAD_WARP_TRANSPOSE> Load;
+  typedef cub::BlockStore<int, 64, 2, cub::BLOCK_STORE_STRIPED> Store;
+  __shared__ union {
+    typename Reduce::TempStorage reduce; Scan::TempStorage scan; Load::TempStorage load;
+  } shared;
+  __shared__ Warp::TempStorage warps[8];
+  __shared__ typename Scanned::TempStorage scanned[2];
+  const int t = threadIdx.x, place = t % 8;
+  int items[2], sums[2], total, sum, all;
+  Load(shared.load).Load(in, items);
+  bool good = items[0] == 2 * t && items[1] == 2 * t + 1;
+  __syncthreads();
+  sum = Reduce(shared.reduce).Sum(t);
+  good &= t ? sum == t : sum == 2016;
+  sum = Reduce(shared.reduce).Reduce(t, Longest(), 40);
+  good &= t || sum == 39;
+  sum = Reduce(shared.reduce).Sum(items);
+  good &= t || sum == 127 * 64;
+  good &= t || Reduce().Reduce(-t, cub::Min()) == -63;
+  if (t) Reduce().Reduce(-t, cub::Min());
+  Scan(shared.scan).ExclusiveSum(t, sum, all);
+  good &= sum == t * (t - 1) / 2 && all == 2016;
+  Scan(shared.scan).InclusiveSum(1, sum);
+  good &= sum == t + 1;
+  Scan(shared.scan).InclusiveSum(items, sums);
+  good &= sums[0] == t * (2 * t + 1) && sums[1] == (2 * t + 1) * (t + 1);
+  Scan(shared.scan).ExclusiveSum(items, items, all);
+  good &= items[0] == t * (2 * t - 1) && items[1] == t * (2 * t + 1) && all == 127 * 64;
+  Scan(shared.scan).ExclusiveScan(t, sum, 5, cub::Max(), total);
+  good &= sum == max(5, t - 1) && total == 63;
+  Scan(shared.scan).InclusiveScan(64 - t, sum, Longest());
+  good &= sum == 64;
+  sum = Warp(warps[t / 8]).Sum(t);
+  good &= place ? sum == t : sum == 8 * t + 28;
+  sum = Warp(warps[t / 8]).Reduce(t, cub::Max(), 3);
+  good &= place || sum == t + 2;
+  double d;
+  Scanned(scanned[t / 32]).InclusiveSum(0.5, d);
+  good &= d == (t % 32 + 1) / 2.;
+  Scanned(scanned[t / 32]).ExclusiveSum(0.5, d);
+  good &= d == t % 32 / 2. && Scanned(scanned[t / 32]).Broadcast(d, 3) == 1.5;
+  cub::KeyValuePair<int, float> pair{t, (float)(t % 7)};
+  typedef cub::BlockReduce<cub::KeyValuePair<int, float>, 64> ReducePairs;
+  __shared__ typename ReducePairs::TempStorage pairs;
+  pair = ReducePairs(pairs).Reduce(pair, cub::ArgMax());
+  good &= t || (pair.key == 6 && pair.value == 6);
+  items[0] = t, items[1] = 100 + t;
+  Store().Store(stored, items, 100);
+  x[t] = good;
+}'''
+stored = cp.full(128, -1, "i4")
+out = call(code, size=64, threads=64, given=(cp.arange(128, dtype="i4"), stored))
+assert out.tolist() == [1] * 64, out
+assert stored.tolist() == [*range(64), *range(100, 136), *[-1] * 28]
+for word in "DeviceReduce", "BlockHistogram", "WarpMergeSort":
+    wrong = '#include <cub/cub.cuh>\nextern "C" __global__ void f(int* x) { cub::%s<int, 4>(); }'
+    assert word in refused(wrong.replace("%s", word))
+""",
+        kernel_cache,
+    )
+
+
+def test_a_block_sorts(kernel_cache: Path) -> None:
+    run(
+        CALL
+        + r"""
+code = '''#include <cub/block/block_radix_sort.cuh>
+template <class K> __global__
+void sorted(K* keys, int* values, int descending, int begin, int end) {
+  typedef cub::BlockRadixSort<K, 32, 4, int> Sort;
+  typedef cub::BlockRadixSort<K, 32, 4> Keys;
+  __shared__ typename Sort::TempStorage shared;
+  __shared__ typename Keys::TempStorage alone;
+  K mine[4], only[4];
+  int with[4];
+  for (int i = 0; i < 4; i++) {
+    only[i] = mine[i] = keys[threadIdx.x * 4 + i];
+    with[i] = values[threadIdx.x * 4 + i];
+  }
+  if (descending) Sort(shared).SortDescending(mine, with, begin, end);
+  else Sort(shared).Sort(mine, with, begin, end);
+  if (descending) Keys(alone).SortDescendingBlockedToStriped(only, begin, end);
+  else Keys(alone).SortBlockedToStriped(only, begin, end);
+  for (int i = 0; i < 4; i++) {
+    keys[threadIdx.x * 4 + i] = mine[i];
+    keys[128 + threadIdx.x + 32 * i] = only[i];
+    values[threadIdx.x * 4 + i] = with[i];
+  }
+}'''
+types = {"i1": "signed char", "i4": "int", "u4": "unsigned int", "i8": "long long"}
+types |= {"f4": "float", "f8": "double"}
+names = [f"sorted<{name}>" for name in types.values()]
+module = cp.RawModule(code=code, options=("-std=c++17",), name_expressions=names)
+rng = np.random.default_rng(0)
+for kind, name in zip(types, names):
+    bits = 8 * np.dtype(kind).itemsize
+    x = (rng.standard_normal(128) * 50).astype("i8").astype(kind)
+    for descending in (0, 1):
+        order = np.argsort(x, kind="stable")
+        if descending:  # equal keys keep their order here too
+            order = (127 - np.argsort(x[::-1], kind="stable"))[::-1]
+        keys, values = cp.concatenate([cp.asarray(x)] * 2), cp.arange(128, dtype="i4")
+        numbers = np.int32(descending), np.int32(0), np.int32(bits)
+        module.get_function(name)((1,), (32,), (keys, values, *numbers))
+        assert keys[:128].tolist() == x[order].tolist() == keys[128:].tolist(), (kind, descending)
+        assert values.tolist() == order.tolist(), (kind, descending)
+x = rng.permutation(128).astype("u4")
+keys, values = cp.concatenate([cp.asarray(x)] * 2), cp.arange(128, dtype="i4")
+module.get_function(names[2])((1,), (32,), (keys, values, np.int32(0), np.int32(4), np.int32(7)))
+assert values.tolist() == np.argsort(x >> 4 & 7, kind="stable").tolist()
+""",
+        kernel_cache,
+    )
+
+
+def test_random_numbers_of_a_thread(kernel_cache: Path) -> None:
+    run(
+        CALL
+        + r"""
+code = '''#include <curand_kernel.h>
+extern "C" __global__ void known(unsigned int* x, const unsigned int* given) {
+  const uint4 found = umem_philox({given[0], given[1], given[2], given[3]}, {given[4], given[5]});
+  x[0] = found.x; x[1] = found.y; x[2] = found.z; x[3] = found.w;
+}
+template <class State> __global__ void numbers(unsigned int* x, unsigned long long* at) {
+  State s;
+  curand_init(at[0], at[1], at[2], &s);
+  skipahead(at[3], &s);
+  skipahead_sequence(at[4], &s);
+  for (int i = 0; i < 16; i++) x[i] = curand(&s);
+}
+template <class State> __global__ void drawn(double* x, int n) {
+  State s;
+  curand_init(7, threadIdx.x, 0, &s);
+  for (int i = 0; i < n; i++) {
+    double* at = x + 4 * (i + n * threadIdx.x);
+    at[0] = curand_uniform(&s);
+    at[1] = curand_uniform_double(&s);
+    at[2] = curand_normal(&s);
+    at[3] = curand_normal_double(&s);
+  }
+}
+extern "C" __global__ void far(unsigned int* x) {
+  curandState s;
+  curand_init(3, 0, 0, &s);
+  for (int i = 0; i < 16; i++) skipahead(1ull << 63, &s);
+  for (int i = 0; i < 16; i++) x[i] = curand(&s);
+}
+extern "C" __global__ void fours(float* x) {
+  curandStatePhilox4_32_10_t s, t;
+  curand_init(5, 1, 3, &s);
+  t = s;
+  const float4 u = curand_uniform4(&s), z = curand_normal4(&s);
+  for (int i = 0; i < 4; i++) x[i] = curand_uniform(&t);
+  x[0] -= u.x; x[1] -= u.y; x[2] -= u.z; x[3] -= u.w;
+  x[4] = z.x; x[5] = z.y; x[6] = z.z; x[7] = z.w;
+}'''
+states = "curandState", "curandStatePhilox4_32_10_t"
+names = [f"{f}<{s}>" for f in ("numbers", "drawn") for s in states]
+module = cp.RawModule(code=code, options=("-std=c++17",), name_expressions=names)
+called = lambda name, *given: module.get_function(name)((1,), (1,), given)
+
+# The known answers that the Random123 distribution has for philox4x32 of 10 rounds.
+every = 0xFFFFFFFF
+for given, wanted in (
+    ([0] * 6, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+    ([every] * 6, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+    ([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0],
+     [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]),
+):
+    x = cp.zeros(4, "u4")
+    called("known", x, cp.asarray(given, "u4"))
+    assert x.tolist() == wanted, [hex(i) for i in x.tolist()]
+
+def numbers(state, *at):
+    x = cp.zeros(16, "u4")
+    called(f"numbers<{state}>", x, cp.asarray([*at, *[0] * (5 - len(at))], "u8"))
+    return x.tolist()
+
+def marsaglia(n):  # xorwow, from the paper's own start
+    x, y, z, w, v, d = 123456789, 362436069, 521288629, 88675123, 5783321, 6615241
+    for _ in range(n):
+        t = x ^ x >> 2
+        x, y, z, w, v = y, z, w, v, (v ^ v << 4) & every ^ t ^ t << 1 & every
+        d = d + 362437 & every
+        yield d + v & every
+
+assert numbers(states[0], 0) == list(marsaglia(16))
+assert numbers(states[0], 0, 0, 1003) == list(marsaglia(1019))[1003:]
+assert numbers(states[1], 0)[:4] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+for state in states:
+    first = numbers(state, 11)
+    for at in range(9):
+        assert numbers(state, 11, 0, at)[:7] == first[at : at + 7]
+        assert numbers(state, 11, 0, 0, at)[:7] == first[at : at + 7]
+    assert numbers(state, 11, 0, 5, 4)[:7] == first[9:]
+    big = 3 << 40
+    assert numbers(state, 11, 2, big + 5) == numbers(state, 11, 0, 5, big, 2)
+    others = [numbers(state, 12), numbers(state, 11, 1), numbers(state, 11, 1 << 40), first]
+    assert len({tuple(found) for found in others}) == 4
+# A subsequence of XORWOW has 2^67 numbers: eight times 2^64.
+s, far = numbers(states[0], 3, 1), cp.zeros(16, "u4")
+called("far", far)
+assert far.tolist() == s
+
+n = 4000
+for state in states:
+    x = cp.zeros((4, n, 4))
+    module.get_function(f"drawn<{state}>")((1,), (4,), (x, np.int32(n)))
+    found = x.get().reshape(-1, 4)
+    assert (found[:, :2] > 0).all() and (found[:, :2] <= 1).all()
+    assert abs(found.mean(0) - [0.5, 0.5, 0, 0]).max() < 0.03
+    assert abs(found.std(0) - [12**-0.5, 12**-0.5, 1, 1]).max() < 0.03
+    assert abs(np.corrcoef(found.T) - np.eye(4)).max() < 0.05
+    assert len(np.unique(found[:, 1])) == len(found)
+x = cp.zeros(8, "f4")
+called("fours", x)
+assert not x[:4].any() and x[4:].all()
+assert "curandStateMRG32k3a" in refused(
+    '#include <curand_kernel.h>\nextern "C" __global__ void f(int* x) { curandStateMRG32k3a s; }')
+""",
+        kernel_cache,
+    )
