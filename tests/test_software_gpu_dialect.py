@@ -146,6 +146,11 @@ extern "C" __global__ void f(uint64_t* x, uint64_t y) {
 extern "C" __global__ void g(int64_t* x) { x[0] = int8_t(200) + (uintptr_t)300; }'''
 assert call(code, dtype="u8", given=[np.uint64(1)]).tolist() == one
 assert call(code, "g", dtype="i8", size=1, threads=1).tolist() == [244]
+code += '__global__ void h(float* x) { x[0] = y1; }'
+module, x = cp.RawModule(code=code, name_expressions=["h"]), cp.zeros(1, "f4")
+cp.ndarray((1,), "f4", module.get_global("y1"))[:] = 5
+module.get_function("h")((1,), (1,), (x,))
+assert x.tolist() == [5]
 code = '#define PTX(x) asm(x)\nextern "C" __global__ void f(int* x) { unsigned l; %s x[0] = l; }'
 for text in ('asm volatile("mov.u32 %0, %%laneid;" : "=r"(l));', 'asm("trap;");', 'PTX("exit;");'):
     assert "inline PTX" in refused(code.replace("%s", text)), text

@@ -42,6 +42,8 @@ _IN_STEP = {
 }
 """Places in kernels of CuPy's before which the threads of a warp are taken to be in step."""
 _VERSION = "__CUDACC_VER_MAJOR__"
+OWN = "umem_its_"
+"""Begins the name here of what a source calls as the C library calls something else."""
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:[^\n\\]|\\.)*)", re.MULTILINE | re.DOTALL)
 _HIDDEN = "pragma umem "
 _INCLUDING = re.compile(r"^([ \t]*#[ \t]*)(?=include\b)", re.MULTILINE)
@@ -134,11 +136,11 @@ def preamble(source: str, expressions: Sequence[str]) -> str:
         types = (name for name in _TYPES if re.search(rf"\b{name}\b", source))
         parts = ["#include <cupy/carray.cuh>", *(f"#include <cupy/{name}.cuh>" for name in types)]
     parts += [f"#undef {name}" for name in _MACROS.findall(source)]
-    parts += [f"#define {name} umem_its_{name}" for name in taken(source)]
     if re.search(r"\bhalf\b", "\n".join((source, *expressions))):
         parts.append("#include <cuda_fp16.h>")
     if _VERSION in source:  # after CuPy's headers, which would ask for NVIDIA's
         parts.append(f"#define {_VERSION} {CUDA_VERSION // 1000}")
+    parts += [f"#define {name} {OWN}{name}" for name in taken(source)]
     return "".join(f"{part}\n" for part in parts)
 
 

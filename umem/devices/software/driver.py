@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from umem.devices.software.dialect import OWN
 from umem.devices.software.kernels import Kernel, KernelCompiler
 from umem.devices.software.nvrtc import unpacked
 from umem.devices.software.runtime import HostRuntime
@@ -121,8 +122,10 @@ class HostDriver:
         return handle
 
     def moduleGetGlobal(self, module: int, name: str) -> int:
+        library = self._module(module).library
+        name = OWN + name if hasattr(library, OWN + name) else name
         try:
-            return ctypes.addressof(ctypes.c_char.in_dll(self._module(module).library, name))
+            return ctypes.addressof(ctypes.c_char.in_dll(library, name))
         except ValueError:
             self._fail(NOT_FOUND)
             raise

@@ -315,7 +315,7 @@ template <class A, class B> using UmemCommon = decltype(UmemNumber<A>() + UmemNu
 #define UMEM_CHOICE(name, op)                                                                           \
   template <class A, class B> static inline UmemCommon<A, B> name(A one, B other) {                     \
     const UmemCommon<A, B> a = one, b = other;                                                          \
-    return b op a || a != a ? b : a;                                                                   \
+    return b op a || a != a ? b : a;                                                                    \
   }
 UMEM_CHOICE(min, <) UMEM_CHOICE(max, >)
 #undef UMEM_CHOICE
