@@ -53,7 +53,7 @@ check: setup-test
 	@failed=0
 	.venv/bin/python -m ruff check . || failed=1
 	.venv/bin/python -m ruff format --check . || failed=1
-	.venv/bin/python -m mypy --strict umem || failed=1
+	.venv/bin/python -m mypy --strict umem umem_software_gpu || failed=1
 	exit $$failed
 
 # Not --quiet, which counts no warnings, so that --strict would let them pass.

@@ -25,6 +25,7 @@ from umem.launch import local_rank, this_rank
 from umem.memory import environment
 from umem.trace.recording.kept_steps import Keeper, Steps
 from umem.units import format_bytes, format_seconds
+from umem_software_gpu import VARIABLE
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -234,7 +235,7 @@ def _prepare(stack: ExitStack, asked: _RunOptions) -> None:
     if on:
         prefetch = asked.prefetch or None
         stack.enter_context(umem.enable(mode, limit=asked.limit, prefetch=prefetch))  # type: ignore[arg-type]
-    stack.enter_context(_variables(asked.mode, asked.limit, asked.prefetch))
+    stack.enter_context(_variables(asked))
     if asked.report:
         stack.callback(_report, os.getpid())
 
@@ -246,14 +247,15 @@ def _import_chainer() -> None:
 
 
 @contextmanager
-def _variables(mode: str | None, limit: str | None, prefetch: bool) -> Iterator[None]:
+def _variables(asked: _RunOptions) -> Iterator[None]:
     """Set what the script and its processes find in the environment, for the length of the run."""
     folder = str(Path(__file__).parent / "startup")
     path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
     options = {
-        environment.MODE: mode,
-        environment.LIMIT: limit,
-        environment.PREFETCH: "1" if prefetch else None,
+        environment.MODE: asked.mode,
+        environment.LIMIT: asked.limit,
+        environment.PREFETCH: "1" if asked.prefetch else None,
+        VARIABLE: _software(asked),
     }
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", *options)}
     _set({"PYTHONPATH": path, **{name: value for name, value in options.items() if value}})
@@ -261,6 +263,15 @@ def _variables(mode: str | None, limit: str | None, prefetch: bool) -> Iterator[
         yield
     finally:
         _set(before)
+
+
+def _software(asked: _RunOptions) -> str | None:
+    """The software GPU as processes of the script find it in the environment."""
+    if not asked.software:
+        return None
+    vram = [f"vram={asked.vram}"] if asked.vram else []
+    is_checked = ["checked"] if asked.checked else []
+    return ",".join([asked.software, *vram, *["model=off"] * asked.no_model, *is_checked])
 
 
 def _set(variables: dict[str, str | None]) -> None:

@@ -37,6 +37,7 @@ from umem.devices.software.toolchain import Toolchain
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.errors import DeviceError, MissingDependencyError, StateError
 from umem.units import BLOCK_BYTES, format_bytes, parse_bytes
+from umem_software_gpu import disarm
 
 KNOWN = "14."
 """The versions of CuPy whose inside is known here."""
@@ -171,22 +172,15 @@ def software_gpu(
         UnknownGpuError, SizeError: see `umem.virtual_gpu`. Nothing has changed after any of these.
         DeviceError: the compiler fails. Then the process cannot go on to use CuPy.
     """
-    spec = gpu_spec(gpu)
-    if vram is not None:
-        spec = spec.with_vram(parse_bytes(vram, "vram"))
-    if spec.chip is None:
-        raise DeviceError(
-            f"{spec.title}: CuPy asks for the compute capability and the number of "
-            "multiprocessors, which are not known: give GpuSpec(..., chip=(8, 9, 128))"
-        )
+    spec, folder = requirements(gpu, vram, force=force)
     if any(name in sys.modules for name in ("cupy", "cupy_backends")):
         raise StateError(
-            "CuPy is imported already: umem.software_gpu comes before the first `import cupy`, or "
-            "run the script under umem run --software"
+            "the software GPU is on already, for the process"
+            if is_open()
+            else "CuPy is imported already: umem.software_gpu comes before the first `import cupy`,"
+            " or run the script under umem run --software"
         )
-    folder = _cupy_folder()
-    if not force and has_real_gpu():
-        raise DeviceError("this machine has a real GPU; software_gpu(..., force=True) ignores it")
+    disarm()
     tools = Toolchain()
     names = [f"cupy_backends/cuda/libs/{name}" for name in _LIBRARIES]
     names += ["cupy/cuda/cufft", "cupy/cuda/jitify"]
@@ -206,6 +200,36 @@ def software_gpu(
     gpu_here = SoftwareGPU(runtime)
     set_cuda_model(gpu_here)
     return gpu_here
+
+
+def requirements(
+    gpu: str | GpuSpec, vram: int | str | None = None, *, force: bool = False
+) -> tuple[GpuSpec, Path]:
+    """See that `software_gpu` finds what it needs; imports nothing of CuPy's.
+
+    Returns the GPU, and CuPy's folder.
+
+    Raises:
+        MissingDependencyError, DeviceError, UnknownGpuError, SizeError: see `software_gpu`.
+    """
+    spec = gpu_spec(gpu)
+    if vram is not None:
+        spec = spec.with_vram(parse_bytes(vram, "vram"))
+    if spec.chip is None:
+        raise DeviceError(
+            f"{spec.title}: CuPy asks for the compute capability and the number of "
+            "multiprocessors, which are not known: give GpuSpec(..., chip=(8, 9, 128))"
+        )
+    folder = _cupy_folder()
+    if not force and has_real_gpu():
+        raise DeviceError("this machine has a real GPU; software_gpu(..., force=True) ignores it")
+    Toolchain().compiler  # noqa: B018  (it is looked for)
+    return spec, folder
+
+
+def is_open() -> bool:
+    """Tell whether CuPy runs on host memory in this process."""
+    return bool(_kept)
 
 
 def has_real_gpu(root: Path = Path("/")) -> bool:

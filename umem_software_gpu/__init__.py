@@ -1,0 +1,109 @@
+"""The software GPU by the environment: ``UMEM_SOFTWARE_GPU=t4``.
+
+A package of its own, beside umem: each Python process of an environment with umem runs a line of
+``umem_software_gpu.pth`` as it starts, and pytest loads `umem_software_gpu.plugin`. Neither may
+import NumPy where nobody asked for a GPU, which ``import umem`` does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+VARIABLE = "UMEM_SOFTWARE_GPU"
+OFF = ("", "0")
+"""Values that ask for none."""
+FORM = "GPU[,vram=SIZE][,model=off][,checked][,seed=N][,force]"
+PACKAGES = ("cupy", "cupy_backends")
+"""Whose first import opens the GPU."""
+
+
+def parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """Read a GPU and the keyword arguments of `umem.software_gpu` from the variable's value.
+
+    Raises:
+        ValueError: an option is unknown, or its value is none.
+    """
+    gpu, *options = (word.strip() for word in text.split(","))
+    given: dict[str, Any] = {}
+    for option in options:
+        name, is_given, value = option.partition("=")
+        if name == "vram" and value:
+            given["vram"] = value
+        elif option in ("model=on", "model=off"):
+            given["model"] = value == "on"
+        elif name in ("checked", "force") and not is_given:
+            given[name] = True
+        elif name == "seed" and value.isdecimal():
+            given["stream_seed"] = int(value)
+        else:
+            raise ValueError(f"{option!r} is no option of the software GPU: {FORM}")
+    return gpu, given
+
+
+class Waiting:
+    """A finder that opens the software GPU when CuPy is imported for the first time.
+
+    To look whether CuPy is there, as `importlib.util.find_spec` does, opens nothing.
+
+    Args:
+        text: as the variable has it.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def find_spec(
+        self, name: str, path: object = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find CuPy where the other finders do, to be loaded by `_Opening`."""
+        if name not in PACKAGES:
+            return None
+        for finder in [finder for finder in sys.meta_path if not isinstance(finder, Waiting)]:
+            spec = finder.find_spec(name, None, target)
+            if spec is not None:
+                found = ModuleSpec(name, _Opening(self, spec), origin=spec.origin, is_package=True)
+                found.submodule_search_locations = spec.submodule_search_locations
+                found.has_location = spec.has_location
+                return found
+        return None
+
+
+class _Opening(Loader):
+    """A loader that opens the software GPU, which imports CuPy, and gives what that imported."""
+
+    def __init__(self, finder: Waiting, spec: ModuleSpec) -> None:
+        self._finder, self._spec = finder, spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        import umem
+
+        gpu, given = parsed(self._finder.text)
+        disarm()
+        try:
+            umem.software_gpu(gpu, **given)
+        except BaseException:
+            arm(self._finder.text)  # plain CuPy would say next to nothing of why it has no GPU
+            raise
+        return sys.modules[self._spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+
+
+def arm(text: str | None = None) -> None:
+    """Have the first import of CuPy open the GPU that the variable asks for."""
+    if text is None:
+        text = os.environ.get(VARIABLE, "")
+    disarm()
+    if text not in OFF:
+        sys.meta_path.insert(0, Waiting(text))
+
+
+def disarm() -> None:
+    """Have no import open anything any more."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Waiting)]
