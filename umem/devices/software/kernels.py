@@ -16,6 +16,7 @@ import ctypes
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +46,7 @@ ONCE, APART, TOGETHER = range(3)
 CCCL = ("cub", "thrust", "libcudacxx")
 """Headers that CuPy brings, of CUDA's C++ libraries."""
 PREFIX = (
-    "umem_cuda.h", "cupy/complex.cuh", "cupy/carray.cuh", "cupy/atomics.cuh",
+    "umem_cuda.h", "umem_static.h", "cupy/complex.cuh", "cupy/carray.cuh", "cupy/atomics.cuh",
     "cupy/math_constants.h", "umem_loops.h",
 )  # fmt: skip
 """What nearly every kernel of CuPy's includes, compiled once."""
@@ -61,6 +62,8 @@ _PLAIN = re.compile(
 _INCLUDE = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"]+)", re.MULTILINE)
 _PROCESS = ctypes.create_string_buffer(1024)
 """What kernels share, as in umem_process.h: first why one ended early."""
+_HANDLE = 512
+"""Where in it the function is that handles divisions."""
 
 
 class Kernel:
@@ -246,9 +249,11 @@ class KernelCompiler:
     def __init__(self, tools: Toolchain, cupy_folder: Path) -> None:
         self._tools = tools
         self._include = cupy_folder / "_core" / "include"
-        content = b"".join(path.read_bytes() for path in sorted(HEADERS.glob("*.h")))
-        self._digest = hashlib.sha256(content).hexdigest()[:16]
-        self.name = f"umem's software GPU {self._digest}"
+        content = b"".join(path.read_bytes() for path in sorted(HEADERS.rglob("*.*h")))
+        self.name = f"umem's software GPU {hashlib.sha256(content).hexdigest()[:16]}"
+        version = (cupy_folder / "_version.py").read_bytes()
+        digest = hashlib.sha256(content + version).hexdigest()[:16]
+        self._own = (f"-DUMEM_HEADERS_{digest}", "-fno-exceptions")
 
     def compile(
         self, source: str, options: Sequence[str], expressions: Sequence[str] = ()
@@ -259,13 +264,16 @@ class KernelCompiler:
             DeviceError: the compiler refuses the source; what it says is in the message.
         """
         made = for_host(self._expanded(source, options), expressions)
-        given = self._options(source, options)
-        return self._tools.shared_object(made.text, "c++", given), made.kernels
+        if not ctypes.c_void_p.from_buffer(_PROCESS, _HANDLE).value:
+            self._handle_divisions()
+        given, places = self._options(options), partial(self._places, source, options)
+        return self._tools.shared_object(made.text, "c++", given, places), made.kernels
 
     def warnings(self, source: str, options: Sequence[str], expressions: Sequence[str] = ()) -> str:
         """Return what the compiler remarks of a source that it takes."""
         made = for_host(self._expanded(source, options), expressions)
-        return self._tools.remarks(made.text, "c++", self._options(source, options))
+        given = (*self._places(source, options), *self._options(options))
+        return self._tools.remarks(made.text, "c++", given)
 
     def _expanded(self, source: str, options: Sequence[str]) -> str:
         """Expand the macros of a source where kernels cannot be found, or PTX, without that."""
@@ -276,12 +284,27 @@ class KernelCompiler:
         refuse_assembly(uncommented(made))
         return made
 
-    def _options(self, source: str, options: Sequence[str]) -> list[str]:
-        given = [f"-DUMEM_HEADERS_{self._digest}", f"-I{HEADERS}", f"-I{self._include}"]
-        given += [f"-I{self._include / 'cupy' / '_cccl' / name}" for name in CCCL]
-        given += [option for option in options if _is_taken(option)]
-        if NO_CONTRACTION & {*options}:
-            given.append("-ffp-contract=off")
+    def _handle_divisions(self) -> None:
+        """Load the handler of divisions, which all kernels of the process share."""
+        text = '#include "umem_divisions.h"\n'
+        path = self._tools.shared_object(text, "c++", self._own, lambda: [f"-I{HEADERS}"])
+        found = ctypes.cast(ctypes.CDLL(str(path)).umem_handle, ctypes.c_void_p)
+        ctypes.c_void_p.from_buffer(_PROCESS, _HANDLE).value = found.value
+
+    def _options(self, options: Sequence[str]) -> list[str]:
+        given = [*self._own, *filter(_is_taken, options)]
+        given = [option for option in given if not self._is_cupys(option)]
+        return [*given, "-ffp-contract=off"] if NO_CONTRACTION & {*options} else given
+
+    def _is_cupys(self, option: str) -> bool:
+        """Whether it is a folder of CuPy's own headers, which its version tells."""
+        return option.startswith("-I") and Path(option[2:]).is_relative_to(self._include)
+
+    def _places(self, source: str, options: Sequence[str]) -> list[str]:
+        """Return options that lead to umem's headers, precompiled, and to CuPy's."""
+        places = [f"-I{HEADERS}", f"-I{self._include}"]
+        places += [f"-I{self._include / 'cupy' / '_cccl' / name}" for name in CCCL]
         prefix = PREFIX if "cupy/" in source else PREFIX[:1]
         text = "".join(f"#include <{name}>\n" for name in prefix)
-        return ["-include", str(self._tools.header(text, given)), *given]
+        header = self._tools.header(text, [*places, *self._options(options)])
+        return ["-include", str(header), *places]

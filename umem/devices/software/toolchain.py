@@ -1,41 +1,47 @@
 """A C++ compiler, and what it has compiled, on disk.
 
-A shared object is made once for a source, a compiler and its options: the file's name is a digest
-of all three. Processes side by side may make the same one; the last to finish puts its own in the
-place of an equal one.
+A shared object is made once for a source, a compiler, its options and the processors that it is
+for: the file's name is a digest of them. Of processes and threads side by side one makes it, and
+the others wait for it.
 """
 
 from __future__ import annotations
 
 import atexit
+import glob
 import hashlib
 import os
-import platform
-import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
+from umem.devices.software.kernel_cache import UNFINISHED, cache_limit, mark_used, trim
+from umem.devices.software.locks import WAIT_SECONDS, only_maker
+from umem.devices.software.targets import Target
 from umem.errors import DeviceError, MissingDependencyError
 
 COMPILERS = ("g++", "clang++")
 OPTIONS = (
-    "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-w", "-Wl,-Bsymbolic",
+    "-fno-math-errno", "-fPIC", "-shared", "-w", "-Wl,-Bsymbolic",
     "-U_FORTIFY_SOURCE",  # which takes a jump to another stack for an error
 )  # fmt: skip
-_TELLING = r"vendor_id|cpu family|model\b|flags|Features|CPU (implementer|architecture|part)"
-"""Lines of /proc/cpuinfo that -march=native goes by."""
 PATIENCE_SECONDS = 2.0
 """How long compiling takes in all before a person is told of it."""
 ROOM_BYTES = 256 << 20
 """A folder with less room than this, in which something could not be made, is taken to be full."""
-LANGUAGES = {"c": ("-x", "c"), "c++": ("-x", "c++", "-std=c++17")}
+HEADERS_BYTES = 256 << 20
+"""What precompiled headers may take on a machine; each takes about 25 MiB."""
+TRIM_EVERY = 64
+"""Kernels that a process compiles before it looks at the cache's size again."""
+LANGUAGES = {"c": ("-x", "c", "-O1"), "c++": ("-x", "c++", "-std=c++17", "-O3")}
+"""C is what leads from one function to another; kernels are C++."""
 
 
 def default_folder() -> Path:
@@ -49,13 +55,21 @@ class Toolchain:
 
     Args:
         folder: where shared objects are kept; one of the process where it cannot be written or
-            is full.
+            is full. What is in one that cannot be written is used.
+
+    Raises:
+        DeviceError: ``UMEM_KERNEL_TARGET`` is none, or this processor is not of it.
+        SizeError: ``UMEM_KERNEL_CACHE_SIZE`` is no size.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._is_own = False
         self._progress = Progress()
+        self.target = Target.wanted()
+        self._limit = cache_limit()
+        self._made_count = 0
         self.folder = folder or default_folder()
+        self._first = self.folder
         if not _takes_files(self.folder):
             self.folder = self._elsewhere()
 
@@ -78,21 +92,45 @@ class Toolchain:
 
     @cached_property
     def version(self) -> str:
-        """What the compiler says it is, and the processor that it compiles for."""
-        return self._run(["--version"]).stdout + _processor()
+        """What the compiler says it is, and the processors that it compiles for."""
+        return self._run(["--version"]).stdout + self.target.processors()
 
-    def shared_object(self, source: str, language: str, options: Sequence[str] = ()) -> Path:
+    @cached_property
+    def label(self) -> str:
+        """How names of shared objects begin that this compiler makes for this target."""
+        return f"{self.target.name}-{_digest(self.compiler, self.version)[:8]}"
+
+    def shared_object(
+        self,
+        source: str,
+        language: str,
+        options: Sequence[str] = (),
+        places: Callable[[], Sequence[str]] = tuple,
+    ) -> Path:
         """Return the shared object that a source gives; compiled where it is not there yet.
+
+        Args:
+            source: text in the language.
+            language: ``"c"`` or ``"c++"``.
+            options: more of the compiler's.
+            places: gives options that say where headers are whose content ``options`` tell.
 
         Raises:
             MissingDependencyError: there is no compiler.
             DeviceError: the compiler refuses the source; what it says is in the message.
         """
-        given = (*LANGUAGES[language], *OPTIONS, *options)
-        text = "\0".join((source, *given, self.compiler, self.version))
-        path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.so"
-        if not path.exists() and not self._is_made(source, given, path):
-            return self.shared_object(source, language, options)
+        given = (*LANGUAGES[language], *OPTIONS, *self.target.options)
+        name = f"{self.label}-{_digest(source, *given, *options)[:32]}.so"
+        for path in {self._first / name, self.folder / name}:
+            if path.exists():
+                mark_used(path)
+                return path
+        told = (*given, *places(), *options)
+        path = self.folder / name
+        if not self._is_made(source, told, path):
+            return self.shared_object(source, language, options, places)
+        if not self._is_own and self._made_count % TRIM_EVERY == 1:
+            trim(self.folder, self._limit)
         return path
 
     def preprocessed(self, source: str, options: Sequence[str]) -> str:
@@ -108,37 +146,59 @@ class Toolchain:
 
     def remarks(self, source: str, language: str, options: Sequence[str] = ()) -> str:
         """Return the warnings that a source gives."""
-        given = (*LANGUAGES[language], "-Wall", "-fsyntax-only", *options)
+        given = (*LANGUAGES[language], *self.target.options, "-Wall", "-fsyntax-only", *options)
         return self._run([*given, "-"], source).stderr
 
     def header(self, text: str, options: Sequence[str]) -> Path:
-        """Return a header with this text, precompiled for these options where g++ compiles."""
-        given = (*LANGUAGES["c++"], *OPTIONS, *options)
-        names = "\0".join((text, *given, self.compiler, self.version))
-        path = self.text_file(text, f".{hashlib.sha256(names.encode()).hexdigest()[:16]}.h")
+        """Return a header with this text, precompiled for these options where g++ compiles.
+
+        Precompiled headers are large, and of no use on another machine: all caches share them.
+        """
+        given = (*LANGUAGES["c++"], *OPTIONS, *self.target.options, *options)
+        folder = self._headers
+        path = self.text_file(text, f".{_digest(text, self.label, *given)[:16]}.h", folder)
         made = path.with_name(f"{path.name}.gch")
-        if "clang" not in self.version and not made.exists():
-            # With an option for the linker g++ would link, and leave no header.
-            told = [option for option in given[2:] if not option.startswith("-Wl,")]
-            header = ("-x", "c++-header", *told)
-            if not self._is_made("", header, made, str(path)):
-                return self.header(text, options)
+        if "clang" in self.version:
+            return path
+        if made.exists():
+            mark_used(made)
+            return path
+        # With an option for the linker g++ would link, and leave no header.
+        told = [option for option in given[2:] if not option.startswith("-Wl,")]
+        if not self._is_made("", ("-x", "c++-header", *told), made, str(path)):
+            return self.header(text, options)
+        trim(path.parent, HEADERS_BYTES, ".gch")
         return path
 
-    def text_file(self, text: str, suffix: str) -> Path:
-        """Return a file of the folder with this text, such as a linker's script."""
-        path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}{suffix}"
+    @cached_property
+    def _headers(self) -> Path | None:
+        """A folder of this user's on this machine; None where it cannot be had."""
+        if self._is_own:
+            return None
+        folder = Path(tempfile.gettempdir()) / f"umem-headers-{os.getuid()}"
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            found = folder.lstat()
+        except OSError:
+            return None
+        is_ours = found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700
+        has_room = _takes_files(folder) and _room(folder) >= ROOM_BYTES
+        return folder if is_ours and stat.S_ISDIR(found.st_mode) and has_room else None
+
+    def text_file(self, text: str, suffix: str, folder: Path | None = None) -> Path:
+        """Return a file with this text, such as a linker's script; in the cache's folder."""
+        path = (folder or self.folder) / f"{_digest(text)[:32]}{suffix}"
         if not path.exists():
             try:
                 self._write(text, path)
             except OSError:
-                if not self._has_moved():
+                if not self._has_moved(path.parent):
                     raise
                 return self.text_file(text, suffix)
         return path
 
     def _write(self, text: str, path: Path) -> None:
-        number, name = tempfile.mkstemp(suffix=path.suffix, dir=self.folder)
+        number, name = tempfile.mkstemp(suffix=path.suffix, dir=path.parent)
         try:
             with os.fdopen(number, "w") as file:
                 file.write(text)
@@ -147,25 +207,33 @@ class Toolchain:
             Path(name).unlink(missing_ok=True)
 
     def _is_made(self, text: str, given: Sequence[str], path: Path, source: str = "-") -> bool:
-        """Compile; False where the folder was full, and is another one now."""
+        """Compile, or wait for who does; False where the folder was full, and is another now."""
         try:
-            with self._progress.one():
-                self._compile(text, given, path, source)
+            with only_maker(path) as is_to_make:
+                if is_to_make:
+                    self._made_count += 1
+                    with self._progress.one():
+                        self._compile(text, given, path, source)
         except (DeviceError, OSError):
-            if not self._has_moved():
+            if not self._has_moved(path.parent):
                 raise
             return False
         return True
 
-    def _has_moved(self) -> bool:
-        """Go on in a folder of the process where this one is full or gone; not a second time."""
-        if self._is_own or _room(self.folder) >= ROOM_BYTES:
+    def _has_moved(self, folder: Path) -> bool:
+        """Go on in a folder of the process where one is full or gone; not a second time."""
+        if self._is_own or _room(folder) >= ROOM_BYTES:
             return False
         self.folder = self._elsewhere()
+        self._headers = None
         return True
 
     def _compile(self, text: str, given: Sequence[str], path: Path, source: str) -> None:
-        number, name = tempfile.mkstemp(suffix=path.suffix, dir=self.folder)
+        start = f"{path.name}{UNFINISHED}"
+        for left in path.parent.glob(f"{glob.escape(start)}*"):  # by a process that was killed
+            if time.time() - left.stat().st_mtime > WAIT_SECONDS:
+                left.unlink(missing_ok=True)
+        number, name = tempfile.mkstemp(prefix=start, suffix=path.suffix, dir=path.parent)
         os.close(number)
         try:
             done = self._run([*given, "-o", name, source], text)
@@ -222,14 +290,8 @@ def _remove(folder: Path, process: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _processor() -> str:
-    """What the first processor can do: a folder may be shared by machines of several kinds."""
-    try:
-        found = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return platform.processor()
-    lines = found.partition("\n\n")[0].splitlines()
-    return "\n".join(line for line in lines if re.match(_TELLING, line))
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
 def _takes_files(folder: Path) -> bool:

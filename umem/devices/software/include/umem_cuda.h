@@ -1,20 +1,21 @@
 // What kernels use of CUDA C++, on the host: included before a kernel's own source.
 // A thread is a fiber where a kernel waits for others; otherwise threads run one after another.
 #pragma once
-#include <algorithm>
+#include <array>
 #include <cassert>
 #include <cmath>
 #include <csetjmp>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <limits>
+#include <new>
 #include <tuple>
 #include <type_traits>
 #include <utility>
-#include <vector>
 #include <ucontext.h>
 #include "umem_process.h"
 

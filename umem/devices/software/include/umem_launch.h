@@ -54,7 +54,8 @@ template <class... A> static int umem_sizes(void (*)(A...), unsigned int* found)
 
 static void (*umem_body)(void**);
 static void** umem_given;
-static void umem_begin() {
+// Templates: a kernel whose threads do not wait for one another has no code of theirs.
+template <class = void> static void umem_begin() {
   umem_body(umem_given);
   umem_fiber->done = true;
   umem_alive--;
@@ -68,7 +69,7 @@ static void umem_begin() {
   _longjmp(umem_scheduler, 1);
 }
 
-static void umem_run_block(void (*body)(void**), void** given, unsigned int count) {
+template <class = void> static void umem_run_block(void (*body)(void**), void** given, unsigned int count) {
   UmemFiber* const fibers = reinterpret_cast<UmemFiber*>(umem_process->memory);
   umem_body = body;
   umem_given = given;
@@ -92,7 +93,7 @@ static void umem_run_block(void (*body)(void**), void** given, unsigned int coun
         fiber.start.uc_stack.ss_sp = stack.start;
         fiber.start.uc_stack.ss_size = stack.size;
         fiber.start.uc_link = nullptr;
-        makecontext(&fiber.start, umem_begin, 0);
+        makecontext(&fiber.start, umem_begin<>, 0);
       }
   for (unsigned int left = count; left;) {
     for (volatile unsigned int i = 0; i < count; i = i + 1) {
@@ -113,11 +114,13 @@ static void umem_run_block(void (*body)(void**), void** given, unsigned int coun
 
 enum { UMEM_ONCE = 0, UMEM_APART = 1, UMEM_TOGETHER = 2 };
 
-template <class Kernel>
-static void umem_launch(Kernel, void (*body)(void**), void** given, const unsigned int* grid, const unsigned int* block, unsigned int shared, int how) {
-  static std::vector<std::max_align_t> memory;
-  memory.resize(shared / sizeof(std::max_align_t) + 1);
-  umem_shared_memory = reinterpret_cast<char*>(memory.data());
+template <int how>
+static void umem_launch(void (*body)(void**), void** given, const unsigned int* grid, const unsigned int* block, unsigned int shared) {
+  static size_t room = 0;
+  if (shared >= room) {
+    free(umem_shared_memory);
+    umem_shared_memory = static_cast<char*>(calloc(room = shared + 1, 1));
+  }
   for (UmemDynamic* pointer = UmemDynamic::all(); pointer; pointer = pointer->next)
     *pointer->place = umem_shared_memory;
   umem_fiber = nullptr;
@@ -128,25 +131,29 @@ static void umem_launch(Kernel, void (*body)(void**), void** given, const unsign
     umem_fiber = nullptr;
     return;
   }
-  if (how == UMEM_ONCE) return body(given);
+  if constexpr (how == UMEM_ONCE) {
+    body(given);
+    return;
+  }
   gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {block[0], block[1], block[2]};
   const unsigned int count = block[0] * block[1] * block[2];
-  if (how == UMEM_TOGETHER && !umem_has_stacks(count, sizeof(UmemFiber))) return;
+  if constexpr (how == UMEM_TOGETHER)
+    if (!umem_has_stacks(count, sizeof(UmemFiber))) return;
   for (unsigned int z = 0; z < grid[2]; z++)
     for (unsigned int y = 0; y < grid[1]; y++)
       for (unsigned int x = 0; x < grid[0]; x++) {
         blockIdx = {x, y, z};
-        if (how == UMEM_TOGETHER) {
+        if constexpr (how == UMEM_TOGETHER) {
           umem_run_block(body, given, count);
-          continue;
+        } else {
+          for (unsigned int k = 0; k < block[2]; k++)
+            for (unsigned int j = 0; j < block[1]; j++)
+              for (unsigned int i = 0; i < block[0]; i++) {
+                threadIdx = {i, j, k};
+                body(given);
+              }
         }
-        for (unsigned int k = 0; k < block[2]; k++)
-          for (unsigned int j = 0; j < block[1]; j++)
-            for (unsigned int i = 0; i < block[0]; i++) {
-              threadIdx = {i, j, k};
-              body(given);
-            }
       }
 }
 
@@ -154,7 +161,7 @@ static void umem_launch(Kernel, void (*body)(void**), void** given, const unsign
 #define UMEM_KERNEL(label, how, ...)                                                              \
   static void umem_body_##label(void** given) { umem_call(__VA_ARGS__, given); }                  \
   extern "C" void umem_run_##label(void** given, const unsigned int* grid, const unsigned int* block, unsigned int shared) { \
-    umem_launch(__VA_ARGS__, umem_body_##label, given, grid, block, shared, how);                 \
+    umem_launch<how>(umem_body_##label, given, grid, block, shared);                               \
   }                                                                                               \
   extern "C" int umem_reach_##label(void** given, UmemRange* found) {                             \
     return umem_reach(__VA_ARGS__, given, found);                                                 \

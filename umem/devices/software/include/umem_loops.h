@@ -138,7 +138,7 @@ template <int n> struct UmemRuns : UmemRow<n> {
     const ptrdiff_t left = (this->shape[this->along] - this->index[this->along] - 1) / this->step + 1;
     sum = turn * width + output - first;
     length = width > 1 ? std::min(left, stop - output)
-                       : std::min({is_one_dimension ? left : 1, threads - turn, elements - number});
+                       : std::min(is_one_dimension ? left : 1, std::min(threads - turn, elements - number));
   }
 };
 

@@ -1,0 +1,64 @@
+"""One process compiles a file for all that want it: a lock beside it, for as long as that takes.
+
+The lock belongs to an open file, so the kernel drops it when its process dies, however that comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SUFFIX = ".lock"
+WAIT_SECONDS = 60.0
+"""How long one waits for another's compiler before it compiles itself."""
+_PAUSE_SECONDS = 0.005, 0.05
+"""Between two looks: at first, and at most."""
+
+
+@contextmanager
+def only_maker(made: Path) -> Iterator[bool]:
+    """Hold the lock of a file that is to be made; False where it is there by then.
+
+    Threads exclude one another as processes do. Where the folder takes no lock everybody makes
+    the file.
+    """
+    lock = made.with_name(made.name + SUFFIX)
+    number = _wait(made, lock)
+    try:
+        yield not made.exists()
+    finally:
+        if number is not None:
+            with contextlib.suppress(OSError):
+                lock.unlink(missing_ok=True)  # while it is held: whoever has it open looks again
+                fcntl.flock(number, fcntl.LOCK_UN)  # a forked child may have it open, too
+            os.close(number)
+
+
+def _wait(made: Path, lock: Path) -> int | None:
+    """Return the open lock once it is ours; None where the file is there, or without locks."""
+    pause, longest = _PAUSE_SECONDS
+    end = time.monotonic() + WAIT_SECONDS
+    while not made.exists() and time.monotonic() < end:
+        try:
+            number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:  # no room, gone, or not to be written
+            return None
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(number).st_nlink:
+                return number
+        except BlockingIOError:
+            pass
+        except OSError:  # a drive without locks
+            os.close(number)
+            lock.unlink(missing_ok=True)
+            return None
+        os.close(number)
+        time.sleep(pause)
+        pause = min(2 * pause, longest)
+    return None

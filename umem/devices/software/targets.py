@@ -1,0 +1,66 @@
+"""The processors that kernels are compiled for: this machine's own, or those of a whole kind."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from umem.errors import DeviceError
+from umem.printable import shown
+
+VARIABLE = "UMEM_KERNEL_TARGET"
+_TELLING = r"vendor_id|cpu family|model\b|flags|Features|CPU (implementer|architecture|part)"
+"""Lines of /proc/cpuinfo that -march=native goes by."""
+_PORTABLE = {"x86_64": "x86-64-v3", "aarch64": "armv8-a"}
+_NEEDED = {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
+"""Flags of /proc/cpuinfo that x86-64-v3 stands for, beside those that all such have."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Processors by name, ``native`` or ``portable``, and the compiler's options for them."""
+
+    name: str
+    options: tuple[str, ...]
+
+    @classmethod
+    def wanted(cls) -> Target:
+        """Return what ``UMEM_KERNEL_TARGET`` says, else this machine's own.
+
+        Raises:
+            DeviceError: it says something else, or nothing is portable to this processor.
+        """
+        name = os.environ.get(VARIABLE) or "native"
+        if name == "native":
+            return cls(name, ("-march=native",))
+        if name != "portable":
+            raise DeviceError(f"{VARIABLE} is native or portable, not {shown(name)}")
+        machine = platform.machine()
+        kind = _PORTABLE.get(machine)
+        if kind is None:
+            raise DeviceError(f"{VARIABLE}=portable: nothing is known of {machine}; use native")
+        found = _processor()
+        missing = _NEEDED - {*found.split()} if machine == "x86_64" and found else ()
+        if missing:
+            raise DeviceError(
+                f"{VARIABLE}=portable: {kind} needs {', '.join(sorted(missing))}, and this "
+                "processor has not; use native"
+            )
+        return cls(name, (f"-march={kind}",))
+
+    def processors(self) -> str:
+        """Return a text that differs where what was compiled may not run, or be slower."""
+        return _processor() if self.name == "native" else platform.machine()
+
+
+def _processor() -> str:
+    """What the first processor can do: a folder may be shared by machines of several kinds."""
+    try:
+        found = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor()
+    lines = found.partition("\n\n")[0].splitlines()
+    return "\n".join(line for line in lines if re.match(_TELLING, line))
