@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from software_programs import needs_compiler, needs_cupy
 
-from umem.devices.software import kernel_cache, locks, targets, toolchain
+from umem.devices.software import compile_lock, kernel_cache, processors, toolchain
 from umem.devices.software.kernels import KernelCompiler
 from umem.devices.software.toolchain import Toolchain
 from umem.errors import DeviceError, SizeError
@@ -148,8 +148,8 @@ def test_a_drive_without_locks_compiles_without(
 @needs_compiler
 def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = tmp_path / "made.so"
-    monkeypatch.setattr(locks, "WAIT_SECONDS", 0.05)
-    with locks.only_maker(made) as first, locks.only_maker(made) as second:
+    monkeypatch.setattr(compile_lock, "WAIT_SECONDS", 0.05)
+    with compile_lock.only_maker(made) as first, compile_lock.only_maker(made) as second:
         assert first and second
     assert not list(tmp_path.iterdir())
 
@@ -160,8 +160,8 @@ def test_a_cache_that_cannot_be_written_is_read(
 ) -> None:
     cache = tmp_path / "cache"
     path = Toolchain(cache).shared_object(SOURCE, "c")
-    takes = toolchain._takes_files
-    monkeypatch.setattr(toolchain, "_takes_files", lambda at: at != cache and takes(at))
+    takes = toolchain.takes_files
+    monkeypatch.setattr(toolchain, "takes_files", lambda at: at != cache and takes(at))
     tools = Toolchain(cache)
     assert tools.shared_object(SOURCE, "c") == path and tools.folder != cache
     assert tools.shared_object("int other;", "c").parent == tools.folder
@@ -200,25 +200,27 @@ def test_caches_share_precompiled_headers_and_names(
 @needs_compiler
 def test_a_portable_kernel_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     native = Toolchain(tmp_path).shared_object(SOURCE, "c")
-    monkeypatch.setenv(targets.VARIABLE, "portable")
+    monkeypatch.setenv(processors.VARIABLE, "portable")
     tools = Toolchain(tmp_path)
     portable = tools.shared_object(SOURCE, "c")
     assert native.name.startswith("native-") and portable.name.startswith("portable-")
-    monkeypatch.setattr(targets, "_processor", lambda: " ".join(["other", *targets._NEEDED]))
+    monkeypatch.setattr(
+        processors, "this_processor", lambda: " ".join(["other", *processors.NEEDED])
+    )
     assert Toolchain(tmp_path).shared_object(SOURCE, "c") == portable
-    monkeypatch.setenv(targets.VARIABLE, "native")
+    monkeypatch.setenv(processors.VARIABLE, "native")
     assert Toolchain(tmp_path).shared_object(SOURCE, "c") not in (native, portable)
 
 
 def test_a_target_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(targets.VARIABLE, "avx10")
+    monkeypatch.setenv(processors.VARIABLE, "avx10")
     with pytest.raises(DeviceError, match="UMEM_KERNEL_TARGET is native or portable, not avx10"):
-        targets.Target.wanted()
-    monkeypatch.setenv(targets.VARIABLE, "portable")
-    monkeypatch.setattr(targets.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(targets, "_processor", lambda: "flags: avx fma bmi1 bmi2 f16c movbe")
+        processors.Processors.wanted()
+    monkeypatch.setenv(processors.VARIABLE, "portable")
+    monkeypatch.setattr(processors.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(processors, "this_processor", lambda: "flags: avx fma bmi1 bmi2 f16c movbe")
     with pytest.raises(DeviceError, match="x86-64-v3 needs avx2, and this processor has not"):
-        targets.Target.wanted()
+        processors.Processors.wanted()
 
 
 # -- its size ------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
+from umem.devices.software.compile_lock import WAIT_SECONDS, only_maker
 from umem.devices.software.kernel_cache import UNFINISHED, cache_limit, mark_used, trim
-from umem.devices.software.locks import WAIT_SECONDS, only_maker
-from umem.devices.software.targets import Target
+from umem.devices.software.processors import Processors
 from umem.errors import DeviceError, MissingDependencyError
 
 COMPILERS = ("g++", "clang++")
@@ -65,12 +65,12 @@ class Toolchain:
     def __init__(self, folder: Path | None = None) -> None:
         self._is_own = False
         self._progress = Progress()
-        self.target = Target.wanted()
+        self.target = Processors.wanted()
         self._limit = cache_limit()
         self._made_count = 0
         self.folder = folder or default_folder()
         self._first = self.folder
-        if not _takes_files(self.folder):
+        if not takes_files(self.folder):
             self.folder = self._elsewhere()
 
     @cached_property
@@ -182,7 +182,7 @@ class Toolchain:
         except OSError:
             return None
         is_ours = found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700
-        has_room = _takes_files(folder) and _room(folder) >= ROOM_BYTES
+        has_room = takes_files(folder) and _room(folder) >= ROOM_BYTES
         return folder if is_ours and stat.S_ISDIR(found.st_mode) and has_room else None
 
     def text_file(self, text: str, suffix: str, folder: Path | None = None) -> Path:
@@ -294,7 +294,7 @@ def _digest(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
-def _takes_files(folder: Path) -> bool:
+def takes_files(folder: Path) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

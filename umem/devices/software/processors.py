@@ -15,19 +15,19 @@ VARIABLE = "UMEM_KERNEL_TARGET"
 _TELLING = r"vendor_id|cpu family|model\b|flags|Features|CPU (implementer|architecture|part)"
 """Lines of /proc/cpuinfo that -march=native goes by."""
 _PORTABLE = {"x86_64": "x86-64-v3", "aarch64": "armv8-a"}
-_NEEDED = {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
+NEEDED = {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
 """Flags of /proc/cpuinfo that x86-64-v3 stands for, beside those that all such have."""
 
 
 @dataclass(frozen=True)
-class Target:
+class Processors:
     """Processors by name, ``native`` or ``portable``, and the compiler's options for them."""
 
     name: str
     options: tuple[str, ...]
 
     @classmethod
-    def wanted(cls) -> Target:
+    def wanted(cls) -> Processors:
         """Return what ``UMEM_KERNEL_TARGET`` says, else this machine's own.
 
         Raises:
@@ -42,8 +42,8 @@ class Target:
         kind = _PORTABLE.get(machine)
         if kind is None:
             raise DeviceError(f"{VARIABLE}=portable: nothing is known of {machine}; use native")
-        found = _processor()
-        missing = _NEEDED - {*found.split()} if machine == "x86_64" and found else ()
+        found = this_processor()
+        missing = NEEDED - {*found.split()} if machine == "x86_64" and found else ()
         if missing:
             raise DeviceError(
                 f"{VARIABLE}=portable: {kind} needs {', '.join(sorted(missing))}, and this "
@@ -53,11 +53,11 @@ class Target:
 
     def processors(self) -> str:
         """Return a text that differs where what was compiled may not run, or be slower."""
-        return _processor() if self.name == "native" else platform.machine()
+        return this_processor() if self.name == "native" else platform.machine()
 
 
-def _processor() -> str:
-    """What the first processor can do: a folder may be shared by machines of several kinds."""
+def this_processor() -> str:
+    """Say what the first processor can do: machines of several kinds may share a folder."""
     try:
         found = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
