@@ -18,9 +18,9 @@ from umem.errors import UmemError
 from umem.files import reason
 from umem.printable import sentence
 
-COMMANDS = ("choose", "compat", "demo", "doctor", "graph", "report", "run")
+COMMANDS = ("choose", "compat", "demo", "doctor", "graph", "kernels", "report", "run")
 
-FILES = {"graph": "graph_cut"}
+FILES = {"graph": "graph_cut", "kernels": "kernel_commands"}
 """Commands whose file bears another name, as theirs is taken."""
 EXTENDED = ("choose", "report")
 """Commands that other packages may add to."""

@@ -1,20 +1,38 @@
-"""The folder of compiled kernels as a whole: what is in it, its size, and archives of it."""
+"""The folder of compiled kernels as a whole: where it is, what is in it, and its size."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from umem.units import parse_bytes
 
 VARIABLE = "UMEM_KERNEL_CACHE_SIZE"
 LIMIT_BYTES = 2 << 30
+KERNEL = re.compile(r"(native|portable)-[0-9a-f]{8}-[0-9a-f]{32}\.so")
+"""Names of compiled kernels: target, compiler, and the rest of what they are known by."""
 UNFINISHED = ".part-"
 """Stands in the name of what a compiler still writes."""
+LARGE = (".so", ".gch")
+"""Files that take room; those of a precompiled header lie in caches of earlier versions."""
 FRESH_SECONDS = 60.0
 """What was used so recently may be about to be loaded: it stays."""
+
+
+def default_folder() -> Path:
+    """Where compiled kernels are kept: below ``XDG_CACHE_HOME``, or ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(base) / "umem" / "software-gpu"
+
+
+def headers_folder() -> Path:
+    """Where precompiled headers of this user are kept, which all caches of a machine share."""
+    return Path(tempfile.gettempdir()) / f"umem-headers-{os.getuid()}"
 
 
 def cache_limit() -> int:
@@ -33,7 +51,7 @@ def mark_used(path: Path) -> None:
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
 
-def trim(folder: Path, limit: int, suffix: str = ".so") -> list[Path]:
+def trim(folder: Path, limit: int) -> list[Path]:
     """Remove the least recently used files beyond a number of bytes; return them.
 
     A process that has loaded one keeps it; one that needs it again compiles it again.
@@ -42,7 +60,7 @@ def trim(folder: Path, limit: int, suffix: str = ".so") -> list[Path]:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
-                if entry.name.endswith(suffix) and entry.is_file(follow_symlinks=False):
+                if entry.name.endswith(LARGE) and entry.is_file(follow_symlinks=False):
                     found.append((entry.stat().st_atime, entry.stat().st_size, Path(entry.path)))
     total, removed = sum(size for _, size, _ in found), []
     for used, size, path in sorted(found):
@@ -53,3 +71,54 @@ def trim(folder: Path, limit: int, suffix: str = ".so") -> list[Path]:
             removed.append(path)
             total -= size
     return removed
+
+
+def clear(folder: Path) -> int:
+    """Remove what umem keeps in a folder; return how many bytes that was."""
+    total = 0
+    for path in folder.glob("*") if folder.is_dir() else ():
+        if path.suffix in {*LARGE, ".h", ".map", ".lock"} and not path.is_dir():
+            with contextlib.suppress(OSError):
+                size = path.lstat().st_size
+                path.unlink()
+                total += size
+    return total
+
+
+@dataclass(frozen=True)
+class KernelGroup:
+    """Compiled kernels of one compiler for one target.
+
+    Attributes:
+        label: how their names begin.
+        count: how many there are.
+        nbytes: of their files.
+        made: when the oldest was compiled, in seconds since the epoch.
+        used: when one of them was used last.
+    """
+
+    label: str
+    count: int
+    nbytes: int
+    made: float
+    used: float
+
+
+def groups(folder: Path) -> list[KernelGroup]:
+    """Return what is in a folder, the last used first; empty where there is none."""
+    found: dict[str, list[os.stat_result]] = {}
+    for path in folder.glob("*.so"):
+        with contextlib.suppress(OSError):
+            label = path.name.rpartition("-")[0] if KERNEL.fullmatch(path.name) else ""
+            found.setdefault(label, []).append(path.stat())
+    made = [
+        KernelGroup(
+            label,
+            len(files),
+            sum(file.st_size for file in files),
+            min(file.st_mtime for file in files),
+            max(file.st_atime for file in files),
+        )
+        for label, files in found.items()
+    ]
+    return sorted(made, key=lambda group: -group.used)

@@ -28,12 +28,16 @@ class Processors:
 
     @classmethod
     def wanted(cls) -> Processors:
-        """Return what ``UMEM_KERNEL_TARGET`` says, else this machine's own.
+        """Return what ``UMEM_KERNEL_TARGET`` says, else this machine's own; raises as `named`."""
+        return cls.named(os.environ.get(VARIABLE) or "native")
+
+    @classmethod
+    def named(cls, name: str) -> Processors:
+        """Return those of a name.
 
         Raises:
-            DeviceError: it says something else, or nothing is portable to this processor.
+            DeviceError: there is no such name, or kernels for these do not run here.
         """
-        name = os.environ.get(VARIABLE) or "native"
         if name == "native":
             return cls(name, ("-march=native",))
         if name != "portable":

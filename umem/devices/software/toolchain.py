@@ -23,7 +23,14 @@ from functools import cached_property
 from pathlib import Path
 
 from umem.devices.software.compile_lock import WAIT_SECONDS, only_maker
-from umem.devices.software.kernel_cache import UNFINISHED, cache_limit, mark_used, trim
+from umem.devices.software.kernel_cache import (
+    UNFINISHED,
+    cache_limit,
+    default_folder,
+    headers_folder,
+    mark_used,
+    trim,
+)
 from umem.devices.software.processors import Processors
 from umem.errors import DeviceError, MissingDependencyError
 
@@ -44,28 +51,23 @@ LANGUAGES = {"c": ("-x", "c", "-O1"), "c++": ("-x", "c++", "-std=c++17", "-O3")}
 """C is what leads from one function to another; kernels are C++."""
 
 
-def default_folder() -> Path:
-    """Where compiled kernels are kept: below ``XDG_CACHE_HOME``, or ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(base) / "umem" / "software-gpu"
-
-
 class Toolchain:
     """Compiles, and remembers.
 
     Args:
         folder: where shared objects are kept; one of the process where it cannot be written or
             is full. What is in one that cannot be written is used.
+        target: processors that it compiles for, instead of those of ``UMEM_KERNEL_TARGET``.
 
     Raises:
         DeviceError: ``UMEM_KERNEL_TARGET`` is none, or this processor is not of it.
         SizeError: ``UMEM_KERNEL_CACHE_SIZE`` is no size.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, target: Processors | None = None) -> None:
         self._is_own = False
         self._progress = Progress()
-        self.target = Processors.wanted()
+        self.target = target or Processors.wanted()
         self._limit = cache_limit()
         self._made_count = 0
         self.folder = folder or default_folder()
@@ -167,7 +169,7 @@ class Toolchain:
         told = [option for option in given[2:] if not option.startswith("-Wl,")]
         if not self._is_made("", ("-x", "c++-header", *told), made, str(path)):
             return self.header(text, options)
-        trim(path.parent, HEADERS_BYTES, ".gch")
+        trim(path.parent, HEADERS_BYTES)
         return path
 
     @cached_property
@@ -175,7 +177,7 @@ class Toolchain:
         """A folder of this user's on this machine; None where it cannot be had."""
         if self._is_own:
             return None
-        folder = Path(tempfile.gettempdir()) / f"umem-headers-{os.getuid()}"
+        folder = headers_folder()
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             found = folder.lstat()
