@@ -1,6 +1,7 @@
 // Collectives of a block and of a warp: what kernels of users use of the CUB headers, in a GPU's order of
 // ranks. Whatever else they name is not in the namespace, and the compiler says so.
 #pragma once
+#include <algorithm>
 
 namespace cub {
 struct NullType {};
