@@ -97,3 +97,9 @@ def test_kernels_are_compiled_and_found_again(tmp_path: Path) -> None:
     kernels = [row for row in result["rows"] if row["kind"] == "kernel"]
     assert len(kernels) == 2 and all(row["seconds"] > 0 for row in kernels)
     assert seconds["all, a second process"] < seconds["start"]
+
+
+def test_starts_with_and_without_the_switch_are_compared(tmp_path: Path) -> None:
+    result, printed = written(tmp_path, "software_switch.py", "--quick")
+    assert [row["case"] for row in result["rows"]] == ["no file", "an empty file", "the switch"]
+    assert all(len(row["repeats"]) == 3 for row in result["rows"]) and "ms in the median" in printed

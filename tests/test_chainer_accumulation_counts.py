@@ -19,6 +19,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
+from umem.chainer.accumulation.splitting import Arguments, joined
 from umem.errors import AccumulationError, AccumulationWarning
 
 accumulate = umem.chainer.accumulate
@@ -199,6 +200,25 @@ def test_parts_are_compared_where_few_samples_have_a_gradient() -> None:
     batches = [([generator.randn(len(t)) for t in ts], ts) for ts in (nothing, one)]
     with pytest.raises(AccumulationError, match="do not add up"):
         apart_after(linear, loss, batches, micro_batch=2)
+
+
+def test_a_loop_over_rows_by_hand_is_refused() -> None:
+    model = linear()
+    x, t = rows(3, 1)
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    with accumulate(optimizer, steps=2), pytest.raises(AccumulationError, match="single rows"):
+        y = model(x.astype("f"))
+        sum(F.softmax_cross_entropy(y[i : i + 1], t[i : i + 1]) for i in range(3)).backward()
+        optimizer.update()
+
+
+def test_lists_of_one_sequence_are_put_together_as_sequences() -> None:
+    one, other = ([np.zeros(4, "f")],), ([np.ones(3, "f")],)
+    both = joined(Arguments(one, {}), Arguments(other, {}))
+    assert both is not None and both.size == 2
+    arrays = ([np.zeros((4, 2), "f"), np.zeros((4, 3), "f")], np.zeros(4, "i"))
+    both = joined(Arguments(arrays, {}), Arguments(arrays, {}))
+    assert both is not None and both.size == 8
 
 
 def test_an_array_beside_a_parameter_by_hand_is_refused() -> None:

@@ -9,6 +9,7 @@ from umem.chainer.accumulation.kept_gradients import KeptGradients
 from umem.chainer.accumulation.origins import (
     is_beside_parameters,
     is_of_parameters,
+    is_of_single_rows,
     is_put_together,
     leaves,
 )
@@ -184,6 +185,11 @@ def _one_count(node: Any, own: frozenset[int], sites: Sites) -> Count:
             raise AccumulationError(
                 f"{term} stands between the loss and its sum or mean, and umem does not know by "
                 f"what it divides: {WEIGHT}"
+            )
+        if is_of_single_rows(term.node):
+            raise AccumulationError(
+                f"{term} is of single rows, and umem cannot tell whether a loop goes over the "
+                f"samples of this part: {give}"
             )
         for mark in term.marks:
             is_whole = mark.site == term.site and len(term.marks) == 1

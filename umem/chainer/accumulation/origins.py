@@ -29,6 +29,20 @@ def shapes_beside(node: Any, own: frozenset[int]) -> list[tuple[int, ...]]:
     return [leaf.shape for leaf in leaves(node) if id(leaf.get_variable_or_none()) not in own]
 
 
+def is_of_single_rows(node: Any) -> bool:
+    """Tell whether single rows, or a stretch of them, were taken on the way to a node.
+
+    A loop over them may be one over samples.
+    """
+    return any(
+        type(func) is get_item.GetItem
+        and func.slices
+        and isinstance(func.slices[0], (int, slice))
+        and func.slices[0] != slice(None)
+        for func in _functions(node)
+    )
+
+
 def is_beside_parameters(node: Any, own: frozenset[int]) -> bool:
     """Tell whether a node is of parameters and of arrays that meet them element by element.
 

@@ -155,23 +155,26 @@ def joined(one: Arguments, other: Arguments) -> Batch | None:
     if len(one.args) != len(other.args) or one.kwargs.keys() != other.kwargs.keys():
         return None
     try:
-        args = tuple(_together(a, b) for a, b in zip(one.args, other.args, strict=True))
-        kwargs = {name: _together(value, other.kwargs[name]) for name, value in one.kwargs.items()}
+        sizes = ArgumentsBatch(*one).size, ArgumentsBatch(*other).size
+        args = tuple(_together(a, b, *sizes) for a, b in zip(one.args, other.args, strict=True))
+        kwargs = {
+            name: _together(value, other.kwargs[name], *sizes) for name, value in one.kwargs.items()
+        }
         return ArgumentsBatch(args, kwargs)
     except (SizeError, ValueError, TypeError):  # of other shapes, or nothing to cut
         return None
 
 
-def _together(a: Any, b: Any) -> Any:
+def _together(a: Any, b: Any, size: int, other_size: int) -> Any:
     if _is_array_like(a) and a.ndim:
         arrays = [getattr(x, "array", x) for x in (a, b)]
         made = chainer.backend.get_array_module(*arrays).concatenate(arrays)
         is_variable = isinstance(a, chainer.Variable)
         return chainer.Variable(made, requires_grad=a.requires_grad) if is_variable else made
     if isinstance(a, (list, tuple)):
-        sizes = {len(x) for x in a if _is_array_like(x) and x.ndim}
-        if len(a) == len(b) and len(sizes) == 1 and len(a) not in sizes:  # arrays of the batch
-            return type(a)(_together(x, y) for x, y in zip(a, b, strict=True))
+        if _is_cut_inside(a, size) and _is_cut_inside(b, other_size):
+            both = zip(a, b, strict=True)
+            return type(a)(_together(x, y, size, other_size) for x, y in both)
         return type(a)([*a, *b])
     return a
 
