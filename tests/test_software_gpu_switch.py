@@ -172,7 +172,7 @@ def test_child():
 
 def pytest_run(folder: Path, *words: str, cache: Path, **variables: str) -> Any:
     (folder / "test_it.py").write_text(TEST.format(name=NAME))
-    words = ("-m", "pytest", "--rootdir", str(folder), *words)
+    words = ("-m", "pytest", "-W", "error", "--rootdir", str(folder), *words)
     return started(*words, cache=cache, cwd=folder, **variables)
 
 

@@ -1,6 +1,8 @@
 """umem: CuPy and Chainer programs that use more memory than the GPU has.
 
 ``import umem.chainer`` for what concerns Chainer. docs/design.md has the whole picture.
+
+PYTEST_DONT_REWRITE: it has a plugin for pytest, and may be imported before that.
 """
 
 from typing import TYPE_CHECKING, Any

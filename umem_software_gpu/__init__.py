@@ -3,6 +3,8 @@
 A package of its own, beside umem: each Python process of an environment with umem runs a line of
 ``umem_software_gpu.pth`` as it starts, and pytest loads `umem_software_gpu.plugin`. Neither may
 import NumPy where nobody asked for a GPU, which ``import umem`` does.
+
+PYTEST_DONT_REWRITE: pytest warns of modules of plugins that were imported before it otherwise.
 """
 
 from __future__ import annotations
