@@ -140,11 +140,11 @@ def answer(result: common.Result) -> str:
     rows = result["rows"]
     costs = result["options"].get("check_costs", [])
     added = (
-        f" Comparing parts with wholes adds {100 * float(np.median(costs)):.1f}% of processor time "
+        f"; comparing parts with wholes adds {100 * float(np.median(costs)):.1f}% of processor time "
         f"to an epoch of {result['options']['batches']} batches of {BATCH} in eight parts (an "
         f"unrolled LSTM whose "
         f"lengths and labels vary; {100 * min(costs):.1f} to {100 * max(costs):.1f} in "
-        f"{len(costs)} repeats)."
+        f"{len(costs)} repeats)"
         if costs
         else ""
     )
@@ -156,7 +156,7 @@ def answer(result: common.Result) -> str:
     return (
         f"{sum(row['met'] for row in rows)} of {len(rows)} networks are {near}, while a mean of "
         f"means is {span(100 * row['mean_of_means'] for row in rows)}% away, and was refused on "
-        f"{sum(row['refused'] for row in rows)} of {len(rows)} where it was planted.{added}"
+        f"{sum(row['refused'] for row in rows)} of {len(rows)} where it was planted{added}."
     )
 
 
