@@ -140,8 +140,8 @@ def answer(result: common.Result) -> str:
     rows = result["rows"]
     costs = result["options"].get("check_costs", [])
     added = (
-        f"; comparing parts with wholes adds {100 * float(np.median(costs)):.1f}% of processor time "
-        f"to an epoch of {result['options']['batches']} batches of {BATCH} in eight parts (an "
+        f"; comparing parts with wholes adds {100 * float(np.median(costs)):.1f}% of processor "
+        f"time to an epoch of {result['options']['batches']} batches of {BATCH} in eight parts (an "
         f"unrolled LSTM whose "
         f"lengths and labels vary; {100 * min(costs):.1f} to {100 * max(costs):.1f} in "
         f"{len(costs)} repeats)"
