@@ -176,13 +176,24 @@ def test_a_mean_over_labelled_samples_of_which_a_part_has_one() -> None:
     assert max(apart_after(linear, mean_of_labelled, (few,), micro_batch=3)) < 1e-12
 
 
-def test_a_sum_of_means_over_features_of_labelled_samples() -> None:
+def test_a_sum_of_means_of_single_samples_is_refused_where_it_looks_like_means_of_many() -> None:
     def loss(net: Any, x: Any, t: Any) -> Any:
         y = net(x)
         return sum(F.mean(y[i] ** 2) for i in range(len(t)) if t[i] >= 0) + 0 * F.sum(y)
 
     batches = rows(9, [0, -1, -1, 2, 1, 3, -1, 1, 1]), rows(9, 1)
-    assert max(apart_after(linear, loss, batches, micro_batch=5)) < 1e-12
+    with pytest.raises(AccumulationError, match="do not add up"):
+        apart_after(linear, loss, batches, micro_batch=5)
+
+
+def test_means_over_classes_are_refused() -> None:
+    def loss(net: Any, x: Any, t: Any) -> Any:
+        y = net(x)
+        return sum(F.mean(y[np.nonzero(t == k)[0]] ** 2) for k in range(4) if k in t)
+
+    batch = rows(8, [0, 1, 2, 2, 3, 0, 1, 3])
+    with pytest.raises(AccumulationError, match="such counts do not add up"):
+        apart_after(linear, loss, (batch,), micro_batch=2)
 
 
 def test_parts_are_compared_where_few_samples_have_a_gradient() -> None:

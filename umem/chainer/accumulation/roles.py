@@ -213,9 +213,6 @@ class Roles:
         is_same = all(one == mark.values for one in values)
         is_in_loop = mark.key[1] > 0 and (mark.key[0], 0) in self._factors
         if mark.is_mean:
-            if is_in_loop and len(values) < 2:  # more samples, more of them
-                is_same = self._factors[mark.key[0], 0] == mark.values
-                values = [*values, self._factors[mark.key[0], 0]]
             # A mean that only one reading has: over the first axis, or over all of its elements.
             self._counts[mark.site.kind] = not is_same or len(values) < 2
             if is_same:
