@@ -63,7 +63,8 @@ def test_the_commands_run_in_a_fresh_environment(kernel_cache: Path, tmp_path: P
             command, shell=True, cwd=project, env=environment, capture_output=True, text=True,
             timeout=1800, check=False,
         )  # fmt: skip
-        if done.returncode and "connection broken" in done.stdout + done.stderr:
+        told = done.stdout + done.stderr
+        if done.returncode and ("connection broken" in told or "No matching distr" in told):
             pytest.skip("no package index can be reached")
         assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
