@@ -343,3 +343,17 @@ def test_no_items_at_all() -> None:
     with umem.data.cached([], "1MiB", order=known_order(0)) as data:
         assert len(data) == 0 and data[:] == []
         assert str(data.counters).startswith("0 of 0 items")
+
+
+@pytest.mark.parametrize("draw", [umem.data.shuffle, umem.data.with_replacement])
+def test_items_of_several_sizes_hit_the_same_bytes_whether_fetched_ahead_or_not(draw: Any) -> None:
+    sizes, hit = [9000, 31_000, 14_000, 22_000, 5000, 40_000, 12_000, 27_000], []
+    for ahead in (False, True):
+        source, order = Items(len(sizes), sizes), umem.data.known_order(3, draw)
+        room = sum(map(source.packed, range(len(sizes)))) // 2
+        with umem.data.cached(source, room, order=order, ahead=ahead) as data:
+            for now in islice(epochs(order, len(sizes)), 5):
+                for item in now:
+                    data[item]
+            hit.append(data.counters.hit_bytes)
+    assert hit[0] == hit[1] > 0

@@ -7,7 +7,6 @@ from math import exp, inf, log
 from umem.data.next_uses import NextUses
 from umem.data.orders import KnownOrder
 from umem.data.store import RECENT, ItemStore
-from umem.data.weighing import Outlook
 
 FARTHEST_LAG = 4096
 """Workers' requests come in another order than their positions, within a batch; so many positions
@@ -34,7 +33,6 @@ class Course:
         if order is not None:
             self.uses = NextUses(order, order.of_items(count))
             store.head["is_following"] = bool(self.uses.length)
-            store.outlook = Outlook(self.uses, store.nbytes, store.first_comers, store.capacity)
 
     def next_use(self, item: int, at: int | None) -> float:
         """The position of an item's use after another; infinity where nobody knows."""

@@ -63,19 +63,6 @@ class NextUses:
                 self._epochs.popitem(last=False)
         return self._epochs[number]
 
-    def is_each_once(self, position: int) -> bool:
-        """Tell whether every item comes once in the epoch of a position."""
-        return self._epoch(position // self.length).is_each_once
-
-    def items_from(self, position: int, count: int) -> list[int]:
-        """The items at so many positions."""
-        epoch, at = divmod(position, self.length)
-        found: list[int] = []
-        while len(found) < count:
-            found += self._epoch(epoch).items[at : at + count - len(found)].tolist()
-            epoch, at = epoch + 1, 0
-        return found
-
     def item(self, position: int) -> int:
         """The item at a position."""
         epoch, at = divmod(position, self.length)

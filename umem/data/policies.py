@@ -3,9 +3,8 @@
 next-use    the position of its next use: what is used last goes first, a new item included
             (Belady, "A study of replacement algorithms for a virtual-storage computer", IBM
             Systems Journal 5, 1966, with the choice not to keep). For items of one size no
-            choice has more hits. Where sizes differ it is the same rule, right for bytes
-            that could be kept one by one; what fits only just is weighed up where few items fit
-            (`umem.data.weighing`).
+            choice has more hits. Where sizes differ it is the same rule, which would be best
+            if an item could be kept in part.
 lru         how long ago it was used.
 cost        GreedyDual-Size (Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms", USENIX
             1997): seconds to load for each byte, above that of the last one that went.

@@ -16,11 +16,9 @@ from typing import Any, ClassVar, Literal, overload
 import numpy as np
 
 from umem.data.counters import COUNTED
-from umem.data.first_comers import FirstComers
 from umem.data.pages import HEAD, Pages
 from umem.data.policies import CANDIDATE, victims
 from umem.data.shared_block import Fields, SharedBlock
-from umem.data.weighing import Outlook
 
 ABSENT, RESIDENT, LINGERING = 0, 1, 2
 MOST_AHEAD = 1024
@@ -31,9 +29,8 @@ FIXED_BYTES = 1 << 20
 """Tables up to this are not counted; above, they take their part of the limit."""
 NAMES = (
     *HEAD, *COUNTED, "waited_ns", "used_bytes", "clock", "at", "frontier", "served", "doubt",
-    "batch", "first_bytes", "lead_bytes", "is_following", "generation", "disk_end", "is_disk_full",
-    "is_disk_off", "said", "is_shared", "source",
-    "checked_epoch",
+    "batch", "is_following", "generation", "disk_end", "is_disk_full", "is_disk_off", "said",
+    "is_shared", "source", "checked_epoch",
 )  # fmt: skip
 TABLES = (
     ("head", "i8", len(NAMES)), ("inflation", "f8", 1), ("is_miss", "?", MOST_AHEAD),
@@ -41,7 +38,7 @@ TABLES = (
 )  # fmt: skip
 BY_ITEM = (
     ("state", "u1"), ("pins", "u2"), ("first", "i4"), ("nbytes", "i8"), ("score", "f8"),
-    ("last", "i8"), ("is_first", "?"), ("seconds", "f4"), ("disk_at", "i8"), ("disk_bytes", "i8"),
+    ("last", "i8"), ("seconds", "f4"), ("disk_at", "i8"), ("disk_bytes", "i8"),
 )  # fmt: skip
 
 
@@ -89,12 +86,10 @@ class ItemStore:
         self.head = Head(arrays["head"])
         self.state, self.pins, self.first = (arrays[n] for n in ("state", "pins", "first"))
         self.nbytes, self.score, self.last = (arrays[n] for n in ("nbytes", "score", "last"))
-        self.first_comers = FirstComers(self.head, arrays["is_first"], self.capacity)
         self.is_miss, self.seconds = arrays["is_miss"], arrays["seconds"]
         self.disk_at, self.disk_bytes = arrays["disk_at"], arrays["disk_bytes"]
         self.inflation, self.recent = arrays["inflation"], arrays["recent"]
         self._pages = Pages(self.head, arrays["tail"])
-        self.outlook: Outlook | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"block": self.block, "capacity": self.capacity, "policy": self.policy}
@@ -118,7 +113,6 @@ class ItemStore:
         self.disk_at[:] = 0
         head = self.head
         self.nbytes[:] = 0
-        self.first_comers.forget()
         head["used_bytes"] = head["memory_bytes"] = 0
         head["frontier"] = head["at"]
         head["generation"] += 1
@@ -147,7 +141,6 @@ class ItemStore:
             if self.state[item] == LINGERING and not self.pins[item]:
                 self._drop(item)
         else:
-            self.first_comers.count(item, len(data), is_hit=True)
             self.score[item] = self._score(item, next_use)
         return data
 
@@ -172,9 +165,8 @@ class ItemStore:
         self.pins[item] += 1
         self.is_miss[at % MOST_AHEAD] = self.state[item] == LINGERING
         size, gone = int(self.nbytes[item]), list[int]()
-        self.first_comers.count(item, size, is_hit=bool(self.state[item] == RESIDENT))
         if self.state[item] == LINGERING:  # the policy has let it go, and is asked again
-            gone = self._who_goes(item, size, next_use, at)
+            gone = self._who_goes(size, next_use)
             if CANDIDATE not in gone:
                 self.state[item] = RESIDENT
                 self.head["used_bytes"] += size
@@ -211,11 +203,9 @@ class ItemStore:
         if self.state[item] != ABSENT:  # another process was quicker
             return self.pin(item, at, next_use) if is_ahead and at is not None else []
         self.nbytes[item] = len(data)
-        before = self.first_comers.count(item, len(data), is_hit=False)
-        gone = self._who_goes(item, len(data), next_use, at)
+        gone = self._who_goes(len(data), next_use)
         if not self._has_pages(len(data), gone, is_ahead=is_ahead):
             if is_ahead:
-                self.first_comers.restore(item, before)
                 return None
             gone = self._all_that_can(len(data), gone)
         spilled = [self._let_go(each) for each in gone if each != CANDIDATE]
@@ -226,17 +216,13 @@ class ItemStore:
         self.head["bypass_count"] += len(data) > self.capacity
         return [(each, bytes_) for each, bytes_ in spilled if not self.disk_at[each]]
 
-    def _who_goes(self, item: int, size: int, next_use: float, at: int | None) -> list[int]:
+    def _who_goes(self, size: int, next_use: float) -> list[int]:
         if size > self.capacity:
             return [CANDIDATE]
         over = self.head["used_bytes"] + size - self.capacity
         if over <= 0:
             return []
         is_known = self.policy == "next-use" and self.head["is_following"]
-        if is_known and at is not None and self.outlook is not None:
-            weighed = self.outlook.who_goes(item, over, self.score, at)
-            if weighed is not None:
-                return weighed
         candidate = (next_use, size) if is_known else None
         return victims(self.score, self.nbytes, over, candidate)
 
@@ -317,5 +303,4 @@ class ItemStore:
         for item in np.flatnonzero(self.state == LINGERING).tolist():
             self._drop(item)
         self.pins[:] = 0
-        self.first_comers.forget()
         self.head["generation"] += 1
