@@ -1,8 +1,7 @@
-"""bench/advice.py, half_peaks.py and feature_rows.py run, and what they promise holds there."""
+"""bench/advice.py and half_peaks.py run, and what they promise holds there."""
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,14 +35,3 @@ def test_a_step_in_halves_is_near_what_is_said_of_it(tmp_path: Path) -> None:
     assert [row["table"] for row in report["rows"]] == ["NumPy", "NumPy", "CuPy"]
     for row in report["rows"]:
         assert abs(row["predicted_bytes"] / row["found_bytes"] - 1) <= 0.05
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc/self/io is Linux's")
-def test_no_more_is_read_than_the_pages_of_the_rows(tmp_path: Path) -> None:
-    report, _ = written(tmp_path, "feature_rows.py", "--quick", "--folder", str(tmp_path))
-    if not any(row["umem_bytes"] for row in report["rows"]):
-        pytest.skip("this file system keeps its files in memory")
-    for row in report["rows"]:
-        assert row["row_bytes"] <= row["pages_bytes"]
-        assert row["umem_bytes"] <= 1.02 * row["pages_bytes"]

@@ -4,11 +4,12 @@ A graph is a plain set of NumPy arrays (`Graph`); `normalised_adjacency` turns i
 matrix that a graph convolution multiplies by. Only NumPy is imported with this package.
 """
 
+from typing import Any
+
 from umem.graphs.csr import GraphData as Graph
 from umem.graphs.csr import normalised_adjacency
 from umem.graphs.cut_folder import Cut, open_cut
 from umem.graphs.cutting import cut
-from umem.graphs.feature_file import FeatureFile, open_features
 from umem.graphs.generator import rmat
 from umem.graphs.halo import HaloPlan, halo_plan
 from umem.graphs.karate import karate_club
@@ -18,7 +19,6 @@ from umem.graphs.planted import communities
 
 __all__ = [
     "Cut",
-    "FeatureFile",
     "Graph",
     "HaloPlan",
     "PlannedCut",
@@ -29,7 +29,15 @@ __all__ = [
     "load_npz",
     "normalised_adjacency",
     "open_cut",
-    "open_features",
     "rmat",
     "save_npz",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("FeatureFile", "open_features"):
+        raise AttributeError(
+            f"umem.graphs.{name} is gone: load_npz(path, features=...) maps the file, as "
+            "numpy.load(path, mmap_mode='r') does"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,8 +26,7 @@ class GraphData:
     Attributes:
         indptr: int32 (N + 1,); the neighbours of node i are ``indices[indptr[i]:indptr[i + 1]]``.
         indices: int32 (E,); both directions of a tie are entries, self loops are not needed.
-        features: float32 (N, F), or a `umem.graphs.FeatureFile`, of which rows are read when they
-            are asked for.
+        features: float32 (N, F), or a memory map of floats of any width.
         labels: int32 (N,), from 0.
         train_mask: bool (N,); the nodes whose labels training sees.
         val_mask: bool (N,); those for choosing among what was trained.

@@ -13,7 +13,6 @@ import numpy as np
 from umem.errors import DataError
 from umem.files import open_regular, reason, whole
 from umem.graphs.csr import Array, GraphData
-from umem.graphs.feature_file import FeatureFile
 from umem.printable import shown
 
 _INT32_MAX = 2**31 - 1
@@ -44,9 +43,9 @@ def load_npz(
 
     Args:
         path: the file.
-        features: an .npy file of the features instead, which may be larger than memory: the
-            graph's ``features`` are then a `FeatureFile`, and rows are read, and checked, when
-            they are asked for.
+        features: an .npy file of the features instead, which may be larger than memory: it is
+            mapped as `numpy.load(mmap_mode="r")` does, in the type that it has. `umem.graphs.cut`
+            makes float32 of its rows, and checks that they are finite.
 
     Raises:
         DataError: it cannot be read, an array is missing, or an array is not what it should be;
@@ -62,12 +61,25 @@ def load_npz(
         raise DataError(f"{source}: cannot be read: {reason(error)}") from error
     if features is None:
         return _checked(source, arrays)
-    found = FeatureFile(features)
+    return _checked(source, {**arrays, "features": _mapped(features)})
+
+
+def _mapped(path: str | os.PathLike[str]) -> Array:
+    """Map the array of an .npy file; nothing of it is read."""
+    source = shown(Path(path))
     try:
-        return _checked(source, {**arrays, "features": cast("Array", found)})
-    except BaseException:
-        found.close()
-        raise
+        with open_regular(path):  # a pipe would wait
+            array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # a damaged header can raise nearly anything
+        raise DataError(f"{source}: no .npy file to map: {_reason(error)}") from error
+    if not isinstance(array, np.memmap):
+        raise DataError(f"{source}: not one array; numpy.save writes a file that can be mapped")
+    if not array.flags.c_contiguous:
+        raise DataError(
+            f"{source}: in Fortran order, so that a row lies all over the file; save "
+            "numpy.ascontiguousarray(array)"
+        )
+    return array
 
 
 def _needed(with_features: bool) -> tuple[str, ...]:
@@ -161,14 +173,12 @@ def _checked_indptr(where: str, array: Array, entries: int) -> Array:
 
 
 def _checked_features(where: str, array: Array, nodes: int) -> Array:
-    if isinstance(array, FeatureFile):
-        if len(array) != nodes:
-            raise DataError(f"{where}: {array!r}, and the graph has {nodes} nodes")
-        return array
     if array.ndim != 2 or array.shape[0] != nodes or array.shape[1] == 0:
         raise DataError(f"{where}: must have shape ({nodes}, features); it has {array.shape}")
     if array.dtype.kind != "f":
         raise DataError(f"{where}: must hold floats; its dtype is {array.dtype}")
+    if isinstance(array, np.memmap):
+        return array
     with np.errstate(over="ignore"):
         features = np.ascontiguousarray(array, np.float32)
     bad = ~np.isfinite(features)

@@ -43,9 +43,19 @@ class PickedRows(NamedTuple):
         return np.dtype(np.float32)
 
     def pieces(self) -> Iterator[Array]:
-        """The rows, some at a time."""
+        """Yield the rows, some at a time.
+
+        Raises:
+            DataError: a number is not finite as float32.
+        """
         for start in range(0, len(self.rows), _ROWS):
-            yield np.ascontiguousarray(self.array[self.rows[start : start + _ROWS]], np.float32)
+            rows = self.rows[start : start + _ROWS]
+            with np.errstate(over="ignore"):
+                piece = np.ascontiguousarray(self.array[rows], np.float32)
+            if not (good := np.isfinite(piece)).all():
+                row, column = np.argwhere(~good)[0]
+                raise DataError(f"features: [{rows[row]}, {column}] is not a finite float32")
+            yield piece
 
 
 def write_arrays(
