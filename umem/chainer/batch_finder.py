@@ -48,8 +48,8 @@ def find_batch(
     pool's pieces, so that now and then a larger one fits again: what is found is the last before
     the first failure that the search came to.
 
-    Cost: besides the recording at most 12 replays for the largest batch, 12 for the quickest, and
-    up to some twenty with plans of recomputation for a wanted batch.
+    Cost: besides the recording some 12 replays for the largest batch, at most 12 for the quickest,
+    and up to some twenty with plans of recomputation for a wanted batch.
 
     Args:
         step: makes its input for a size and runs one training step on it, an update included; or

@@ -38,7 +38,7 @@ def batches_of(
 ) -> FoundBatch:
     """Find the batches that a recorded step fits a GPU with, without a trial; simulated.
 
-    Cost: at most 12 replays for the largest batch, 12 for the quickest, some for a wanted one.
+    Cost: some 12 replays for the largest batch, at most 12 for the quickest, some for a wanted one.
 
     Args:
         trace: of several sizes, as `umem.record_at` makes one.

@@ -1,9 +1,8 @@
-"""Replays of a step with one batch and another, and which to try next.
+"""The search for the largest batch that fits, and the quickest.
 
 A replay takes a step, three times over, through the pool of the virtual GPU in plain memory:
-rounding, gaps and what the pool gives back count. What tensors alone take says which batches
-cannot fit. Where a replay is short of memory it is lent some, so that it says how much all of
-the step needs, and where to look next.
+rounding, gaps and what the pool gives back count. The peak of the tensors alone, which takes no
+replay, says which batches cannot fit.
 """
 
 from __future__ import annotations
@@ -19,29 +18,23 @@ from umem.predict.techniques.steady import STEP
 from umem.predict.techniques.subject import STEPS, Subject
 from umem.printable import quoted
 from umem.trace.axes import StepSize
-from umem.trace.events import Alloc, Event, Op
 from umem.trace.trace import Trace
-from umem.units import BLOCK_BYTES, format_apart
+from umem.units import format_apart
 
-MOST_REPLAYS = 12
-"""How many replays the search for the largest batch takes at most."""
 MOST_FOR_TIME = 12
 """How many more the search for the quickest takes at most."""
 KNEE = 0.02
 """A batch is as quick as the quickest where a sample takes at most so much longer."""
 STRIDE = 64
 """How many times as large a batch is tried next at most."""
-ASIDE = 16
-"""How near to where a line says it ends the end is looked for: a share of what is left."""
-ROUND = 512
-"""Of a batch that fits and is a multiple of this the next one is tried at once."""
+STRIDES = 64
+"""The share of the first batch that has no room by which the search goes down at least."""
 
 
 class Probe(NamedTuple):
-    """A batch that was tried: its step, or why it does not fit and how many bytes it was short."""
+    """A batch that was tried: its step, or why it does not fit."""
 
     batch: int
-    over_bytes: int = 0
     step: BatchStep | None = None
     reason: str | None = None
 
@@ -69,9 +62,6 @@ class BatchSearch:
         self._probes: dict[int, Probe] = {}
         self._peaks: dict[int, int] = {}
         self._last: tuple[int, Subject] | None = None
-        self._lasting = 0  # bytes that do not grow with the batch
-        self._low = self._high = self._stride = 0
-        self._by_line = self._is_beside = False
 
     @property
     def replay_count(self) -> int:
@@ -108,84 +98,30 @@ class BatchSearch:
     def largest(self) -> tuple[BatchStep, Probe | None]:
         """Find a batch that fits, and the next one, which does not; None: there is no more.
 
+        Down from what the tensors alone leave room for, in growing strides, then by bisection.
+
         Raises:
             BudgetError: a batch of one does not fit.
         """
-        self._low, self._high = 0, self._ceiling()
-        guess = self._high - 1
-        while guess and self.replay_count < MOST_REPLAYS:
+        low, high = 0, self._ceiling()
+        least = max(1, high // STRIDES)
+        stride = 1
+        while high - low > 1:
+            guess = (low + high) // 2 if low else max(1, high - stride)
             if self.probe(guess).step is None:
-                self._high = guess
+                high, stride = guess, max(2 * stride, least)
             else:
-                self._low = guess
-            guess = self._next(guess) if self._high - self._low > 1 else 0
-        fits = self._probes[self._low].step if self._low else None
+                low = guess
+        fits = self._probes[low].step if low else None
         if fits is None:
             raise BudgetError(self._too_little())
-        return fits, None if self._high > self.maximum else self._failed(self._high)
-
-    def _next(self, last: int) -> int:
-        """The batch to be tried next, between one that fits and one that does not."""
-        low, high = self._low, self._high
-        if not low:
-            return self._below(high)
-        if last % ROUND == 0 and high - low > 1:
-            return low + 1 if last == low else high - 1
-        left, halves = MOST_REPLAYS - self.replay_count, (high - low - 1).bit_length()
-        if halves == left:  # what is sure, while it is
-            return (low + high) // 2
-        guess = self._gamble(last, low, high, 1 if halves > left else max(1, (high - low) // 4))
-        return guess if low < guess < high else (low + high) // 2
-
-    def _gamble(self, last: int, low: int, high: int, rim: int) -> int:
-        """A guess that may be better than the middle: on a line, beside it, at a round number.
-
-        ``rim`` is how far from both ends a round number is looked for.
-        """
-        if self._by_line:  # where the line is right, the end is just beside
-            self._by_line, self._is_beside = False, True
-            aside = max(1, (high - low) // ASIDE)
-            return low + aside if last == low else high - aside
-        self._by_line, self._is_beside = not self._is_beside, False
-        return self._on_lines(low, high) if self._by_line else roundest(low + rim, high - rim)
-
-    def _below(self, high: int) -> int:
-        """Where no batch is known to fit: by what the last one needed, then in growing strides."""
-        stride = high - self._in_proportion(high)
-        self._by_line = True
-        if self._stride or len(self._probes) > 1:
-            self._stride = stride = max(4 * stride, 2 * self._stride, high // 1024)
-        return min(high - 1, max(1, high - stride))
-
-    def _in_proportion(self, high: int) -> int:
-        """The batch that fits by what a larger one needed, but for what all need."""
-        room = self.spec.usable_bytes - self._lasting
-        return high * room // max(1, room + self._probes[high].over_bytes)
-
-    def _on_lines(self, low: int, high: int) -> int:
-        """Where what batches need comes to be too much: a line through two that fit, or of each.
-
-        A pool that is full says nothing of how much more there is; what does not fit does.
-        """
-        more = -self._probes[low].over_bytes
-        if high not in self._probes:
-            return high - 1
-        if not more:
-            return self._in_proportion(high)
-        less = [n for n, p in self._probes.items() if p.step is not None and n < low]
-        before = max(less, default=None)
-        if before is not None:
-            grown = self._probes[low].over_bytes - self._probes[before].over_bytes
-            guess = low + more * (low - before) // grown if grown > 0 else high
-            if guess < high:
-                return guess
-        return low + more * (high - low) // (more + self._probes[high].over_bytes)
+        return fits, None if high > self.maximum else self._failed(high)
 
     def _failed(self, batch: int) -> Probe:
         if batch in self._probes:
             return self._probes[batch]
         needed, room = format_apart(self.peak(batch), self.spec.usable_bytes)
-        return Probe(batch, 0, None, f"its tensors take {needed}, and {room} of VRAM are usable")
+        return Probe(batch, None, f"its tensors take {needed}, and {room} of VRAM are usable")
 
     def _ceiling(self) -> int:
         """The first batch whose tensors alone have no room.
@@ -200,9 +136,6 @@ class BatchSearch:
             guess = self._on_the_line(low, high) if is_line else (low + high) // 2
             low, high = (guess, high) if self.peak(guess) <= room else (low, guess)
             is_line = not is_line or guess in (low + 1, high - 1)
-        half = max(1, low // 2)
-        grows = (self.peak(max(1, low)) - self.peak(half)) // max(1, low - half)
-        self._lasting = max(0, self.peak(half) - grows * half)
         return high
 
     def _beyond(self, low: int, high: int) -> int:
@@ -265,59 +198,28 @@ def _others(trace: Trace, size: StepSize | None) -> dict[str, int]:
 
 
 def _replayed(trace: Trace, spec: GpuSpec, batch: int) -> Probe:
-    """A step through the pool of a virtual GPU.
-
-    Where VRAM is short, blocks are lent, so that one replay says how many all of the step needs.
-    """
+    """Replay a step through the pool of a virtual GPU in plain memory."""
     device = VirtualGPU(spec, backend=trace.backend)
     device.install(Policy("unmanaged"), everywhere=True)
-    driver, reason = device.model.driver, None
     ends = [0.0]
     try:
         for event in trace.events:
-            reason = _on(device, event, reason)
+            device.on_event(event)
             if event == STEP:
                 device.model.synchronize()  # as a program does that reads its loss
                 ends.append(device.model.clock.seconds)
+    except OutOfMemoryError as error:
+        return Probe(batch, None, str(error).partition(";")[0])
     finally:
-        driver.residency.forget()
+        device.model.driver.residency.forget()
     figures = device.figures
-    if reason is not None:
-        lent = driver.block_count * BLOCK_BYTES - spec.usable_bytes
-        return Probe(batch, max(1, lent), None, reason)
     first, *later = ends[-STEPS:]
-    step = BatchStep(
-        batch=batch,
-        peak_bytes=figures.peak_bytes or 0,
-        reserved_bytes=figures.resident_peak_bytes or 0,
-        seconds=(later[-1] - first) / len(later),
+    return Probe(
+        batch,
+        BatchStep(
+            batch=batch,
+            peak_bytes=figures.peak_bytes or 0,
+            reserved_bytes=figures.resident_peak_bytes or 0,
+            seconds=(later[-1] - first) / len(later),
+        ),
     )
-    return Probe(batch, step.reserved_bytes - spec.usable_bytes, step)
-
-
-def _on(device: VirtualGPU, event: Event, reason: str | None) -> str | None:
-    """Follow an event; return why it had no room, or what was said before."""
-    driver = device.model.driver
-    while True:
-        try:
-            device.on_event(event)
-            return reason
-        except OutOfMemoryError as error:
-            reason = reason or str(error).partition(";")[0]
-            wanted = driver.pinned_count + -(-_asked_for(event) // BLOCK_BYTES)
-            driver.block_count = max(driver.block_count + 1, wanted)
-
-
-def _asked_for(event: Event) -> int:
-    if isinstance(event, Alloc):
-        return event.nbytes
-    return (event.workspace_bytes or 0) if isinstance(event, Op) else 0
-
-
-def roundest(first: int, last: int) -> int:
-    """The roundest number between two, by powers of two.
-
-    What fits often ends there: at a round batch arrays are whole numbers of the driver's blocks.
-    """
-    power = max(0, (first ^ last).bit_length() - 1)
-    return last >> power << power if first < last else first
