@@ -482,13 +482,14 @@ def test_a_block_is_used_once(device, block):
 
 @pytest.mark.parametrize("block", [umem.statistics, umem.track])
 def test_what_another_thread_leaves_is_over_for_the_one_that_entered_it(device, block):
-    with block() as watch:
-        kept = [make(device, 10)]
-        thread = threading.Thread(target=lambda: watch.__exit__(None, None, None))
-        thread.start()
-        thread.join()
-        found = watch.to_json()
-        kept.append(make(device, 10))
+    watch = block()
+    watch.__enter__()
+    kept = [make(device, 10)]
+    thread = threading.Thread(target=lambda: watch.__exit__(None, None, None))
+    thread.start()
+    thread.join()
+    found = watch.to_json()
+    kept.append(make(device, 10))
     assert watch.to_json() == found
     del kept
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from umem.devices.base import Device, Restore
 from umem.errors import DeviceError
-from umem.scopes import derived, tidy
+from umem.scopes import derived
 
 if TYPE_CHECKING:
     from umem.devices.specs import GpuSpec
@@ -119,9 +119,8 @@ def current_device() -> Device:
     Raises:
         DeviceNotFoundError: there is neither; the message names the ways out.
     """
-    tidy()
     device = entered_device()
-    for kind in _kinds:  # no generator: what a signal raises while one is dropped is lost
+    for kind in _kinds:
         device = device or kind.open()
     assert device is not None  # the last row raises
     return device

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from umem.devices.base import Device, Policy, policy_here
@@ -15,7 +14,7 @@ from umem.locks import safe_lock
 from umem.memory import environment
 from umem.memory.blocks import Decorator, Request, checked_request, devices_served
 from umem.memory.limits import Size
-from umem.scopes import Entering, Scope, Scoped, inside, is_entered_next, tidy
+from umem.scopes import Scope, Scoped, inside
 from umem.trace.stacks import end_at_user
 from umem.units import parse_bytes
 
@@ -41,8 +40,6 @@ class Handle(Scoped["Handle"]):
     ) -> None:
         self._device, self._request, self.policy = device, request, policy
         self._installed = Scope(self.title)
-        self._until = self._begin()
-        self._until.at_close(self._disable)
 
     @property
     def device(self) -> Device:
@@ -63,8 +60,7 @@ class Handle(Scoped["Handle"]):
         return f"{self.policy.mode} memory is enabled on {self._device.name}"
 
     def _open(self, scope: Scope) -> Handle:
-        if scope is not self._until:
-            scope.at_close(self._disable)
+        scope.at_close(self._disable)
         return self
 
     def _disable(self) -> None:
@@ -98,14 +94,10 @@ def enable(
         StateError: another mode is on, or the thread is inside a block, and what is on stays on;
             or UMEM_MODE or UMEM_PREFETCH has a value that says nothing.
     """
-    tidy()
     made: list[Handle] = []
     try:
         with _lock:
             handle = _enabled_by(mode, limit, prefetch, made)
-        if made and is_entered_next(sys._getframe(1)):
-            entering: Any = Entering(handle)  # held by the statement alone, and off if it is not
-            return entering  # type: ignore[no-any-return]
         return handle
     except BaseException:  # a signal may come after everything is done, too
         for handle in made:
@@ -141,8 +133,6 @@ def _forget(handle: Handle) -> None:
     global _enabled
     if _enabled is handle:
         _enabled = None
-    if not handle._until.is_used:  # by a with statement, which ends it
-        handle._until.handle = handle._ready = None
 
 
 def _requested(mode: str | None, limit: Size | None, prefetch: bool | None) -> Request | None:
@@ -161,7 +151,6 @@ def disable() -> None:
     Raises:
         StateError: nothing is enabled, or the thread is inside a block.
     """
-    tidy()
     with _lock:
         handle = _enabled
         if handle is None:
