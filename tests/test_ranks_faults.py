@@ -61,7 +61,6 @@ def ends_in_time(job: Job) -> Ended:
 
 FAULTS = {
     "raises": ("raise ValueError('no such\\nfile')", "raised ValueError: no such", 1),
-    "exits with 0": ("sys.exit(0)", r"ended \(status 0\) while rank 0 waits .* Barrier .*", 1),
     "is killed": ("os.kill(os.getpid(), 9)", r"was killed \(SIGKILL\)", 137),
     "is stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", r"was stopped \(SIGSTOP\) .*", 1),
     "raises in a thread": (
@@ -145,30 +144,6 @@ def test_one_rank_of_three_fails_and_all_are_gone(tmp_path: Path, name: str) -> 
     check(tmp_path, *MORE_FAULTS[name], n=3)
 
 
-@pytest.mark.thorough
-def test_a_rank_that_never_begins_mpi_is_missed_by_those_that_do(tmp_path: Path) -> None:
-    code = """
-        import os, sys
-        from pathlib import Path
-        if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
-            Path("at1").write_text("x")
-            sys.exit(0)
-        from mpi4py import MPI
-        MPI.COMM_WORLD.Barrier()
-    """
-    job = start(tmp_path, code)
-    await_file(job, tmp_path / "at1")
-    ended = ends_in_time(job)
-    assert ended.last.startswith(f"umem: rank 1 on {HOST} ended (status 0) while"), ended.err
-
-
-@pytest.mark.thorough
-def test_a_rank_is_missed_by_those_in_their_first_sum_of_python_objects(tmp_path: Path) -> None:
-    """mpi4py prepares that with Python's lock held, when nobody else can look."""
-    ended = fail(tmp_path, "sys.exit(0)", after="\n    comm.allreduce(1)\n    print('never')\n")
-    assert re.search(r"ended \(status 0\) while rank 0 waits .* allreduce", ended.last), ended.err
-
-
 COMPUTES = {
     "asleep": "time.sleep(7)",
     "in C with Python's lock": "ctypes.PyDLL(None).sleep(7)",
@@ -248,6 +223,15 @@ def test_a_job_that_a_shell_stops_and_goes_on_with_is_not_ended(tmp_path: Path) 
     (tmp_path / "on").write_text("x")
     ended = job.finish()
     assert (ended.status, ended.out.count("fine")) == (0, 2), ended.err
+
+
+def test_ctrl_c_names_the_rank_that_ended_while_others_waited(tmp_path: Path) -> None:
+    job = start(tmp_path, f"{BEFORE}        sys.exit(0){WAITS}")
+    await_file(job, tmp_path / "at1")
+    time.sleep(1)  # from its file to its end
+    job.process.send_signal(signal.SIGINT)
+    ended = ends_in_time(job)
+    assert ended.last == "umem: interrupted by SIGINT; all ranks were ended (over before: 1)"
 
 
 @pytest.mark.thorough

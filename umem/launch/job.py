@@ -21,7 +21,6 @@ from typing import Any
 from umem.launch import hosts, mpi
 from umem.launch.installed import first_line
 from umem.launch.seats import RankFault, Seat, differing, of_end, of_raise, silent
-from umem.launch.waiting import missed
 from umem.launch.watcher import JOB, children, process_state
 from umem.printable import shown
 
@@ -135,7 +134,9 @@ class Job:
     def _result(self) -> tuple[int, str | None]:
         if self._signal:
             name = signal.Signals(self._signal).name
-            return 128 + self._signal, f"interrupted by {name}; all ranks were ended"
+            over = sorted(seat.rank for seat in self._seats.values() if seat.over_at is not None)
+            early = f" (over before: {', '.join(map(str, over))})" if over else ""
+            return 128 + self._signal, f"interrupted by {name}; all ranks were ended{early}"
         if self._fault is None:
             return 0, None
         return self._fault.status, self._with_abort(self._fault).sentence
@@ -251,9 +252,6 @@ class Job:
         mute = silent(self._seats.values(), now)
         if mute is not None:
             self._blame(mute, "is not heard of any more: its machine or network is gone")
-        found = missed(list(self._seats.values()), now)
-        if found is not None:
-            self._blame(found[0], found[1])
 
     def _stopped(self, now: float) -> tuple[Seat | None, str] | None:
         """Find mpiexec or a watcher of this machine that is stopped, which can end no rank."""

@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -20,12 +19,9 @@ from typing import Any
 from umem.errors import LaunchError
 from umem.launch.installed import first_line, mpi_library, starter, versions
 from umem.launch.seats import describe
-from umem.launch.waiting import MainThreadBack, main_thread_call
 from umem.launch.watcher import PIPES, Lines, as_line
 
 MPI = "mpi4py.MPI"
-WAITING_SECONDS = 3.0
-"""How long a rank is inside of one call of MPI before it counts as waiting."""
 _LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 """Where Open MPI's and MPICH's mpiexec tell a rank its number on its machine."""
 _LARGEST_STATUS = 2**63 - 1
@@ -60,10 +56,6 @@ class Rank:
             with contextlib.suppress(AttributeError, ValueError):
                 stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
-    def begins_mpi(self) -> None:
-        """MPI_Init is about to be called."""
-        self._say(mpi="begins")
-
     def has_mpi(self, module: Any) -> None:
         """MPI_Init has been called, unless the script does that itself.
 
@@ -77,12 +69,7 @@ class Rank:
                 f"another MPI ({first_line(module.Get_library_version())}). Install mpi4py "
                 "and mpiexec from one place (docs/ranks.md)"
             )
-        if module.Is_initialized():
-            # mpi4py keeps Python's lock while it prepares the first such sum, once for all. A
-            # rank that waited there for one that is over could tell nobody.
-            module.COMM_WORLD.allreduce(0)
         self._say(mpi="begun")
-        threading.Thread(target=self._answer, name="umem-rank", daemon=True).start()
 
     # -- how it ends -----------------------------------------------------------------------
 
@@ -121,26 +108,6 @@ class Rank:
         if args.exc_type is SystemExit:
             return  # how a thread ends itself
         self.raised(args.exc_value or args.exc_type(), args.thread and args.thread.name)
-
-    # -- whether it waits for others -------------------------------------------------------
-
-    def _answer(self) -> None:
-        """Once asked, tell when the main thread begins to wait in MPI, and when it goes on."""
-        if next(self._orders(), None) is None:
-            return
-        while True:
-            told = False
-            back = MainThreadBack()
-            while not back.came:
-                time.sleep(0.1)
-                if not told and back.seconds > WAITING_SECONDS:
-                    call = main_thread_call()
-                    if call is not None:
-                        self._say(waits=call)
-                        told = True
-            if told:
-                self._say(waits=None)
-            time.sleep(0.1)
 
     # -- the pipes -------------------------------------------------------------------------
 
@@ -228,7 +195,6 @@ class _TellingLoader(importlib.abc.Loader):
         self._loader, self._rank = loader, rank
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        self._rank.begins_mpi()
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:

@@ -31,11 +31,8 @@ class Seat:
         self.rank, self.host, self.pid = -1, "", 0
         self.versions: dict[str, str] = {}
         self.library = self.starter = ""
-        self.begins_mpi_at: float | None = None
-        self.has_mpi = False
         self.over_at: float | None = None
-        self.waits: str | None = None
-        self.is_asked = self.is_failing = False
+        self.is_failing = False
         self.ended: int | None = None
         self.heard_at = time.monotonic()
 
@@ -63,14 +60,9 @@ class Seat:
         self.versions = said.get("versions", self.versions)
         self.library = said.get("library", self.library)
         self.starter = said.get("starter", self.starter)
-        if said.get("mpi") == "begins":
-            self.begins_mpi_at = time.monotonic()
-        self.has_mpi = self.has_mpi or said.get("mpi") == "begun"
         if said.get("over") == 0:
             self.over_at = time.monotonic()
         self.is_failing = self.is_failing or "raised" in said or bool(said.get("over"))
-        if "waits" in said:
-            self.waits = said["waits"]
 
     def write_lines(self, message: dict[str, Any]) -> None:
         """Write what the rank wrote, to the same stream, each line with its number."""
