@@ -23,14 +23,15 @@ from umem.devices.software.kernels import KernelCompiler
 from umem.devices.software.late import LateDriver, LateRuntime
 from umem.devices.software.late_libraries import on_stream
 from umem.devices.software.libcuda import HostHints
-from umem.devices.software.libraries import cufft, cusolver
+from umem.devices.software.libraries import cufft, cusolver, distributions
 from umem.devices.software.libraries.cublas import HostBlas
-from umem.devices.software.libraries.curand import HostRand, host_generators
+from umem.devices.software.libraries.curand import HostRand
 from umem.devices.software.libraries.cusparse import HostSparse
 from umem.devices.software.libraries.thrust import HostThrust
 from umem.devices.software.linking import StandIns, Trampolines
 from umem.devices.software.memory_sources import GuardedSource
 from umem.devices.software.nvrtc import HostNvrtc
+from umem.devices.software.overrides import Overrides
 from umem.devices.software.runtime import HostRuntime
 from umem.devices.software.streams import DriverCalls
 from umem.devices.software.toolchain import Toolchain
@@ -191,12 +192,15 @@ def software_gpu(
     if checked:
         runtime.source = GuardedSource()
     libraries = StandIns(found, tools, {**cufft.C_FUNCTIONS, **cusolver.C_FUNCTIONS})
+    (generators,) = folder.glob("random/_generator_api.*.so")
+    overrides = Overrides(generators, distributions.C_FUNCTIONS, distributions.KIND, tools)
     hints = HostHints(runtime, tools)
     libraries.stand_in()  # nothing of Python's has changed before
     libraries.add("libcuda", hints.library)
-    _kept.extend((libraries, hints))
+    _kept.extend((libraries, hints, overrides))
     os.environ["CUPY_ACCELERATORS"] = ""  # CUB's kernels are compiled for a GPU
     _install(runtime, folder, tools, libraries)
+    overrides.lead(on_stream(runtime, distributions.HostDistributions(runtime)))
     gpu_here = SoftwareGPU(runtime)
     set_cuda_model(gpu_here)
     return gpu_here
@@ -297,9 +301,6 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     if isinstance(runtime.source, GuardedSource):
         host_driver.run = KernelGuard(runtime.source, tools).run
         bypass_pools(cupy, runtime)
-    for name, made in host_generators(cupy).items():
-        setattr(cupy.random, name, made)
-    cupy.random._generator_api.Generator = cupy.random.Generator
     _kept.extend((runtime, CupySource(runtime, cupy)))
     refuse_children(runtime, _leads)
 

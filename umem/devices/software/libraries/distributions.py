@@ -1,0 +1,136 @@
+"""CuPy's own generators of random numbers, ``cupy.random.Generator`` and what it draws from.
+
+CuPy's classes stay as they are. The C++ functions below them (``cupy_distributions.cuh``) start
+kernels that were compiled for a GPU: those here stand before them, and draw by NumPy. The state of
+a generator is where CuPy keeps it, in device memory, so that copies of it go on alike.
+
+Another stream of numbers than a GPU's, from the same distributions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from umem.devices.software.libraries.handles import Array, HostLibrary
+from umem.devices.software.runtime import HostRuntime
+
+FIRST = "illlll"
+"""How C++ writes what every function takes: generator, state, its size, output, size, stream."""
+KIND = rf"_Z\d+\w+?{FIRST}\w*"
+"""The symbols of CuPy's functions that draw."""
+STATE_WORDS = 6
+"""Of SFC64; the smallest state of CuPy's, that of one thread of XORWOW, has as many."""
+
+
+class Distribution(NamedTuple):
+    """The type of what is drawn, the types of its parameters, and how NumPy draws it."""
+
+    dtype: str
+    parameters: tuple[str, ...]
+    draw: Callable[..., Any]
+
+
+DISTRIBUTIONS = {
+    "raw": Distribution("u4", (), lambda rng, n: rng.integers(0, 1 << 32, n, "u4")),
+    "random_uniform": Distribution("f8", (), lambda rng, n: rng.random(n)),
+    "random_uniform_float": Distribution("f4", (), lambda rng, n: rng.random(n, "f4")),
+    "standard_normal": Distribution("f8", (), lambda rng, n: rng.standard_normal(n)),
+    "standard_normal_float": Distribution("f4", (), lambda rng, n: rng.standard_normal(n, "f4")),
+    "exponential": Distribution("f8", (), lambda rng, n: rng.standard_exponential(n)),
+    "beta": Distribution("f8", ("f8", "f8"), lambda rng, n, a, b: rng.beta(a, b, n)),
+    "geometric": Distribution("i8", ("f8",), lambda rng, n, p: rng.geometric(p, n)),
+    "hypergeometric": Distribution(
+        "i8", ("i8", "i8", "i8"),
+        lambda rng, n, good, bad, sample: rng.hypergeometric(good, bad, np.maximum(sample, 0), n),
+    ),
+    "logseries": Distribution(
+        "i8", ("f8",), lambda rng, n, p: rng.logseries(np.maximum(p, 0), n)
+    ),
+    "poisson": Distribution("i8", ("f8",), lambda rng, n, mean: rng.poisson(np.fmax(mean, 0), n)),
+    "standard_gamma": Distribution(
+        "f8", ("f8",), lambda rng, n, shape: rng.standard_gamma(np.maximum(shape, 0), n)
+    ),
+    "binomial": Distribution("i8", ("i4", "f8"), lambda rng, n, k, p: rng.binomial(k, p, n)),
+}  # fmt: skip
+"""By the names of CuPy's functions; numbers out of range count as they do in its kernels, or are
+NumPy's ValueError where those never end."""
+C_FUNCTIONS = {
+    "init_curand_generator": ("ilmll",),
+    "interval_32": (FIRST + "jj", FIRST + "ii"),
+    "interval_64": (FIRST + "mm", FIRST + "ll"),
+    "binomial": (FIRST + "lll",),  # the last is memory of its own
+    **{
+        name: (FIRST + "l" * len(each.parameters),)
+        for name, each in DISTRIBUTIONS.items()
+        if name != "binomial"
+    },
+}
+"""CuPy's functions and how C++ writes what they take; since 14.2, and before."""
+
+
+class HostDistributions(HostLibrary):
+    """The functions of CuPy's ``cupy_distributions.cuh``, by their names there."""
+
+    def __init__(self, runtime: HostRuntime) -> None:
+        super().__init__(runtime)
+        for name, distribution in DISTRIBUTIONS.items():
+            setattr(self, name, partial(self._draw_by_arrays, distribution))
+        self.interval_32 = partial(self._draw_up_to, np.dtype("u4"))
+        self.interval_64 = partial(self._draw_up_to, np.dtype("u8"))
+
+    def init_curand_generator(
+        self, generator: int, state: int, seed: int, size: int, stream: int
+    ) -> None:
+        if size > 0:
+            self._keep_state(state, np.random.SFC64([seed, generator]))
+
+    def _keep_state(self, state: int, bits: Any) -> None:
+        now = bits.state
+        found = self._vector("u8", state, STATE_WORDS)
+        found[...] = *now["state"]["state"], now["has_uint32"], now["uinteger"]
+
+    def _draw(
+        self, dtype: Any, draw: Callable[..., Any], state: int, states: int, out: int, size: int,
+        read: tuple[Array, ...] = (),
+    ) -> None:  # fmt: skip
+        if states < 1:
+            raise ValueError("a generator of random numbers of size 0 draws none")
+        found = self._vector(dtype, out, size)
+        self._tell("curand", read, (found,), 10 * size)
+        *words, has_half, half = self._vector("u8", state, STATE_WORDS)
+        bits = np.random.SFC64(0)
+        bits.state = {
+            "bit_generator": "SFC64", "state": {"state": np.array(words, "u8")},
+            "has_uint32": int(has_half), "uinteger": int(half),
+        }  # fmt: skip
+        found[...] = draw(np.random.Generator(bits), size, *(x.ravel() for x in read))
+        self._keep_state(state, bits)
+
+    def _draw_by_arrays(
+        self, distribution: Distribution, generator: int, state: int, states: int, out: int,
+        size: int, stream: int, *parameters: int,
+    ) -> None:  # fmt: skip
+        read = map(self._array, parameters, distribution.parameters)
+        self._draw(distribution.dtype, distribution.draw, state, states, out, size, tuple(read))
+
+    def _draw_up_to(
+        self, dtype: Any, generator: int, state: int, states: int, out: int, size: int,
+        stream: int, most: int, mask: int,
+    ) -> None:  # fmt: skip
+        most &= (1 << 8 * dtype.itemsize) - 1
+
+        def draw(rng: Any, count: int) -> Any:
+            return rng.integers(0, most, count, dtype, endpoint=True)
+
+        self._draw(dtype, draw, state, states, out, size)
+
+    def _array(self, address: int, dtype: str) -> Array:
+        """An array that CuPy describes in memory: its address, dimensions, shape and strides."""
+        data, count = (int(x) for x in self._vector("i8", address, 2))
+        sizes = [int(x) for x in self._vector("i8", address + 16, 2 * count)]
+        shape, strides = tuple(sizes[:count]), tuple(sizes[count:])
+        return self._runtime.view(data, np.dtype(dtype), shape, strides)

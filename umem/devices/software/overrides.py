@@ -1,0 +1,88 @@
+"""Functions of C++ inside CuPy's compiled modules, in place of which others are called.
+
+A module's own functions are found by the dynamic linker, too, which looks first in what is loaded
+for the whole process. So a library with functions of these names, loaded before the module, stands
+before what it has itself. Models: functions that return nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from umem.devices.software.toolchain import Toolchain
+from umem.errors import DeviceError, MissingDependencyError
+
+_TYPES = {
+    "i": ("int", "i"), "j": ("unsigned", "I"), "l": ("long", "l"), "m": ("unsigned long", "k"),
+}  # fmt: skip
+"""By the letter in a symbol: the type, and the letter that Python has for it."""
+
+
+class Overrides:
+    """Functions that lead to Python; what it raises, the module's caller finds raised.
+
+    Args:
+        module: the compiled module, which nobody has imported yet.
+        functions: by name, the letters of what each takes, as symbols of C++ have them, in one or
+            several versions of CuPy.
+        kind: a pattern of the symbols of functions that have to be known here.
+
+    Raises:
+        MissingDependencyError: no ``nm``, which comes with the compiler.
+        DeviceError: the module has other functions of this kind.
+    """
+
+    def __init__(
+        self, module: Path, functions: Mapping[str, Iterable[str]], kind: str, tools: Toolchain
+    ) -> None:
+        known = {
+            f"_Z{len(name)}{name}{letters}": (name, letters)
+            for name, versions in functions.items()
+            for letters in versions
+        }
+        others = {x for x in _defined(module) if re.fullmatch(kind, x)} - known.keys()
+        if others:
+            raise DeviceError(f"{module.name} has functions not known here: {sorted(others)}")
+        self._names = [name for name, _ in known.values()]
+        parts = [
+            "typedef struct _object PyObject; void Py_DecRef(PyObject *);\n"
+            "PyObject *PyObject_CallFunction(PyObject *, const char *, ...);\n"
+            f"PyObject *umem_overrides[{len(known)}];\n"
+        ]
+        parts += [_function(number, *each) for number, each in enumerate(known.items())]
+        script = tools.text_file("{ global: umem_overrides; _Z*; local: *; };\n", ".map")
+        made = tools.shared_object("".join(parts), "c", [f"-Wl,--version-script={script}"])
+        self._library = ctypes.PyDLL(str(made), mode=ctypes.RTLD_GLOBAL)
+        self._handlers: list[Any] = []
+
+    def lead(self, functions: Any) -> None:
+        """Have each function call an object's method of its name."""
+        self._handlers = [getattr(functions, name) for name in self._names]
+        slots = (ctypes.py_object * len(self._names)).in_dll(self._library, "umem_overrides")
+        for number, handler in enumerate(self._handlers):
+            slots[number] = handler
+
+
+def _function(number: int, symbol: str, known: tuple[str, str]) -> str:
+    types = [_TYPES[letter] for letter in known[1]]
+    taken = ", ".join(f"{text} a{i}" for i, (text, _) in enumerate(types))
+    given = "".join(f", a{i}" for i in range(len(types)))
+    codes = "".join(code for _, code in types)
+    call = f'PyObject_CallFunction(umem_overrides[{number}], "({codes})"{given})'
+    return f"void {symbol}({taken}) {{ Py_DecRef({call}); }}\n"
+
+
+def _defined(module: Path) -> set[str]:
+    """The functions that a module exports, but for those that are made from templates."""
+    nm = shutil.which("nm")
+    if nm is None:
+        raise MissingDependencyError("the software GPU needs nm, of binutils: install g++")
+    asked = [nm, "-D", "--defined-only", str(module)]
+    listed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    return {name for _, kind, name in map(str.split, listed.splitlines()) if kind == "T"}
