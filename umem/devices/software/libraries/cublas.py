@@ -13,13 +13,19 @@ from typing import Any
 
 import numpy as np
 
+from umem.devices.software.libraries.batches import Each, Pointers, on_each
 from umem.devices.software.libraries.handles import DATA_TYPES, TYPES, Array, scipy_module
-from umem.devices.software.libraries.systems import HostSystems, lapack
+from umem.devices.software.libraries.systems import HostSystems
 from umem.devices.software.runtime import HostRuntime
+from umem.trace.events import Access
 
 UPPER, RIGHT, UNIT = 1, 1, 1
 """Of cublasFillMode_t, cublasSideMode_t and cublasDiagType_t."""
+OPERATIONS = b"N", b"T", b"C"
+"""How BLAS writes cublasOperation_t."""
 VERSION = 120900
+BLOCK = 64
+"""Columns for which there is memory to work in, as LAPACK takes them."""
 
 
 class HostBlas(HostSystems):
@@ -86,16 +92,27 @@ class HostBlas(HostSystems):
     # -- views -----------------------------------------------------------------------------
 
     def _operand(
-        self, dtype: Any, address: int, ld: int, how: int, rows: int, columns: int
-    ) -> Array:
-        """A matrix as a product wants it: as it is, transposed, or conjugated besides."""
+        self, dtype: Any, address: int, ld: int, how: int, rows: int, columns: int,
+        step: int = 0, count: int = 0,
+    ) -> Array:  # fmt: skip
+        """A matrix, or as many as are counted, as a product wants it: transposed, conjugated."""
+        shape = (columns, rows) if how else (rows, columns)
+        found = (
+            self._stack(dtype, address, *shape, ld, step, count)
+            if count
+            else self._matrix(dtype, address, *shape, ld)
+        )
         if how == 0:
-            return self._matrix(dtype, address, rows, columns, ld)
-        found = self._matrix(dtype, address, columns, rows, ld).T
+            return found
+        found = found.swapaxes(-1, -2)
         if how == 1 or dtype.kind != "c":
             return found
         self._tell("conj", (found,), ())  # what follows reads a copy, which the model does not know
         return found.conj()
+
+    def _each(self, dtype: Any, addresses: int, columns: int, ld: int, count: int) -> list[Access]:
+        """The accesses to as many matrices as are counted, by pointers to them."""
+        return self._pointed_at(addresses, count, columns * ld * dtype.itemsize)
 
     def _scalar(self, dtype: Any, address: int) -> Any:
         return self._runtime.view(address, dtype, (1,), (dtype.itemsize,))[0]
@@ -105,10 +122,12 @@ class HostBlas(HostSystems):
     def _product(
         self, alpha: Any, a: Array, b: Array, beta: Any, c: Array, compute: Any = None
     ) -> None:
-        self._tell("gemm", (a, b), (c,), 2 * c.size * a.shape[1])
+        self._tell("gemm", (a, b), (c,), 2 * c.size * a.shape[-1])
         if compute is not None and compute != a.dtype:
             a, b = a.astype(compute), b.astype(compute)
-        a, b, c = b.T, a.T, c.T  # in the order of rows, in which NumPy writes without a copy
+        a, b, c = (
+            x.swapaxes(-1, -2) for x in (b, a, c)
+        )  # in the order of rows, in which NumPy writes without a copy
         is_plain = not beta and alpha == 1 and a.dtype == c.dtype
         found = np.matmul(a, b, out=c if is_plain else None)
         if not is_plain:
@@ -130,18 +149,26 @@ class HostBlas(HostSystems):
         alpha: int, a: int, lda: int, step_a: int, b: int, ldb: int, step_b: int,
         beta: int, c: int, ldc: int, step_c: int, count: int,
     ) -> None:  # fmt: skip
-        for i in range(count):
-            at_a, at_b, at_c = (
-                p + i * s * dtype.itemsize for p, s in ((a, step_a), (b, step_b), (c, step_c))
-            )
-            self._gemm(dtype, handle, ta, tb, m, n, k, alpha, at_a, lda, at_b, ldb, beta, at_c, ldc)
+        self._product(
+            self._scalar(dtype, alpha), self._operand(dtype, a, lda, ta, m, k, step_a, count),
+            self._operand(dtype, b, ldb, tb, k, n, step_b, count), self._scalar(dtype, beta),
+            self._stack(dtype, c, m, n, ldc, step_c, count),
+        )  # fmt: skip
 
     def _gemm_batched(
         self, dtype: Any, handle: int, ta: int, tb: int, m: int, n: int, k: int,
         alpha: int, a: int, lda: int, b: int, ldb: int, beta: int, c: int, ldc: int, count: int,
     ) -> None:  # fmt: skip
-        for at_a, at_b, at_c in zip(*(self._addresses(p, count) for p in (a, b, c)), strict=True):
-            self._gemm(dtype, handle, ta, tb, m, n, k, alpha, at_a, lda, at_b, ldb, beta, at_c, ldc)
+        left = self._each(dtype, a, m if ta else k, lda, count)
+        right = self._each(dtype, b, k if tb else n, ldb, count)
+        self._tell(
+            "gemm", (left, right), (self._each(dtype, c, n, ldc, count),), 2 * count * m * n * k
+        )
+        on_each(
+            "gemm", dtype, count, OPERATIONS[ta], OPERATIONS[tb], m, n, k,
+            self._scalar(dtype, alpha), Pointers(a), lda, Pointers(b), ldb,
+            self._scalar(dtype, beta), Pointers(c), ldc,
+        )  # fmt: skip
 
     def gemmEx(
         self, handle: int, ta: int, tb: int, m: int, n: int, k: int, alpha: int,
@@ -165,14 +192,13 @@ class HostBlas(HostSystems):
         beta: int, c: int, c_type: int, ldc: int, step_c: int, count: int,
         compute: int = 68, algorithm: int = -1,
     ) -> None:  # fmt: skip
-        sizes = [np.dtype(_known(kind)).itemsize for kind in (a_type, b_type, c_type)]
-        for i in range(count):
-            steps = (step_a, step_b, step_c)
-            at = [p + i * s * z for p, s, z in zip((a, b, c), steps, sizes, strict=True)]
-            self.gemmEx(
-                handle, ta, tb, m, n, k, alpha, at[0], a_type, lda, at[1], b_type, ldb, beta,
-                at[2], c_type, ldc,
-            )  # fmt: skip
+        types = [np.dtype(_known(kind)) for kind in (a_type, b_type, c_type)]
+        scale = _compute_type(types[2])
+        self._product(
+            self._scalar(scale, alpha), self._operand(types[0], a, lda, ta, m, k, step_a, count),
+            self._operand(types[1], b, ldb, tb, k, n, step_b, count), self._scalar(scale, beta),
+            self._stack(types[2], c, m, n, ldc, step_c, count), scale,
+        )  # fmt: skip
 
     def _gemv(
         self, dtype: Any, handle: int, ta: int, m: int, n: int, alpha: int, a: int, lda: int,
@@ -283,39 +309,51 @@ class HostBlas(HostSystems):
         self, dtype: Any, handle: int, side: int, fill: int, how: int, diagonal: int, m: int,
         n: int, alpha: int, a: int, lda: int, b: int, ldb: int, count: int,
     ) -> None:  # fmt: skip
-        for at_a, at_b in zip(self._addresses(a, count), self._addresses(b, count), strict=True):
-            self._trsm(dtype, handle, side, fill, how, diagonal, m, n, alpha, at_a, lda, at_b, ldb)
+        size = n if side == RIGHT else m
+        left, found = self._each(dtype, a, size, lda, count), self._each(dtype, b, n, ldb, count)
+        self._tell("trsm", (left, found), (found,), count * m * n * size)
+        letters = (b"L", b"R")[side], (b"L", b"U")[fill], OPERATIONS[how], (b"N", b"U")[diagonal]
+        on_each(
+            "trsm", dtype, count, *letters, m, n, self._scalar(dtype, alpha), Pointers(a), lda,
+            Pointers(b), ldb,
+        )  # fmt: skip
 
     # -- many small systems ----------------------------------------------------------------
 
     def _getrf_batched(
         self, dtype: Any, handle: int, n: int, a: int, lda: int, pivots: int, info: int, count: int
     ) -> None:
-        for i, address in enumerate(self._addresses(a, count)):
-            row = pivots and pivots + 4 * i * n
-            self._getrf(dtype, handle, n, n, address, lda, 0, row, info + 4 * i)
+        row, found = self._pivots(pivots, count * n), self._each(dtype, a, n, lda, count)
+        self._tell("getrf", (found,), (found, row), count * n**3)
+        on_each("getrf", dtype, count, n, n, Pointers(a), lda, Each(pivots, 4 * n), Each(info, 4))
 
     def _getrs_batched(
         self, dtype: Any, handle: int, how: int, n: int, columns: int, a: int, lda: int,
         pivots: int, b: int, ldb: int, info: int, count: int,
     ) -> int:  # fmt: skip
-        for i, place in enumerate(self._addresses(a, count)):
-            row, at_b = pivots and pivots + 4 * i * n, self._addresses(b, count)[i]
-            self._getrs(dtype, handle, how, n, columns, place, lda, row, at_b, ldb, info)
+        row, left = self._pivots(pivots, count * n), self._each(dtype, a, n, lda, count)
+        found = self._each(dtype, b, columns, ldb, count)
+        self._tell("getrs", (left, row, found), (found,), count * 2 * n * n * columns)
+        on_each(
+            "getrs", dtype, count, OPERATIONS[how], n, columns, Pointers(a), lda,
+            Each(pivots, 4 * n), Pointers(b), ldb, self._info(info),
+        )  # fmt: skip
         return 0
 
     def _getri_batched(
         self, dtype: Any, handle: int, n: int, a: int, lda: int, pivots: int, c: int, ldc: int,
         info: int, count: int,
     ) -> None:  # fmt: skip
-        for i, address in enumerate(self._addresses(a, count)):
-            left = self._matrix(dtype, address, n, n, lda)
-            found = self._matrix(dtype, self._addresses(c, count)[i], n, n, ldc)
-            row = self._pivots(pivots and pivots + 4 * i * n, n)
-            self._tell("getri", (left, row), (found,), 4 * n**3 / 3)
-            found[...], self._vector("i4", info + 4 * i, 1)[0] = lapack(dtype, "getri")(
-                left, row - 1
-            )
+        row, left = self._pivots(pivots, count * n), self._each(dtype, a, n, lda, count)
+        self._tell(
+            "getri", (left, row), (self._each(dtype, c, n, ldc, count),), count * 4 * n**3 / 3
+        )
+        on_each("lacpy", dtype, count, b"A", n, n, Pointers(a), lda, Pointers(c), ldc)
+        work = np.empty(max(1, n * BLOCK), dtype)
+        on_each(
+            "getri", dtype, count, n, Pointers(c), ldc, Each(pivots, 4 * n), work, work.size,
+            Each(info, 4),
+        )  # fmt: skip
 
 
 def _known(kind: int) -> Any:

@@ -15,12 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from umem.devices.software.libraries.batches import Each, Pointers, on_each
 from umem.devices.software.libraries.handles import DATA_TYPES, TYPES, Array
 from umem.devices.software.libraries.systems import HostSystems, lapack
 from umem.devices.software.runtime import HostRuntime
 
 VERSION = 11, 7, 5
+BLOCK = 64
+"""Columns for which there is memory to work in, as LAPACK takes them."""
 UPPER, LEFT, VECTORS = 1, 0, 1
+HALVES = b"L", b"U"
 """Of cublasFillMode_t, cublasSideMode_t and cusolverEigMode_t."""
 LETTERS = {1: "T", 2: "C"}
 """How LAPACK writes cublasOperation_t."""
@@ -149,8 +153,9 @@ class HostSolver(HostSystems):
     def _potrf_batched(
         self, dtype: Any, handle: int, fill: int, n: int, a: int, lda: int, info: int, count: int
     ) -> None:
-        for i, address in enumerate(self._addresses(a, count)):
-            self._potrf(dtype, handle, fill, n, address, lda, 0, 0, info + 4 * i)
+        found = self._pointed_at(a, count, lda * n * dtype.itemsize)
+        self._tell("potrf", (found,), (found,), count * n**3 / 3)
+        on_each("potrf", dtype, count, HALVES[fill], n, Pointers(a), lda, Each(info, 4))
 
     def _potrs(
         self, dtype: Any, handle: int, fill: int, n: int, columns: int, a: int, lda: int, b: int,
@@ -165,8 +170,13 @@ class HostSolver(HostSystems):
         self, dtype: Any, handle: int, fill: int, n: int, columns: int, a: int, lda: int, b: int,
         ldb: int, info: int, count: int,
     ) -> None:  # fmt: skip
-        for at_a, at_b in zip(self._addresses(a, count), self._addresses(b, count), strict=True):
-            self._potrs(dtype, handle, fill, n, columns, at_a, lda, at_b, ldb, info)
+        left = self._pointed_at(a, count, lda * n * dtype.itemsize)
+        found = self._pointed_at(b, count, ldb * columns * dtype.itemsize)
+        self._tell("potrs", (left, found), (found,), count * 2 * n * n * columns)
+        on_each(
+            "potrs", dtype, count, HALVES[fill], n, columns, Pointers(a), lda, Pointers(b), ldb,
+            self._info(info),
+        )  # fmt: skip
 
     def _sytrf(
         self, dtype: Any, handle: int, fill: int, n: int, a: int, lda: int, pivots: int, work: int,
@@ -219,26 +229,15 @@ class HostSolver(HostSystems):
         self, dtype: Any, handle: int, mode: int, is_short: int, m: int, n: int, a: int, lda: int,
         s: int, u: int, ldu: int, v: int, ldv: int, work: int, size: int, info: int, options: int,
     ) -> None:  # fmt: skip
-        whole, k = self._matrix(dtype, a, m, n, lda), min(m, n)
-        columns = rows = None
-        if mode == VECTORS:
-            columns = self._matrix(dtype, u, m, k if is_short else m, ldu)
-            rows = self._matrix(dtype, v, n, k if is_short else n, ldv)
-        made = self._svd(dtype, whole, s, columns, rows, info, not is_short)
-        if rows is not None:
-            rows[...] = made[: rows.shape[1]].conj().T
+        places = (a, lda, 0), (s, 0), (u, ldu, 0), (v, ldv, 0)
+        self._svds(dtype, mode, is_short, m, n, *places, info, 1)
 
     def _gesvdj_batched(
         self, dtype: Any, handle: int, mode: int, m: int, n: int, a: int, lda: int, s: int, u: int,
         ldu: int, v: int, ldv: int, work: int, size: int, info: int, options: int, count: int,
     ) -> None:  # fmt: skip
-        one, real = dtype.itemsize, _real(dtype).itemsize
-        for i in range(count):
-            self._gesvdj(
-                dtype, handle, mode, 0, m, n, a + i * lda * n * one, lda,
-                s + i * min(m, n) * real, u + i * ldu * m * one, ldu, v + i * ldv * n * one, ldv,
-                0, 0, info + 4 * i, options,
-            )  # fmt: skip
+        places = (a, lda, lda * n), (s, min(m, n)), (u, ldu, ldu * m), (v, ldv, ldv * n)
+        self._svds(dtype, mode, 0, m, n, *places, info, count)
 
     def _gesvda_batched(
         self, dtype: Any, handle: int, mode: int, rank: int, m: int, n: int, a: int, lda: int,
@@ -247,13 +246,39 @@ class HostSolver(HostSystems):
     ) -> None:  # fmt: skip
         if rank != min(m, n):
             raise NotImplementedError("the software GPU has no gesvda of a lower rank")
-        one, real = dtype.itemsize, _real(dtype).itemsize
-        for i in range(count):
-            self._gesvdj(
-                dtype, handle, mode, 1, m, n, a + i * step_a * one, lda, s + i * step_s * real,
-                u + i * step_u * one, ldu, v + i * step_v * one, ldv, 0, 0, info + 4 * i, 0,
-            )  # fmt: skip
+        places = (a, lda, step_a), (s, step_s), (u, ldu, step_u), (v, ldv, step_v)
+        self._svds(dtype, mode, 1, m, n, *places, info, count)
         self._vector("f8", result, count)[...] = 0
+
+    def _svds(
+        self, dtype: Any, mode: int, is_short: int, m: int, n: int, a: tuple[int, int, int],
+        s: tuple[int, int], u: tuple[int, int, int], v: tuple[int, int, int], info: int, count: int,
+    ) -> None:  # fmt: skip
+        """Fill in singular values and, by columns, vectors of matrices that are `count` in all.
+
+        Args:
+            a, s, u, v: where they are: the first, and the steps of `_stack`.
+        """
+        k, real = min(m, n), _real(dtype)
+        columns, rows = (k, k) if is_short else (m, n)
+        given = self._stack(dtype, a[0], m, n, *a[1:], count)
+        values = self._stack(real, s[0], k, 1, k, s[1], count)
+        on_left = self._stack(dtype, u[0], m, columns, *u[1:], count) if mode == VECTORS else None
+        on_right = self._stack(dtype, v[0], n, rows, *v[1:], count) if mode == VECTORS else None
+        written = [values, *(x for x in (on_left, on_right) if x is not None)]
+        self._tell("gesvd", (given,), written, 4 * given.size * k)
+        job = b"N" if mode != VECTORS else b"S" if is_short else b"A"
+        left, right = np.empty((count, columns, m), dtype), np.empty((count, n, rows), dtype)
+        copied, one = given.swapaxes(1, 2).copy(), dtype.itemsize  # which LAPACK destroys
+        work = np.empty(BLOCK * (m + n) + 5 * max(m, n), dtype)
+        rest = (np.empty(5 * k, real),) if dtype.kind == "c" else ()
+        on_each(
+            "gesvd", dtype, count, job, job, m, n, Each(copied.ctypes.data, m * n * one), m,
+            Each(s[0], s[1] * real.itemsize), Each(left.ctypes.data, m * columns * one), m,
+            Each(right.ctypes.data, n * rows * one), rows, work, work.size, *rest, Each(info, 4),
+        )  # fmt: skip
+        if on_left is not None and on_right is not None:
+            on_left[...], on_right[...] = left.swapaxes(1, 2), right.conj()
 
     def _syevd(
         self, dtype: Any, handle: int, mode: int, fill: int, n: int, a: int, lda: int, w: int,
@@ -271,11 +296,19 @@ class HostSolver(HostSystems):
         self, dtype: Any, handle: int, mode: int, fill: int, n: int, a: int, lda: int, w: int,
         work: int, size: int, info: int, options: int, count: int,
     ) -> None:  # fmt: skip
-        for i in range(count):
-            self._syevd(
-                dtype, handle, mode, fill, n, a + i * lda * n * dtype.itemsize, lda,
-                w + i * n * _real(dtype).itemsize, 0, 0, info + 4 * i,
-            )  # fmt: skip
+        found, real = self._stack(dtype, a, n, n, lda, lda * n, count), _real(dtype)
+        values = self._vector(real, w, count * n)
+        self._tell("syevd", (found,), (found, values), count * 9 * n**3)
+        words, whole = 1 + 6 * n + 2 * n * n, np.empty(3 + 5 * n, "i4")
+        rest: tuple[Any, ...] = (np.empty(words, dtype), words)
+        if dtype.kind == "c":
+            rest += np.empty(words, real), words
+        on_each(
+            "heevd" if dtype.kind == "c" else "syevd", dtype, count,
+            b"V" if mode == VECTORS else b"N", HALVES[fill], n,
+            Each(a, lda * n * dtype.itemsize), lda, Each(w, n * real.itemsize), *rest,
+            whole, whole.size, Each(info, 4),
+        )  # fmt: skip
 
     def no_buffers(self, *_: Any) -> tuple[int, int]:
         """Nothing is needed on the device, and nothing on the host."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from umem.devices.software.runtime import HostRuntime
 from umem.errors import MissingDependencyError
+from umem.trace.events import Access
 
 Array = NDArray[Any]
 TYPES: dict[str, Any] = {"s": np.float32, "d": np.float64, "c": np.complex64, "z": np.complex128}
@@ -79,13 +80,38 @@ class HostLibrary:
         strides = kind.itemsize, ld * kind.itemsize
         return self._runtime.view(address, kind, (rows, columns), strides)
 
-    def _addresses(self, address: int, count: int) -> list[int]:
-        return [int(x) for x in self._vector("u8", address, count)]
+    def _stack(
+        self, dtype: Any, address: int, rows: int, columns: int, ld: int, step: int, count: int
+    ) -> Array:
+        """Matrices in the order of columns, ``step`` elements from one to the next."""
+        kind = np.dtype(dtype)
+        strides = step * kind.itemsize, kind.itemsize, ld * kind.itemsize
+        return self._runtime.view(address, kind, (count, rows, columns), strides)
+
+    def _pointed_at(self, addresses: int, count: int, nbytes: int) -> list[Access]:
+        """The accesses to memory whose addresses are in memory: one for each allocation."""
+        found: list[Access] = []
+        rest = np.sort(self._vector("u8", addresses, count))
+        while len(rest):
+            first = int(rest[0])
+            memory = self._runtime.allocation_of(first)
+            end = first + 1 if memory is None else memory.address + memory.nbytes
+            inside = int(np.searchsorted(rest, end))
+            found += self._runtime.access(first, int(rest[inside - 1]) + nbytes - first)
+            rest = rest[inside:]
+        return found
 
     def _tell(
-        self, name: str, reads: Sequence[Array], writes: Sequence[Array], flops: float = 0
+        self,
+        name: str,
+        reads: Sequence[Array | list[Access]],
+        writes: Sequence[Array | list[Access]],
+        flops: float = 0,
     ) -> None:
-        told = [[a for x in each for a in self._runtime.access_of(x)] for each in (reads, writes)]
+        told = [
+            [a for x in each for a in (x if isinstance(x, list) else self._runtime.access_of(x))]
+            for each in (reads, writes)
+        ]
         self._runtime.operation(name, told[0], told[1], int(flops))
 
 

@@ -1,0 +1,93 @@
+"""A function of BLAS or LAPACK on many matrices: a loop in C over SciPy's pointers to them."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from umem.devices.software.libraries.handles import TYPES, Array, scipy_module
+from umem.devices.software.toolchain import Toolchain
+
+MOST = 16
+"""Parameters of a function; all are pointers. What it has not, it does not look at."""
+_SOURCE = f"""
+#include <limits.h>
+typedef void routine({", ".join(["char *"] * MOST)});
+void umem_each(routine *call, long count, char **starts, const long *steps) {{
+  for (long i = 0; i < count; ++i) {{
+    char *p[{MOST}];
+    for (int k = 0; k < {MOST}; ++k)
+      p[k] = steps[k] == LONG_MIN ? ((char **)starts[k])[i] : starts[k] + i * steps[k];
+    call({", ".join(f"p[{k}]" for k in range(MOST))});
+  }}
+}}
+"""
+_FOLLOWED = -(1 << 63)
+
+
+class Each(NamedTuple):
+    """Where a parameter is for the first matrix, and how many bytes further for the next."""
+
+    address: int
+    step: int
+
+
+class Pointers(NamedTuple):
+    """Where the addresses of a parameter are, one for each matrix."""
+
+    address: int
+
+
+Parameter: TypeAlias = int | bytes | Array | Each | Pointers
+
+
+def on_each(name: str, dtype: Any, count: int, *given: Parameter) -> None:
+    """Call a function of BLAS or LAPACK for each of many matrices.
+
+    Args:
+        name: without the letter of the type.
+        given: its parameters; numbers, letters and arrays are the same for every matrix.
+    """
+    kept = [_parameter(each) for each in given]
+    starts, steps = (np.zeros(MOST, "i8") for _ in range(2))
+    starts[len(kept) :] = 1  # lengths of letters, where it was written in Fortran
+    for place, (address, step, _) in enumerate(kept):
+        starts[place], steps[place] = address, step
+    loop = ctypes.CDLL(_library()).umem_each
+    pointers = [ctypes.c_void_p(x.ctypes.data) for x in (starts, steps)]
+    loop(ctypes.c_void_p(_function(name, dtype)), ctypes.c_long(count), *pointers)
+
+
+def _parameter(given: Parameter) -> tuple[int, int, Any]:
+    """An address, the step from one matrix to the next, and what has to stay meanwhile."""
+    if isinstance(given, Each):
+        return given.address, given.step, None
+    if isinstance(given, Pointers):
+        return given.address, _FOLLOWED, None
+    kept = np.array(given, "i4") if isinstance(given, int) else np.array(given)
+    if isinstance(given, np.ndarray):
+        kept = given
+    return kept.ctypes.data, 0, kept
+
+
+@cache
+def _library() -> str:
+    return str(Toolchain().shared_object(_SOURCE, "c"))
+
+
+@cache
+def _function(name: str, dtype: Any) -> int:
+    """Find the C pointer to a function, of which Cython keeps capsules."""
+    letter = next(letter for letter, kind in TYPES.items() if dtype == kind)
+    blas, linear = (scipy_module(f"linalg.cython_{x}").__pyx_capi__ for x in ("blas", "lapack"))
+    capsule = blas.get(letter + name) or linear[letter + name]
+    of_name, of_pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
+    of_name.restype, of_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    of_pointer.restype, of_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    signature = of_name(capsule)
+    if b"int *" not in signature:
+        raise NotImplementedError("the software GPU knows LAPACK with integers of 32 bits only")
+    return int(of_pointer(capsule, signature))
