@@ -252,8 +252,8 @@ class StandIns:
         self._callbacks: list[Any] = []
         wanted: dict[str, set[str]] = defaultdict(set)
         for path in modules:
-            for symbol in _undefined(path):
-                name, _, version = symbol.partition("@")
+            for line in symbols(path, "--undefined-only"):
+                name, _, version = line.split()[-1].partition("@")
                 library = version.strip("@")
                 if library.partition(".so")[0] in NOT_SUPPORTED:
                     wanted[library].add(name)
@@ -308,13 +308,18 @@ class StandIns:
         pathfinder.load_nvidia_dynamic_lib = load
 
 
-def _undefined(path: Path) -> list[str]:
+def symbols(path: Path, which: str) -> list[str]:
+    """List what a library asks for or has: by ``nm``, and an option of it, a line for each.
+
+    Raises:
+        MissingDependencyError: no ``nm``, which comes with the compiler.
+    """
     nm = shutil.which("nm")
     if nm is None:
         raise MissingDependencyError("the software GPU needs nm, of binutils: install g++")
-    asked = [nm, "-D", "--undefined-only", str(path)]
+    asked = [nm, "-D", which, str(path)]
     listed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-    return [line.split()[-1] for line in listed.splitlines() if line.strip()]
+    return [line for line in listed.splitlines() if line.strip()]
 
 
 def _load(

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
-import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from umem.devices.software.linking import symbols
 from umem.devices.software.toolchain import Toolchain
-from umem.errors import DeviceError, MissingDependencyError
+from umem.errors import DeviceError
 
 _TYPES = {
     "i": ("int", "i"), "j": ("unsigned", "I"), "l": ("long", "l"), "m": ("unsigned long", "k"),
@@ -46,9 +45,11 @@ class Overrides:
             for name, versions in functions.items()
             for letters in versions
         }
-        others = {x for x in _defined(module) if re.fullmatch(kind, x)} - known.keys()
-        if others:
-            raise DeviceError(f"{module.name} has functions not known here: {sorted(others)}")
+        listed = [line.split() for line in symbols(module, "--defined-only")]
+        own = {name for _, how, name in listed if how == "T" and re.fullmatch(kind, name)}
+        if own - known.keys():
+            others = sorted(own - known.keys())
+            raise DeviceError(f"{module.name} has functions not known here: {others}")
         self._names = [name for name, _ in known.values()]
         parts = [
             "typedef struct _object PyObject; void Py_DecRef(PyObject *);\n"
@@ -76,13 +77,3 @@ def _function(number: int, symbol: str, known: tuple[str, str]) -> str:
     codes = "".join(code for _, code in types)
     call = f'PyObject_CallFunction(umem_overrides[{number}], "({codes})"{given})'
     return f"void {symbol}({taken}) {{ Py_DecRef({call}); }}\n"
-
-
-def _defined(module: Path) -> set[str]:
-    """The functions that a module exports, but for those that are made from templates."""
-    nm = shutil.which("nm")
-    if nm is None:
-        raise MissingDependencyError("the software GPU needs nm, of binutils: install g++")
-    asked = [nm, "-D", "--defined-only", str(module)]
-    listed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-    return {name for _, kind, name in map(str.split, listed.splitlines()) if kind == "T"}

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from umem.devices.software.libraries.cores import Part, cut, side_by_side
 from umem.devices.software.libraries.handles import TYPES, Array, scipy_module
 from umem.devices.software.toolchain import Toolchain
 
@@ -41,6 +42,8 @@ class Pointers(NamedTuple):
     address: int
 
 
+MANY = 1024
+"""As many matrices are worth a thread of their own."""
 Parameter: TypeAlias = int | bytes | Array | Each | Pointers
 
 
@@ -49,27 +52,32 @@ def on_each(name: str, dtype: Any, count: int, *given: Parameter) -> None:
 
     Args:
         name: without the letter of the type.
-        given: its parameters; numbers, letters and arrays are the same for every matrix.
+        given: its parameters; numbers and letters are the same for every matrix, and arrays are
+            memory to work in.
     """
-    kept = [_parameter(each) for each in given]
-    starts, steps = (np.zeros(MOST, "i8") for _ in range(2))
-    starts[len(kept) :] = 1  # lengths of letters, where it was written in Fortran
-    for place, (address, step, _) in enumerate(kept):
-        starts[place], steps[place] = address, step
     loop = ctypes.CDLL(_library()).umem_each
-    pointers = [ctypes.c_void_p(x.ctypes.data) for x in (starts, steps)]
-    loop(ctypes.c_void_p(_function(name, dtype)), ctypes.c_long(count), *pointers)
+    function = ctypes.c_void_p(_function(name, dtype))
+
+    def part(bounds: Part) -> None:
+        start, end = bounds
+        kept = [_parameter(each, start) for each in given]
+        starts, steps = (np.zeros(MOST, "i8") for _ in range(2))
+        starts[len(kept) :] = 1  # lengths of letters, where it was written in Fortran
+        for place, (address, step, _) in enumerate(kept):
+            starts[place], steps[place] = address, step
+        pointers = [ctypes.c_void_p(x.ctypes.data) for x in (starts, steps)]
+        loop(function, ctypes.c_long(end - start), *pointers)
+
+    side_by_side(part, cut(count, MANY))
 
 
-def _parameter(given: Parameter) -> tuple[int, int, Any]:
+def _parameter(given: Parameter, start: int) -> tuple[int, int, Any]:
     """An address, the step from one matrix to the next, and what has to stay meanwhile."""
     if isinstance(given, Each):
-        return given.address, given.step, None
+        return given.address + start * given.step, given.step, None
     if isinstance(given, Pointers):
-        return given.address, _FOLLOWED, None
+        return given.address + start * 8, _FOLLOWED, None
     kept = np.array(given, "i4") if isinstance(given, int) else np.array(given)
-    if isinstance(given, np.ndarray):
-        kept = given
     return kept.ctypes.data, 0, kept
 
 

@@ -138,11 +138,8 @@ class HostBlas(HostSystems):
         self, dtype: Any, handle: int, ta: int, tb: int, m: int, n: int, k: int,
         alpha: int, a: int, lda: int, b: int, ldb: int, beta: int, c: int, ldc: int,
     ) -> None:  # fmt: skip
-        self._product(
-            self._scalar(dtype, alpha), self._operand(dtype, a, lda, ta, m, k),
-            self._operand(dtype, b, ldb, tb, k, n), self._scalar(dtype, beta),
-            self._matrix(dtype, c, m, n, ldc),
-        )  # fmt: skip
+        given = alpha, a, lda, 0, b, ldb, 0, beta, c, ldc, 0
+        self._gemm_strided(dtype, handle, ta, tb, m, n, k, *given, 1)
 
     def _gemm_strided(
         self, dtype: Any, handle: int, ta: int, tb: int, m: int, n: int, k: int,
@@ -175,13 +172,8 @@ class HostBlas(HostSystems):
         a: int, a_type: int, lda: int, b: int, b_type: int, ldb: int, beta: int,
         c: int, c_type: int, ldc: int, compute: int = 68, algorithm: int = -1,
     ) -> None:  # fmt: skip
-        types = [np.dtype(_known(kind)) for kind in (a_type, b_type, c_type)]
-        scale = _compute_type(types[2])
-        self._product(
-            self._scalar(scale, alpha), self._operand(types[0], a, lda, ta, m, k),
-            self._operand(types[1], b, ldb, tb, k, n), self._scalar(scale, beta),
-            self._matrix(types[2], c, m, n, ldc), scale,
-        )  # fmt: skip
+        given = alpha, a, a_type, lda, 0, b, b_type, ldb, 0, beta, c, c_type, ldc, 0
+        self.gemmStridedBatchedEx(handle, ta, tb, m, n, k, *given, 1)
 
     def sgemmEx(self, *arguments: int) -> None:
         self.gemmEx(*arguments)
@@ -296,14 +288,9 @@ class HostBlas(HostSystems):
         self, dtype: Any, handle: int, side: int, fill: int, how: int, diagonal: int, m: int,
         n: int, alpha: int, a: int, lda: int, b: int, ldb: int,
     ) -> None:  # fmt: skip
-        size = n if side == RIGHT else m
-        left, found = self._matrix(dtype, a, size, size, lda), self._matrix(dtype, b, m, n, ldb)
-        self._tell("trsm", (left,), (found,), m * n * size)
-        (trsm,) = scipy_module("linalg").get_blas_funcs(("trsm",), (left,))
-        found[...] = trsm(
-            self._scalar(dtype, alpha), left, found, side=int(side == RIGHT),
-            lower=int(fill != UPPER), trans_a=how, diag=int(diagonal == UNIT),
-        )  # fmt: skip
+        at_a, at_b = np.array([a], "u8"), np.array([b], "u8")
+        given = side, fill, how, diagonal, m, n, alpha, at_a.ctypes.data, lda, at_b.ctypes.data, ldb
+        self._trsm_batched(dtype, handle, *given, 1)
 
     def _trsm_batched(
         self, dtype: Any, handle: int, side: int, fill: int, how: int, diagonal: int, m: int,
@@ -336,7 +323,7 @@ class HostBlas(HostSystems):
         self._tell("getrs", (left, row, found), (found,), count * 2 * n * n * columns)
         on_each(
             "getrs", dtype, count, OPERATIONS[how], n, columns, Pointers(a), lda,
-            Each(pivots, 4 * n), Pointers(b), ldb, self._info(info),
+            Each(pivots, 4 * n), Pointers(b), ldb, Each(info, 0),
         )  # fmt: skip
         return 0
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from umem.devices.software.libraries.cores import core_count
 from umem.devices.software.libraries.handles import DATA_TYPES, Array, HostLibrary, scipy_module
 from umem.devices.software.runtime import HostRuntime
 
@@ -153,15 +154,15 @@ class HostFft(HostLibrary):
         points = math.prod(found.shape)
         work = 5 * written.shape[0] * points * math.log2(max(2, points))
         self._tell("fft", (read,), (written,), work)
-        fft, axes = scipy_module("fft"), tuple(range(1, read.ndim))
+        fft, axes, workers = scipy_module("fft"), tuple(range(1, read.ndim)), core_count()
         if read.dtype.kind == "f":
-            written[...] = fft.rfftn(read, axes=axes)
+            written[...] = fft.rfftn(read, axes=axes, workers=workers)
         elif written.dtype.kind == "f":  # a sum that nothing divides, as in cuFFT
-            written[...] = fft.irfftn(read, found.shape, axes, norm="forward")
+            written[...] = fft.irfftn(read, found.shape, axes, norm="forward", workers=workers)
         elif direction == FORWARD:
-            written[...] = fft.fftn(read, axes=axes)
+            written[...] = fft.fftn(read, axes=axes, workers=workers)
         else:
-            written[...] = fft.ifftn(read, axes=axes, norm="forward")
+            written[...] = fft.ifftn(read, axes=axes, norm="forward", workers=workers)
         return SUCCESS
 
 

@@ -5,13 +5,32 @@ Another stream of numbers than a GPU's, from the same distributions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from umem.devices.software.libraries.cores import drawn
 from umem.devices.software.runtime import HostRuntime
 
 VERSION = 10310
+LARGEST = (1 << 64) - 1
+DISTRIBUTIONS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "generate": ("u4", lambda rng, n: rng.integers(0, 1 << 32, n, "u4")),
+    "generateLongLong": ("u8", lambda rng, n: rng.integers(0, LARGEST, n, "u8", endpoint=True)),
+    "generateUniform": ("f4", lambda rng, n: 1 - rng.random(n, "f4")),
+    "generateUniformDouble": ("f8", lambda rng, n: 1 - rng.random(n)),
+    "generateNormal": (
+        "f4", lambda rng, n, m, s: rng.standard_normal(n, "f4") * np.float32(s) + np.float32(m)
+    ),
+    "generateNormalDouble": ("f8", lambda rng, n, m, s: rng.normal(m, s, n)),
+    "generateLogNormal": ("f4", lambda rng, n, m, s: rng.lognormal(m, s, n)),
+    "generateLogNormalDouble": ("f8", lambda rng, n, m, s: rng.lognormal(m, s, n)),
+    "generatePoisson": ("u4", lambda rng, n, mean: rng.poisson(mean, n)),
+}  # fmt: skip
+"""What each function fills in, and how NumPy draws it, with a mean and a deviation where it has
+them."""
 
 
 class HostRand:
@@ -20,6 +39,8 @@ class HostRand:
     def __init__(self, runtime: HostRuntime) -> None:
         self._runtime = runtime
         self._generators: dict[int, np.random.Generator] = {}
+        for name, (dtype, draw) in DISTRIBUTIONS.items():
+            setattr(self, name, partial(self._fill, np.dtype(dtype), draw))
 
     def getVersion(self) -> int:
         return VERSION
@@ -40,45 +61,10 @@ class HostRand:
 
     setStream = setGeneratorOffset = setGeneratorOrdering = nothing
 
-    def _fill(self, address: int, dtype: str, values: Any) -> None:
-        kind = np.dtype(dtype)
-        found = self._runtime.view(address, kind, (len(values),), (kind.itemsize,))
-        self._runtime.operation("curand", [], self._runtime.access_of(found), 10 * len(values))
-        found[...] = values
-
-    def generate(self, generator: int, address: int, count: int) -> None:
-        self._fill(address, "u4", self._generators[generator].integers(0, 1 << 32, count, "u4"))
-
-    def generateLongLong(self, generator: int, address: int, count: int) -> None:
-        whole = self._generators[generator].integers(0, (1 << 64) - 1, count, "u8", endpoint=True)
-        self._fill(address, "u8", whole)
-
-    def generateUniform(self, generator: int, address: int, count: int) -> None:
-        self._fill(address, "f4", 1 - self._generators[generator].random(count, "f4"))
-
-    def generateUniformDouble(self, generator: int, address: int, count: int) -> None:
-        self._fill(address, "f8", 1 - self._generators[generator].random(count))
-
-    def generateNormal(
-        self, generator: int, address: int, count: int, mean: float, deviation: float
-    ) -> None:
-        drawn = self._generators[generator].standard_normal(count, "f4")
-        self._fill(address, "f4", drawn * np.float32(deviation) + np.float32(mean))
-
-    def generateNormalDouble(
-        self, generator: int, address: int, count: int, mean: float, deviation: float
-    ) -> None:
-        self._fill(address, "f8", self._generators[generator].normal(mean, deviation, count))
-
-    def generateLogNormal(
-        self, generator: int, address: int, count: int, mean: float, deviation: float
-    ) -> None:
-        self._fill(address, "f4", self._generators[generator].lognormal(mean, deviation, count))
-
-    def generateLogNormalDouble(
-        self, generator: int, address: int, count: int, mean: float, deviation: float
-    ) -> None:
-        self._fill(address, "f8", self._generators[generator].lognormal(mean, deviation, count))
-
-    def generatePoisson(self, generator: int, address: int, count: int, mean: float) -> None:
-        self._fill(address, "u4", self._generators[generator].poisson(mean, count))
+    def _fill(
+        self, dtype: Any, draw: Callable[..., Any], generator: int, address: int, count: int,
+        *parameters: float,
+    ) -> None:  # fmt: skip
+        found = self._runtime.view(address, dtype, (count,), (dtype.itemsize,))
+        self._runtime.operation("curand", [], self._runtime.access_of(found), 10 * count)
+        drawn(self._generators[generator], found, lambda rng, n: draw(rng, n, *parameters))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from umem.devices.software.libraries.batches import Each, Pointers, on_each
-from umem.devices.software.libraries.handles import DATA_TYPES, TYPES, Array
+from umem.devices.software.libraries.handles import DATA_TYPES, TYPES
 from umem.devices.software.libraries.systems import HostSystems, lapack
 from umem.devices.software.runtime import HostRuntime
 
@@ -145,10 +145,8 @@ class HostSolver(HostSystems):
         self, dtype: Any, handle: int, fill: int, n: int, a: int, lda: int, work: int, size: int,
         info: int,
     ) -> None:  # fmt: skip
-        found = self._matrix(dtype, a, n, n, lda)
-        self._tell("potrf", (found,), (found,), n**3 / 3)
-        made = lapack(dtype, "potrf")(found, lower=fill != UPPER, clean=False)
-        found[...], self._info(info)[0] = made
+        at = np.array([a], "u8")
+        self._potrf_batched(dtype, handle, fill, n, at.ctypes.data, lda, info, 1)
 
     def _potrf_batched(
         self, dtype: Any, handle: int, fill: int, n: int, a: int, lda: int, info: int, count: int
@@ -161,10 +159,9 @@ class HostSolver(HostSystems):
         self, dtype: Any, handle: int, fill: int, n: int, columns: int, a: int, lda: int, b: int,
         ldb: int, info: int,
     ) -> None:  # fmt: skip
-        left, found = self._matrix(dtype, a, n, n, lda), self._matrix(dtype, b, n, columns, ldb)
-        self._tell("potrs", (left, found), (found,), 2 * n * n * columns)
-        made = lapack(dtype, "potrs")(left, found, lower=fill != UPPER)
-        found[...], self._info(info)[0] = made
+        at_a, at_b = np.array([a], "u8"), np.array([b], "u8")
+        given = at_a.ctypes.data, lda, at_b.ctypes.data, ldb, info
+        self._potrs_batched(dtype, handle, fill, n, columns, *given, 1)
 
     def _potrs_batched(
         self, dtype: Any, handle: int, fill: int, n: int, columns: int, a: int, lda: int, b: int,
@@ -175,7 +172,7 @@ class HostSolver(HostSystems):
         self._tell("potrs", (left, found), (found,), count * 2 * n * n * columns)
         on_each(
             "potrs", dtype, count, HALVES[fill], n, columns, Pointers(a), lda, Pointers(b), ldb,
-            self._info(info),
+            Each(info, 0),
         )  # fmt: skip
 
     def _sytrf(
@@ -189,41 +186,28 @@ class HostSolver(HostSystems):
 
     # -- singular values and eigenvalues ---------------------------------------------------
 
-    def _svd(
-        self, dtype: Any, a: Array, s: int, u: Array | None, v: Array | None, info: int, full: bool
-    ) -> Array:
-        """Fill in the left vectors, as many as wanted, and return all right ones, in rows."""
-        values = self._vector(_real(dtype), s, min(a.shape))
-        written = [values, *(x for x in (u, v) if x is not None)]
-        self._tell("gesvd", (a,), written, 4 * a.size * min(a.shape))
-        has_vectors = len(written) > 1
-        found, values[...], rows, self._info(info)[0] = lapack(dtype, "gesvd")(
-            a, compute_uv=has_vectors, full_matrices=full
-        )
-        if u is not None:
-            u[...] = found[:, : u.shape[1]]
-        return np.asarray(rows)
+    def _on_svds(self, dtype: Any, count: int, left: bytes, right: bytes, *given: Any) -> None:
+        """Call LAPACK's ``gesvd`` on each; the last parameter is of the status."""
+        m, n = given[:2]
+        work = np.empty(BLOCK * (m + n) + 5 * max(m, n), dtype)
+        rest = (np.empty(5 * min(m, n), _real(dtype)),) if dtype.kind == "c" else ()
+        on_each(
+            "gesvd", dtype, count, left, right, *given[:-1], work, work.size, *rest, given[-1]
+        )  # fmt: skip
 
     def _gesvd(
         self, dtype: Any, handle: int, left: int, right: int, m: int, n: int, a: int, lda: int,
         s: int, u: int, ldu: int, v: int, ldv: int, work: int, size: int, rest: int, info: int,
     ) -> None:  # fmt: skip
         k, whole = min(m, n), self._matrix(dtype, a, m, n, lda)
-        on_left = {
-            _ALL: lambda: self._matrix(dtype, u, m, m, ldu),
-            _SOME: lambda: self._matrix(dtype, u, m, k, ldu),
-            _OVER: lambda: whole[:, :k],
-        }
-        on_right = {
-            _ALL: lambda: self._matrix(dtype, v, n, n, ldv),
-            _SOME: lambda: self._matrix(dtype, v, k, n, ldv),
-            _OVER: lambda: whole[:k],
-        }
-        columns = on_left[left]() if left in on_left else None
-        rows = on_right[right]() if right in on_right else None
-        made = self._svd(dtype, whole, s, columns, rows, info, _ALL in (left, right))
-        if rows is not None:
-            rows[...] = made[: len(rows)]
+        written = [whole, self._vector(_real(dtype), s, k)]
+        if left in (_ALL, _SOME):
+            written.append(self._matrix(dtype, u, m, m if left == _ALL else k, ldu))
+        if right in (_ALL, _SOME):
+            written.append(self._matrix(dtype, v, n if right == _ALL else k, n, ldv))
+        self._tell("gesvd", (whole,), written, 4 * m * n * k)
+        places = Each(a, 0), lda, Each(s, 0), Each(u, 0), ldu, Each(v, 0), ldv, Each(info, 0)
+        self._on_svds(dtype, 1, bytes([left]), bytes([right]), m, n, *places)
 
     def _gesvdj(
         self, dtype: Any, handle: int, mode: int, is_short: int, m: int, n: int, a: int, lda: int,
@@ -270,12 +254,10 @@ class HostSolver(HostSystems):
         job = b"N" if mode != VECTORS else b"S" if is_short else b"A"
         left, right = np.empty((count, columns, m), dtype), np.empty((count, n, rows), dtype)
         copied, one = given.swapaxes(1, 2).copy(), dtype.itemsize  # which LAPACK destroys
-        work = np.empty(BLOCK * (m + n) + 5 * max(m, n), dtype)
-        rest = (np.empty(5 * k, real),) if dtype.kind == "c" else ()
-        on_each(
-            "gesvd", dtype, count, job, job, m, n, Each(copied.ctypes.data, m * n * one), m,
+        self._on_svds(
+            dtype, count, job, job, m, n, Each(copied.ctypes.data, m * n * one), m,
             Each(s[0], s[1] * real.itemsize), Each(left.ctypes.data, m * columns * one), m,
-            Each(right.ctypes.data, n * rows * one), rows, work, work.size, *rest, Each(info, 4),
+            Each(right.ctypes.data, n * rows * one), rows, Each(info, 4),
         )  # fmt: skip
         if on_left is not None and on_right is not None:
             on_left[...], on_right[...] = left.swapaxes(1, 2), right.conj()
@@ -284,13 +266,7 @@ class HostSolver(HostSystems):
         self, dtype: Any, handle: int, mode: int, fill: int, n: int, a: int, lda: int, w: int,
         work: int, size: int, info: int, options: int = 0,
     ) -> None:  # fmt: skip
-        found, values = self._matrix(dtype, a, n, n, lda), self._vector(_real(dtype), w, n)
-        self._tell("syevd", (found,), (found, values), 9 * n**3)
-        function = lapack(dtype, "syevd", "heevd")
-        made = function(found, compute_v=mode == VECTORS, lower=fill != UPPER)
-        values[...], vectors, self._info(info)[0] = made
-        if mode == VECTORS:
-            found[...] = vectors
+        self._syevj_batched(dtype, handle, mode, fill, n, a, lda, w, work, size, info, options, 1)
 
     def _syevj_batched(
         self, dtype: Any, handle: int, mode: int, fill: int, n: int, a: int, lda: int, w: int,

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from umem.devices.software.libraries.cores import drawn
 from umem.devices.software.libraries.handles import Array, HostLibrary
 from umem.devices.software.runtime import HostRuntime
 
@@ -26,48 +27,33 @@ STATE_WORDS = 6
 """Of SFC64; the smallest state of CuPy's, that of one thread of XORWOW, has as many."""
 
 
-class Distribution(NamedTuple):
-    """The type of what is drawn, the types of its parameters, and how NumPy draws it."""
-
-    dtype: str
-    parameters: tuple[str, ...]
-    draw: Callable[..., Any]
-
-
-DISTRIBUTIONS = {
-    "raw": Distribution("u4", (), lambda rng, n: rng.integers(0, 1 << 32, n, "u4")),
-    "random_uniform": Distribution("f8", (), lambda rng, n: rng.random(n)),
-    "random_uniform_float": Distribution("f4", (), lambda rng, n: rng.random(n, "f4")),
-    "standard_normal": Distribution("f8", (), lambda rng, n: rng.standard_normal(n)),
-    "standard_normal_float": Distribution("f4", (), lambda rng, n: rng.standard_normal(n, "f4")),
-    "exponential": Distribution("f8", (), lambda rng, n: rng.standard_exponential(n)),
-    "beta": Distribution("f8", ("f8", "f8"), lambda rng, n, a, b: rng.beta(a, b, n)),
-    "geometric": Distribution("i8", ("f8",), lambda rng, n, p: rng.geometric(p, n)),
-    "hypergeometric": Distribution(
-        "i8", ("i8", "i8", "i8"),
-        lambda rng, n, good, bad, sample: rng.hypergeometric(good, bad, np.maximum(sample, 0), n),
+DISTRIBUTIONS: dict[str, tuple[str, str, Callable[..., Any]]] = {
+    "raw": ("I", "", lambda rng, n: rng.integers(0, 1 << 32, n, "u4")),
+    "random_uniform": ("d", "", lambda rng, n: rng.random(n)),
+    "random_uniform_float": ("f", "", lambda rng, n: rng.random(n, "f4")),
+    "standard_normal": ("d", "", lambda rng, n: rng.standard_normal(n)),
+    "standard_normal_float": ("f", "", lambda rng, n: rng.standard_normal(n, "f4")),
+    "exponential": ("d", "", lambda rng, n: rng.standard_exponential(n)),
+    "beta": ("d", "dd", lambda rng, n, a, b: rng.beta(a, b, n)),
+    "binomial": ("q", "id", lambda rng, n, count, p: rng.binomial(count, p, n)),
+    "geometric": ("q", "d", lambda rng, n, p: rng.geometric(p, n)),
+    "hypergeometric": (
+        "q", "qqq",
+        lambda rng, n, good, bad, k: rng.hypergeometric(good, bad, np.clip(k, 0, good + bad), n),
     ),
-    "logseries": Distribution(
-        "i8", ("f8",), lambda rng, n, p: rng.logseries(np.maximum(p, 0), n)
-    ),
-    "poisson": Distribution("i8", ("f8",), lambda rng, n, mean: rng.poisson(np.fmax(mean, 0), n)),
-    "standard_gamma": Distribution(
-        "f8", ("f8",), lambda rng, n, shape: rng.standard_gamma(np.maximum(shape, 0), n)
-    ),
-    "binomial": Distribution("i8", ("i4", "f8"), lambda rng, n, k, p: rng.binomial(k, p, n)),
+    "logseries": ("q", "d", lambda rng, n, p: rng.logseries(np.maximum(p, 0), n)),
+    "poisson": ("q", "d", lambda rng, n, mean: rng.poisson(np.fmax(mean, 0), n)),
+    "standard_gamma": ("d", "d", lambda rng, n, a: rng.standard_gamma(np.maximum(a, 0), n)),
 }  # fmt: skip
-"""By the names of CuPy's functions; numbers out of range count as they do in its kernels, or are
-NumPy's ValueError where those never end."""
+"""By the names of CuPy's functions: the types of what is drawn and of the parameters, and how NumPy
+draws it. What is out of range counts as in CuPy's kernels; where those never end, or give what
+means nothing, it is NumPy's ValueError."""
 C_FUNCTIONS = {
     "init_curand_generator": ("ilmll",),
     "interval_32": (FIRST + "jj", FIRST + "ii"),
     "interval_64": (FIRST + "mm", FIRST + "ll"),
-    "binomial": (FIRST + "lll",),  # the last is memory of its own
-    **{
-        name: (FIRST + "l" * len(each.parameters),)
-        for name, each in DISTRIBUTIONS.items()
-        if name != "binomial"
-    },
+    **{name: (FIRST + "l" * len(given),) for name, (_, given, _) in DISTRIBUTIONS.items()},
+    "binomial": (FIRST + "lll",),  # memory of its own, too
 }
 """CuPy's functions and how C++ writes what they take; since 14.2, and before."""
 
@@ -78,7 +64,7 @@ class HostDistributions(HostLibrary):
     def __init__(self, runtime: HostRuntime) -> None:
         super().__init__(runtime)
         for name, distribution in DISTRIBUTIONS.items():
-            setattr(self, name, partial(self._draw_by_arrays, distribution))
+            setattr(self, name, partial(self._draw_by_arrays, *distribution))
         self.interval_32 = partial(self._draw_up_to, np.dtype("u4"))
         self.interval_64 = partial(self._draw_up_to, np.dtype("u8"))
 
@@ -107,15 +93,15 @@ class HostDistributions(HostLibrary):
             "bit_generator": "SFC64", "state": {"state": np.array(words, "u8")},
             "has_uint32": int(has_half), "uinteger": int(half),
         }  # fmt: skip
-        found[...] = draw(np.random.Generator(bits), size, *(x.ravel() for x in read))
+        drawn(np.random.Generator(bits), found, draw, [_flat(x) for x in read])
         self._keep_state(state, bits)
 
     def _draw_by_arrays(
-        self, distribution: Distribution, generator: int, state: int, states: int, out: int,
-        size: int, stream: int, *parameters: int,
+        self, dtype: str, given: str, draw: Callable[..., Any], generator: int, state: int,
+        states: int, out: int, size: int, stream: int, *parameters: int,
     ) -> None:  # fmt: skip
-        read = map(self._array, parameters, distribution.parameters)
-        self._draw(distribution.dtype, distribution.draw, state, states, out, size, tuple(read))
+        read = tuple(map(self._array, parameters, given))
+        self._draw(dtype, draw, state, states, out, size, read)
 
     def _draw_up_to(
         self, dtype: Any, generator: int, state: int, states: int, out: int, size: int,
@@ -134,3 +120,8 @@ class HostDistributions(HostLibrary):
         sizes = [int(x) for x in self._vector("i8", address + 16, 2 * count)]
         shape, strides = tuple(sizes[:count]), tuple(sizes[count:])
         return self._runtime.view(data, np.dtype(dtype), shape, strides)
+
+
+def _flat(values: Array) -> Array:
+    """The elements one after the other; one of them where all are the same one."""
+    return values.ravel() if any(values.strides) else values.ravel()[:1]

@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from umem.devices.software.libraries.cores import cut, side_by_side
 from umem.devices.software.runtime import HostRuntime
+
+LEAST = 1 << 18
+"""Elements that are worth a thread of their own."""
+RADIX_BYTES = 2
+"""Up to this size NumPy sorts by digits, and takes no notice of what is sorted already."""
 
 
 class HostThrust:
@@ -32,15 +38,37 @@ class HostThrust:
     def sort(self, dtype: Any, data: int, keys: int, shape: Sequence[int]) -> None:
         found = self._array(dtype, data, shape)
         self._tell("sort", found, found)
-        found.sort(axis=-1, kind="stable")
+        rows, pieces = _pieces(found)
+        side_by_side(lambda piece: rows[piece].sort(kind="stable"), pieces)
+        if len(rows) == 1 and len(pieces) > 1:
+            found.sort(kind="stable")  # which finds sorted runs, and merges them
 
     def argsort(self, dtype: Any, indexes: int, data: int, keys: int, shape: Sequence[int]) -> None:
         values, found = self._array(dtype, data, shape), self._array("intp", indexes, shape)
         self._tell("argsort", values, found)
-        found[...] = values.argsort(axis=-1, kind="stable")
+        rows, pieces = _pieces(values)
+        places = found.reshape(rows.shape)
+
+        def sort(piece: tuple[slice, slice]) -> None:
+            places[piece] = rows[piece].argsort(kind="stable") + piece[1].start
+
+        side_by_side(sort, pieces)
+        if len(rows) == 1 and len(pieces) > 1:
+            order = places[0]
+            order[...] = order[rows[0, order].argsort(kind="stable")]
 
     def lexsort(self, dtype: Any, indexes: int, keys: int, count: int, length: int) -> None:
         values = self._array(dtype, keys, (count, length))
         found = self._array("intp", indexes, (length,))
         self._tell("lexsort", values, found)
         found[...] = np.lexsort(values)
+
+
+def _pieces(values: Any) -> tuple[Any, list[tuple[slice, slice]]]:
+    """An array's rows, and pieces of these for each core: of many rows some, of one a run."""
+    length = max(1, values.shape[-1])
+    rows = values.reshape(-1, length)
+    if len(rows) == 1 and values.itemsize > RADIX_BYTES:
+        return rows, [(slice(1), slice(*part)) for part in cut(length, LEAST)]
+    parts = cut(len(rows), 1 + LEAST // length)
+    return rows, [(slice(*part), slice(0, length)) for part in parts]

@@ -1,0 +1,66 @@
+"""Work on large arrays that the cores share; each part is done as one core would do it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Part: TypeAlias = tuple[int, int]
+DRAWN = 1 << 18
+"""Numbers that one generator draws at most; not by the count of cores, on which they must not
+depend."""
+
+
+def core_count() -> int:
+    """Return how many cores the process may use, and OMP_NUM_THREADS, where it is set, allows."""
+    wanted, there = os.environ.get("OMP_NUM_THREADS", ""), len(os.sched_getaffinity(0))
+    return min(int(wanted), there) if wanted.isdigit() and int(wanted) else there
+
+
+def cut(count: int, least: int) -> list[Part]:
+    """Cut a range into one part for each core, of ``least`` or more; the start and end of each."""
+    parts = max(1, min(core_count(), count // least))
+    bounds = [count * i // parts for i in range(parts + 1)]
+    return list(pairwise(bounds))
+
+
+def side_by_side(work: Callable[[Any], Any], parts: Sequence[Any]) -> None:
+    """Call a function, which lets other threads run, for each part, on all cores."""
+    threads = min(core_count(), len(parts))
+    if threads < 2:
+        for part in parts:
+            work(part)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, parts))
+
+
+def drawn(
+    rng: np.random.Generator, found: Any, draw: Callable[..., Any], parameters: Sequence[Any] = ()
+) -> None:
+    """Fill an array of one dimension with random numbers.
+
+    Args:
+        rng: draws a few, and the seeds of other generators that draw many.
+        draw: gives so many, by a generator, a count and parameters.
+        parameters: arrays with one element, or as many as are drawn.
+    """
+    if len(found) <= DRAWN:
+        found[...] = draw(rng, len(found), *parameters)
+        return
+    starts = range(0, len(found), DRAWN)
+    seeds = rng.integers(0, 1 << 63, len(starts))
+
+    def part(which: tuple[int, Any]) -> None:
+        start, seed = which
+        here = found[start : start + DRAWN]
+        own = np.random.Generator(np.random.SFC64(int(seed)))
+        given = (x if len(x) == 1 else x[start : start + DRAWN] for x in parameters)
+        here[...] = draw(own, len(here), *given)
+
+    side_by_side(part, list(zip(starts, seeds, strict=True)))
