@@ -72,6 +72,27 @@ print([(op.name, op.writes[0].stop - op.writes[0].start) for op in recording.tra
     assert run(program, kernel_cache) == "[('curand', 524288)]\n"
 
 
+def test_late_streams_draw_in_their_order_whatever_the_seed(kernel_cache: Path) -> None:
+    start = """
+import numpy as np
+import umem
+gpu = umem.software_gpu("t4", "256MiB", force=True, stream_seed=0)
+import cupy as cp
+"""
+    program = """
+def drawn(seed):
+    gpu.reseed(seed)
+    with cp.cuda.Stream(non_blocking=True) as stream:
+        rng = cp.random.Generator(cp.random.XORWOW(3, size=512))
+        made = [rng.poisson(cp.arange(9.0), (4, 9)), rng.random(99), rng.binomial(9, 0.5, 9)]
+        stream.synchronize()
+    return [x.get().tolist() for x in made]
+
+assert all(drawn(seed) == drawn(None) for seed in range(5))
+"""
+    assert run(program, kernel_cache, start=start) == ""
+
+
 def test_parameters_out_of_range_are_as_in_cupys_kernels_or_an_error(kernel_cache: Path) -> None:
     program = """
 rng = cp.random.default_rng(0)
