@@ -119,10 +119,18 @@ for dtype, most in (("u4", (1 << 32) - 1), ("i8", (1 << 63) - 1), ("u8", (1 << 6
     )
 
 
-def test_a_version_of_cupy_with_functions_that_are_not_known_is_refused(tmp_path: Path) -> None:
+def test_a_version_of_cupy_with_other_functions_than_are_known_is_refused(tmp_path: Path) -> None:
     module = tmp_path / "generators.so"
-    names = "_Z3newilllll", "_Z4betailllllll", "_Z6loggamd"
-    asked = ["gcc", "-x", "c", "-shared", "-fPIC", "-o", str(module), "-"]
-    subprocess.run(asked, input="".join(f"void {x}() {{}}" for x in names), text=True, check=True)
-    with pytest.raises(DeviceError, match=r"generators.so has .*\['_Z3newilllll'\]"):
-        Overrides(module, C_FUNCTIONS, KIND, Toolchain(tmp_path))
+    names = {f"_Z{len(n)}{n}{letters[0]}" for n, letters in C_FUNCTIONS.items()}
+
+    def overridden(*others: str) -> Overrides:
+        text = "".join(f"void {name}() {{}}" for name in (*names, *others, "_Z6loggamd"))
+        asked = ["gcc", "-x", "c", "-shared", "-fPIC", "-o", str(module), "-"]
+        subprocess.run(asked, input=text, text=True, check=True)
+        return Overrides(module, C_FUNCTIONS, KIND, Toolchain(tmp_path))
+
+    with pytest.raises(DeviceError, match=r"generators.so has .*: \['_Z3newilllll'\]"):
+        overridden("_Z3newilllll")
+    names.remove("_Z21init_curand_generatorilmll")
+    with pytest.raises(DeviceError, match=r"generators.so has .*: \['init_curand_generator'\]"):
+        overridden("_Z21init_curand_generatorlll")

@@ -34,7 +34,7 @@ class Overrides:
 
     Raises:
         MissingDependencyError: no ``nm``, which comes with the compiler.
-        DeviceError: the module has other functions of this kind.
+        DeviceError: the module lacks a function, or has others of this kind.
     """
 
     def __init__(
@@ -46,10 +46,11 @@ class Overrides:
             for letters in versions
         }
         listed = [line.split() for line in symbols(module, "--defined-only")]
-        own = {name for _, how, name in listed if how == "T" and re.fullmatch(kind, name)}
-        if own - known.keys():
-            others = sorted(own - known.keys())
-            raise DeviceError(f"{module.name} has functions not known here: {others}")
+        own = {name for _, how, name in listed if how == "T"}
+        other = {name for name in own if re.fullmatch(kind, name)} - known.keys()
+        other |= functions.keys() - {known[name][0] for name in own & known.keys()}
+        if other:
+            raise DeviceError(f"{module.name} has other functions than known here: {sorted(other)}")
         self._names = [name for name, _ in known.values()]
         parts = [
             "typedef struct _object PyObject; void Py_DecRef(PyObject *);\n"
