@@ -100,7 +100,7 @@ def answer(result: common.Result) -> str:
     return (
         f"{figure(statistics.median(row['ratio'] for row in rows))} times NumPy's time in the "
         f"median, at most {figure(slowest['ratio'])} ({slowest['call']}, {slowest['count']:,} of "
-        f"{slowest['size']} x {slowest['size']}). Four times as many take at most "
+        f"{slowest['size']} x {slowest['size']}); four times as many take at most "
         f"{figure(most['growth'])} times as long ({most['call']}); {figure(GROWTH_LIMIT)} are "
         "allowed."
     )
