@@ -6,25 +6,26 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from umem.devices.software.versions import known_cupy
+from umem.errors import UmemError
+
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 
 
-def _cupy() -> bool:
-    if find_spec("cupy") is None:
-        return False
+def _why_not() -> str:
+    """Why there is no software GPU here; nothing where there is."""
     try:
-        return version("cupy-cuda12x").startswith("14.")
-    except PackageNotFoundError:
-        return False
+        known_cupy()
+    except UmemError as error:
+        return str(error)
+    return ""
 
 
-needs_cupy = pytest.mark.skipif(not _cupy(), reason="no CuPy 14 for CUDA 12")
+needs_cupy = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "CuPy is there")
 START = """
 import numpy as np
 import umem

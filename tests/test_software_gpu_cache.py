@@ -182,7 +182,7 @@ def test_caches_share_precompiled_headers_and_names(
     source = '#include <cupy/carray.cuh>\nextern "C" __global__ void f(float* x) { x[0] = 1; }'
     names = []
     for cache in (tmp_path / "one", tmp_path / "two"):
-        compiler = KernelCompiler(Toolchain(cache), Path(spec.origin).parent)
+        compiler = KernelCompiler(Toolchain(cache), Path(spec.origin).parent, 12090)
         path, _ = compiler.compile(source, ())
         names.append(path.name)
         assert {found.suffix for found in cache.iterdir()} == {".so"}

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from umem.devices.software.runtime import CUDA_VERSION
 from umem.errors import DeviceError
 
 _TYPES = ("float16", "bfloat16")
@@ -41,7 +40,7 @@ _IN_STEP = {
     "max_len_seq(": ("\n        state[idx] = next_state;", "\n    }\n}\n"),
 }
 """Places in kernels of CuPy's before which the threads of a warp are taken to be in step."""
-_VERSION = "__CUDACC_VER_MAJOR__"
+_VERSION, CUDA_MAJOR = "__CUDACC_VER_MAJOR__", "UMEM_CUDA_MAJOR"
 OWN = "umem_its_"
 """Begins the name here of what a source calls as the C library calls something else."""
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:[^\n\\]|\\.)*)", re.MULTILINE | re.DOTALL)
@@ -139,7 +138,7 @@ def preamble(source: str, expressions: Sequence[str]) -> str:
     if re.search(r"\bhalf\b", "\n".join((source, *expressions))):
         parts.append("#include <cuda_fp16.h>")
     if _VERSION in source:  # after CuPy's headers, which would ask for NVIDIA's
-        parts.append(f"#define {_VERSION} {CUDA_VERSION // 1000}")
+        parts.append(f"#define {_VERSION} {CUDA_MAJOR}")
     parts += [f"#define {name} {OWN}{name}" for name in taken(source)]
     return "".join(f"{part}\n" for part in parts)
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from umem.devices.software.dialect import (
     BOUNDS,
+    CUDA_MAJOR,
     KERNEL,
     needs_expansion,
     pointer_to,
@@ -242,18 +243,22 @@ def _is_taken(option: str) -> bool:
 class KernelCompiler:
     """Compiles CUDA C++ into shared objects for the host.
 
+    Args:
+        cuda_version: as ``12090``.
+
     Attributes:
         name: differs where the headers that kernels are compiled with differ.
     """
 
-    def __init__(self, tools: Toolchain, cupy_folder: Path) -> None:
+    def __init__(self, tools: Toolchain, cupy_folder: Path, cuda_version: int) -> None:
         self._tools = tools
         self._include = cupy_folder / "_core" / "include"
         content = b"".join(path.read_bytes() for path in sorted(HEADERS.rglob("*.*h")))
         self.name = f"umem's software GPU {hashlib.sha256(content).hexdigest()[:16]}"
         version = (cupy_folder / "_version.py").read_bytes()
         digest = hashlib.sha256(content + version).hexdigest()[:16]
-        self._own = (f"-DUMEM_HEADERS_{digest}", "-fno-exceptions")
+        cuda = f"-D{CUDA_MAJOR}={cuda_version // 1000}"
+        self._own = (f"-DUMEM_HEADERS_{digest}", cuda, "-fno-exceptions")
 
     def compile(
         self, source: str, options: Sequence[str], expressions: Sequence[str] = ()

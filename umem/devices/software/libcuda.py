@@ -64,6 +64,11 @@ class HostHints:
             self._give("umem_device", self._device, ctypes.c_void_p, number, number),
         ]
 
+    def raise_version(self, version: int) -> None:
+        """Answer as a driver of this version, where that is newer than what it says by itself."""
+        said = ctypes.c_int.in_dll(self.library, "umem_version")
+        said.value = max(said.value, version)
+
     def _give(self, name: str, function: Any, *types: Any) -> Any:
         def status(error: BaseException) -> int:
             return int(getattr(error, "status", UNKNOWN))

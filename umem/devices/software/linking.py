@@ -297,8 +297,14 @@ class StandIns:
         return str(found._name), int(found._handle)
 
     def stand_in(self) -> None:
-        """Have CuPy find these where it looks for NVIDIA's libraries by cuda-pathfinder."""
-        pathfinder: Any = importlib.import_module("cuda.pathfinder")
+        """Have CuPy find these where it looks for NVIDIA's libraries by cuda-pathfinder.
+
+        CuPy 13 has no such package: it goes by the names of libraries, which are loaded by then.
+        """
+        try:
+            pathfinder: Any = importlib.import_module("cuda.pathfinder")
+        except ModuleNotFoundError:
+            return
         parts = importlib.import_module("cuda.pathfinder._dynamic_libs.load_dl_common")
 
         def load(name: str) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from umem.devices.software.kernels import KernelCompiler
-from umem.devices.software.runtime import CUDA_VERSION, HostRuntime
+from umem.devices.software.runtime import HostRuntime
 from umem.errors import DeviceError
 
 COMPILATION = 6
@@ -44,7 +44,8 @@ class HostNvrtc:
         self._programs: dict[int, _Program] = {}
 
     def getVersion(self) -> tuple[int, int]:
-        return CUDA_VERSION // 1000, CUDA_VERSION % 1000 // 10
+        found = self._runtime.cuda_version
+        return found // 1000, found % 1000 // 10
 
     def getSupportedArchs(self) -> list[int]:
         major, minor = (self._runtime.deviceGetAttribute(which, 0) for which in (75, 76))

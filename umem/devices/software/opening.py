@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -35,22 +33,21 @@ from umem.devices.software.overrides import Overrides
 from umem.devices.software.runtime import HostRuntime
 from umem.devices.software.streams import DriverCalls
 from umem.devices.software.toolchain import Toolchain
+from umem.devices.software.versions import known_cupy
 from umem.devices.specs import GpuSpec, gpu_spec
-from umem.errors import DeviceError, MissingDependencyError, StateError
+from umem.errors import DeviceError, StateError
 from umem.units import BLOCK_BYTES, format_bytes, parse_bytes
 from umem_software_gpu import disarm
 
-KNOWN = "14."
-"""The versions of CuPy whose inside is known here."""
-_PACKAGE = "cupy-cuda12x"
 _LIBRARIES = ("cublas", "curand", "cusolver", "cusparse")
 _ABSENT = {
     "cupy.cuda.compiler.compile_using_nvcc": "nvcc",
     "cupy.cuda.compiler._jitify_prep": "jitify",
     "cupy.cuda.jitify.jitify": "jitify",
-    "cupy.fft._config._FFTConfig.set_cufft_callbacks": "callbacks of cuFFT",
 }
 """Functions of CuPy's that are NotImplementedError, beside what it calls of the libraries."""
+_CALLBACKS = {"13": "cupy.fft.config", "14": "cupy.fft._config._FFTConfig"}
+"""Where ``set_cufft_callbacks`` is, by CuPy's version."""
 _LEFT = ("check_status", "get_build_version", "is_cuda_python_build")
 """Functions of CuPy's modules that need nothing of NVIDIA's."""
 _leads: list[Lead] = []
@@ -224,7 +221,7 @@ def requirements(
             f"{spec.title}: CuPy asks for the compute capability and the number of "
             "multiprocessors, which are not known: give GpuSpec(..., chip=(8, 9, 128))"
         )
-    folder = _cupy_folder()
+    folder = known_cupy()
     if not force and has_real_gpu():
         raise DeviceError("this machine has a real GPU; software_gpu(..., force=True) ignores it")
     Toolchain().compiler  # noqa: B018  (it is looked for)
@@ -243,24 +240,6 @@ def has_real_gpu(root: Path = Path("/")) -> bool:
     return (root / "dev/dxg").exists() and (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
 
 
-def _cupy_folder() -> Path:
-    spec = find_spec("cupy")
-    if spec is None or spec.origin is None:
-        raise MissingDependencyError(
-            "the software GPU runs the real CuPy: pip install 'cupy-cuda12x>=14.0,<15' (umem's "
-            "extra: software)"
-        )
-    try:
-        found = version(_PACKAGE)
-    except PackageNotFoundError:
-        raise DeviceError(f"the software GPU knows CuPy as {_PACKAGE} installs it") from None
-    if not found.startswith(KNOWN):
-        raise DeviceError(
-            f"the software GPU knows the inside of CuPy {KNOWN}x, and {_PACKAGE} is {found}"
-        )
-    return Path(spec.origin).parent
-
-
 def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: StandIns) -> None:
     api = importlib.import_module("cupy_backends.cuda.api.runtime")
     runtime.error_type, runtime.attributes_type = api.CUDARuntimeError, api.PointerAttributes
@@ -275,7 +254,9 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     def nvrtc_fail(status: int) -> None:
         raise nvrtc_api.NVRTCError(status)
 
-    compiler = KernelCompiler(tools, folder)
+    runtime.cuda_version = driver_api.get_build_version()
+    runtime.hints.raise_version(runtime.cuda_version)
+    compiler = KernelCompiler(tools, folder, runtime.cuda_version)
     driver: Any = LateDriver if isinstance(runtime, LateRuntime) else HostDriver
     host_driver = driver(runtime, compiler, driver_fail)
     _point_at(driver_api, host_driver, tools)
@@ -292,12 +273,14 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
         _point_at(importlib.import_module(name), on_stream(runtime, functions), tools)
     stand_ins.lead("libcusolver", on_stream(runtime, solver))
     stand_ins.lead("libcufft", on_stream(runtime, cufft.HostFft(runtime)))
-    for place, name in _ABSENT.items():
+    cupy: Any = importlib.import_module("cupy")
+    callbacks = _CALLBACKS[cupy.__version__.partition(".")[0]]
+    absent = {**_ABSENT, f"{callbacks}.set_cufft_callbacks": "callbacks of cuFFT"}
+    for place, name in absent.items():
         owner, _, attribute = place.rpartition(".")
         setattr(resolve_name(owner), attribute, _missing(owner, name))
     _refuse_accelerators()
     _point_at(importlib.import_module("cupy.cuda.cub"), None, tools)
-    cupy: Any = importlib.import_module("cupy")
     if isinstance(runtime.source, GuardedSource):
         host_driver.run = KernelGuard(runtime.source, tools).run
         bypass_pools(cupy, runtime)

@@ -17,7 +17,7 @@ from umem.devices.specs import GpuSpec
 from umem.trace.events import Hint
 from umem.units import BLOCK_BYTES
 
-CUDA_VERSION, DRIVER_VERSION = 12090, 13000
+DRIVER_VERSION = 13000
 """A driver runs programs of its own CUDA and of older ones, so both kinds of cuda-bindings load."""
 CPU = -1
 """The host as a place, CU_DEVICE_CPU."""
@@ -56,6 +56,7 @@ class HostRuntime(HostPools):
 
     Attributes:
         attributes_type: CuPy's class of what is known of a pointer.
+        cuda_version: of the CUDA that CuPy was built for, as 12090 for 12.9.
         hints: takes advice and prefetches, see `umem.devices.software.libcuda`.
     """
 
@@ -66,6 +67,7 @@ class HostRuntime(HostPools):
         assert spec.chip is not None  # `software_gpu` refuses it
         self._chip = spec.chip
         self.attributes_type: Any = None
+        self.cuda_version = 0
         self.hints: Any = None
         self._current = 0
 
@@ -225,15 +227,15 @@ class HostRuntime(HostPools):
     # -- the device ------------------------------------------------------------------------
 
     def driverGetVersion(self) -> int:
-        return DRIVER_VERSION
+        return max(DRIVER_VERSION, self.cuda_version)
 
     def runtimeGetVersion(self) -> int:
-        return CUDA_VERSION
+        return self.cuda_version
 
     _getLocalRuntimeVersion = runtimeGetVersion
 
     def _getCUDAMajorVersion(self) -> int:
-        return CUDA_VERSION // 1000
+        return self.cuda_version // 1000
 
     def getDeviceCount(self) -> int:
         return self.count

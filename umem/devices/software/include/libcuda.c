@@ -14,9 +14,10 @@ int (*umem_pointer)(void *, int, uint64_t);
 int (*umem_device)(void *, int, int);
 int (*umem_wait)(void *);
 static Location place(int device) { Location l = {device == -1 ? 2 : 1, device == -1 ? 0 : device}; return l; }
+int umem_version = VERSION;
 int umem_not_supported(void) { return 801; }
 int cuInit(unsigned flags) { return 0; }
-int cuDriverGetVersion(int *v) { *v = VERSION; return 0; }
+int cuDriverGetVersion(int *v) { *v = umem_version; return 0; }
 int cuDeviceGetCount(int *n) { *n = 1; return 0; }
 int cuDeviceGet(int *d, int ordinal) { if (ordinal) return 101; *d = 0; return 0; }
 int cuDeviceGetName(char *s, int n, int d) { strncpy(s, "simulated", n); return 0; }
@@ -88,11 +89,12 @@ int cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t fl
   char text[256];
   if (!self) { Dl_info info; dladdr((void *)cuInit, &info); self = dlopen(info.dli_fname, RTLD_NOW); }
   /* What came with CUDA 13: a driver has it from then on, for who asks for that CUDA or a newer one. */
-  if (version > VERSION) return 1;
+  if (version > umem_version) return 1;
   if (strstr(name, "Batch") && version < 13000) { *found = 0; if (status) *status = 2; return 0; }
   strncpy(text, name, 250);
   strcat(text, "_v2");
-  *found = version >= 12020 || !strcmp(name, "cuGetProcAddress") ? dlsym(self, text) : 0;
+  /* CUDA 11's runtime gives four arguments, and expects a function of four. */
+  *found = version >= (strcmp(name, "cuGetProcAddress") ? 12020 : 12000) ? dlsym(self, text) : 0;
   if (!*found) *found = dlsym(self, name);
   if (!*found) *found = (void *)umem_not_supported;
   if (status) *status = 0;

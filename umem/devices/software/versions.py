@@ -1,0 +1,83 @@
+"""The builds of CuPy whose inside is known here, told before anything of CuPy is imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from umem.errors import DeviceError, MissingDependencyError
+from umem.extras import CUPY_DISTRIBUTIONS
+
+KNOWN = {11: ("13.6",), 12: ("13.6", "14"), 13: ("13.6", "14")}
+"""Versions of CuPy, as their first numbers, by the CUDA that they were built for."""
+_CUBLAS = re.compile(rb"libcublas\.so\.(\d+)")
+_INSTALL = {
+    11: "CuPy for CUDA 11: pip install 'cupy-cuda11x==13.6.*'",
+    12: "CuPy for CUDA 12: pip install 'cupy-cuda12x>=14.0,<15' (umem's extra: software)",
+    13: "CuPy for CUDA 13: pip install 'cupy-cuda13x>=14.0,<15' (umem's extra: software13)",
+}
+
+
+def known_cupy() -> Path:
+    """Return the folder of the CuPy that is installed, where its inside is known.
+
+    Raises:
+        MissingDependencyError: there is none.
+        DeviceError: it is of another version or for another CUDA, or there are several.
+    """
+    spec = find_spec("cupy")
+    if spec is None or spec.origin is None:
+        raise MissingDependencyError(f"the software GPU runs the real CuPy. {_INSTALL[12]}")
+    folder = Path(spec.origin).parent
+    refuse_unknown(dict(_installed()), built_for(folder))
+    return folder
+
+
+def refuse_unknown(installed: dict[str, str], cuda: int | None) -> None:
+    """See that there is one distribution of CuPy's, and that it is a known one.
+
+    Args:
+        installed: versions by distribution.
+        cuda: what it was built for, None where that is not CUDA.
+
+    Raises:
+        DeviceError: there is another one, or there are several.
+    """
+    names = " and ".join(f"{name} {found}" for name, found in installed.items())
+    if len(installed) > 1:
+        raise DeviceError(f"several distributions of CuPy are installed, {names}: keep one")
+    if not names:
+        raise DeviceError(f"CuPy is not installed as any of {', '.join(CUPY_DISTRIBUTIONS)}")
+    (found,) = installed.values()
+    if cuda not in KNOWN or not _is_of(found, KNOWN[cuda]):
+        what = "something else than CUDA" if cuda is None else f"CUDA {cuda}"
+        raise DeviceError(
+            f"the software GPU knows the inside of CuPy {_listed()}; {names} is for {what}"
+        )
+
+
+def built_for(folder: Path) -> int | None:
+    """Return the CUDA, by its first number, that the CuPy in a folder was built for."""
+    for path in folder.parent.glob("cupy_backends/cuda/libs/cublas.*.so"):
+        if found := _CUBLAS.search(path.read_bytes()):
+            return int(found[1])
+    return None
+
+
+def _installed() -> Iterator[tuple[str, str]]:
+    for name in CUPY_DISTRIBUTIONS:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue
+
+
+def _is_of(found: str, known: tuple[str, ...]) -> bool:
+    return any(found == first or found.startswith(f"{first}.") for first in known)
+
+
+def _listed() -> str:
+    return ", ".join(f"{' and '.join(known)} for CUDA {cuda}" for cuda, known in KNOWN.items())
