@@ -210,7 +210,8 @@ assert cp.isin(cp.arange(1, 7), cp.array([1, 2])).tolist() == [True, True] + [Fa
 assert cp.searchsorted(cp.array([1, 2]), cp.arange(4)).tolist() == [0, 0, 1, 2]
 
 # A kernel may have the name of another function; a global variable has a place.
-assert cp.arange(3).byteswap().tolist() == np.arange(3).byteswap().tolist()
+if hasattr(cp.ndarray, "byteswap"):  # not in CuPy 13
+    assert cp.arange(3).byteswap().tolist() == np.arange(3).byteswap().tolist()
 module = cp.RawModule(code='''
 extern "C" { __constant__ float some[4];
 __global__ void f(float* x) { x[threadIdx.x] *= some[threadIdx.x]; } }''')
@@ -300,7 +301,8 @@ def same(found, wanted, tolerance=1e-12):
     assert np.allclose(found.get(), wanted, rtol=tolerance, atol=tolerance), (found, wanted)
 
 z, v = np.array([1 + 1j, 2 - 0.5j]), np.linspace(-0.9, 0.9, 7)
-for name in ("digamma", "lambertw"):
+is_13 = cp.__version__.startswith("13.")  # whose digamma takes no complex numbers
+for name in ("lambertw",) if is_13 else ("digamma", "lambertw"):
     same(getattr(special, name)(cp.asarray(z)), getattr(scipy.special, name)(z))
 same(special.sici(cp.asarray(z))[0], scipy.special.sici(z)[0])
 for name in ("erfinv", "erfcx", "i0", "j1", "ndtri"):
@@ -356,10 +358,12 @@ print("done")
 def test_pools_limits_and_what_the_device_says(kernel_cache: Path) -> None:
     said = run(
         r"""
+import warnings
 runtime = cp.cuda.runtime
 assert runtime.deviceGetByPCIBusId(runtime.deviceGetPCIBusId(0)) == 0
 assert runtime.deviceCanAccessPeer(0, 0) == 0 and runtime.deviceGetLimit(0) == 1024
 assert cp.cuda.get_local_runtime_version() == runtime.runtimeGetVersion()
+warnings.simplefilter("ignore", FutureWarning)  # of CuPy 13: it may change
 pool = cp.cuda.MemoryAsyncPool()
 with cp.cuda.using_allocator(pool.malloc):
     x = cp.zeros(1024)

@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from umem.devices.software.late import LateRuntime
@@ -112,7 +113,9 @@ def _is_work(name: str, function: Callable[..., Any]) -> bool:
     """Whether a library's function does something on a stream, and returns nothing else."""
     if name.startswith(("set", *ENDS)) or name in HOST_ONLY:
         return False
-    returns = inspect.signature(function).return_annotation
+    while isinstance(function, partial):
+        function = function.func
+    returns = getattr(function, "__annotations__", {}).get("return")
     return returns == "None" or name.startswith(WORK_WITH_STATUS)
 
 

@@ -251,12 +251,11 @@ class StandIns:
         self._led = led or {}
         self._callbacks: list[Any] = []
         wanted: dict[str, set[str]] = defaultdict(set)
-        for path in modules:
-            for line in symbols(path, "--undefined-only"):
-                name, _, version = line.split()[-1].partition("@")
-                library = version.strip("@")
-                if library.partition(".so")[0] in NOT_SUPPORTED:
-                    wanted[library].add(name)
+        for line in symbols("--undefined-only", *modules):
+            name, _, version = line.split()[-1].partition("@")
+            library = version.strip("@")
+            if library.partition(".so")[0] in NOT_SUPPORTED:
+                wanted[library].add(name)
         self._tools = tools
         self._loaded = {
             library.partition(".so")[0]: _load(library, sorted(names), tools, self._led)
@@ -314,8 +313,8 @@ class StandIns:
         pathfinder.load_nvidia_dynamic_lib = load
 
 
-def symbols(path: Path, which: str) -> list[str]:
-    """List what a library asks for or has: by ``nm``, and an option of it, a line for each.
+def symbols(which: str, *paths: Path) -> list[str]:
+    """List what libraries ask for or have: by ``nm``, and an option of it, a line for each.
 
     Raises:
         MissingDependencyError: no ``nm``, which comes with the compiler.
@@ -323,9 +322,9 @@ def symbols(path: Path, which: str) -> list[str]:
     nm = shutil.which("nm")
     if nm is None:
         raise MissingDependencyError("the software GPU needs nm, of binutils: install g++")
-    asked = [nm, "-D", which, str(path)]
+    asked = [nm, "-D", which, *map(str, paths)]
     listed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-    return [line for line in listed.splitlines() if line.strip()]
+    return [line for line in listed.splitlines() if len(line.split()) > 1]  # no names of files
 
 
 def _load(

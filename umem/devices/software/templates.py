@@ -205,6 +205,8 @@ def _known(source: str) -> str | None:
     for pattern, loops in _KNOWN.items():
         if pattern.search(source) is None:
             continue
+        if loops == _TAKE and "rdim_" not in source:  # the names of CuPy 13
+            return re.sub(r"(ldim|cdim|rdim|index_range)_\b", r"\1", loops)
         if loops not in (_SCAN, _SUMS_OF_BLOCKS):
             return loops
         size, start = re.search(r"block_id = i / (\d+)", source), re.search(r"O x = (\d+)", source)
