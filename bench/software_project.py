@@ -112,13 +112,13 @@ def answer(result: common.Result) -> str:
     rows = {row["step"]: row for row in result["rows"]}
     whole = sum(rows[step]["seconds"] for step in (INSTALL, COLD) if step in rows)
     warm, cold = rows[WARM]["seconds"], rows[COLD]
+    made, twice = cold["kernel_count"], cold["twice_count"]
     return (
         f"{figure(whole)} s from `pip install` to green with nothing compiled, where "
         f"{figure(COLD_LIMIT_SECONDS)} were aimed at ({verdict(whole, COLD_LIMIT_SECONDS)}), and "
         f"{figure(warm)} s after that, where {figure(WARM_LIMIT_SECONDS)} were "
-        f"({verdict(warm, WARM_LIMIT_SECONDS)}). {count(cold["kernel_count"])} files were "
-        f"compiled, {count(cold["twice_count"])} of them twice. When it began, the cores had a load of "
-        f"{figure(result['load'])}."
+        f"({verdict(warm, WARM_LIMIT_SECONDS)}). {count(made)} files were compiled, {count(twice)} "
+        f"of them twice. When it began, the cores had a load of {figure(result['load'])}."
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pty
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -107,6 +109,25 @@ def test_a_real_file_system_that_is_full(tmp_path: Path) -> None:
         assert [path.name for path in full.iterdir()] in (["filler"], [])
     finally:
         subprocess.run(["umount", str(full)], check=True)
+
+
+def test_a_drive_from_which_nothing_may_run_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,noexec", "umem-test", str(drive)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        tools = Toolchain(drive)
+        assert ctypes.CDLL(str(tools.shared_object("int f(void) { return 7; }", "c"))).f() == 7
+        assert tools.folder.parent != drive and not list(drive.iterdir())
+        monkeypatch.setattr(tempfile, "tempdir", str(drive))
+        with pytest.raises(DeviceError, match=r"nothing may run in .* \(noexec\): set TMPDIR"):
+            Toolchain(drive)
+    finally:
+        subprocess.run(["umount", str(drive)], check=True)
 
 
 def test_the_folder_of_a_process_goes_with_it_and_not_with_its_child(tmp_path: Path) -> None:

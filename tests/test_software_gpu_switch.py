@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ def name(_):
     import cupy
     return cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
 if __name__ == "__main__":
-    for how in ("spawn", "forkserver"):
+    for how in ("spawn", "forkserver", "fork"):  # nothing was used here before the fork
         with multiprocessing.get_context(how).Pool(1) as pool:
             print(pool.map(name, [0])[0])
     print(subprocess.run([sys.executable, "-c", {NAME!r}], capture_output=True, text=True).stdout)
@@ -140,9 +141,48 @@ if __name__ == "__main__":
 """)
     found = started(str(script), cache=kernel_cache, UMEM_SOFTWARE_GPU=GPU)
     *children, own, spec = [line for line in found.stdout.splitlines() if line]
-    assert len(children) == 3 and len({*children}) == 1, found.stderr
+    assert len(children) == 4 and len({*children}) == 1, found.stderr
     assert "T4" in children[0] and "simulated" in children[0]
     assert "V100" in own and spec == "True True"
+
+
+WORKERS = {
+    "joblib": """
+import joblib
+print(joblib.Parallel(n_jobs=2)([joblib.delayed(name)(0)] * 2))
+""",
+    "distributed": """
+from distributed import Client, LocalCluster
+with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+    with Client(cluster) as client:
+        print(client.gather(client.map(name, range(2), pure=False)))
+""",
+    "concurrent.futures": """
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+for how in ("spawn", "forkserver"):
+    with ProcessPoolExecutor(1, multiprocessing.get_context(how)) as pool:
+        print([*pool.map(name, [0])])
+""",
+}
+
+
+@is_installed
+@needs_cupy
+@needs_compiler
+@pytest.mark.parametrize("package", WORKERS)
+def test_workers_have_the_gpu(kernel_cache: Path, tmp_path: Path, package: str) -> None:
+    pytest.importorskip(package)
+    lines = WORKERS[package].strip().replace("\n", "\n    ")
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+def name(_):
+    {NAME.replace("print", "return ")}
+if __name__ == "__main__":
+    {lines}
+""")
+    found = started(str(script), cache=kernel_cache, UMEM_SOFTWARE_GPU=GPU)
+    assert found.stdout.count("(simulated)") == 2, found.stdout + found.stderr
 
 
 @is_installed
@@ -223,6 +263,59 @@ def test_pytest_ends_with_a_sentence(tmp_path: Path, text: str, said: str) -> No
         found = pytest_run(tmp_path, *words, cache=tmp_path, PATH=str(tmp_path), **variables)
         assert found.returncode == 4 and found.stderr.startswith("ERROR: umem: ")
         assert said in found.stderr and "Traceback" not in found.stderr
+
+
+def no_cupy(folder: Path) -> str:
+    """A plugin after which CuPy is not there; why there is no GPU then."""
+    (folder / "without.py").write_text("import sys; sys.modules['cupy'] = None")
+    return "the software GPU runs the real CuPy. CuPy for CUDA 12: pip install 'cupy-cuda12x"
+
+
+def old_cupy(folder: Path) -> str:
+    """A CuPy of an old version; why there is no GPU then."""
+    libraries = folder / "cupy_backends/cuda/libs"
+    for place in (libraries, folder / "cupy", folder / "cupy_cuda12x-12.3.0.dist-info"):
+        place.mkdir(parents=True)
+    (folder / "cupy/__init__.py").write_text("raise AssertionError('it is not imported')")
+    (libraries / "cublas.so").write_bytes(b"libcublas.so.12")
+    about = folder / "cupy_cuda12x-12.3.0.dist-info/METADATA"
+    about.write_text("Metadata-Version: 2.1\nName: cupy-cuda12x\nVersion: 12.3.0\n")
+    (folder / "without.py").write_text("")
+    return "the software GPU knows the inside of CuPy 13.6 for CUDA 11, 13.6 and 14 for CUDA 12"
+
+
+@is_installed
+@pytest.mark.parametrize("cupy", [no_cupy, old_cupy])
+def test_pytest_says_which_cupy_it_needs(tmp_path: Path, cupy: Callable[[Path], str]) -> None:
+    said, path = cupy(tmp_path), str(tmp_path)
+    words = ("-p", "without", "--software-gpu", "t4,force")
+    found = pytest_run(tmp_path, *words, cache=tmp_path, PYTHONPATH=path)
+    assert found.returncode == 4 and found.stderr.startswith(f"ERROR: umem: {said}"), found.stderr
+
+
+@is_installed
+def test_an_import_of_an_unknown_cupy_says_which_are_known(tmp_path: Path) -> None:
+    said = old_cupy(tmp_path)
+    given = {"cache": tmp_path, "PYTHONPATH": str(tmp_path), VARIABLE: "t4,force"}
+    for _ in range(2):
+        found = started("-c", "import cupy", **given)
+        assert found.returncode == 1 and f"DeviceError: {said}" in found.stderr
+
+
+@is_installed
+@needs_cupy
+@needs_compiler
+def test_workers_share_a_cache_on_a_drive_without_locks(kernel_cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("""
+import errno, fcntl
+def flock(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+fcntl.flock = flock
+""")
+    given = {"cache": tmp_path / "cache", "PYTHONPATH": str(tmp_path)}
+    for _ in range(2):
+        found = pytest_run(tmp_path, "-n", "2", "--software-gpu", GPU, **given)
+        assert "2 passed" in found.stdout, found.stdout + found.stderr
 
 
 @is_installed

@@ -10,6 +10,8 @@ from functools import cache
 from umem.errors import DeviceError
 
 _TYPES = ("float16", "bfloat16")
+_OF_TYPE = "#if __has_include(<cupy/{0}.cuh>)\n#include <cupy/{0}.cuh>\n#endif"
+"""CuPy 13 has float16 in carray.cuh."""
 _TRAILING = re.compile(r",\s*>")
 """A comma behind a template's last argument, which CUDA's compilers take."""
 _XSF = re.compile(r"#include <cupy/xsf/[\w/]+\.h>")
@@ -133,7 +135,7 @@ def preamble(source: str, expressions: Sequence[str]) -> str:
     parts = []
     if "cupy/" in source:
         types = (name for name in _TYPES if re.search(rf"\b{name}\b", source))
-        parts = ["#include <cupy/carray.cuh>", *(f"#include <cupy/{name}.cuh>" for name in types)]
+        parts = ["#include <cupy/carray.cuh>", *map(_OF_TYPE.format, types)]
     parts += [f"#undef {name}" for name in _MACROS.findall(source)]
     if re.search(r"\bhalf\b", "\n".join((source, *expressions))):
         parts.append("#include <cuda_fp16.h>")

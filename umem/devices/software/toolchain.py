@@ -55,12 +55,13 @@ class Toolchain:
     """Compiles, and remembers.
 
     Args:
-        folder: where shared objects are kept; one of the process where it cannot be written or
-            is full. What is in one that cannot be written is used.
+        folder: where shared objects are kept; one of the process where it cannot be written, is
+            full, or is mounted noexec. What is in one that cannot be written is used.
         target: processors that it compiles for, instead of those of ``UMEM_KERNEL_TARGET``.
 
     Raises:
-        DeviceError: ``UMEM_KERNEL_TARGET`` is none, or this processor is not of it.
+        DeviceError: ``UMEM_KERNEL_TARGET`` is none, or this processor is not of it; or nothing
+            may run in any folder that can be had.
         SizeError: ``UMEM_KERNEL_CACHE_SIZE`` is no size.
     """
 
@@ -74,6 +75,8 @@ class Toolchain:
         self._first = self.folder
         if not takes_files(self.folder):
             self.folder = self._elsewhere()
+        elif not _may_run(self.folder):
+            self._first = self.folder = self._elsewhere()
 
     @cached_property
     def compiler(self) -> str:
@@ -255,9 +258,17 @@ class Toolchain:
             raise DeviceError(f"the compiler cannot be run: {error}") from error
 
     def _elsewhere(self) -> Path:
-        """Make a folder of the process, which goes when it ends."""
+        """Make a folder of the process, which goes when it ends.
+
+        Raises:
+            DeviceError: nothing may run there.
+        """
         folder = Path(tempfile.mkdtemp(prefix="umem-software-gpu-"))
         atexit.register(_remove, folder, os.getpid())
+        if not _may_run(folder):
+            raise DeviceError(
+                f"nothing may run in {folder} (noexec): set TMPDIR to a folder where kernels may"
+            )
         self._is_own = True
         return folder
 
@@ -303,6 +314,10 @@ def takes_files(folder: Path) -> bool:
             return True
     except OSError:
         return False
+
+
+def _may_run(folder: Path) -> bool:
+    return not os.statvfs(folder).f_flag & os.ST_NOEXEC
 
 
 def _room(folder: Path) -> int:

@@ -1,6 +1,10 @@
 // Halves on the host: what kernels use of CUDA's header of this name. The type is CuPy's.
 #pragma once
+#if __has_include(<cupy/float16.cuh>)
 #include <cupy/float16.cuh>
+#else  // CuPy 13
+#include <cupy/carray.cuh>
+#endif
 
 typedef half __half;
 struct half2 { half x, y; };
