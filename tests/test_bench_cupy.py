@@ -112,3 +112,13 @@ def test_many_small_matrices_are_compared_with_numpy(tmp_path: Path) -> None:
     assert {row["count"] for row in result["rows"]} == {160, 40} and len(result["rows"]) == 22
     assert all(row["ratio"] > 0 and row["growth"] > 0 for row in result["rows"])
     assert "times NumPy's time in the median" in printed
+
+
+@pytest.mark.thorough
+@needs_cupy
+@needs_compiler
+def test_a_project_compiles_each_kernel_once(tmp_path: Path) -> None:
+    result, printed = written(tmp_path, "software_project.py", "--quick")
+    cold, warm = result["rows"]
+    assert cold["kernel_count"] > 0 == cold["twice_count"] == warm["kernel_count"]
+    assert "0 of them twice" in printed
