@@ -62,8 +62,8 @@ def answer(result: common.Result) -> str:
     more = rows[SWITCH] - rows[NONE]
     return (
         f"{more:+.2f} ms in the median of {result['options']['starts']} starts, of "
-        f"{figure(rows[NONE])} ms of the processor ({rows[EMPTY] - rows[NONE]:+.2f} for an empty file); at most "
-        f"{figure(LIMIT_MS)} ms were aimed at."
+        f"{figure(rows[NONE])} ms of the processor ({rows[EMPTY] - rows[NONE]:+.2f} for an empty "
+        f"file); at most {figure(LIMIT_MS)} ms were aimed at."
     )
 
 
