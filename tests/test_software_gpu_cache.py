@@ -6,6 +6,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -86,6 +87,37 @@ assert [os.waitpid(child, 0)[1] for child in children] == [0] * 200
     subprocess.run([sys.executable, "-c", program, str(folder)], check=True)
     assert compiles.read_text() == "compiles\n"
     assert [path.suffix for path in folder.iterdir()] == [".so"]
+
+
+@pytest.mark.slow
+@needs_cupy
+@needs_compiler
+def test_two_hundred_processes_open_the_gpu_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, program = tmp_path / "asked", tmp_path / "program.py"
+    counting(tmp_path, monkeypatch, f'echo "$*" >> {asked}')
+    for variable in ("XDG_CACHE_HOME", "CUPY_CACHE_DIR", "TMPDIR"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    program.write_text("""
+import os
+import umem.devices.software.opening
+begin, ready = os.pipe()
+children = []
+for _ in range(200):
+    if not (child := os.fork()):
+        os.close(ready)
+        os.read(begin, 1)  # all begin at once
+        umem.software_gpu("t4", "64MiB", force=True)
+        import cupy
+        os._exit(int(cupy.arange(4).sum()) != 6)
+    children.append(child)
+os.close(ready)
+assert [os.waitpid(child, 0)[1] for child in children] == [0] * 200
+""")
+    subprocess.run([sys.executable, program], check=True)
+    made = re.findall(r"-o (\S+)\.part-", asked.read_text())
+    assert made and len({*made}) == len(made)
 
 
 @needs_compiler

@@ -111,8 +111,9 @@ for t in TYPES:
     }.items():
         check(f"{t} {name}", function)
     x = cp.asarray(a)
-    w, v = cp.linalg.eig(x)
-    check(f"{t} eig", lambda m: m.asarray(plain(x @ v if m is cp else v * w)))
+    if hasattr(cp.linalg, "eig"):  # not in CuPy 13
+        w, v = cp.linalg.eig(x)
+        check(f"{t} eig", lambda m: m.asarray(plain(x @ v if m is cp else v * w)))
     import cupyx.scipy.linalg
     import scipy.linalg
     from itertools import product as each

@@ -190,6 +190,8 @@ print("same")
         program = """
 import cupyx
 for kind in ("i4", "u4", "i8", "u8", "f2", "f4", "f8"):
+    if kind == "i8" and cp.__version__.startswith("13."):
+        continue  # CuPy 13 refuses it
     x = cp.zeros(3, kind)
     cupyx.scatter_add(x, cp.asarray(np.arange(600) % 2), 1)
     assert x.tolist() == [300, 300, 0], (kind, x)

@@ -82,6 +82,27 @@ print(runtime.runtimeGetVersion(), *cp.cuda.nvrtc.getVersion(), runtime.driverGe
     assert driver >= version
 
 
+@needs_cupy
+@needs_compiler
+def test_nobody_looks_for_cudas_headers_which_may_not_be_there(kernel_cache: Path) -> None:
+    program = """
+import sys
+started = []
+
+def hear(event, given):
+    if event == "subprocess.Popen":
+        started.append(str(given[0]))
+
+sys.addaudithook(hear)
+print(int(cp.arange(4).sum()), sys.executable in started)
+if cp.__version__ >= "14":
+    from cuda import pathfinder
+    from umem.devices.software.kernels import HEADERS
+    assert pathfinder.find_nvidia_header_directory("cudart") == str(HEADERS)
+"""
+    assert run(program, kernel_cache) == "6 False\n"
+
+
 # -- an environment of its own for each -----------------------------------------------------------
 
 

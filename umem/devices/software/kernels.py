@@ -234,9 +234,10 @@ def _parts(parameters: str) -> list[str]:
 
 
 def _is_taken(option: str) -> bool:
-    """Whether a compiler's option counts here: names, and folders that are not CUDA's own."""
+    """Whether a compiler's option counts here: names, and folders that are not in CUDA's place."""
     if option.startswith("-I"):
-        return not (Path(option[2:]) / "driver_types.h").exists()
+        folder = Path(option[2:])
+        return folder != HEADERS and not (folder / "driver_types.h").exists()
     return option.startswith("-D")
 
 

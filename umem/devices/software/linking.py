@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from umem.devices.software.kernels import HEADERS
 from umem.devices.software.toolchain import Toolchain
 from umem.errors import MissingDependencyError
 
@@ -311,6 +312,8 @@ class StandIns:
             return parts.LoadedDL(path, True, handle, "umem")
 
         pathfinder.load_nvidia_dynamic_lib = load
+        # CuPy 14 compiles nothing without CUDA's headers; to look for them starts a process.
+        pathfinder.find_nvidia_header_directory = lambda name: str(HEADERS)
 
 
 def symbols(which: str, *paths: Path) -> list[str]:

@@ -48,7 +48,10 @@ _ABSENT = {
 """Functions of CuPy's that are NotImplementedError, beside what it calls of the libraries."""
 _CALLBACKS = {"13": "cupy.fft.config", "14": "cupy.fft._config._FFTConfig"}
 """Where ``set_cufft_callbacks`` is, by CuPy's version."""
-_LEFT = ("check_status", "get_build_version", "is_cuda_python_build")
+_LEFT = (
+    "check_status", "get_build_version", "is_cuda_python_build",
+    "_get_cuda_build_version",  # CuPy 13's name
+)  # fmt: skip
 """Functions of CuPy's modules that need nothing of NVIDIA's."""
 _leads: list[Lead] = []
 _kept: list[Any] = []
@@ -279,6 +282,9 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     for place, name in absent.items():
         owner, _, attribute = place.rpartition(".")
         setattr(resolve_name(owner), attribute, _missing(owner, name))
+    compiling: Any = importlib.import_module("cupy.cuda.compiler")
+    # CuPy 13 links fused kernels with CUDA's device runtime, of which the software GPU has nothing.
+    compiling._is_cudadevrt_needed = lambda options: False
     _refuse_accelerators()
     _point_at(importlib.import_module("cupy.cuda.cub"), None, tools)
     if isinstance(runtime.source, GuardedSource):
