@@ -41,6 +41,7 @@ class HostRows(HostLibrary):
             "csrgeam2": self._sum,
             "csrilu02_analysis": self._ilu_analysis,
             "csrilu02": self._ilu,
+            "gthr": self._gather,  # of CUDA 11
         }
 
     createMatDescr = createCsrilu02Info = HostLibrary.create
@@ -59,6 +60,15 @@ class HostRows(HostLibrary):
         found = self._vector("i4", address, count)
         self._tell("identity", (), (found,))
         found[...] = np.arange(count, dtype="i4")
+
+    def _gather(
+        self, dtype: Any, handle: int, count: int, dense: int, values: int, places: int, base: int
+    ) -> None:
+        from_zero(base)
+        at, found = self._vector("i4", places, count), self._vector(dtype, values, count)
+        read = self._vector(dtype, dense, int(at.max(initial=-1)) + 1)
+        self._tell("gather", (read, at), (found,))
+        found[...] = read[at]
 
     def xcoo2csr(
         self, handle: int, row: int, count: int, rows: int, starts: int, base: int
