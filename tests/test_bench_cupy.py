@@ -121,4 +121,4 @@ def test_a_project_compiles_each_kernel_once(tmp_path: Path) -> None:
     result, printed = written(tmp_path, "software_project.py", "--quick")
     cold, warm = result["rows"]
     assert cold["kernel_count"] > 0 == cold["twice_count"] == warm["kernel_count"]
-    assert "0 of them twice" in printed
+    assert " files 0 were compiled twice" in printed
