@@ -119,8 +119,8 @@ def answer(result: common.Result) -> str:
         f"{figure(whole)} s from `pip install` to green with nothing compiled, where "
         f"{figure(COLD_LIMIT_SECONDS)} were aimed at ({verdict(whole, COLD_LIMIT_SECONDS)}), and "
         f"{figure(warm)} s after that, where {figure(WARM_LIMIT_SECONDS)} were "
-        f"({verdict(warm, WARM_LIMIT_SECONDS)}); of {count(made)} files {count(twice)} were compiled "
-        f"twice, the processor worked {figure(worked)} s and then "
+        f"({verdict(warm, WARM_LIMIT_SECONDS)}); of {count(made)} files {count(twice)} were "
+        f"compiled twice, the processor worked {figure(worked)} s and then "
         f"{figure(rows[WARM]['processor_seconds'])} s, and others had put a load of "
         f"{figure(result['load'])} on the cores when it began."
     )
