@@ -19,7 +19,9 @@ from typing import Any
 VARIABLE = "UMEM_SOFTWARE_GPU"
 OFF = ("", "0")
 """Values that ask for none."""
-FORM = "GPU[,vram=SIZE][,model=off][,checked][,seed=N][,force]"
+FORM = "GPU[,vram=SIZE][,model=off][,checked][,seed=N][,devices=N][,force]"
+MOST_DEVICES = 8
+"""The most GPUs that ``devices=`` gives: as many as are in NVIDIA's own servers."""
 PACKAGES = ("cupy", "cupy_backends")
 """Whose first import opens the GPU."""
 
@@ -42,6 +44,8 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
             given[name] = True
         elif name == "seed" and value.isdecimal():
             given["stream_seed"] = int(value)
+        elif name == "devices" and value.isdecimal():
+            given["devices"] = int(value)
         else:
             raise ValueError(f"{option!r} is no option of the software GPU: {FORM}")
     return gpu, given

@@ -55,7 +55,8 @@ def _problem(text: str) -> str | None:
     from umem.errors import UmemError
 
     try:
-        requirements(gpu, given.get("vram"), force=given.get("force", False))
+        asked = {name: given[name] for name in ("vram", "force", "devices") if name in given}
+        requirements(gpu, **asked)
     except UmemError as error:
         return str(error)
     return None

@@ -25,7 +25,7 @@ from umem.launch import local_rank, this_rank
 from umem.memory import environment
 from umem.trace.recording.kept_steps import Keeper, Steps
 from umem.units import format_bytes, format_seconds
-from umem_software_gpu import VARIABLE
+from umem_software_gpu import MOST_DEVICES, VARIABLE
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -46,6 +46,12 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.option("--software", metavar="GPU", help="Run the real CuPy on host memory, as this GPU.")
 @click.option("--no-model", is_flag=True, help="With --software: no VRAM, pages and time.")
 @click.option("--checked", is_flag=True, help="With --software: kernels that leave their arrays.")
+@click.option(
+    "--devices",
+    type=click.IntRange(1, MOST_DEVICES),
+    metavar="N",
+    help="With --software: so many GPUs.",
+)
 @click.option("--vram", metavar="SIZE", help="VRAM of that GPU instead of the table's.")
 @click.option(
     "--recompute",
@@ -118,7 +124,9 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
         raise click.UsageError("--virtual follows NumPy arrays, --software CuPy's: one of the two")
     if asked.vram and not (asked.virtual or asked.software):
         raise click.UsageError("--vram needs --virtual GPU or --software GPU")
-    for name, given in (("--checked", asked.checked), ("--no-model", asked.no_model)):
+    for name, given in (
+        ("--checked", asked.checked), ("--no-model", asked.no_model), ("--devices", asked.devices),
+    ):  # fmt: skip
         if given and not asked.software:
             raise click.UsageError(f"{name} needs --software GPU")
     if asked.budget and (asked.recompute or asked.workspace or asked.record):
@@ -166,6 +174,7 @@ class _RunOptions(NamedTuple):
     software: str | None
     no_model: bool
     checked: bool
+    devices: int | None
     vram: str | None
     recompute: str | None
     workspace: str | None
@@ -208,12 +217,12 @@ def _recording(asked: _RunOptions, program: Program) -> Recording | None:
 
 def _where(asked: _RunOptions) -> Iterator[str]:
     """The options that say on what the script runs, for a command that does it again."""
-    for name in ("mode", "limit", "prefetch", "virtual", "software", "no_model", "vram"):
+    for name in ("mode", "limit", "prefetch", "virtual", "software", "no_model", "devices", "vram"):
         value = getattr(asked, name)
         if value:
             yield f"--{name.replace('_', '-')}"
             if value is not True:
-                yield value
+                yield str(value)
 
 
 def _prepare(stack: ExitStack, asked: _RunOptions) -> None:
@@ -224,10 +233,13 @@ def _prepare(stack: ExitStack, asked: _RunOptions) -> None:
         if value and not on:
             raise click.UsageError(f"{name} needs a --mode")
     if asked.software:
-        gpu = umem.software_gpu(
-            asked.software, asked.vram, model=not asked.no_model, checked=asked.checked
+        umem.software_gpu(
+            asked.software,
+            asked.vram,
+            model=not asked.no_model,
+            checked=asked.checked,
+            devices=_devices(asked),
         )
-        gpu.answer_to(local_rank())
     arm()
     if asked.virtual:
         _import_chainer()
@@ -271,7 +283,14 @@ def _software(asked: _RunOptions) -> str | None:
         return None
     vram = [f"vram={asked.vram}"] if asked.vram else []
     is_checked = ["checked"] if asked.checked else []
-    return ",".join([asked.software, *vram, *["model=off"] * asked.no_model, *is_checked])
+    devices = [f"devices={_devices(asked)}"] if _devices(asked) > 1 else []
+    is_off = ["model=off"] * asked.no_model
+    return ",".join([asked.software, *vram, *devices, *is_off, *is_checked])
+
+
+def _devices(asked: _RunOptions) -> int:
+    """How many software GPUs there are: a rank finds its own by its number on the machine."""
+    return asked.devices or min(local_rank() + 1, MOST_DEVICES)
 
 
 def _set(variables: dict[str, str | None]) -> None:

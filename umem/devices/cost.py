@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -95,11 +96,21 @@ class CudaModel(Protocol):
 _cuda_models: list[CudaModel] = []
 
 
-def set_cuda_model(model: CudaModel) -> None:
-    """Have this model answer for the CUDA device, for the process."""
-    _cuda_models.append(model)
+_current: list[Callable[[], int]] = []
 
 
-def cuda_model() -> CudaModel | None:
-    """The model that answers for the CUDA device; None where that is a real GPU."""
-    return _cuda_models[-1] if _cuda_models else None
+def set_cuda_models(models: Sequence[CudaModel], current: Callable[[], int]) -> None:
+    """Have these models answer for the CUDA devices, for the process.
+
+    Args:
+        models: by the devices' numbers.
+        current: gives the number of the calling thread's current device.
+    """
+    _cuda_models[:], _current[:] = models, [current]
+
+
+def cuda_model(ordinal: int | None = None) -> CudaModel | None:
+    """The model that answers for a CUDA device, by default the current one; None on a real GPU."""
+    if not _cuda_models:
+        return None
+    return _cuda_models[_current[0]() if ordinal is None else ordinal]

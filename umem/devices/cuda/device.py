@@ -63,7 +63,7 @@ class CudaDevice(Device):
         self.watches: tuple[Telling, ...] = ()
         self._watching = safe_lock()
         self._arena: Arena | None = None
-        self._model = cuda_model()
+        self._model = cuda_model(driver.ordinal)
         self.simulated = self._model is not None
         self.name = driver.name.removesuffix(" (simulated)")
         self.ordinal = driver.ordinal

@@ -2,6 +2,8 @@
 
 What is handed out is real. VRAM, pages and time are those of `umem.devices.virtual.model`, which
 hears of every allocation, copy, kernel, prefetch and piece of advice; recorders hear of operations.
+Each device has a model of its own, and the program one address space: `between` says what of an
+operation is another device's.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from umem.devices.base import Policy
-from umem.devices.software.beside import CopyStreams
+from umem.devices.software import between
+from umem.devices.software.device_state import Current, DeviceState
 from umem.devices.software.memory_sources import PlainSource
-from umem.devices.specs import COSTS, GpuSpec
+from umem.devices.specs import GpuSpec
 from umem.devices.virtual.model import Model
 from umem.errors import OutOfMemoryError
 from umem.locks import safe_lock
@@ -34,12 +37,18 @@ _GATHERS = ("cupy_take", "cupy_getitem", "cupy_scatter", "cupy_cupyx_scatter")
 
 
 class Allocation(NamedTuple):
-    """Memory that was asked for: its number in the model, where it is, and of which kind."""
+    """Memory that was asked for: where it is, its kind, its number in models, and its device."""
 
     address: int
     nbytes: int
     kind: int
     number: int
+    device: int
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether it moves by itself."""
+        return self.kind == MANAGED
 
 
 class Listener(Protocol):
@@ -61,25 +70,29 @@ class HostMemory:
     Args:
         spec: the GPU that it pretends to be.
         is_modelled: whether VRAM, pages and time are; otherwise the model hears of nothing.
+        count: how many devices there are.
 
     Attributes:
+        devices: each with a model of its own.
         error_type: CuPy's error for a status.
         listener: hears of operations; None where nobody records.
         source: where memory comes from.
-        beside: the streams that only copy.
         lock: held while a kernel runs: what its threads share is static, so that two threads of the
             program take turns.
     """
 
-    def __init__(self, spec: GpuSpec, is_modelled: bool = True) -> None:
+    def __init__(self, spec: GpuSpec, is_modelled: bool = True, count: int = 1) -> None:
         self.spec = spec
         self.error_type: Any = RuntimeError
         self.lock = safe_lock()  # before the model's, which is taken inside
         self.source = PlainSource()
         self.is_modelled = is_modelled
         self.listener: Listener | None = None
-        self.model = Model(spec, COSTS, "plain", "numpy", lambda: _POLICIES[self._kind])
-        self.beside = CopyStreams(self.model)
+        self.devices = [
+            DeviceState(number, spec, lambda: _POLICIES[self._kind]) for number in range(count)
+        ]
+        self.current = Current()
+        self._turn = self.devices[0]
         self._kind = DEVICE
         self._starts: list[int] = []
         self._allocations: dict[int, Allocation] = {}
@@ -93,6 +106,18 @@ class HostMemory:
     def fail(self, status: int) -> NoReturn:
         """Raise CuPy's error for a status."""
         raise self.error_type(status)
+
+    @property
+    def here(self) -> DeviceState:
+        """The current device of the calling thread."""
+        return self.devices[self.current.ordinal]
+
+    def turn_to(self, device: DeviceState) -> Model:
+        """Return a device's model, once its clock is where the program is: all have one host."""
+        before, self._turn = self._turn.model.clock, device
+        clock = device.model.clock
+        clock.host_seconds = max(clock.host_seconds, before.host_seconds)
+        return device.model
 
     def allocate(self, nbytes: int, kind: int) -> int:
         """Hand out memory of a kind; returns its address."""
@@ -114,7 +139,7 @@ class HostMemory:
             self.fail(NO_MEMORY)
         self._count += 1
         self._addresses[number] = address
-        self._allocations[address] = Allocation(address, nbytes, kind, number)
+        self._allocations[address] = Allocation(address, nbytes, kind, number, self.here.ordinal)
         bisect.insort(self._starts, address)
         return address
 
@@ -164,8 +189,12 @@ class HostMemory:
         with self.lock:
             self.source.give(found.address, found.nbytes)
 
+    def of_number(self, number: int) -> Allocation:
+        """The allocation that models know by a number."""
+        return self._allocations[self._addresses[number]]
+
     def access(self, address: int, nbytes: int) -> list[Access]:
-        """The access of the model to a range, none where the model does not know it."""
+        """The access of a model to a range, none where no model knows it."""
         found = self.allocation_of(address)
         if found is None or found.kind == HOST:
             return []
@@ -190,9 +219,20 @@ class HostMemory:
         return self.access(low, high - low)
 
     def operation(
-        self, name: str, reads: Sequence[Access], writes: Sequence[Access], flops: int = 0
+        self,
+        name: str,
+        reads: Sequence[Access],
+        writes: Sequence[Access],
+        flops: int = 0,
+        device: DeviceState | None = None,
     ) -> None:
-        """Tell of an operation that touches each byte once, or gathers what it writes."""
+        """Tell of an operation that touches each byte once, or gathers what it writes.
+
+        It runs on the current device, unless another is given.
+        """
+        device = device or self.here
+        if len(self.devices) > 1:
+            between.check_peers(self, device, (*reads, *writes))
         if not self.is_modelled and self.listener is None:
             return
         sizes = [access.stop - access.start for access in reads]
@@ -201,33 +241,53 @@ class HostMemory:
         if name.startswith(_GATHERS) and sizes:
             traffic, pattern = min(traffic, traffic - max(sizes) + written), "random"
         op = Op(name, "array", tuple(reads), tuple(writes), flops, traffic, pattern)
-        self.tell(op)
+        if len(self.devices) > 1:
+            between.tell_operation(self, device, op)
+        else:
+            self.tell(op)
+        self.tell_listener(op)
+
+    def tell_listener(self, op: Op) -> None:
+        """Tell whoever records of an operation."""
         if self.listener is not None:
             self.listener.operation(op, self._addresses)
 
-    def tell_copy(self, dst: int, src: int, size: int, stream: int = 0) -> None:
-        """Tell of a copy before it is done."""
+    def tell_copy(self, dst: int, src: int, size: int, device: DeviceState, stream: int) -> None:
+        """Tell of a copy on a stream of a device before it is done."""
         reads, writes = self.access(src, size), self.access(dst, size)
         if reads and writes:
-            self.operation("memcpy", reads, writes)
+            between.tell_copy(self, device, reads[0], writes[0])
         elif reads or writes:
             access, to_host = (reads or writes)[0], bool(reads)
             other = self.allocation_of(dst if to_host else src)
-            if other is not None and other.kind == HOST and self.beside.may_take(stream):
-                self.tell(None, lambda: self.beside.copy(stream, access, to_host))
+            home = between.home_of(self, device, access)
+            between.bring(self, home, access)
+            is_beside = other is not None and other.kind == HOST and home is device
+            if is_beside and device.beside.may_take(stream):
+                self.tell(None, home, lambda: home.beside.copy(stream, access, to_host))
             else:
-                self.tell(None, lambda: self.model.copy(access, to_host=to_host))
+                self.tell(None, home, lambda: home.model.copy(access, to_host=to_host))
             if self.listener is not None and writes:
                 self.listener.uploaded(writes[0], self._addresses)
             elif self.listener is not None:
-                get = Op("get", "array", tuple(reads), (), 0, size)
-                self.listener.operation(get, self._addresses)
+                self.tell_listener(Op("get", "array", tuple(reads), (), 0, size))
 
-    def tell(self, event: Event | None, copy: Callable[[], None] | None = None) -> None:
-        """Tell the model of an event, and of what was freed; also what a collector frees meanwhile.
+    def tell_managed(self, found: Allocation, device: DeviceState) -> None:
+        """Tell a model of managed memory that another device has allocated."""
+        with self.lock:
+            self._kind = MANAGED
+            self.tell(Alloc(found.number, found.nbytes, "array", "cudaMallocManaged"), device)
+
+    def tell(
+        self,
+        event: Event | None,
+        device: DeviceState | None = None,
+        copy: Callable[[], None] | None = None,
+    ) -> None:
+        """Tell a model of an event, and of what was freed; also what a collector frees meanwhile.
 
         The collector may run in the middle of the model, which would take it for a signal. ``copy``
-        tells it of a copy.
+        tells it of a copy. The model is that of the current device, unless another is given.
         """
         if not self.is_modelled:
             return
@@ -235,10 +295,17 @@ class HostMemory:
             self._is_telling = True
             try:
                 while self._freed:
-                    self.model.on_event(Free(self._freed.pop()))
+                    self._tell_free(Free(self._freed.pop()))
+                model = self.turn_to(device or self.here)
                 if event is not None:
-                    self.model.on_event(event)
+                    model.on_event(event)
                 if copy is not None:
                     copy()
             finally:
                 self._is_telling = False
+
+    def _tell_free(self, event: Free) -> None:
+        """Tell every model that knows the memory: that of several devices is managed."""
+        for device in self.devices:
+            if event.tensor in device.model.tensors:
+                self.turn_to(device).on_event(event)

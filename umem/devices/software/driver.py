@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from umem.devices.software.dialect import OWN
 from umem.devices.software.kernels import Kernel, KernelCompiler
@@ -18,7 +18,7 @@ from umem.devices.software.nvrtc import unpacked
 from umem.devices.software.runtime import HostRuntime
 from umem.trace.events import Access
 
-NOT_FOUND, FILE_NOT_FOUND, INVALID_IMAGE = 500, 301, 200
+NOT_FOUND, FILE_NOT_FOUND, INVALID_IMAGE, INVALID_CONTEXT = 500, 301, 200, 201
 INVALID_VALUE, INVALID_HANDLE = 1, 400
 """CUresult, of cuda.h."""
 MOST_THREADS = 1024
@@ -32,11 +32,12 @@ _HAS_SHARED = re.compile(r"(?<!extern )\b__shared__\b")
 
 
 class _Module(NamedTuple):
-    """What was loaded: its kernels and their parameters, and the handles that were given out."""
+    """What was loaded on a device: kernels and their parameters, and handles that were given."""
 
     library: ctypes.CDLL
     kernels: dict[str, str]
     has_shared: bool
+    device: int
     handles: list[int]
 
 
@@ -59,6 +60,7 @@ class HostDriver:
         self._modules: dict[int, _Module] = {}
         self._loaded: set[Path] = set()
         self._kernels: dict[int, Kernel] = {}
+        self._devices: dict[int, int] = {}  # of kernels
         self._with_shared: set[int] = set()
         self._shared_limits: dict[int, int] = {}
         self.run: Callable[[Kernel, Sequence[int], Sequence[int], int, int], None] = Kernel.run
@@ -81,7 +83,8 @@ class HostDriver:
         path, kernels = self._compiler.compile(*found)
         handle = self._runtime.new_handle()
         has_shared = _HAS_SHARED.search(found[0]) is not None
-        self._modules[handle] = _Module(self._library(path), kernels, has_shared, [])
+        here = self._runtime.device_here
+        self._modules[handle] = _Module(self._library(path), kernels, has_shared, here, [])
         return handle
 
     def _library(self, path: Path) -> ctypes.CDLL:
@@ -101,7 +104,7 @@ class HostDriver:
         """Forget a module and its kernels; their code stays, which queued work may still run."""
         found = self._modules.pop(module, None)
         for handle in () if found is None else found.handles:
-            del self._kernels[handle]
+            del self._kernels[handle], self._devices[handle]
             self._with_shared.discard(handle)
             self._shared_limits.pop(handle, None)
 
@@ -116,6 +119,7 @@ class HostDriver:
             self._fail(NOT_FOUND)
         handle = self._runtime.new_handle()
         self._kernels[handle] = Kernel(found.library, name, found.kernels[name])
+        self._devices[handle] = found.device
         found.handles.append(handle)
         if found.has_shared:
             self._with_shared.add(handle)
@@ -147,6 +151,9 @@ class HostDriver:
         sizes = (grid_x, grid_y, grid_z), (block_x, block_y, block_z)
         kernel = self._kernel(function)
         self._check(*sizes, shared_bytes, self._shared_limits.get(function, SHARED_BYTES))
+        here = self._runtime.device_here
+        if self._devices[function] != here or self._runtime.home_of(stream) != here:
+            self._fail(INVALID_HANDLE)
         if not self._runtime.is_captured(stream):
             self.launch(kernel, sizes, shared_bytes, stream, given)
 
@@ -180,7 +187,7 @@ class HostDriver:
     def tell_launch(self, kernel: Kernel, stream: int, given: int) -> None:
         """Tell what memory a kernel will use."""
         with self._runtime.lock:
-            self._runtime.beside.compute(stream)
+            self._runtime.here.beside.compute(stream)
             reads: list[Access] = []
             writes: list[Access] = []
             for low, high, use in kernel.ranges(given):
@@ -221,19 +228,29 @@ class HostDriver:
     ) -> tuple[int, int]:
         return 40, min(1024, limit or 1024)
 
+    # Each device has one context, its primary one: its number and one.
+
     def ctxGetCurrent(self) -> int:
-        return 1
+        current = self._runtime.current
+        return current.ordinal + 1 if current.has_context else 0
 
     def ctxCreate(self, device: int) -> int:
-        return 1
+        self._runtime.setDevice(device)
+        return device + 1
 
     def ctxGetDevice(self) -> int:
-        return 0
+        return self._runtime.device_here
 
     def streamGetCtx(self, stream: int) -> int:
-        return 1
+        return self._runtime.home_of(stream) + 1
 
-    def ctxSetCurrent(self, context: Any) -> None:
+    def ctxSetCurrent(self, context: int) -> None:
+        if not 0 <= context <= self._runtime.count:
+            self._fail(INVALID_CONTEXT)
+        self._runtime.current.has_context = context != 0
+        self._runtime.current.ordinal = max(0, context - 1)
+
+    def ctxDestroy(self, context: int) -> None:
         return None
 
-    ctxDestroy = devicePrimaryCtxRelease = ctxSetCurrent
+    devicePrimaryCtxRelease = ctxDestroy

@@ -84,13 +84,15 @@ class LateRuntime(HostRuntime):
     """CuPy's runtime, whose streams run late.
 
     Args:
-        spec, is_modelled: as for `HostMemory`.
+        spec, is_modelled, count: as for `HostMemory`.
         seed: of the order; None does everything at once.
     """
 
-    def __init__(self, spec: GpuSpec, seed: int | None, is_modelled: bool = True) -> None:
-        super().__init__(spec, is_modelled)
-        self._order = StreamOrder(seed)
+    def __init__(
+        self, spec: GpuSpec, seed: int | None, is_modelled: bool = True, count: int = 1
+    ) -> None:
+        super().__init__(spec, is_modelled, count)
+        self._order = StreamOrder(seed, self.home_of)
         self._overlaps = Overlaps(self._order)
         self._queued: dict[int, Work] = {}
         self._is_over = False
@@ -105,8 +107,16 @@ class LateRuntime(HostRuntime):
         """Give a stream something to do, unless a capture takes it; raises an earlier error."""
         with self.lock:
             if not self.is_captured(stream):
-                self._order.issue(stream, function)
+                self._order.issue(stream, partial(self._on_device, self.home_of(stream), function))
                 self._order.raise_error()
+
+    def _on_device(self, ordinal: int, function: Callable[[], object]) -> None:
+        """Call a function while its device is the current one, whoever makes it run."""
+        before, self.current.ordinal = self.current.ordinal, ordinal
+        try:
+            function()
+        finally:
+            self.current.ordinal = before
 
     def queue_after_all(self, function: Callable[[], object]) -> None:
         """Do something when all that was queued before is done."""
@@ -163,7 +173,9 @@ class LateRuntime(HostRuntime):
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
         if self.is_captured(stream):
             return
-        self.tell_copy(dst, src, size, stream)
+        if stream == LEGACY:
+            self._finish_both(dst, src)
+        self.tell_copy(dst, src, size, self.device_of(stream), stream)
         source, target = self._kind_of(src), self._kind_of(dst)
         if not target and kind not in (TO_DEVICE, ON_DEVICE):
             self.queue(stream, lambda: ctypes.memmove(dst, src, size))
@@ -173,6 +185,14 @@ class LateRuntime(HostRuntime):
             self.queue(stream, lambda: ctypes.memmove(dst, staged, size))
         else:
             self.queue(stream, lambda: ctypes.memmove(dst, src, size))
+
+    def _finish_both(self, dst: int, src: int) -> None:
+        """Do all that two devices were given, where the default stream copies between them."""
+        found = [self.allocation_of(address) for address in (dst, src)]
+        devices = {each.device for each in found if each is not None and each.kind == DEVICE}
+        for device in devices if len(devices) > 1 else ():
+            with self.lock:
+                self._order.finish_all(device)
 
     def _wait(self, stream: int) -> None:
         with self.lock:
@@ -194,7 +214,7 @@ class LateRuntime(HostRuntime):
 
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
         if not self.is_captured(stream):
-            self.operation("memset", [], self.access(ptr, size))
+            self.tell_fill(ptr, size)
             self.queue(stream, lambda: ctypes.memset(ptr, value, size))
 
     def prefetch(self, address: int, nbytes: int, device: int, stream: int) -> None:
@@ -235,7 +255,7 @@ class LateRuntime(HostRuntime):
     def wait_for_all(self) -> None:
         super().wait_for_all()
         with self.lock:
-            self._order.finish_all()
+            self._order.finish_all(self.device_here)
 
     def launchHostFunc(self, stream: int, function: Any, argument: int) -> None:
         self.queue(stream, lambda: function(argument))

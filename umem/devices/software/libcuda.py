@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ LEGACY = (0, 1)
 """The legacy default stream, by its two names."""
 ON_DEVICE, ON_HOST, NOWHERE = 1, 2, -2
 """CUmemLocationType's device and host; CU_DEVICE_INVALID."""
+_SET_CONTEXT, _OF_STREAM = 1, 2
+"""Questions of libcuda.c about contexts; 0 asks for the current one."""
 _SOURCE = Path(__file__).parent / "include" / "libcuda.c"
 
 
@@ -36,8 +38,7 @@ class _Page:
 
     preferred: int = NOWHERE
     read_mostly: bool = False
-    by_gpu: bool = False
-    by_host: bool = False
+    accessed_by: frozenset[int] = frozenset()
     prefetched: int = NOWHERE
 
 
@@ -62,7 +63,9 @@ class HostHints:
             self._give("umem_pointer", self._pointer, ctypes.c_void_p, number, word),
             self._give("umem_wait", self._wait, ctypes.c_void_p),
             self._give("umem_device", self._device, ctypes.c_void_p, number, number),
+            self._give("umem_context", self._context, number, word),
         ]
+        ctypes.c_int.in_dll(self.library, "umem_count").value = runtime.count
 
     def raise_version(self, version: int) -> None:
         """Answer as a driver of this version, where that is newer than what it says by itself."""
@@ -99,11 +102,11 @@ class HostHints:
             index += 1
         return index
 
-    def _change(self, pages: tuple[int, int, int], **changes: Any) -> None:
+    def _change(self, pages: tuple[int, int, int], change: Callable[[_Page], _Page]) -> None:
         number, start, stop = pages
         first, last = self._cut(number, start), self._cut(number, stop)
         for index in range(first, last):
-            self._values[number][index] = replace(self._values[number][index], **changes)
+            self._values[number][index] = change(self._values[number][index])
 
     def _within(self, pages: tuple[int, int, int]) -> Iterator[_Page]:
         number, start, stop = pages
@@ -123,14 +126,17 @@ class HostHints:
             return INVALID
         if advice in (3, 5, 6) and not CPU <= device < self._runtime.count:
             return INVALID_DEVICE
-        by = "by_host" if device == CPU else "by_gpu"
-        changes: dict[int, dict[str, Any]] = {
-            1: {"read_mostly": True}, 2: {"read_mostly": False}, 3: {"preferred": device},
-            4: {"preferred": NOWHERE}, 5: {by: True}, 6: {by: False},
-        }  # fmt: skip
+        changes: dict[int, Callable[[_Page], _Page]] = {
+            1: lambda page: replace(page, read_mostly=True),
+            2: lambda page: replace(page, read_mostly=False),
+            3: lambda page: replace(page, preferred=device),
+            4: lambda page: replace(page, preferred=NOWHERE),
+            5: lambda page: replace(page, accessed_by=page.accessed_by | {device}),
+            6: lambda page: replace(page, accessed_by=page.accessed_by - {device}),
+        }
         if advice not in changes:
             return INVALID
-        self._change(pages, **changes[advice])
+        self._change(pages, changes[advice])
         self._runtime.advise(address, nbytes, advice, device)
         return 0
 
@@ -142,7 +148,7 @@ class HostHints:
         if not CPU <= device < self._runtime.count:
             return INVALID_DEVICE
         self._runtime.refuse_captured(stream)
-        self._change(pages, prefetched=device)
+        self._change(pages, lambda page: replace(page, prefetched=device))
         self._runtime.prefetch(address, nbytes, device, stream)
         return 0
 
@@ -154,7 +160,7 @@ class HostHints:
         pages = [self._pages(*each) for each in ranges]
         if not ranges or stream in LEGACY or None in pages:
             return INVALID
-        if any(place not in (0, CPU) for place in places):
+        if not all(CPU <= place < self._runtime.count for place in places):
             return INVALID_DEVICE
         self._runtime.refuse_captured(stream)
         if not places:
@@ -191,7 +197,8 @@ class HostHints:
         found = list(self._within(pages))
         numbers = (ctypes.c_int * (size // 4)).from_address(out)
         if attribute == 3:
-            by_all = [0] * all(p.by_gpu for p in found) + [CPU] * all(p.by_host for p in found)
+            by_all = sorted(frozenset.intersection(*(page.accessed_by for page in found)))
+            by_all.sort(key=lambda place: place == CPU)  # the host last
             for index in range(len(numbers)):
                 numbers[index] = by_all[index] if index < len(by_all) else NOWHERE
             return 0
@@ -210,8 +217,9 @@ class HostHints:
         return 0
 
     def _pointer(self, out: int, attribute: int, address: int) -> int:
-        kind = self._runtime.pointerGetMemoryType(address)
-        answers = {2: {0: 0, 1: 1}.get(kind, 2), 8: int(kind == MANAGED), 9: 0 if kind else NOWHERE}
+        found = self._runtime.pointerGetAttributes(address)
+        kind = found.type
+        answers = {2: {0: 0, 1: 1}.get(kind, 2), 8: int(kind == MANAGED), 9: found.device}
         if attribute not in answers:
             return INVALID
         ctypes.c_int.from_address(out).value = answers[attribute]
@@ -221,6 +229,12 @@ class HostHints:
         found = self._runtime.deviceGetAttribute(attribute, device)
         ctypes.c_int.from_address(out).value = found
         return 0
+
+    def _context(self, asked: int, number: int) -> int:
+        """Make a device's context the current one, or give the current one's or a stream's."""
+        if asked == _SET_CONTEXT:
+            self._runtime.setDevice(number)
+        return self._runtime.device_here if asked != _OF_STREAM else self._runtime.home_of(number)
 
     def _wait(self, stream: int | None) -> int:
         self._runtime.streamSynchronize(stream or 0)

@@ -12,9 +12,10 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from umem.devices.cost import Sample, StepCost, set_cuda_model
+from umem.devices.cost import Sample, StepCost, set_cuda_models
 from umem.devices.software.checked import KernelGuard, bypass_pools
 from umem.devices.software.cupy_source import CupySource
+from umem.devices.software.device_state import DeviceState, check_count
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.forked import Lead, refuse_children
 from umem.devices.software.kernels import KernelCompiler
@@ -61,20 +62,26 @@ _kept: list[Any] = []
 class SoftwareGPU:
     """The real CuPy on host memory, as if on a GPU, for the process; `software_gpu` opens it.
 
-    What it computes is real; VRAM, pages and time are simulated.
+    What it computes is real; VRAM, pages and time are simulated. Counts are those of one device;
+    `devices` has them all.
     """
 
     simulated = True
 
-    def __init__(self, runtime: HostRuntime) -> None:
-        self._runtime = runtime
-        self._model = runtime.model
+    def __init__(self, runtime: HostRuntime, state: DeviceState) -> None:
+        self._runtime, self._state = runtime, state
+        self._model = state.model
         self.spec = runtime.spec
         self.name = runtime.spec.name
 
     def __repr__(self) -> str:
         vram = format_bytes(self.spec.usable_bytes)
         return f"<{self.spec.title} with {vram} of VRAM (simulated), under the real CuPy>"
+
+    @property
+    def devices(self) -> tuple[SoftwareGPU, ...]:
+        """All devices, by their numbers; `software_gpu` returns the first."""
+        return tuple(SoftwareGPU(self._runtime, state) for state in self._runtime.devices)
 
     def reseed(self, stream_seed: int | None) -> None:
         """Do what is queued, and go on by another seed; None does everything at once.
@@ -86,13 +93,6 @@ class SoftwareGPU:
             raise StateError("opened without a seed: umem.software_gpu(..., stream_seed=0)")
         self._runtime.reseed(stream_seed)
 
-    def answer_to(self, number: int) -> None:
-        """Answer to the device numbers up to this one, not to 0 alone: all are this one GPU.
-
-        For a rank, which has a GPU of its own here, and asks for it by its number on the machine.
-        """
-        self._runtime.count = number + 1
-
     @property
     def figures(self) -> StepCost:
         """The counts so far (simulated); every one None without the model."""
@@ -102,20 +102,14 @@ class SoftwareGPU:
             return self._model.figures
 
     def restart(self) -> None:
-        """Count from here: time and counts from zero, peaks from what is held now.
+        """Count from here on all devices: time and counts from zero, peaks from what is held now.
 
         Memory stays as it is, and what was still running is over.
         """
-        model = self._model
-        self._runtime.calls = DriverCalls()
-        with model.lock:
-            for clock in model.clocks:
-                clock.restart()
-            model.counters.restart()
-            model.copies.restart()
+        with self._runtime.lock:
+            for state in self._runtime.devices:
+                state.restart()
             self._runtime.restart_times()
-            driver = model.driver
-            model.counters.restart_peaks(driver.reserved_bytes, driver.resident_count)
 
     @property
     def calls(self) -> DriverCalls:
@@ -124,7 +118,7 @@ class SoftwareGPU:
         A pool that gives back what it has cached asks for a free of each chunk. Waits are those
         for a stream, an event and the device.
         """
-        return replace(self._runtime.calls)
+        return replace(self._state.calls)
 
     @property
     def resident_bytes(self) -> int | None:
@@ -148,6 +142,7 @@ def software_gpu(
     force: bool = False,
     checked: bool = False,
     stream_seed: int | None = None,
+    devices: int = 1,
 ) -> SoftwareGPU:
     """Have the real CuPy run on host memory, as if on this GPU, from now on and for the process.
 
@@ -164,16 +159,18 @@ def software_gpu(
         stream_seed: work on streams runs late, at any moment that CUDA's rules allow, in an order
             drawn from this seed: a program whose results depend on it has missed a wait. Without
             one, streams do their work at once.
+        devices: how many such GPUs there are, at most 8, each with VRAM, streams and counts of its
+            own; what is returned is the first, and its ``devices`` all of them.
 
     Raises:
         StateError: CuPy is imported already, or this was called before.
         MissingDependencyError: no CuPy, or no compiler.
-        DeviceError: a CuPy whose inside is not known, a real GPU and no ``force``, or a
-            `GpuSpec` of yours without a ``chip``.
+        DeviceError: a CuPy whose inside is not known, a real GPU and no ``force``, a `GpuSpec` of
+            yours without a ``chip``, or no such number of devices.
         UnknownGpuError, SizeError: see `umem.virtual_gpu`. Nothing has changed after any of these.
         DeviceError: the compiler fails. Then the process cannot go on to use CuPy.
     """
-    spec, folder = requirements(gpu, vram, force=force)
+    spec, folder = requirements(gpu, vram, force=force, devices=devices)
     if any(name in sys.modules for name in ("cupy", "cupy_backends")):
         raise StateError(
             "the software GPU is on already, for the process"
@@ -187,7 +184,9 @@ def software_gpu(
     names += ["cupy/cuda/cufft", "cupy/cuda/jitify"]
     found = [path for name in names for path in folder.parent.glob(f"{name}.*.so")]
     runtime = (
-        HostRuntime(spec, model) if stream_seed is None else LateRuntime(spec, stream_seed, model)
+        HostRuntime(spec, model, devices)
+        if stream_seed is None
+        else LateRuntime(spec, stream_seed, model, devices)
     )
     if checked:
         runtime.source = GuardedSource()
@@ -201,13 +200,13 @@ def software_gpu(
     os.environ["CUPY_ACCELERATORS"] = ""  # CUB's kernels are compiled for a GPU
     _install(runtime, folder, tools, libraries)
     overrides.lead(on_stream(runtime, distributions.HostDistributions(runtime)))
-    gpu_here = SoftwareGPU(runtime)
-    set_cuda_model(gpu_here)
-    return gpu_here
+    gpus = SoftwareGPU(runtime, runtime.devices[0]).devices
+    set_cuda_models(gpus, runtime.getDevice)
+    return gpus[0]
 
 
 def requirements(
-    gpu: str | GpuSpec, vram: int | str | None = None, *, force: bool = False
+    gpu: str | GpuSpec, vram: int | str | None = None, *, force: bool = False, devices: int = 1
 ) -> tuple[GpuSpec, Path]:
     """See that `software_gpu` finds what it needs; imports nothing of CuPy's.
 
@@ -217,6 +216,7 @@ def requirements(
         MissingDependencyError, DeviceError, UnknownGpuError, SizeError: see `software_gpu`.
     """
     spec = gpu_spec(gpu)
+    check_count(devices)
     if vram is not None:
         spec = spec.with_vram(parse_bytes(vram, "vram"))
     if spec.chip is None:

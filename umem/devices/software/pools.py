@@ -1,49 +1,50 @@
-"""What a CUDA runtime says of memory pools, limits and other devices; one of each is there.
+"""The functions of a CUDA runtime on memory pools, limits and peers: each device has its own.
 
-Models: one pool of memory that is allocated in the order of a stream, which keeps nothing that was
-freed. Does not model: pools of one's own, whose memory is that of the first.
+Models: one pool a device of memory that is allocated in the order of a stream, which keeps nothing
+that was freed; any two devices may be peers. Does not model: pools of one's own, whose memory is
+that of the device's pool.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from umem.devices.software.allocations import HostMemory
+from umem.devices.software.device_state import StreamPool
 from umem.devices.software.streams import HostStreams
 
-PCI_BUS = "0000:00:00.0"
-INVALID_VALUE, INVALID_DEVICE, NO_PEER = 1, 101, 705
+INVALID_VALUE, INVALID_DEVICE, IS_PEER, NO_PEER = 1, 101, 704, 705
 """cudaError, of driver_types.h."""
-_POOL = 1
+_FIRST_POOL = 1
+"""The handle of the first device's pool; those of the others follow."""
 _RESERVED, _MOST_RESERVED, _USED, _MOST_USED = 5, 6, 7, 8
 """cudaMemPoolAttr, of driver_types.h."""
-_LIMITS = {0: 1024, 1: 1 << 20, 2: 8 << 20}
-"""cudaLimit: stack, buffer of printf, heap of malloc."""
+
+
+_BUS = r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]"
 
 
 class HostPools(HostMemory, HostStreams):
     """Functions of ``cupy_backends.cuda.api.runtime``, by their names there."""
 
-    def __init__(self) -> None:
-        self._limits = dict(_LIMITS)
-        self._pool_settings: dict[int, int] = {1: 1, 2: 1, 3: 1, 4: 0}
-        self._in_pool: dict[int, int] = {}
-        self._most_in_pool = 0
-        self.count = 1
+    @property
+    def count(self) -> int:
+        """How many devices there are."""
+        return len(self.devices)
 
-    def pooled(self, address: int, nbytes: int) -> int:
-        """Count memory of the pool; returns its address."""
-        self._in_pool[address] = nbytes
-        self._most_in_pool = max(self._most_in_pool, sum(self._in_pool.values()))
-        return address
+    def _pool(self, handle: int) -> StreamPool:
+        number = handle - _FIRST_POOL
+        return self.devices[number].pool if 0 <= number < self.count else self.here.pool
 
     def unpooled(self, address: int) -> None:
-        """Count memory that is freed no more, if it was the pool's."""
-        self._in_pool.pop(address, None)
+        """Count memory that is freed no more, if it was a pool's."""
+        for device in self.devices:
+            device.pool.sizes.pop(address, None)
 
     def deviceGetDefaultMemPool(self, device: int) -> int:
         self.refuse_other(device)
-        return _POOL
+        return _FIRST_POOL + device
 
     def deviceGetMemPool(self, device: int) -> int:
         return self.deviceGetDefaultMemPool(device)
@@ -61,47 +62,65 @@ class HostPools(HostMemory, HostStreams):
         """Give nothing back: nothing is kept."""
 
     def memPoolGetAttribute(self, pool: int, attribute: int) -> int:
-        used = sum(self._in_pool.values())
-        counts = {_RESERVED: used, _USED: used}
-        counts |= {_MOST_RESERVED: self._most_in_pool, _MOST_USED: self._most_in_pool}
-        known = {**self._pool_settings, **counts}
+        found = self._pool(pool)
+        counts = {_RESERVED: found.used_bytes, _USED: found.used_bytes}
+        counts |= {_MOST_RESERVED: found.most_bytes, _MOST_USED: found.most_bytes}
+        known = {**found.settings, **counts}
         if attribute not in known:
             self.fail(INVALID_VALUE)
         return known[attribute]
 
     def memPoolSetAttribute(self, pool: int, attribute: int, value: int) -> None:
+        found = self._pool(pool)
         if attribute in (_MOST_RESERVED, _MOST_USED) and not value:
-            self._most_in_pool = sum(self._in_pool.values())
-        elif attribute in self._pool_settings:
-            self._pool_settings[attribute] = int(value)
+            found.most_bytes = found.used_bytes
+        elif attribute in found.settings:
+            found.settings[attribute] = int(value)
         else:
             self.fail(INVALID_VALUE)
 
     def deviceGetLimit(self, limit: int) -> int:
-        if limit not in self._limits:
+        if limit not in self.here.limits:
             self.fail(INVALID_VALUE)
-        return self._limits[limit]
+        return self.here.limits[limit]
 
     def deviceSetLimit(self, limit: int, value: int) -> None:
         self.deviceGetLimit(limit)
-        self._limits[limit] = value
+        self.here.limits[limit] = value
 
     def deviceGetPCIBusId(self, device: int) -> str:
         self.refuse_other(device)
-        return PCI_BUS
+        return f"0000:{device:02x}:00.0"
 
     def deviceGetByPCIBusId(self, bus: str) -> int:
-        if bus != PCI_BUS:
+        if re.fullmatch(_BUS, bus) is None:
+            self.fail(INVALID_VALUE)
+        known = [self.deviceGetPCIBusId(device) for device in range(self.count)]
+        if bus.lower() not in known:
             self.fail(INVALID_DEVICE)
-        return 0
+        return known.index(bus.lower())
 
     def deviceCanAccessPeer(self, device: int, peer: int) -> int:
         self.refuse_other(device)
         self.refuse_other(peer)
-        return 0
+        return int(device != peer)
+
+    def deviceEnablePeerAccess(self, peer: int) -> None:
+        if peer in self.here.peers:
+            self.fail(IS_PEER)
+        self._deviceEnsurePeerAccess(peer)
+
+    def _deviceEnsurePeerAccess(self, peer: int) -> None:
+        self.refuse_other(peer)
+        if peer == self.here.ordinal:
+            self.fail(INVALID_DEVICE)
+        self.here.peers.add(peer)
 
     def deviceDisablePeerAccess(self, peer: int) -> None:
-        self.fail(NO_PEER)
+        self.refuse_other(peer)
+        if peer not in self.here.peers:
+            self.fail(NO_PEER)
+        self.here.peers.remove(peer)
 
     def refuse_other(self, device: int) -> None:
         """Fail for a device that is not there."""

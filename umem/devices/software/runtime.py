@@ -1,7 +1,7 @@
 """A CUDA runtime on host memory: what CuPy calls in place of NVIDIA's.
 
-Models: one device, by whichever number it is told to answer to, one context; streams that do their
-work at once. Does not model: several devices, graphs, textures, peers.
+Models: devices of one kind, one context each, the current one of each thread; streams that do
+their work at once. Does not model: graphs, textures.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+from umem.devices.software import between
 from umem.devices.software.allocations import DEVICE, HOST, MANAGED, HostMemory
+from umem.devices.software.device_state import DeviceState
 from umem.devices.software.pools import INVALID_VALUE, HostPools
-from umem.devices.software.streams import FIRST_HANDLE, HostStreams
+from umem.devices.software.streams import DEFAULT, FIRST_HANDLE, DriverCalls, HostStreams
 from umem.devices.specs import GpuSpec
 from umem.trace.events import Hint
 from umem.units import BLOCK_BYTES
@@ -36,6 +38,8 @@ _ADVICE = {
     4: ("preferred_location", True), 5: ("accessed_by", False), 6: ("accessed_by", True),
 }  # fmt: skip
 """cudaMemoryAdvise, of driver_types.h, and whether it takes the advice back."""
+_OF_A_DEVICE = (3, 5, 6)
+"""Advice that names a place."""
 FORGOTTEN = 0xA5
 """Fills what was discarded, so that who reads it sees that."""
 SIMULATED = " (simulated)"
@@ -52,7 +56,7 @@ class HostRuntime(HostPools):
     """The functions of ``cupy_backends.cuda.api.runtime``, by their names there.
 
     Args:
-        spec, is_modelled: see `HostMemory`.
+        spec, is_modelled, count: see `HostMemory`.
 
     Attributes:
         attributes_type: CuPy's class of what is known of a pointer.
@@ -60,16 +64,14 @@ class HostRuntime(HostPools):
         hints: takes advice and prefetches, see `umem.devices.software.libcuda`.
     """
 
-    def __init__(self, spec: GpuSpec, is_modelled: bool = True) -> None:
+    def __init__(self, spec: GpuSpec, is_modelled: bool = True, count: int = 1) -> None:
         HostStreams.__init__(self)
-        HostMemory.__init__(self, spec, is_modelled)
-        HostPools.__init__(self)
+        HostMemory.__init__(self, spec, is_modelled, count)
         assert spec.chip is not None  # `software_gpu` refuses it
         self._chip = spec.chip
         self.attributes_type: Any = None
         self.cuda_version = 0
         self.hints: Any = None
-        self._current = 0
 
     @property
     def was_used(self) -> bool:
@@ -77,25 +79,39 @@ class HostRuntime(HostPools):
         return self._count > 0 or self._handle > FIRST_HANDLE
 
     @property
-    def seconds(self) -> float:
-        return self.model.clock.seconds
+    def calls(self) -> DriverCalls:
+        return self.here.calls
+
+    @property
+    def device_here(self) -> int:
+        return self.current.ordinal
+
+    def device_of(self, handle: int) -> DeviceState:
+        """The device that a stream or an event is of."""
+        return self.devices[self.home_of(handle)]
 
     def seconds_of(self, stream: int) -> float:
-        return self.beside.over(stream, self.seconds)
+        with self.lock:
+            device = self.device_of(stream)
+            return device.beside.over(stream, self.turn_to(device).clock.seconds)
 
     def restart_times(self) -> None:
         super().restart_times()
-        self.beside.restart()
+        for device in self.devices:
+            device.beside.restart()
 
     def stream_waits(self, stream: int, seconds: float) -> None:
         if self.is_modelled:
-            with self.lock, self.model.lock:
-                self.beside.wait(stream, seconds)
+            device = self.device_of(stream)
+            with self.lock, device.model.lock:
+                self.turn_to(device)
+                device.beside.wait(stream, seconds)
 
-    def host_waits(self) -> None:
+    def host_waits(self, handle: int = DEFAULT[0]) -> None:
         if self.is_modelled:
-            with self.lock, self.model.lock:
-                self.model.synchronize()
+            device = self.device_of(handle)
+            with self.lock, device.model.lock:
+                self.turn_to(device).synchronize()
 
     # -- memory ----------------------------------------------------------------------------
 
@@ -109,7 +125,9 @@ class HostRuntime(HostPools):
         return self.allocate(size, DEVICE)
 
     def mallocAsync(self, size: int, stream: int) -> int:
-        return self.pooled(self.allocate(size, DEVICE), size)
+        address = self.allocate(size, DEVICE)
+        self.here.pool.add(address, size)
+        return address
 
     def mallocFromPoolAsync(self, size: int, pool: int, stream: int) -> int:
         return self.mallocAsync(size, stream)
@@ -132,16 +150,18 @@ class HostRuntime(HostPools):
 
     def memGetInfo(self) -> tuple[int, int]:
         total = self.spec.usable_bytes
-        return max(0, total - self.model.driver.pinned_count * BLOCK_BYTES), total
+        return max(0, total - self.here.model.driver.pinned_count * BLOCK_BYTES), total
 
     def pointerGetMemoryType(self, ptr: int) -> int:
         found = self.allocation_of(ptr)
         return 0 if found is None else found.kind
 
     def pointerGetAttributes(self, ptr: int) -> Any:
-        kind = self.pointerGetMemoryType(ptr)
-        on_device, on_host = ptr if kind else 0, 0 if kind == DEVICE else ptr
-        return self.attributes_type(self._current if kind else -2, on_device, on_host, kind)
+        found = self.allocation_of(ptr)
+        if found is None:
+            return self.attributes_type(-2, 0, ptr, 0)
+        on_host = 0 if found.kind == DEVICE else ptr
+        return self.attributes_type(found.device, ptr, on_host, found.kind)
 
     # -- what happens ----------------------------------------------------------------------
 
@@ -151,7 +171,7 @@ class HostRuntime(HostPools):
 
     def copy(self, dst: int, src: int, size: int, stream: int = 0) -> None:
         """Copy memory, as an operation."""
-        self.tell_copy(dst, src, size, stream)
+        self.tell_copy(dst, src, size, self.device_of(stream), stream)
         ctypes.memmove(dst, src, size)
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
@@ -185,8 +205,14 @@ class HostRuntime(HostPools):
 
     def fill(self, ptr: int, value: int, size: int) -> None:
         """Set every byte of memory, as an operation."""
-        self.operation("memset", [], self.access(ptr, size))
+        self.tell_fill(ptr, size)
         ctypes.memset(ptr, value, size)
+
+    def tell_fill(self, ptr: int, size: int) -> None:
+        """Tell of an operation that sets memory, on the device that it is of."""
+        accesses = self.access(ptr, size)
+        home = between.home_of(self, self.here, accesses[0]) if accesses else self.here
+        self.operation("memset", [], accesses, device=home)
 
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
         if not self.is_captured(stream):
@@ -194,14 +220,22 @@ class HostRuntime(HostPools):
 
     def prefetch(self, address: int, nbytes: int, device: int, stream: int) -> None:
         """Have the model move a managed range; on a stream it does so beside the operations."""
-        place = "cpu" if device == CPU else 0
-        accesses = tuple(self.access(address, nbytes))
-        self.tell(Hint("prefetch", accesses, place, overlap=stream != 0))
+        for access in self.access(address, nbytes):
+            if device == CPU:
+                for each in between.holding(self, access):
+                    self.tell(Hint("prefetch", (access,), "cpu", overlap=stream != 0), each)
+            else:
+                between.bring(self, self.devices[device], access)
+                hint = Hint("prefetch", (access,), 0, overlap=stream != 0)
+                self.tell(hint, self.devices[device])
 
     def discard(self, ranges: Sequence[tuple[int, int]], stream: int) -> None:
         """Have the model forget managed ranges, and put other bytes there, in stream order."""
         accesses = tuple(access for each in ranges for access in self.access(*each))
-        self.tell(Hint("discard", accesses))
+        for device in self.devices:
+            known = tuple(each for each in accesses if each.tensor in device.model.tensors)
+            if known:
+                self.tell(Hint("discard", known), device)
         self.put_other_bytes(ranges, stream)
 
     def put_other_bytes(self, ranges: Sequence[tuple[int, int]], stream: int) -> None:
@@ -209,10 +243,19 @@ class HostRuntime(HostPools):
         overwrite(ranges)
 
     def advise(self, address: int, nbytes: int, advice: int, device: int) -> None:
-        """Give the model a piece of advice, or take it back."""
+        """Give a piece of advice to the models that know the memory, or take it back.
+
+        Where it names a device, that is told alone.
+        """
         action, unset = _ADVICE[advice]
-        place = "cpu" if device == CPU else 0
-        self.tell(Hint(action, tuple(self.access(address, nbytes)), place, unset))
+        for access in self.access(address, nbytes):
+            told = between.knowing(self, access)
+            if advice in _OF_A_DEVICE and device != CPU:
+                between.introduce(self, self.devices[device], access)
+                told = [self.devices[device]]
+            for each in told:
+                hint = Hint(action, (access,), "cpu" if device == CPU else 0, unset)
+                self.tell(hint, each)
 
     def memPrefetchAsync(self, ptr: int, size: int, device: int, stream: int) -> None:
         status = self.hints.prefetch(ptr, size, device, stream)
@@ -241,11 +284,15 @@ class HostRuntime(HostPools):
         return self.count
 
     def getDevice(self) -> int:
-        return self._current
+        return self.current.ordinal
 
     def setDevice(self, device: int) -> None:
         self.refuse_other(device)
-        self._current = device
+        self.current.ordinal = device
+        self.current.has_context = True
+
+    def _ensure_context(self) -> None:
+        self.current.has_context = True
 
     def deviceGetAttribute(self, attrib: int, device: int) -> int:
         self.refuse_other(device)
@@ -280,11 +327,9 @@ class HostRuntime(HostPools):
             "regsPerBlock": 65536,
             "totalConstMem": 65536,
             "sharedMemPerMultiprocessor": 65536,
-            "pciBusID": 0,
+            "pciBusID": device,
             "pciDeviceID": 0,
             "pciDomainID": 0,
         }
 
-    nothing = HostStreams.nothing
-    _ensure_context = nothing
-    deviceEnablePeerAccess = _deviceEnsurePeerAccess = profilerStart = profilerStop = nothing
+    profilerStart = profilerStop = HostStreams.nothing

@@ -4,7 +4,7 @@ A stream does its work in order. Work waits for work of another stream only wher
 or by the rules of the legacy default stream: what it does comes after all that blocking streams
 were given before, and before all that they are given after. Everything else may happen at any
 time, and here it does: each seed draws how eager streams are, down to none that moves before
-somebody waits for it, and which of them are ahead.
+somebody waits for it, and which of them are ahead. Each device has default streams of its own.
 
 Models: order. Not models: work that runs side by side; one piece of work is done at once.
 """
@@ -14,7 +14,8 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Container, Hashable, Iterable
+from typing import NamedTuple
 
 LEGACY, LEGACY_HANDLE, PER_THREAD_HANDLE = 0, 1, 2
 """The default streams (cudaStreamLegacy, cudaStreamPerThread, of driver_types.h)."""
@@ -24,9 +25,17 @@ DEPTH = 1024
 """The most work that a stream holds before the program has to wait for it."""
 FREES_WAIT = 0.5
 """How many of the seeds have a free wait until the device is done, as CUDA may and need not."""
-_AFTER_ALL = object()
-_NOBODYS = object()
-Clock = dict[Hashable, int]
+
+
+class Key(NamedTuple):
+    """A stream: its device, None for work that is no stream's, and which of that device's it is."""
+
+    device: int | None
+    stream: Hashable
+
+
+_AFTER_ALL, _NOBODYS = Key(None, "after all"), Key(None, "some day")
+Clock = dict[Key, int]
 
 
 class Work:
@@ -42,7 +51,7 @@ class Work:
     __slots__ = ("_function", "after", "clock", "is_done", "key")
 
     def __init__(
-        self, key: Hashable, function: Callable[[], object] | None, after: list[Work], clock: Clock
+        self, key: Key, function: Callable[[], object] | None, after: list[Work], clock: Clock
     ) -> None:
         self.key, self.after, self.clock, self.is_done = key, after, clock, False
         self._function = function
@@ -73,16 +82,18 @@ class StreamOrder:
 
     Args:
         seed: which order; None does everything at once.
+        home: tells the device that a stream is of.
 
     Attributes:
         is_running: whether work is being done.
         frees_wait: whether a free waits until all is done, under this seed.
     """
 
-    def __init__(self, seed: int | None) -> None:
-        self._queues: dict[Hashable, deque[Work]] = {}
-        self._non_blocking: set[Hashable] = {_AFTER_ALL, _NOBODYS}
-        self._clocks: dict[Hashable, Clock] = {}  # of what each stream was given last
+    def __init__(self, seed: int | None, home: Callable[[int], int] = lambda stream: 0) -> None:
+        self._home = home
+        self._queues: dict[Key, deque[Work]] = {}
+        self._non_blocking: set[Hashable] = {_AFTER_ALL.stream, _NOBODYS.stream}
+        self._clocks: dict[Key, Clock] = {}  # of what each stream was given last
         self._host: Clock = {}
         self.is_running = False
         self._error: Exception | None = None
@@ -93,7 +104,7 @@ class StreamOrder:
         self._do_all()
         self._random = random.Random(seed)
         self._eagerness = 1.0 if seed is None else self._random.choice(EAGERNESS)
-        self._weights: dict[Hashable, float] = {}
+        self._weights: dict[Key, float] = {}
         self.frees_wait = seed is None or self._random.random() < FREES_WAIT
         self.raise_error()
 
@@ -116,7 +127,7 @@ class StreamOrder:
         self, stream: int, function: Callable[[], object] | None, also: Iterable[Work] = ()
     ) -> Work:
         """Give a stream something to do, besides its own order after what is in ``also``."""
-        key = _key(stream)
+        key = self._key(stream)
         return self._issue(key, function, [*also, *self._implied(key)])
 
     def issue_after_all(self, function: Callable[[], object]) -> Work:
@@ -127,24 +138,27 @@ class StreamOrder:
         """Do something at any time after some work, which only a wait for all waits for."""
         return self._issue(_NOBODYS, function, [work for work in after if not work.is_done])
 
-    def _implied(self, key: Hashable) -> list[Work]:
+    def _implied(self, key: Key) -> list[Work]:
         return [self._queues[other][-1] for other in self._turns(key, self._queues)]
 
-    def _turns(self, key: Hashable, others: Iterable[Hashable]) -> list[Hashable]:
-        """Those of some streams that a stream takes turns with, by the legacy one's rules."""
-        if key in self._non_blocking:
+    def _turns(self, key: Key, others: Iterable[Key]) -> list[Key]:
+        """Those of some streams that a stream takes turns with, by its device's legacy one."""
+        if key.stream in self._non_blocking:
             return []
         return [
             other
             for other in others
-            if other != key and other not in self._non_blocking and LEGACY in (key, other)
+            if other != key
+            and other.device == key.device
+            and other.stream not in self._non_blocking
+            and LEGACY in (key.stream, other.stream)
         ]
 
     def is_known_over(self, work: Work) -> bool:
         """Tell whether the host has waited for work, so that all that it gives comes after it."""
         return self._host.get(work.key, 0) >= work.clock[work.key]
 
-    def _clock(self, key: Hashable, after: Iterable[Work]) -> Clock:
+    def _clock(self, key: Key, after: Iterable[Work]) -> Clock:
         found = dict(self._host)
         before = [key, *self._turns(key, self._clocks)]
         for clock in (
@@ -156,9 +170,7 @@ class StreamOrder:
         self._clocks[key] = found
         return found
 
-    def _issue(
-        self, key: Hashable, function: Callable[[], object] | None, after: list[Work]
-    ) -> Work:
+    def _issue(self, key: Key, function: Callable[[], object] | None, after: list[Work]) -> Work:
         work = Work(key, function, after, self._clock(key, after))
         queue = self._queues.setdefault(key, deque())
         queue.append(work)
@@ -188,16 +200,19 @@ class StreamOrder:
         """Do all that a stream was given; the legacy default stream waits for others first."""
         self.finish(self.issue(stream, None))
 
-    def finish_all(self) -> None:
-        """Do everything, stream by stream in any order."""
-        self._do_all()
+    def finish_all(self, device: int) -> None:
+        """Do everything that a device was given, stream by stream in any order."""
+        self._do_all({device, None})
         self.raise_error()
 
-    def _do_all(self) -> None:
-        while self._queues and not self.is_running:
-            self._advance(self._drawn())
-        for clock in self._clocks.values():
-            _merge(self._host, clock)
+    def _do_all(self, devices: Container[int | None] | None = None) -> None:
+        def which(keys: Iterable[Key]) -> list[Key]:
+            return [key for key in keys if devices is None or key.device in devices]
+
+        while (keys := which(self._queues)) and not self.is_running:
+            self._advance(self._drawn(keys))
+        for key in which(self._clocks):
+            _merge(self._host, self._clocks[key])
 
     def query(self, work: Work | None) -> bool:
         """Tell whether work is done; who asks again and again sees it done one day."""
@@ -211,13 +226,18 @@ class StreamOrder:
 
     def last_of(self, stream: int) -> Work | None:
         """What a stream was given last, None where it has nothing left to do."""
-        queue = self._queues.get(_key(stream))
+        queue = self._queues.get(self._key(stream))
         return queue[-1] if queue else None
+
+    def _key(self, stream: int) -> Key:
+        found: Hashable = LEGACY if stream == LEGACY_HANDLE else stream
+        if stream == PER_THREAD_HANDLE:
+            found = PER_THREAD_HANDLE, threading.get_ident()
+        return Key(self._home(stream), found)
 
     # -- running ---------------------------------------------------------------------------
 
-    def _drawn(self) -> Hashable:
-        keys = list(self._queues)
+    def _drawn(self, keys: list[Key]) -> Key:
         for key in keys:
             if key not in self._weights:
                 self._weights[key] = 10 ** self._random.uniform(-2, 0)
@@ -226,9 +246,9 @@ class StreamOrder:
     def _wander(self) -> None:
         """Run what nobody waits for, or nothing."""
         while self._queues and not self.is_running and self._random.random() < self._eagerness:
-            self._advance(self._drawn())
+            self._advance(self._drawn(list(self._queues)))
 
-    def _advance(self, key: Hashable) -> None:
+    def _advance(self, key: Key) -> None:
         """Run the first thing that a stream waits for, or its own next."""
         work = self._queues[key][0]
         while waiting := [before for before in work.after if not before.is_done]:
@@ -249,9 +269,3 @@ class StreamOrder:
 def _merge(clock: Clock, other: Clock) -> None:
     for key, count in other.items():
         clock[key] = max(clock.get(key, 0), count)
-
-
-def _key(stream: int) -> Hashable:
-    if stream == PER_THREAD_HANDLE:
-        return PER_THREAD_HANDLE, threading.get_ident()
-    return LEGACY if stream == LEGACY_HANDLE else stream

@@ -45,12 +45,11 @@ class HostStreams:
 
     Attributes:
         captures: by stream, the capture that takes its work.
-        calls: what was called so far.
     """
 
     def __init__(self) -> None:
         self.captures: dict[int, Capture] = {}
-        self.calls = DriverCalls()
+        self._homes: dict[int, int] = {}  # streams and events, by device
         self._captured_events: dict[int, Capture] = {}
         self._blocking: set[int] = set()
         self._non_blocking: set[int] = set()
@@ -59,19 +58,33 @@ class HostStreams:
         self._recorded: dict[int, float] = {}  # events, by simulated seconds
 
     @property
-    def seconds(self) -> float:
-        """Simulated time."""
+    def calls(self) -> DriverCalls:
+        """What was called so far on the current device."""
         raise NotImplementedError
+
+    @property
+    def device_here(self) -> int:
+        """The number of the current device of the calling thread."""
+        raise NotImplementedError
+
+    def home_of(self, handle: int) -> int:
+        """The device that a stream or an event is of; default streams are of the current one."""
+        return self._homes.get(handle, self.device_here)
+
+    def refuse_strange(self, stream: int, *others: int) -> None:
+        """Fail where a stream and something else are of different devices."""
+        if any(self.home_of(other) != self.home_of(stream) for other in others):
+            self.fail(INVALID_HANDLE)
 
     def seconds_of(self, stream: int) -> float:
         """When all is done that a stream was given so far, in simulated time."""
-        return self.seconds
+        raise NotImplementedError
 
     def stream_waits(self, stream: int, seconds: float) -> None:
         """Have a stream wait until then, where simulated time passes."""
 
-    def host_waits(self) -> None:
-        """Have simulated time pass for the host until the GPU is done."""
+    def host_waits(self, handle: int = DEFAULT[0]) -> None:
+        """Have simulated time pass for the host until a stream's or an event's device is done."""
         raise NotImplementedError
 
     def fail(self, status: int) -> NoReturn:
@@ -166,6 +179,7 @@ class HostStreams:
 
     def streamCreateWithFlags(self, flags: int) -> int:
         handle = self.new_handle()
+        self._homes[handle] = self.device_here
         (self._non_blocking if flags & NON_BLOCKING else self._blocking).add(handle)
         return handle
 
@@ -181,6 +195,7 @@ class HostStreams:
     def streamDestroy(self, stream: int) -> None:
         self._blocking.discard(stream)
         self._non_blocking.discard(stream)
+        self._homes.pop(stream, None)
 
     def _known(self, stream: int, event: int | None = None) -> None:
         """Fail for a stream or an event that is not there."""
@@ -196,7 +211,7 @@ class HostStreams:
         """Have the host wait for a stream."""
         self._known(stream)
         self._refuse_wait(stream)
-        self.host_waits()
+        self.host_waits(stream)
 
     def streamQuery(self, stream: int) -> int:
         self._known(stream)
@@ -227,11 +242,13 @@ class HostStreams:
 
     def eventCreateWithFlags(self, flags: int) -> int:
         event = self.new_handle()
+        self._homes[event] = self.device_here
         self._events.add(event)
         return event
 
     def eventDestroy(self, event: int) -> None:
         self._events.discard(event)
+        self._homes.pop(event, None)
         self._recorded.pop(event, None)
         self._captured_events.pop(event, None)
 
@@ -242,6 +259,7 @@ class HostStreams:
     def takes_record(self, event: int, stream: int) -> bool:
         """Whether a capture takes the recording of an event."""
         self._known(stream, event)
+        self.refuse_strange(stream, event)
         self._captured_events.pop(event, None)
         if not self.is_captured(stream):
             return False
@@ -274,7 +292,7 @@ class HostStreams:
 
     def eventSynchronize(self, event: int) -> None:
         self._refuse_captured(event)
-        self.host_waits()
+        self.host_waits(event)
         self.calls.wait_count += 1
 
     def _refuse_captured(self, event: int) -> None:
@@ -286,6 +304,7 @@ class HostStreams:
     def eventElapsedTime(self, start: int, end: int) -> float:
         if start not in self._recorded or end not in self._recorded:
             self.fail(INVALID_HANDLE)
+        self.refuse_strange(start, end)
         return 1000 * (self._recorded[end] - self._recorded[start])
 
     def nothing(self, *args: Any) -> None:

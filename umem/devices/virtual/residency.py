@@ -117,6 +117,11 @@ class Residency:
         runs.fill(self.host, start, stop, 1)
         return moves
 
+    def find_on_host(self, start: int, stop: int) -> None:
+        """Note that the host has the contents of those blocks that are not resident."""
+        for low, high in runs.stretches(self.resident, 0, start, stop):
+            runs.fill(self.host, low, high, 1)
+
     def discard(self, start: int, stop: int) -> BlockMoves:
         """Forget the contents: the blocks are as never written, and nothing is copied."""
         return BlockMoves(discarded=self._empty(start, stop))

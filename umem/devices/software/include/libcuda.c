@@ -13,21 +13,25 @@ int (*umem_range)(void *, size_t, int, uint64_t, size_t);
 int (*umem_pointer)(void *, int, uint64_t);
 int (*umem_device)(void *, int, int);
 int (*umem_wait)(void *);
+int (*umem_context)(int, uint64_t);
+int umem_count;
+/* Each device has one context: its number and 16, which is no null pointer. */
+static void *context(int device) { return (void *)(uint64_t)(16 + device); }
 static Location place(int device) { Location l = {device == -1 ? 2 : 1, device == -1 ? 0 : device}; return l; }
 int umem_version = VERSION;
 int umem_not_supported(void) { return 801; }
 int cuInit(unsigned flags) { return 0; }
 int cuDriverGetVersion(int *v) { *v = umem_version; return 0; }
-int cuDeviceGetCount(int *n) { *n = 1; return 0; }
-int cuDeviceGet(int *d, int ordinal) { if (ordinal) return 101; *d = 0; return 0; }
+int cuDeviceGetCount(int *n) { *n = umem_count; return 0; }
+int cuDeviceGet(int *d, int ordinal) { if (ordinal < 0 || ordinal >= umem_count) return 101; *d = ordinal; return 0; }
 int cuDeviceGetName(char *s, int n, int d) { strncpy(s, "simulated", n); return 0; }
 int cuDeviceGetAttribute(int *v, int a, int d) { return umem_device(v, a, d); }
-int cuDevicePrimaryCtxRetain(void **c, int d) { *c = (void *)16; return 0; }
+int cuDevicePrimaryCtxRetain(void **c, int d) { *c = context(d); return 0; }
 int cuDevicePrimaryCtxRelease_v2(int d) { return 0; }
-int cuCtxGetCurrent(void **c) { *c = (void *)16; return 0; }
-int cuCtxSetCurrent(void *c) { return 0; }
-int cuCtxGetDevice(int *d) { *d = 0; return 0; }
-int cuStreamGetCtx(void *s, void **c) { *c = (void *)16; return 0; }
+int cuCtxGetCurrent(void **c) { *c = context(umem_context(0, 0)); return 0; }
+int cuCtxSetCurrent(void *c) { if (c) umem_context(1, (uint64_t)c - 16); return 0; }
+int cuCtxGetDevice(int *d) { *d = umem_context(0, 0); return 0; }
+int cuStreamGetCtx(void *s, void **c) { *c = context(umem_context(2, (uint64_t)s)); return 0; }
 int cuStreamSynchronize(void *s) { return umem_wait(s); }
 static const struct { int status; const char *name, *text; } errors[] = {
   {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},

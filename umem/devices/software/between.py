@@ -1,0 +1,159 @@
+"""Several simulated devices and the memory of one another: peers, copies, managed memory.
+
+Models: a copy between two devices takes their link, NVLink where the GPU has it and the host's bus
+otherwise, and both wait for it; a kernel that uses a peer's memory waits for its bytes over that
+link. Managed memory is with the device that touched it last, by whole blocks, which come from
+another device by way of the host.
+Does not model: copies beside operations, links of more than two devices at a time, pages that
+several devices read (``read_mostly``) or that one uses where another has them (``accessed_by``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from umem.devices.software.device_state import DeviceState
+from umem.devices.specs import GpuSpec
+from umem.devices.virtual.driver import covered
+from umem.devices.virtual.model import Model
+from umem.trace.events import Access, Hint, Op
+
+if TYPE_CHECKING:
+    from umem.devices.software.allocations import HostMemory
+
+ILLEGAL_ADDRESS = 700
+"""cudaError, of driver_types.h."""
+
+
+def check_peers(memory: HostMemory, device: DeviceState, accesses: Iterable[Access]) -> None:
+    """Fail where a device has no access to the memory of another one that it uses."""
+    for access in accesses:
+        found = memory.of_number(access.tensor)
+        if not (found.is_managed or found.device == device.ordinal or found.device in device.peers):
+            memory.fail(ILLEGAL_ADDRESS)
+
+
+def tell_operation(memory: HostMemory, device: DeviceState, op: Op) -> None:
+    """Tell a device's model of an operation; what it uses of a peer's memory takes their link."""
+    if not memory.is_modelled:
+        return
+    peer_bytes = 0
+    for access in (*op.reads, *op.writes):
+        bring(memory, device, access)
+        if access.tensor not in device.model.tensors:
+            peer_bytes += access.stop - access.start
+    own = [
+        tuple(access for access in accesses if access.tensor in device.model.tensors)
+        for accesses in (op.reads, op.writes)
+    ]
+    traffic = max(0, op.traffic_bytes - peer_bytes)
+    memory.tell(op._replace(reads=own[0], writes=own[1], traffic_bytes=traffic), device)
+    if peer_bytes:
+        memory.tell(None, device, lambda: _use_peers(device.model, peer_bytes))
+
+
+def _use_peers(model: Model, nbytes: int) -> None:
+    model.counters.remote_bytes += nbytes
+    clock = model.clock
+    begun = max(clock.device_seconds, clock.host_seconds)
+    clock.wait(begun + nbytes / link_bandwidth(model.spec))
+
+
+def link_bandwidth(spec: GpuSpec) -> float:
+    """Bytes a second from one device to another."""
+    found = spec.nvlink_bandwidth
+    if found is None and spec.host_in_bandwidth and spec.host_out_bandwidth:
+        found = min(spec.host_in_bandwidth, spec.host_out_bandwidth)
+    return found or spec.memory_bandwidth
+
+
+# -- copies --------------------------------------------------------------------------------------
+
+
+def home_of(memory: HostMemory, device: DeviceState, access: Access) -> DeviceState:
+    """Return the device that memory is of; managed memory is of the one that is given."""
+    found = memory.of_number(access.tensor)
+    return device if found.is_managed else memory.devices[found.device]
+
+
+def tell_copy(memory: HostMemory, device: DeviceState, read: Access, write: Access) -> None:
+    """Tell of a copy on a device's stream: an operation, unless it goes from one to another."""
+    found = [memory.of_number(access.tensor) for access in (read, write)]
+    homes = [memory.devices[each.device] for each in found if not each.is_managed]
+    if len(set(homes)) < 2:
+        memory.operation("memcpy", [read], [write], device=homes[0] if homes else device)
+        return
+    nbytes = write.stop - write.start
+    memory.tell(None, device, lambda: device.model.clocks.launch(None))
+    for each in homes:
+        memory.tell(None, each)
+    memory.tell(None, device, lambda: _copy(homes[0].model, homes[1].model, nbytes))
+    memory.tell_listener(Op("memcpy", "array", (read,), (write,), 0, 2 * nbytes))
+
+
+def _copy(source: Model, target: Model, nbytes: int) -> None:
+    """Have both devices wait for a copy from one to the other, and the bus that it takes."""
+    clocks, spec = (source.clock, target.clock), source.spec
+    begun = max(max(c.device_seconds, c.host_seconds, c.link_seconds) for c in clocks)
+    over = begun + nbytes / link_bandwidth(spec)
+    for clock in clocks:
+        clock.wait(over)
+        if spec.nvlink_bandwidth is None:
+            clock.link_seconds = over
+
+
+# -- managed memory ------------------------------------------------------------------------------
+
+
+def bring(memory: HostMemory, device: DeviceState, access: Access) -> None:
+    """Have a part of managed memory with a device: what others have of it goes to the host.
+
+    Memory of another kind stays where it is.
+    """
+    if len(memory.devices) == 1 or not memory.is_modelled:
+        return
+    found = memory.of_number(access.tensor)
+    if not found.is_managed:
+        return
+    introduce(memory, device, access)
+    for other in knowing(memory, access):
+        if other is not device and _has_any(other.model, access):
+            memory.tell(Hint("prefetch", (access,), "cpu", overlap=True), other)
+            memory.tell(None, device, partial(_hand_over, other.model, device.model, access))
+
+
+def introduce(memory: HostMemory, device: DeviceState, access: Access) -> None:
+    """Have a device's model know managed memory that another one allocated."""
+    if access.tensor not in device.model.tensors and memory.is_modelled:
+        memory.tell_managed(memory.of_number(access.tensor), device)
+
+
+def knowing(memory: HostMemory, access: Access) -> list[DeviceState]:
+    """Return the devices whose models know some memory."""
+    return [device for device in memory.devices if access.tensor in device.model.tensors]
+
+
+def holding(memory: HostMemory, access: Access) -> list[DeviceState]:
+    """Return the devices that have some of managed memory, or the one that allocated it."""
+    found = [device for device in knowing(memory, access) if _has_any(device.model, access)]
+    return found or [memory.devices[memory.of_number(access.tensor).device]]
+
+
+def _blocks(model: Model, access: Access) -> tuple[int, int]:
+    return covered(model.tensors[access.tensor].part(access.start, access.stop))
+
+
+def _has_any(model: Model, access: Access) -> bool:
+    """Tell whether a model has contents of blocks, in VRAM or on the host."""
+    start, stop = _blocks(model, access)
+    residency = model.driver.residency
+    return max(residency.resident.find(1, start, stop), residency.host.find(1, start, stop)) >= 0
+
+
+def _hand_over(before: Model, now: Model, access: Access) -> None:
+    """Have one model find on the host what another has just sent there, and knows no more."""
+    before.driver.residency.discard(*_blocks(before, access))
+    now.driver.residency.find_on_host(*_blocks(now, access))
+    now.clock.wait(before.clock.link_seconds)
