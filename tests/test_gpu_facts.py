@@ -332,7 +332,6 @@ class TestHostViews(OnGpu):
             np.from_dlpack(array, device="cpu", copy=False)
 
 
-@pytest.mark.hardware("the software GPU is one device")
 class TestSeveralGpus(OnGpu):
     """Fact 18: managed arrays of another GPU."""
 

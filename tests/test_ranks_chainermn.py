@@ -277,6 +277,7 @@ optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm
 for _ in range(2):  # the first gives all the weights of rank 0
     optimizer.update(lambda x: chainer.functions.sum(model(x)), device.send(np.ones((4, 3), "f")))
 assert device.device.id == comm.intra_rank == cupy.cuda.runtime.getDevice()
+assert cupy.cuda.runtime.getDeviceCount() == comm.intra_size
 assert model.W.array.device.id == comm.intra_rank
 print(comm.rank, float(model.W.array.sum().get()))
 """
@@ -285,7 +286,7 @@ print(comm.rank, float(model.W.array.sum().get()))
 @pytest.mark.thorough
 @needs_cupy
 @needs_compiler
-def test_a_ranks_software_gpu_answers_to_its_number_on_the_machine(
+def test_a_rank_has_the_software_gpu_of_its_number_on_the_machine(
     tmp_path: Path, kernel_cache: Path
 ) -> None:
     variables = {"XDG_CACHE_HOME": str(kernel_cache)}

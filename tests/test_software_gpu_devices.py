@@ -140,13 +140,16 @@ assert float(x.sum()) == 7 * MIB
 
 def test_memory_of_a_device_that_is_no_peer_is_an_illegal_address(kernel_cache: Path) -> None:
     program = """
+from cupy_backends.cuda.libs import cublas
+
 kernel = cp.RawKernel('extern "C" __global__ void one(float* x) { x[0] = 1; }', "one")
 x = cp.zeros(4, "f4")
-y = cp.zeros((4, 4), "f4")
+two = np.full(1, 2, "f4")
 kernel((1,), (1,), (x,))
 with cp.cuda.Device(1):
     assert status(kernel, (1,), (1,), (x,)) == 700
-    assert status(cp.cuda.cublas.sscal, cp.cuda.Device().cublas_handle, 4, x.data.ptr, x.data.ptr, 1) == 700
+    scaled = cp.cuda.Device().cublas_handle, 4, two.ctypes.data, x.data.ptr, 1
+    assert status(cublas.sscal, *scaled) == 700
     assert status(runtime.deviceDisablePeerAccess, 0) == 705
     assert status(runtime.deviceEnablePeerAccess, 1) == 101  # itself
     assert status(runtime.deviceEnablePeerAccess, 2) == 101
@@ -160,14 +163,7 @@ with cp.cuda.Device(1):
 kernel((1,), (1,), (managed,))  # which is nobody's
 assert x.tolist() == managed.tolist() == [1, 0, 0, 0]
 """
-    run(
-        program,
-        kernel_cache,
-        start=TWO.replace(
-            "import cupy as cp\n",
-            "import cupy as cp\nimport cupy_backends.cuda.libs.cublas\ncp.cuda.cublas = cupy_backends.cuda.libs.cublas\n",
-        ),
-    )
+    run(program, kernel_cache, start=TWO)
 
 
 def test_streams_events_and_kernels_are_of_one_device(kernel_cache: Path) -> None:
@@ -384,6 +380,34 @@ for n in range(2):
             assert np.allclose((x @ x).get(), wanted[0], atol=1e-3)
 """
     run(program, kernel_cache, start=TWO)
+
+
+@pytest.mark.parametrize("late", ["", ", stream_seed=0"])
+def test_a_transform_goes_over_several_devices(late: str, kernel_cache: Path) -> None:
+    program = """
+warnings.simplefilter("ignore", FutureWarning)  # CuPy says that it is experimental
+from cupy.cuda import cufft
+
+a = np.random.default_rng(0).standard_normal((5, 64)) + 1j
+cp.fft.config.use_multi_gpus = True
+cp.fft.config.set_cufft_gpus([0, 1])
+for dtype, kind in (("c8", cufft.CUFFT_C2C), ("c16", cufft.CUFFT_Z2Z)):
+    for given in (a.astype(dtype), a[0].astype(dtype)):  # several transforms, and one
+        for there, back in ((np.fft.fft, cp.fft.fft), (np.fft.ifft, cp.fft.ifft)):
+            found = back(cp.asarray(given))
+            assert found.dtype == dtype and np.allclose(found.get(), there(given), atol=1e-4)
+        plan = cufft.Plan1d(64, kind, given.size // 64, devices=[1, 0])
+        out = np.empty_like(given)
+        plan.fft(given, out, cufft.CUFFT_FORWARD)
+        assert np.allclose(out, np.fft.fft(given), atol=1e-4)
+assert all(each.figures.compute_seconds > 0 for each in gpu.devices)
+try:
+    cufft.Plan1d(64, cufft.CUFFT_C2C, 2, devices=[0, 2])
+except cufft.CuFFTError as error:
+    print(error)
+"""
+    start = TWO.replace("devices=2", f"devices=2{late}")
+    assert run(program, kernel_cache, start=start) == "CUFFT_INVALID_DEVICE\n"
 
 
 def test_with_one_device_the_other_numbers_are_cuda_s_own_error(kernel_cache: Path) -> None:

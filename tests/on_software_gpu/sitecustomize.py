@@ -5,4 +5,4 @@ So the tests for a GPU run on one as they are, and so do the programs that they 
 
 import umem
 
-umem.software_gpu("t4", "4GiB", force=True)
+umem.software_gpu("t4", "4GiB", force=True, devices=2)

@@ -21,7 +21,7 @@ from umem.cli.run_watch import Watching
 from umem.compat.finder import arm
 from umem.compat.installation import find_package
 from umem.errors import UmemError
-from umem.launch import local_rank, this_rank
+from umem.launch import local_count, this_rank
 from umem.memory import environment
 from umem.trace.recording.kept_steps import Keeper, Steps
 from umem.units import format_bytes, format_seconds
@@ -289,8 +289,8 @@ def _software(asked: _RunOptions) -> str | None:
 
 
 def _devices(asked: _RunOptions) -> int:
-    """How many software GPUs there are: a rank finds its own by its number on the machine."""
-    return asked.devices or min(local_rank() + 1, MOST_DEVICES)
+    """How many software GPUs there are: as many as ranks, which go by their number here."""
+    return asked.devices or min(local_count(), MOST_DEVICES)
 
 
 def _set(variables: dict[str, str | None]) -> None:

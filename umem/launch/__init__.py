@@ -20,7 +20,7 @@ from umem.errors import LaunchError
 from umem.launch import hosts, mpi
 from umem.launch.job import Job
 from umem.launch.measuring import MeasuredLink, measure_link
-from umem.launch.rank import Rank, local_rank, this_rank
+from umem.launch.rank import Rank, local_count, this_rank
 from umem.printable import shown
 from umem.units import format_bytes
 
@@ -35,7 +35,7 @@ __all__ = [
     "AskedRanks",
     "MeasuredLink",
     "Rank",
-    "local_rank",
+    "local_count",
     "measure_link",
     "run_ranks",
     "this_rank",

@@ -22,8 +22,8 @@ from umem.launch.seats import describe
 from umem.launch.watcher import PIPES, Lines, as_line
 
 MPI = "mpi4py.MPI"
-_LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
-"""Where Open MPI's and MPICH's mpiexec tell a rank its number on its machine."""
+_LOCAL = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+"""Where Open MPI's and MPICH's mpiexec tell a rank how many are on its machine."""
 _LARGEST_STATUS = 2**63 - 1
 
 
@@ -160,12 +160,12 @@ def this_rank() -> Rank | None:
     return _here if _here is not None else None
 
 
-def local_rank() -> int:
-    """Return this rank's number among those of its machine, ChainerMN's ``intra_rank``; or 0."""
+def local_count() -> int:
+    """Count the ranks on this rank's machine, ChainerMN's ``intra_size``; 1 in no rank."""
     if _here is None:
-        return 0
+        return 1
     found = (os.environ.get(name, "") for name in _LOCAL)
-    return next((int(text) for text in found if text.isdigit()), 0)
+    return next((int(text) for text in found if text.isdigit()), 1)
 
 
 # -- MPI_Init, noticed ----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,8 +18,8 @@ SCALARS = ("alpha", "beta")
 SCALAR_BYTES = 16
 ENDS = ("destroy", "spDestroy", "cufftDestroy")
 """How functions begin that give up what queued work may still use."""
-WORK_WITH_STATUS = ("cufftExec", "cufftXtExec")
-"""How functions begin that return a status only."""
+WORK_WITH_STATUS = re.compile("cufftExec|cufftXtExec(?!Descriptor)")
+"""Functions that return a status only, and work on one stream."""
 HOST_ONLY = ("setStream", "setMathMode")
 """Functions of libraries that change nothing of what is queued."""
 PAGE_BYTES = 4096
@@ -116,7 +117,7 @@ def _is_work(name: str, function: Callable[..., Any]) -> bool:
     while isinstance(function, partial):
         function = function.func
     returns = getattr(function, "__annotations__", {}).get("return")
-    return returns == "None" or name.startswith(WORK_WITH_STATUS)
+    return returns == "None" or bool(WORK_WITH_STATUS.match(name))
 
 
 def on_stream(runtime: HostRuntime, functions: Any) -> Any:

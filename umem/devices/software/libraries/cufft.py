@@ -1,7 +1,8 @@
 """cuFFT by SciPy: the C functions that ``cupy.cuda.cufft`` calls, by their names there.
 
-Models: plans of one and of several dimensions, in single and double precision. Does not model:
-half precision, several devices, callbacks; a call for these gets "not supported".
+Models: plans of one and of several dimensions, in single and double precision; `cufft_devices`
+has those of several devices. Does not model: half precision, callbacks; a call for these gets "not
+supported".
 """
 
 from __future__ import annotations
@@ -151,8 +152,7 @@ class HostFft(HostLibrary):
         if found is None:
             return INVALID_PLAN
         read, written = self._side(found.given, given), self._side(found.made, made)
-        points = math.prod(found.shape)
-        work = 5 * written.shape[0] * points * math.log2(max(2, points))
+        work = flops(math.prod(found.shape), written.shape[0])
         self._tell("fft", (read,), (written,), work)
         fft, axes, workers = scipy_module("fft"), tuple(range(1, read.ndim)), core_count()
         if read.dtype.kind == "f":
@@ -164,6 +164,11 @@ class HostFft(HostLibrary):
         else:
             written[...] = fft.ifftn(read, axes=axes, norm="forward", workers=workers)
         return SUCCESS
+
+
+def flops(points: int, count: float) -> float:
+    """Estimate the operations of some transforms of so many points."""
+    return 5 * count * points * math.log2(max(2, points))
 
 
 def _layout(kind: str, shape: tuple[int, ...], side: Any, count: int) -> FftSide:
