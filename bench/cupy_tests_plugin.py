@@ -20,7 +20,7 @@ _job: dict[str, Any] = json.loads(Path(os.environ["CUPY_TESTS_JOB"]).read_text(e
 _hard = resource.getrlimit(resource.RLIMIT_AS)[1]
 _limit = _job["memory_bytes"] if _hard < 0 else min(_job["memory_bytes"], _hard)
 resource.setrlimit(resource.RLIMIT_AS, (_limit, _limit))
-umem.software_gpu("t4", "4GiB", force=True)
+umem.software_gpu("t4", "4GiB", force=True, devices=8)
 
 
 def pytest_configure(config: Any) -> None:

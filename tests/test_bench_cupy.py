@@ -56,7 +56,7 @@ def test_own_tests_are_counted(
 
 def test_every_case_left_out_has_a_reason_that_is_allowed() -> None:
     allowed = {
-        "two devices", "textures", "CUDA graphs", "nvcc", "jitify", "CUB-specific",
+        "streams at once", "textures", "CUDA graphs", "nvcc", "jitify", "CUB-specific",
         "PTX and cubin", "marked slow",
     }  # fmt: skip
     assert {reason for reason, _ in module("cupy_own_tests").reasons()} <= allowed

@@ -62,14 +62,17 @@ _kept: list[Any] = []
 class SoftwareGPU:
     """The real CuPy on host memory, as if on a GPU, for the process; `software_gpu` opens it.
 
-    What it computes is real; VRAM, pages and time are simulated. Counts are those of one device;
-    `devices` has them all.
+    What it computes is real; VRAM, pages and time are simulated. Counts are those of one device.
+
+    Attributes:
+        devices: all there are, by their numbers; `software_gpu` returns the first.
     """
 
     simulated = True
 
     def __init__(self, runtime: HostRuntime, state: DeviceState) -> None:
         self._runtime, self._state = runtime, state
+        self.devices: tuple[SoftwareGPU, ...] = (self,)
         self._model = state.model
         self.spec = runtime.spec
         self.name = runtime.spec.name
@@ -77,11 +80,6 @@ class SoftwareGPU:
     def __repr__(self) -> str:
         vram = format_bytes(self.spec.usable_bytes)
         return f"<{self.spec.title} with {vram} of VRAM (simulated), under the real CuPy>"
-
-    @property
-    def devices(self) -> tuple[SoftwareGPU, ...]:
-        """All devices, by their numbers; `software_gpu` returns the first."""
-        return tuple(SoftwareGPU(self._runtime, state) for state in self._runtime.devices)
 
     def reseed(self, stream_seed: int | None) -> None:
         """Do what is queued, and go on by another seed; None does everything at once.
@@ -201,7 +199,9 @@ def software_gpu(
     os.environ["CUPY_ACCELERATORS"] = ""  # CUB's kernels are compiled for a GPU
     _install(runtime, folder, tools, libraries)
     overrides.lead(on_stream(runtime, distributions.HostDistributions(runtime)))
-    gpus = SoftwareGPU(runtime, runtime.devices[0]).devices
+    gpus = tuple(SoftwareGPU(runtime, state) for state in runtime.devices)
+    for each in gpus:
+        each.devices = gpus
     set_cuda_models(gpus, runtime.getDevice)
     return gpus[0]
 
