@@ -30,7 +30,7 @@ C_FUNCTIONS = {
 """What CuPy calls for several devices, see `umem.devices.software.linking`."""
 
 
-class _Parts(ctypes.Structure):
+class _XtParts(ctypes.Structure):
     """cudaXtDesc, of cudalibxt.h."""
 
     _fields_ = (
@@ -43,12 +43,12 @@ class _Parts(ctypes.Structure):
     )
 
 
-class _Descriptor(ctypes.Structure):
+class _XtDescriptor(ctypes.Structure):
     """cudaLibXtDesc, of cudalibxt.h."""
 
     _fields_ = (
         ("version", ctypes.c_int),
-        ("parts", ctypes.POINTER(_Parts)),
+        ("parts", ctypes.POINTER(_XtParts)),
         ("library", ctypes.c_int),
         ("format", ctypes.c_int),
         ("own", ctypes.c_void_p),
@@ -57,7 +57,7 @@ class _Descriptor(ctypes.Structure):
 
 def _parts(descriptor: int) -> list[tuple[int, int, int]]:
     """Return the device, the address and the bytes of each part."""
-    found = _Descriptor.from_address(descriptor).parts.contents
+    found = _XtDescriptor.from_address(descriptor).parts.contents
     pieces = zip(found.devices, found.addresses, found.sizes, strict=True)
     return [(n, address or 0, size) for n, address, size in [*pieces][: found.count]]
 
