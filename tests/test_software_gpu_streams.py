@@ -151,8 +151,9 @@ class Streams(HostStreams):
     def fail(self, status: int) -> Any:
         raise StatusError(status)
 
-    @property
-    def seconds(self) -> float:
+    device_here = 0
+
+    def seconds_of(self, stream: int) -> float:
         return 0.0
 
 

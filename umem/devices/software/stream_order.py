@@ -200,7 +200,7 @@ class StreamOrder:
         """Do all that a stream was given; the legacy default stream waits for others first."""
         self.finish(self.issue(stream, None))
 
-    def finish_all(self, device: int) -> None:
+    def finish_all(self, device: int = 0) -> None:
         """Do everything that a device was given, stream by stream in any order."""
         self._do_all({device, None})
         self.raise_error()
