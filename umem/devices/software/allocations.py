@@ -103,6 +103,11 @@ class HostMemory:
         self._is_searching = False
         self._is_telling = False
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether the model, a recorder or, of several devices, the other ones hear of operations."""
+        return self.is_modelled or self.listener is not None or len(self.devices) > 1
+
     def fail(self, status: int) -> NoReturn:
         """Raise CuPy's error for a status."""
         raise self.error_type(status)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import re
 import shutil
@@ -21,8 +20,9 @@ from umem.trace.events import Access
 NOT_FOUND, FILE_NOT_FOUND, INVALID_IMAGE, INVALID_CONTEXT = 500, 301, 200, 201
 INVALID_VALUE, INVALID_HANDLE = 1, 400
 """CUresult, of cuda.h."""
-MOST_THREADS = 1024
-BLOCK_LIMITS, GRID_LIMITS = (1024, 1024, 64), (2**31 - 1, 65535, 65535)
+MOST_THREADS, MOST_LAYERS = 1024, 64
+"""Of a block: in all, and in its third dimension."""
+GRID_LIMITS = (2**31 - 1, 65535, 65535)
 SHARED_BYTES, MOST_SHARED_BYTES = 49152, 65536
 """Of a block: what it may have, and what a kernel can ask for."""
 _STATIC_SHARED, _DYNAMIC_SHARED, _CARVEOUT = 1, 8, 9
@@ -166,9 +166,11 @@ class HostDriver:
         self, grid: Sequence[int], block: Sequence[int], shared_bytes: int, limit: int
     ) -> None:
         """Fail where no GPU takes a launch of these sizes."""
-        pairs = [*zip(grid, GRID_LIMITS, strict=True), *zip(block, BLOCK_LIMITS, strict=True)]
-        is_fit = all(0 < size <= most for size, most in pairs)
-        if not is_fit or math.prod(block) > MOST_THREADS or not 0 <= shared_bytes <= limit:
+        (x, y, z), (a, b, c) = grid, block
+        most_x, most_y, most_z = GRID_LIMITS
+        is_grid = 0 < x <= most_x and 0 < y <= most_y and 0 < z <= most_z
+        is_block = min(block) > 0 and c <= MOST_LAYERS and a * b * c <= MOST_THREADS
+        if not (is_grid and is_block and 0 <= shared_bytes <= limit):
             self._fail(INVALID_VALUE)
 
     def launch(
@@ -185,7 +187,9 @@ class HostDriver:
             self.run(kernel, *sizes, shared_bytes, given)
 
     def tell_launch(self, kernel: Kernel, stream: int, given: int) -> None:
-        """Tell what memory a kernel will use."""
+        """Tell what memory a kernel will use, where somebody follows it."""
+        if not self._runtime.is_followed:
+            return
         with self._runtime.lock:
             self._runtime.here.beside.compute(stream)
             reads: list[Access] = []

@@ -63,6 +63,9 @@ _PLAIN = re.compile(
 _INCLUDE = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"]+)", re.MULTILINE)
 _PROCESS = ctypes.create_string_buffer(1024)
 """What kernels share, as in umem_process.h: first why one ended early."""
+_Sizes = ctypes.c_uint * 6
+_BLOCK = 12
+"""Sizes of a grid, and where behind them those of its blocks begin."""
 _HANDLE = 512
 """Where in it the function is that handles divisions."""
 
@@ -91,8 +94,9 @@ class Kernel:
         Raises:
             DeviceError: as `check` does.
         """
-        sizes = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
-        self._run(given, *map(ctypes.addressof, sizes), shared_bytes)
+        sizes = _Sizes(*grid, *block)
+        place = ctypes.addressof(sizes)
+        self._run(given, place, place + _BLOCK, shared_bytes)
         self.check()
 
     def check(self) -> None:

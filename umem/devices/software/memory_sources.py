@@ -29,6 +29,8 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", 14)
 _NO_ACCESS, _FIXED, _NO_RESERVE, _FAILED = 0, 0x10, 0x4000, ctypes.c_void_p(-1).value
 
 
@@ -62,6 +64,8 @@ class PlainSource:
         place, size = ctypes.c_void_p(), ctypes.c_size_t(max(1, nbytes))
         if _libc.posix_memalign(ctypes.byref(place), ctypes.c_size_t(_alignment(nbytes)), size):
             return None
+        if nbytes >= BLOCK_BYTES:  # as NumPy asks for its own arrays; a kernel of Linux may refuse
+            _libc.madvise(place, nbytes // BLOCK_BYTES * BLOCK_BYTES, _HUGE_PAGES)
         return place.value
 
     def _given(self, address: int) -> None:
