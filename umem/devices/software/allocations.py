@@ -105,7 +105,7 @@ class HostMemory:
 
     @property
     def is_followed(self) -> bool:
-        """Whether the model, a recorder or, of several devices, the other ones hear of operations."""
+        """Whether the model, a recorder or the other devices hear of operations."""
         return self.is_modelled or self.listener is not None or len(self.devices) > 1
 
     def fail(self, status: int) -> NoReturn:

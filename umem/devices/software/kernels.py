@@ -37,12 +37,13 @@ from umem.devices.software.dialect import (
     without_includes,
     without_macros,
 )
+from umem.devices.software.sharing import may_share
 from umem.devices.software.templates import WAITS, as_loops
 from umem.devices.software.toolchain import Toolchain
 from umem.errors import DeviceError
 
 HEADERS = Path(__file__).parent / "include"
-ONCE, APART, TOGETHER = range(3)
+ONCE, APART, TOGETHER, SHARED = range(4)
 """Ways to run a kernel, as in umem_launch.h."""
 CCCL = ("cub", "thrust", "libcudacxx")
 """Headers that CuPy brings, of CUDA's C++ libraries."""
@@ -63,6 +64,8 @@ _PLAIN = re.compile(
 _INCLUDE = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"]+)", re.MULTILINE)
 _PROCESS = ctypes.create_string_buffer(1024)
 """What kernels share, as in umem_process.h: first why one ended early."""
+_THREADS = 520
+"""Where in it is how many threads may run parts of a kernel side by side."""
 _Sizes = ctypes.c_uint * 6
 _BLOCK = 12
 """Sizes of a grid, and where behind them those of its blocks begin."""
@@ -155,6 +158,11 @@ class _Range(ctypes.Structure):
     _fields_ = (("low", ctypes.c_ulonglong), ("high", ctypes.c_ulonglong))
 
 
+def share_kernels(threads: int) -> None:
+    """Have so many threads run parts of a kernel side by side, where it can be shared."""
+    ctypes.c_int.from_buffer(_PROCESS, _THREADS).value = threads
+
+
 class HostSource(NamedTuple):
     """A kernel's source for the host, with the kernels in it and their parameters."""
 
@@ -183,7 +191,7 @@ def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
     source = translated(source)
     text = as_loops(source)
     if text is not None:
-        how = ONCE
+        how = SHARED if may_share(source, text, kernels.values()) else ONCE
     else:
         text, how = source, TOGETHER if _may_wait(uncommented(source)) else APART
         if how == TOGETHER and "this_grid" in source:

@@ -18,7 +18,7 @@ from umem.devices.software.cupy_source import CupySource
 from umem.devices.software.device_state import DeviceState, check_count
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.forked import Lead, refuse_children
-from umem.devices.software.kernels import KernelCompiler
+from umem.devices.software.kernels import KernelCompiler, share_kernels
 from umem.devices.software.late import LateDriver, LateRuntime
 from umem.devices.software.late_libraries import on_stream
 from umem.devices.software.libcuda import HostHints
@@ -32,6 +32,7 @@ from umem.devices.software.memory_sources import GuardedSource
 from umem.devices.software.nvrtc import HostNvrtc
 from umem.devices.software.overrides import Overrides
 from umem.devices.software.runtime import HostRuntime
+from umem.devices.software.sharing import usable_cores
 from umem.devices.software.streams import DriverCalls
 from umem.devices.software.toolchain import Toolchain
 from umem.devices.software.versions import known_cupy
@@ -258,6 +259,8 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     def nvrtc_fail(status: int) -> None:
         raise nvrtc_api.NVRTCError(status)
 
+    # Checked mode catches a fault in the caller's thread.
+    share_kernels(1 if isinstance(runtime.source, GuardedSource) else usable_cores())
     runtime.cuda_version = driver_api.get_build_version()
     runtime.hints.raise_version(runtime.cuda_version)
     compiler = KernelCompiler(tools, folder, runtime.cuda_version)

@@ -95,26 +95,43 @@ def _reduction(source: str, size: str) -> str:
     What each thread adds up, and the order in which these sums are added, stay as they are; the
     elements are taken in the order of memory rather than thread by thread.
     """
+    source = _without_branches(source)
     found = _REDUCTION.search(source)
     if found is None:
         raise DeviceError("the software GPU does not know this reduction of CuPy's")
-    element = re.sub(_AT.format("_in_ind"), r"umem_at(\1, _run, _k, _j)", found["element"])
+    at = _AT.format("_in_ind")
+    element = re.sub(at, r"umem_value(_of\1 + _k)", found["element"])
+    arrays = dict.fromkeys(re.findall(at, found["element"]))
+    given = "".join(f", {name}" for name in arrays)
+    runs = "".join(f"\n  UmemRun<decltype({name})> _run{name};" for name in arrays)
+    places = "".join(
+        f"\n      const auto* const _of{name} = _run{name}.of({name}, _run);" for name in arrays
+    )
     if "_in_ind.get()" in element:
         element = f"_in_ind.set(_j); {element}"
+
+    def run(sum_so_far: str) -> str:
+        return f"""\
+UMEM_ANY_ORDER for (ptrdiff_t _k = 0; _k < _run.length; ++_k) {{
+          const IndexT _J = _number + ((IndexT)_k & _step);
+          const ptrdiff_t _j = _run.flat + _k * _run.flat_step;
+          _type_reduce _s = {sum_so_far};{element}
+          _sums.put(_run.sum + _k, _s);
+        }}"""
+
     loops = f"""\
-  static UmemSums<_type_reduce> _sums;
-  const ptrdiff_t _out_size = _out_ind.size();
-  UmemRuns<decltype(_in_ind)::ndim> _run(_in_ind, _out_size, {size}, _block_stride);
-  const ptrdiff_t _all = _run.threads * _run.width, _number_step = _run.width == 1;
-  for (ptrdiff_t _i_base = 0; _i_base < _out_size; _i_base += _run.width) {{
-    for (ptrdiff_t _k = 0; _k < _all; ++_k) _sums.put(_k, {found["identity"]});
-    for (_run.begin(_i_base); _run; _run.next()) {{
-      UMEM_ANY_ORDER for (ptrdiff_t _k = 0; _k < _run.length; ++_k) {{
-        const IndexT _J = _run.number + _k * _number_step;
-        const ptrdiff_t _j = _run.flat + _k * _run.flat_step;
-        _type_reduce _s = _sums.get(_run.sum + _k);{element}
-        _sums.put(_run.sum + _k, _s);
-      }}
+  UmemSums<_type_reduce> _sums;{runs}
+  UmemRuns<decltype(_in_ind)::ndim> _run(_in_ind, _out_ind.size(), {size}, _block_stride{given});
+  const IndexT _step = _run.width == 1 ? -1 : 0;  // the next element's number is one more
+  for (ptrdiff_t _i_base = _run.from; _i_base < _run.to; _i_base += _run.width) {{
+    const ptrdiff_t _all = _run.threads * _run.width;
+    for (ptrdiff_t _k = _run.untouched(); _k < _all; ++_k) _sums.put(_k, {found["identity"]});
+    for (_run.begin(_i_base); _run; _run.next()) {{{places}
+      const IndexT _number = _run.number;
+      if (_run.number < _run.threads)
+        {run(found["identity"])}
+      else
+        {run("_sums.get(_run.sum + _k)")}
     }}
     for (ptrdiff_t _offset = _all / 2; _offset >= _run.width; _offset /= 2)
       UMEM_ANY_ORDER for (ptrdiff_t _k = 0; _k < _offset; ++_k) {{
@@ -127,20 +144,39 @@ def _reduction(source: str, size: str) -> str:
     }}
   }}
 }}"""
-    head = source[: found.start()]
-    if "struct min_max_st" in head:
-        head = head.replace("#define REDUCE", '#include "umem_min_max.h"\n#define REDUCE', 1)
-        if _NUMBERS.search(head):
-            head = _ARGUMENT.sub(
-                lambda m: f"umem_arg(a, b, [](auto x, auto y) {{ return x {_KEEPS[m[1]]} y; }})",
-                head,
-            )
-    return head + loops + source[found.end() :]
+    return source[: found.start()] + loops + source[found.end() :]
 
 
 _NUMBERS = re.compile(r"typedef (?!float16|bfloat16|complex)\w[\w ]* type_in0_raw;")
 _ARGUMENT = re.compile(r"(?<=REDUCE\(a, b\) \()my_arg(min|max)(?:_float)?\(a, b\)")
+_EXTREME = re.compile(r"(?<=REDUCE\(a, b\) \()my_(min|max)(_float)?\(a, b\)")
 _KEEPS = {"min": "<=", "max": ">="}
+_TAKES = {"min": "<", "max": ">"}
+
+
+def _without_branches(source: str) -> str:
+    """Have a reduction of largest or smallest numbers choose so that vector instructions can."""
+    if "struct min_max_st" not in source:
+        return source
+    source = source.replace("#define REDUCE", '#include "umem_min_max.h"\n#define REDUCE', 1)
+    if not _NUMBERS.search(source):
+        return source
+    if found := _ARGUMENT.search(source):
+        nothing = "umem_nothing<type_in0_raw>(UMEM_KEEPS)"
+        source = source.replace("_type_reduce _s = _type_reduce()", f"_type_reduce _s = {nothing}")
+        source = source.replace("_s = REDUCE(_s, _a)", "_s = umem_next(_s, _a, UMEM_KEEPS)")
+        source = _ARGUMENT.sub("umem_arg(a, b, UMEM_KEEPS)", source)
+        keeps = f"[](auto x, auto y) {{ return x {_KEEPS[found[1]]} y; }}"
+        source = f"#define UMEM_KEEPS {keeps}\n{source}"
+    return _EXTREME.sub(_chosen, source)
+
+
+def _chosen(found: re.Match[str]) -> str:
+    """Write when the second of two numbers is taken: of a NaN and a number either wins."""
+    takes = f"(y {_TAKES[found[1]]} x) | (x != x)"
+    if found[2]:
+        takes = f"(x == x) & !(x {_KEEPS[found[1]]} y)"
+    return f"umem_extreme(a, b, [](auto x, auto y) {{ return {takes}; }})"
 
 
 # -- kernels that are known by name ----------------------------------------------------------------
@@ -165,15 +201,19 @@ for (UmemRows<decltype(_ind)::ndim> _row(_ind); _row; _row.next())
     }
   }"""
 _SUMS_OF_BLOCKS = """\
-for (ptrdiff_t i = 0; i < a.size();) {
-  const ptrdiff_t _block = i / SIZE;
+const ptrdiff_t _blocks = (a.size() + SIZE - 1) / SIZE;
+const ptrdiff_t _stop = umem_share.end(_blocks, 1);
+for (ptrdiff_t _block = umem_share.begin(_blocks, 1); _block < _stop; ++_block) {
+  const ptrdiff_t _end = std::min<ptrdiff_t>(a.size(), (_block + 1) * SIZE);
   O x = START;
-  for (; i < a.size() && i / SIZE == _block; ++i) x CHANGE a[i];
+  for (ptrdiff_t i = _block * SIZE; i < _end; ++i) x CHANGE a[i];
   b[_block] = x;
 }"""
 _SCAN = """\
 O x = START;
-for (ptrdiff_t i = 0; i < a.size(); ++i) {
+const ptrdiff_t _blocks = (a.size() + SIZE - 1) / SIZE;
+const ptrdiff_t _stop = std::min<ptrdiff_t>(a.size(), umem_share.end(_blocks, 1) * SIZE);
+for (ptrdiff_t i = umem_share.begin(_blocks, 1) * SIZE; i < _stop; ++i) {
   if (i % SIZE == 0) x = START;
   x CHANGE a[i];
   O y = x;
@@ -217,3 +257,8 @@ def _known(source: str) -> str | None:
         loops = loops.replace("SIZE", str(elements)).replace("START", start[1])
         return loops.replace("CHANGE", change[1])
     return None
+
+
+def is_known(source: str) -> bool:
+    """Whether a kernel is known by name, and has loops that several cores may share."""
+    return any(loops != _NONZERO and pattern.search(source) for pattern, loops in _KNOWN.items())

@@ -36,7 +36,7 @@ from umem.errors import DeviceError, MissingDependencyError
 
 COMPILERS = ("g++", "clang++")
 OPTIONS = (
-    "-fno-math-errno", "-fPIC", "-shared", "-w", "-Wl,-Bsymbolic",
+    "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-w", "-Wl,-Bsymbolic",
     "-U_FORTIFY_SOURCE",  # which takes a jump to another stack for an error
 )  # fmt: skip
 PATIENCE_SECONDS = 2.0

@@ -60,7 +60,8 @@ struct UmemFiber {
   const char* site;     // of the __activemask that it waits in
   unsigned int active;  // what that gives
 };
-static jmp_buf umem_scheduler, umem_exit;
+static jmp_buf umem_scheduler;
+static thread_local jmp_buf umem_exit;
 static UmemFiber* umem_fiber = nullptr;
 static unsigned int umem_alive = 0;  // threads of the block that have not ended
 // A warp has a barrier for all its threads, and others for whoever waits with another mask.

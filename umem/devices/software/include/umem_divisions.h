@@ -1,7 +1,7 @@
 // A handler of what x86 traps and a GPU does not: a division of integers by zero, and of the least
 // by -1. Compiled once, and not into every kernel.
 #pragma once
-#include "umem_process.h"
+#include "umem_shared.h"
 
 #if defined(__x86_64__)
 // Goes on behind a division that trapped, with what a GPU gives: the least number divided by -1 is
@@ -9,7 +9,7 @@
 static void umem_divided(int number, siginfo_t* info, void* context) {
   greg_t* at = ((ucontext_t*)context)->uc_mcontext.gregs;
   const unsigned char* code = (const unsigned char*)at[REG_RIP];
-  const bool is_ours = umem_process->is_running && pthread_equal(umem_process->thread, pthread_self()) && info->si_code == FPE_INTDIV;
+  const bool is_ours = umem_process->is_running && (umem_is_worker || pthread_equal(umem_process->thread, pthread_self())) && info->si_code == FPE_INTDIV;
   int bits = 32;
   if (is_ours && *code == 0x66) bits = 16, code++;
   if (is_ours && (*code & 0xf0) == 0x40) bits = *code++ & 8 ? 64 : bits;
@@ -34,6 +34,8 @@ static void umem_divided(int number, siginfo_t* info, void* context) {
 
 extern "C" void umem_handle(UmemProcess* process) {
   umem_process = process;
+  process->share = umem_share_parts;
+  process->gather = umem_gather;
 #if defined(__x86_64__)
   struct sigaction action = {};
   action.sa_sigaction = umem_divided;

@@ -46,6 +46,20 @@ static int umem_reach(void (*)(A...), void** given, UmemRange* found, std::index
 template <class... A> static int umem_reach(void (*kernel)(A...), void** given, UmemRange* found) {
   return umem_reach(kernel, given, found, std::index_sequence_for<A...>{});
 }
+// How many bytes of elements its arrays have in all, those that are repeated included.
+template <class T> static size_t umem_bytes_of(const T&) { return 0; }
+#ifdef CUPY_FOR
+template <class T, int n, bool c, bool i> static size_t umem_bytes_of(const CArray<T, n, c, i>& array) {
+  return array.size() * sizeof(T);
+}
+#endif
+template <class... A, size_t... I>
+static size_t umem_bytes(void (*)(A...), void** given, std::index_sequence<I...>) {
+  return (umem_bytes_of(*reinterpret_cast<std::decay_t<A>*>(given[I])) + ... + 0);
+}
+template <class... A> static size_t umem_bytes(void (*kernel)(A...), void** given) {
+  return umem_bytes(kernel, given, std::index_sequence_for<A...>{});
+}
 template <class... A> static int umem_sizes(void (*)(A...), unsigned int* found) {
   const unsigned int all[] = {(unsigned int)sizeof(std::decay_t<A>)..., 0};
   for (size_t i = 0; i < sizeof...(A); i++) found[i] = all[i];
@@ -112,10 +126,26 @@ template <class = void> static void umem_run_block(void (*body)(void**), void** 
   umem_fiber = nullptr;
 }
 
-enum { UMEM_ONCE = 0, UMEM_APART = 1, UMEM_TOGETHER = 2 };
+enum { UMEM_ONCE = 0, UMEM_APART = 1, UMEM_TOGETHER = 2, UMEM_SHARED = 3 };
+enum { UMEM_PART_BYTES = 1 << 20 };  // of arrays, at least: waking a thread takes as long as a quarter of it
+
+struct UmemJob { void (*body)(void**); void** given; int parts; };
+template <class = void> static void umem_run_part(void* of, int part) {
+  const UmemJob& job = *(const UmemJob*)of;
+  umem_share = {part, job.parts};
+  if (!_setjmp(umem_exit)) job.body(job.given);
+  umem_share = {0, 1};
+}
+// Runs a kernel once, or parts of it on several cores where its arrays are large.
+template <class = void> static void umem_run_shared(void (*body)(void**), void** given, size_t nbytes) {
+  const size_t most = umem_process->threads > 1 ? std::min(4 * umem_process->threads, (int)UMEM_PARTS) : 1;
+  UmemJob job = {body, given, (int)std::min(most, nbytes / UMEM_PART_BYTES)};
+  if (job.parts < 2) return body(given);
+  umem_process->share(umem_process, umem_run_part<>, &job, job.parts);
+}
 
 template <int how>
-static void umem_launch(void (*body)(void**), void** given, const unsigned int* grid, const unsigned int* block, unsigned int shared) {
+static void umem_launch(void (*body)(void**), size_t (*nbytes)(void**), void** given, const unsigned int* grid, const unsigned int* block, unsigned int shared) {
   static size_t room = 0;
   if (shared >= room) {
     free(umem_shared_memory);
@@ -131,10 +161,8 @@ static void umem_launch(void (*body)(void**), void** given, const unsigned int* 
     umem_fiber = nullptr;
     return;
   }
-  if constexpr (how == UMEM_ONCE) {
-    body(given);
-    return;
-  }
+  if constexpr (how == UMEM_ONCE) return body(given);
+  if constexpr (how == UMEM_SHARED) return umem_run_shared(body, given, nbytes(given));
   gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {block[0], block[1], block[2]};
   const unsigned int count = block[0] * block[1] * block[2];
@@ -160,8 +188,9 @@ static void umem_launch(void (*body)(void**), void** given, const unsigned int* 
 // The kernel comes last: a template's arguments have commas.
 #define UMEM_KERNEL(label, how, ...)                                                              \
   static void umem_body_##label(void** given) { umem_call(__VA_ARGS__, given); }                  \
+  static size_t umem_bytes_##label(void** given) { return umem_bytes(__VA_ARGS__, given); }       \
   extern "C" void umem_run_##label(void** given, const unsigned int* grid, const unsigned int* block, unsigned int shared) { \
-    umem_launch<how>(umem_body_##label, given, grid, block, shared);                               \
+    umem_launch<how>(umem_body_##label, umem_bytes_##label, given, grid, block, shared);                               \
   }                                                                                               \
   extern "C" int umem_reach_##label(void** given, UmemRange* found) {                             \
     return umem_reach(__VA_ARGS__, given, found);                                                 \

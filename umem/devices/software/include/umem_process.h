@@ -1,15 +1,24 @@
 // What the kernels of a process share: one runs at a time. Stacks for threads that wait for one another.
 #pragma once
+#include <algorithm>
 #include <csignal>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <unistd.h>
 
+using std::ptrdiff_t;
+
 struct UmemProcess {
   char message[512];  // why the last kernel ended early
   void (*handle)(UmemProcess*);  // of umem_divisions.h, which kernels.py sets
+  int threads;        // that may run parts of a kernel side by side, which kernels.py sets
+  void (*share)(UmemProcess*, void (*)(void*, int), void*, int);  // of umem_shared.h
+  void (*gather)(char*, const char*, ptrdiff_t, size_t, ptrdiff_t);
   char* memory;       // of the fibers: what is known of each, then the stacks
   size_t stacks;      // where in it
   volatile int is_running;
@@ -21,6 +30,18 @@ static_assert(sizeof(UmemProcess) <= 1024, "as large as kernels.py has it");
 extern "C" {
 UmemProcess* umem_process = nullptr;  // which kernels.py sets
 }
+
+// Which part of a kernel, of how many, this thread of the process does.
+struct UmemShare {
+  int index, count;
+  // Of so many things, the first and the last but one of the part; the bounds are multiples of a unit.
+  ptrdiff_t begin(ptrdiff_t size, ptrdiff_t unit) const { return index * size / count / unit * unit; }
+  ptrdiff_t end(ptrdiff_t size, ptrdiff_t unit) const {
+    return index + 1 == count ? size : (index + 1) * size / count / unit * unit;
+  }
+};
+enum { UMEM_PARTS = 64 };
+static thread_local UmemShare umem_share = {0, 1};
 
 // -- stacks, each above a page that nothing may touch ------------------------------------------
 
