@@ -1,77 +1,265 @@
-"""Library calls on the software GPU give the same bits on however many cores they use."""
+"""Kernels of the software GPU that several cores share compute what one core computes, to the bit.
+
+Each program runs in a process of its own, with compiled kernels shared by the session.
+"""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import os
 from pathlib import Path
 
 import pytest
 from software_programs import needs_compiler, needs_cupy, run
 
-from umem.devices.software.libraries.cores import core_count, cut
+from umem.devices.software.kernels import for_host
+from umem.devices.software.sharing import usable_cores
 
-pytestmark = [
-    needs_cupy,
-    needs_compiler,
-    pytest.mark.skipif(find_spec("scipy") is None, reason="no SciPy"),
-]
-START = """
+START = """\
 import os
-import threading
-import numpy as np
-import umem
-gpu = umem.software_gpu("t4", "1GiB", force=True)
+import numpy as np, umem
+gpu = umem.software_gpu("v100-32gb", %s)
+from umem.devices.software.kernels import share_kernels
+from umem.errors import DeviceError
 import cupy as cp
 
-os.environ.pop("OMP_NUM_THREADS", None)
-host = np.random.default_rng(0)
-line = host.integers(0, 1 << 16, 1 << 20).astype("f4")
-short = cp.asarray(line[:1 << 19].astype("u2"))
-line[::7] = np.nan
-x = cp.asarray(line)
-rows = x.reshape(8, -1)
-many = cp.asarray(host.standard_normal((4096, 3, 3)))
-waves = cp.asarray(host.standard_normal((64, 64, 64)))
+def threads():
+    return len(os.listdir("/proc/self/task"))
 
-def results():
-    rng, state = cp.random.default_rng(1), cp.random.RandomState(1)
-    yield from (rng.random(1 << 20), rng.integers(0, 9, 1 << 20, "u4"), rng.random(3))
-    yield from (rng.poisson(abs(waves.ravel()).repeat(4)), state.randn(1 << 20), state.rand(3))
-    yield from (cp.sort(x), cp.argsort(x), cp.sort(rows), cp.argsort(rows, axis=0), cp.sort(short))
-    yield from (cp.fft.fftn(waves), cp.fft.rfft(waves), cp.fft.irfft(cp.fft.rfft(waves, axis=0)))
-    yield from (cp.linalg.solve(many, many[..., :1]), cp.linalg.det(many), *cp.linalg.svd(many))
-
-def on(cores):
-    os.sched_getaffinity = lambda pid: set(range(cores))
-    started.clear()
-    return [cp.asnumpy(each) for each in results()]
-
-started, start = [], threading.Thread.start
-threading.Thread.start = lambda self: started.append(1) or start(self)
+def same_bits(compute):
+    found = []
+    for cores in (1, 2, 5):
+        share_kernels(cores)
+        array = cp.asnumpy(compute())
+        found.append((array.dtype, array.shape, array.tobytes()))
+    assert found[0] == found[1] == found[2], compute
 """
-
-
-def test_the_bits_do_not_depend_on_how_many_cores_there_are(kernel_cache: Path) -> None:
-    program = """
-one = on(1)
-assert not started
-for cores in (2, 3):
-    for at, (a, b) in enumerate(zip(one, on(cores), strict=True)):
-        if a.tobytes() != b.tobytes():
-            print(cores, at)
-    assert len(started) > 20, started
-assert np.array_equal(one[6], np.sort(line), equal_nan=True)
-assert (one[7] == np.argsort(line, kind="stable")).all()
-assert np.unique(one[0]).size > 1_048_000 and abs(one[4].mean()) < 0.01
+ON, OFF = START % "", START % "model=False"
+KERNEL = """\
+#include <cupy/carray.cuh>
+%s
+extern "C" __global__ void f(const CArray<float, 1, 1, 1> _raw_x, %s \
+CArray<float, 1, 1, 1> _raw_y, CIndexer<1, 1> _ind) {
+  CUPY_FOR(i, _ind.size()) {
+    _ind.set(i);
+    const float x(_raw_x[_ind.get()]);
+    %s
+    _raw_y[_ind.get()] = x;
+  }
+}
 """
-    assert run(program, kernel_cache, start=START) == ""
+SHARED, ALONE = "UMEM_KERNEL(f, 3, f)", "UMEM_KERNEL(f, 0, f)"
 
 
-def test_a_range_is_cut_for_the_cores_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {1, 3, 5, 7})
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert core_count() == 4 and cut(10, 3) == [(0, 3), (3, 6), (6, 10)]
-    assert cut(2, 3) == [(0, 2)] and cut(0, 3) == [(0, 0)]
-    for text, count in (("2", 2), ("9", 4), ("0", 4), ("2,1", 4)):
-        monkeypatch.setenv("OMP_NUM_THREADS", text)
-        assert core_count() == count
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.mark.parametrize("cores", ["1", "1,2", " 1 "])
+def test_OMP_NUM_THREADS_says_how_many_cores(cores: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", cores)
+    assert usable_cores() == 1
+
+
+@pytest.mark.parametrize("cores", ["", "0", "many", "100000"])
+def test_no_more_cores_than_the_process_may_run_on(
+    cores: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", cores)
+    assert usable_cores() == len(os.sched_getaffinity(0))
+
+
+def test_cores_share_a_kernel_whose_elements_are_their_own() -> None:
+    assert SHARED in for_host(KERNEL % ("", "", "")).text
+    assert SHARED in for_host(KERNEL % ("", "const CArray<float, 1, 1, 1> z,", "z[0];")).text
+    assert SHARED in for_host(KERNEL % ("", "", "assert(x > 0); float v[2]; v[0] = x;")).text
+
+
+@pytest.mark.parametrize(
+    ("before", "parameter", "inside"),
+    [
+        ("", "CArray<float, 1, 1, 1> z,", "z[0] = x;"),
+        ("", "float* z,", "z[0] = x;"),
+        ("", "", "_raw_y[0] = x;"),
+        ("", "const CArray<float, 1, 1, 1> z,", "atomicAdd(&z[0], x);"),
+        ("", "const CArray<float, 1, 1, 1> z,", "*(float*)&z[0] = x;"),
+        ("", "", 'printf("%f", x);'),
+        ("", "", "static int count = 0; count++;"),
+        ("__device__ int count = 0;", "", "count++;"),
+    ],
+)
+def test_one_core_runs_a_kernel_that_may_do_more(before: str, parameter: str, inside: str) -> None:
+    assert ALONE in for_host(KERNEL % (before, parameter, inside)).text
+
+
+@needs_cupy
+@needs_compiler
+class TestCupy:
+    def test_small_arrays_start_no_thread_and_large_ones_do(self, cache: Path) -> None:
+        program = """
+share_kernels(2)
+small, large = (cp.asarray(np.ones(n, "f4")) for n in ((1 << 18) - 1, 1 << 20))
+before = threads()
+assert float((small + 1)[-1]) == 2 and threads() == before
+assert float((large + 1)[-1]) == 2 and threads() == before + 1
+large + large, large.sum()
+assert threads() == before + 1
+blocked = [line for task in os.listdir("/proc/self/task")
+           for line in open(f"/proc/self/task/{task}/status") if line.startswith("SigBlk")]
+assert any(int(line.split()[1], 16) & 2 for line in blocked)  # Ctrl-C is the program's
+print("same")
+"""
+        assert run(program, cache, start=OFF) == "same\n"
+
+    @pytest.mark.parametrize("size", [(1 << 18) - 1, 1 << 18, (1 << 18) + 1])
+    def test_arrays_about_the_smallest_that_are_shared(self, cache: Path, size: int) -> None:
+        program = f"""
+x = cp.arange({size}, dtype="f4")
+same_bits(lambda: x + x)
+same_bits(lambda: x.sum())
+print("same")
+"""
+        assert run(program, cache, start=OFF) == "same\n"
+
+    @pytest.mark.thorough
+    @pytest.mark.parametrize("kind", ["f4", "c8", "?"])
+    def test_any_number_of_cores_gives_the_same_bits(self, cache: Path, kind: str) -> None:
+        program = f"""
+kind = {kind!r}
+draw = np.random.default_rng(0)
+for shape in ((1 << 21,), (1021, 2049), (33, 65, 1000)):
+    a = draw.integers(-3, 4, shape) if kind == "?" else draw.standard_normal(shape)
+    if kind[0] == "f":
+        a.reshape(-1)[::100003] = np.nan
+    x = cp.asarray(a.astype(kind))
+    for y in (x, x.T, x[..., ::-2]):
+        for axis in (None, *range(y.ndim)):
+            names = ("sum",) if kind == "c8" else ("sum", "argmin")
+            for name in names:
+                same_bits(lambda: getattr(y, name)(axis=axis))
+        same_bits(lambda: y * y)
+        same_bits(y.copy)
+        same_bits(lambda: cp.where(y != 0, y, 1))
+        same_bits(lambda: cp.cumsum(y))
+    same_bits(lambda: x.take(cp.arange(len(x))[::-1], axis=0))
+    same_bits(lambda: x[x != 0])
+print("same")
+"""
+        assert run(program, cache, start=OFF) == "same\n"
+
+    def test_ties_and_NaN_of_argmax_are_decided_as_by_one_core(self, cache: Path) -> None:
+        program = """
+a = np.zeros(1 << 21, "f4")
+x = cp.asarray(a)
+same_bits(lambda: x.argmax())
+assert int(x.argmax()) == 0 and int(x.reshape(2, -1).argmax(axis=1)[1]) == 0
+a[[777777, 1777777]] = np.nan
+x = cp.asarray(a)
+same_bits(lambda: x.argmax())
+assert int(x.argmax()) == int(x.argmin()) == 777777
+assert int(cp.nanargmax(x)) == 0 and int(cp.asarray(-a).argmin()) == 777777
+low = cp.full(1 << 21, -np.inf, "f4")
+assert int(low.argmax()) == 0 and int(cp.full(5, np.inf, "f4").argmin()) == 0
+low[5] = np.nan
+assert int(cp.nanargmax(low)) == 0 and float(cp.nanmax(low)) == -np.inf
+print("same")
+"""
+        assert run(program, cache, start=OFF) == "same\n"
+
+    def test_atomics_and_what_a_kernel_writes_elsewhere_are_one_core_s(self, cache: Path) -> None:
+        program = """
+import cupyx
+share_kernels(4)
+x = cp.zeros(3, "f4")
+cupyx.scatter_add(x, cp.asarray(np.arange(1 << 20) % 2), 1)
+assert x.tolist() == [1 << 19, 1 << 19, 0]
+last = cp.ElementwiseKernel("float32 x", "raw float32 y", "y[0] += x", "last")
+total = cp.zeros(1, "f4")
+last(cp.ones(1 << 20, "f4"), total)
+assert float(total[0]) == 1 << 20
+print("same")
+"""
+        assert run(program, cache, start=OFF) == "same\n"
+
+    def test_an_assertion_that_fails_on_any_core_is_an_error(self, cache: Path) -> None:
+        program = """
+share_kernels(2)
+below = cp.ElementwiseKernel("float32 x", "float32 y", "assert(x < 5); y = x", "below")
+for place in (0, 1 << 20, (1 << 21) - 1):
+    x = cp.ones(1 << 21, "f4")
+    x[place] = 9
+    try:
+        below(x)
+    except DeviceError as error:
+        assert "below" in str(error) and "x < 5" in str(error), error
+    else:
+        raise SystemExit("no error")
+    assert float((x + 1).sum()) == 2 * (1 << 21) + 8
+print("same")
+"""
+        assert run(program, cache, start=ON) == "same\n"
+
+    def test_a_division_by_zero_on_any_core_is_as_on_a_GPU(self, cache: Path) -> None:
+        program = """
+divide = cp.ElementwiseKernel("int32 x, int32 y", "int32 z", "z = x / y", "divide")
+x, y = cp.full(1 << 21, 7, "i4"), cp.zeros(1 << 21, "i4")
+same_bits(lambda: divide(x, y))
+assert bool((divide(x, y) == -1).all())
+print("same")
+"""
+        assert run(program, cache, start=OFF) == "same\n"
+
+    def test_a_child_by_fork_has_its_own_threads_or_cuda_s_error(self, cache: Path) -> None:
+        program = """
+import warnings
+warnings.simplefilter("ignore")  # of Python's, about threads and forks
+
+def compute():
+    share_kernels(2)
+    return float((cp.ones(1 << 21, "f4") + 1).sum())
+
+def in_child(wanted):
+    child = os.fork()
+    if not child:
+        try:
+            os._exit(wanted != compute())
+        except cp.cuda.runtime.CUDARuntimeError as error:
+            os._exit(0 if wanted == error.status else 2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+in_child(2 << 21)  # before the first use
+assert compute() == 2 << 21
+in_child(3)  # cudaErrorInitializationError
+assert compute() == 2 << 21
+print("same")
+"""
+        assert run(program, cache, start=OFF) == "same\n"
+
+    def test_checked_mode_runs_on_one_core_and_still_names_what_left_an_array(
+        self, cache: Path
+    ) -> None:
+        program = """
+before = threads()
+x = cp.ones(1 << 20, "f4")
+beyond = cp.ElementwiseKernel("raw float32 x, int64 n", "float32 y", "y = x[i + n]", "beyond")
+try:
+    beyond(x, 1, cp.empty(1 << 20, "f4"))
+except DeviceError as error:
+    assert "reads 0 bytes behind the end" in str(error), error
+    assert threads() == before
+    print("same")
+"""
+        start = START % "checked=True"
+        assert run(program, cache, start=start) == "same\n"
+
+    def test_streams_that_run_late_share_kernels_too(self, cache: Path) -> None:
+        program = """
+share_kernels(3)
+with cp.cuda.Stream(non_blocking=True) as stream:
+    x = cp.ones(1 << 21, "f4")
+    y = (x * 3).sum()
+    stream.synchronize()
+assert float(y) == 3 << 21
+print("same")
+"""
+        assert run(program, cache, start=START % "stream_seed=0") == "same\n"

@@ -42,7 +42,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_elements_go_along_rows_without_divisions() -> None:
     text = for_host(ELEMENTWISE % "").text
     assert "_ind.set" not in text and "umem_at(_raw_x, _row, i - _row.start, i)" in text
-    assert "UMEM_KERNEL(f, 0, f)" in text
+    assert "UMEM_KERNEL(f, 3, f)" in text
 
 
 def test_an_index_that_is_used_otherwise_is_kept() -> None:
