@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from software_programs import needs_compiler, needs_cupy, run
 
-from umem.devices.software.libraries.cores import core_count, cut
+from umem.devices.software.libraries.cores import cut
 
 pytestmark = [
     needs_cupy,
@@ -70,8 +70,7 @@ assert np.unique(one[0]).size > 1_048_000 and abs(one[4].mean()) < 0.01
 def test_a_range_is_cut_for_the_cores_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {1, 3, 5, 7})
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert core_count() == 4 and cut(10, 3) == [(0, 3), (3, 6), (6, 10)]
+    assert cut(10, 3) == [(0, 3), (3, 6), (6, 10)]
     assert cut(2, 3) == [(0, 2)] and cut(0, 3) == [(0, 0)]
-    for text, count in (("2", 2), ("9", 4), ("0", 4), ("2,1", 4)):
-        monkeypatch.setenv("OMP_NUM_THREADS", text)
-        assert core_count() == count
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert cut(10, 3) == [(0, 5), (5, 10)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -10,28 +9,24 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from umem.devices.software.sharing import usable_cores
+
 Part: TypeAlias = tuple[int, int]
 DRAWN = 1 << 18
 """Numbers that one generator draws at most; not by the count of cores, on which they must not
 depend."""
 
 
-def core_count() -> int:
-    """Return how many cores the process may use, and OMP_NUM_THREADS, where it is set, allows."""
-    wanted, there = os.environ.get("OMP_NUM_THREADS", ""), len(os.sched_getaffinity(0))
-    return min(int(wanted), there) if wanted.isdigit() and int(wanted) else there
-
-
 def cut(count: int, least: int) -> list[Part]:
     """Cut a range into one part for each core, of ``least`` or more; the start and end of each."""
-    parts = max(1, min(core_count(), count // least))
+    parts = max(1, min(usable_cores(), count // least))
     bounds = [count * i // parts for i in range(parts + 1)]
     return list(pairwise(bounds))
 
 
 def side_by_side(work: Callable[[Any], Any], parts: Sequence[Any]) -> None:
     """Call a function, which lets other threads run, for each part, on all cores."""
-    threads = min(core_count(), len(parts))
+    threads = min(usable_cores(), len(parts))
     if threads < 2:
         for part in parts:
             work(part)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from umem.devices.software.libraries.cores import core_count
 from umem.devices.software.libraries.handles import DATA_TYPES, Array, HostLibrary, scipy_module
 from umem.devices.software.runtime import HostRuntime
+from umem.devices.software.sharing import usable_cores
 
 VERSION = 11302
 SUCCESS, INVALID_PLAN, NOT_SUPPORTED = 0, 1, 16
@@ -154,7 +154,7 @@ class HostFft(HostLibrary):
         read, written = self._side(found.given, given), self._side(found.made, made)
         work = flops(math.prod(found.shape), written.shape[0])
         self._tell("fft", (read,), (written,), work)
-        fft, axes, workers = scipy_module("fft"), tuple(range(1, read.ndim)), core_count()
+        fft, axes, workers = scipy_module("fft"), tuple(range(1, read.ndim)), usable_cores()
         if read.dtype.kind == "f":
             written[...] = fft.rfftn(read, axes=axes, workers=workers)
         elif written.dtype.kind == "f":  # a sum that nothing divides, as in cuFFT
