@@ -2,10 +2,10 @@
 
 A kernel that touches a page that is no array's ends there, with an error that names it and the
 argument; what it wrote before stays written. Writes right before an array, on its own page, are
-seen when the kernel has ended.
+seen when the kernel has ended. Races of shared memory are found by the kernel itself.
 
 Does not model: what stays inside another array of the same pointer's reach, beyond 1 MiB on either
-side; shared memory, and variables of the kernel's own.
+side; the end of shared memory, and variables of the kernel's own.
 """
 
 from __future__ import annotations

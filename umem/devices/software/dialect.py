@@ -33,15 +33,6 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\
 _CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b")
 _NEVER = re.compile(r"\s*#\s*if\s+(0|false)\s*$")
 _BRACE = re.compile(r'(extern\s*"C"\s*|\bnamespace[\w\s:]*)?\{|\}')
-_IN_STEP = {
-    "partition_kernel(": (
-        "\n    }\n\n    // Sort a[x:y].",
-        "\n        // After merge step, the first k elements",
-        "\n        // Finally, we merge the first k elements",
-    ),
-    "max_len_seq(": ("\n        state[idx] = next_state;", "\n    }\n}\n"),
-}
-"""Places in kernels of CuPy's before which the threads of a warp are taken to be in step."""
 _VERSION, CUDA_MAJOR = "__CUDACC_VER_MAJOR__", "UMEM_CUDA_MAJOR"
 OWN = "umem_its_"
 """Begins the name here of what a source calls as the C library calls something else."""
@@ -84,9 +75,6 @@ def translated(source: str) -> str:
     for pattern, header in _HEADERS:
         source = pattern.sub(header, source)
     source = source.replace("static __shared__", "__shared__")  # which is static here
-    for kernel, places in _IN_STEP.items():
-        for before in places if kernel in source else ():
-            source = source.replace(before, f"__syncwarp();{before}")
     return _TRAILING.sub(">", source)
 
 
@@ -126,8 +114,8 @@ def _dynamic(match: re.Match[str], code: str) -> str:
         elif opened:
             opened.pop()
     if any(opened):
-        return f"{kind}* {name} = reinterpret_cast<{kind}*>(umem_shared_memory);"
-    return f"static {kind}* {name}; static UmemDynamic umem_dynamic_{name}({name});"
+        return f'{kind}* {name} = reinterpret_cast<{kind}*>(umem_dynamic("{name}"));'
+    return f'static {kind}* {name}; static UmemDynamic umem_dynamic_{name}({name}, "{name}");'
 
 
 def preamble(source: str, expressions: Sequence[str]) -> str:

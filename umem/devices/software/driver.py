@@ -35,6 +35,7 @@ class _Module(NamedTuple):
     """What was loaded on a device: kernels and their parameters, and handles that were given."""
 
     library: ctypes.CDLL
+    path: Path
     kernels: dict[str, str]
     has_shared: bool
     device: int
@@ -84,7 +85,7 @@ class HostDriver:
         handle = self._runtime.new_handle()
         has_shared = _HAS_SHARED.search(found[0]) is not None
         here = self._runtime.device_here
-        self._modules[handle] = _Module(self._library(path), kernels, has_shared, here, [])
+        self._modules[handle] = _Module(self._library(path), path, kernels, has_shared, here, [])
         return handle
 
     def _library(self, path: Path) -> ctypes.CDLL:
@@ -118,7 +119,7 @@ class HostDriver:
         if name not in found.kernels:
             self._fail(NOT_FOUND)
         handle = self._runtime.new_handle()
-        self._kernels[handle] = Kernel(found.library, name, found.kernels[name])
+        self._kernels[handle] = Kernel(found.library, name, found.kernels[name], found.path)
         self._devices[handle] = found.device
         found.handles.append(handle)
         if found.has_shared:

@@ -7,7 +7,7 @@ grid. C++ source only: no machine code and no PTX is read.
 A kernel runs in one of three ways. One whose threads share a loop (``CUPY_FOR``, which divides the
 elements among them) runs it as one thread, and so does one of CuPy's reductions, whose threads add
 up in shared memory what each has found. Otherwise threads run one after another, as fibers where
-they wait for one another.
+they wait for one another, or where the threads of a warp are to run in step (`warps.py`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ from umem.devices.software.dialect import (
     without_includes,
     without_macros,
 )
+from umem.devices.software.races import SOURCE, with_names
 from umem.devices.software.sharing import may_share
 from umem.devices.software.templates import WAITS, as_loops
 from umem.devices.software.toolchain import Toolchain
+from umem.devices.software.warps import IN_ALL_MEMORY, STEPS, can_step, step_options
 from umem.errors import DeviceError
 
 HEADERS = Path(__file__).parent / "include"
@@ -71,13 +73,20 @@ _BLOCK = 12
 """Sizes of a grid, and where behind them those of its blocks begin."""
 _HANDLE = 512
 """Where in it the function is that handles divisions."""
+_IS_CHECKED = 544
+"""Where in it races of shared memory are made errors."""
+
+
+def report_races() -> None:
+    """Make races of shared memory errors, in all kernels of the process."""
+    _PROCESS[_IS_CHECKED] = b"\1"
 
 
 class Kernel:
     """A kernel that was compiled: how to run it, and what it reads and writes."""
 
-    def __init__(self, library: ctypes.CDLL, name: str, parameters: str) -> None:
-        self.name = name
+    def __init__(self, library: ctypes.CDLL, name: str, parameters: str, path: Path) -> None:
+        self.name, self._path = name, path
         self._texts = _parts(parameters)
         self.uses = [_use(part.strip()) for part in self._texts]
         self._run = getattr(library, f"umem_run_{name}")
@@ -106,11 +115,13 @@ class Kernel:
         """See how it ended.
 
         Raises:
-            DeviceError: an assertion in it failed, or it could not start. What it wrote stays.
+            DeviceError: an assertion in it failed, it had a race, or it could not start. What it
+                wrote stays.
         """
         if said := _PROCESS.value:
             _PROCESS[0] = b"\0"
-            raise DeviceError(f"the kernel {self.name}: {said.decode(errors='replace')}")
+            text = with_names(said.decode(errors="replace"), self._path)
+            raise DeviceError(f"the kernel {self.name}: {text}")
 
     def ranges(self, given: int) -> list[tuple[int, int, str]]:
         """Return where each pointer leads: low, high (0: unknown), and how it is used.
@@ -168,6 +179,8 @@ class HostSource(NamedTuple):
 
     text: str
     kernels: dict[str, str]
+    steps: Sequence[str]
+    """Options for the compiler with which the threads of a warp run in step, if any."""
 
 
 def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
@@ -190,16 +203,21 @@ def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
     first = preamble(source, expressions)
     source = translated(source)
     text = as_loops(source)
+    steps: Sequence[str] = ()
     if text is not None:
         how = SHARED if may_share(source, text, kernels.values()) else ONCE
     else:
-        text, how = source, TOGETHER if _may_wait(uncommented(source)) else APART
+        plain = uncommented(source)
+        others = [name for name in _INCLUDE.findall(plain) if not (HEADERS / name).exists()]
+        steps = step_options(code, not all(map(_PLAIN.match, others)))
+        text, how = source, TOGETHER if steps or _may_wait(plain) else APART
         if how == TOGETHER and "this_grid" in source:
             raise DeviceError("the software GPU has no barrier of a whole grid")
     launch = without(taken(source), '#include "umem_launch.h"\n')
-    parts = [first, text, "\n", launch]
+    here = f'#line 1 "{SOURCE}"\n' if steps else ""
+    parts = [first, here, text, "\n", launch]
     parts += [f"UMEM_KERNEL({label}, {how}, {name})\n" for label, name in named.items()]
-    return HostSource("".join(parts), kernels)
+    return HostSource("".join(parts), kernels, steps)
 
 
 def _may_wait(code: str) -> bool:
@@ -250,7 +268,7 @@ def _is_taken(option: str) -> bool:
     if option.startswith("-I"):
         folder = Path(option[2:])
         return folder != HEADERS and not (folder / "driver_types.h").exists()
-    return option.startswith("-D")
+    return option.startswith("-D") or option in (*STEPS, IN_ALL_MEMORY)
 
 
 class KernelCompiler:
@@ -284,6 +302,8 @@ class KernelCompiler:
         made = for_host(self._expanded(source, options), expressions)
         if not ctypes.c_void_p.from_buffer(_PROCESS, _HANDLE).value:
             self._handle_divisions()
+        if can_step(self._tools.version):
+            options = (*options, *made.steps)
         given, places = self._options(options), partial(self._places, source, options)
         return self._tools.shared_object(made.text, "c++", given, places), made.kernels
 

@@ -18,7 +18,7 @@ from umem.devices.software.cupy_source import CupySource
 from umem.devices.software.device_state import DeviceState, check_count
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.forked import Lead, refuse_children
-from umem.devices.software.kernels import KernelCompiler, share_kernels
+from umem.devices.software.kernels import KernelCompiler, report_races, share_kernels
 from umem.devices.software.late import LateDriver, LateRuntime
 from umem.devices.software.late_libraries import on_stream
 from umem.devices.software.libcuda import HostHints
@@ -293,6 +293,7 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     _point_at(importlib.import_module("cupy.cuda.cub"), None, tools)
     if isinstance(runtime.source, GuardedSource):
         host_driver.run = KernelGuard(runtime.source, tools).run
+        report_races()
         bypass_pools(cupy, runtime)
     _kept.extend((runtime, CupySource(runtime, cupy)))
     refuse_children(runtime, _leads)

@@ -19,7 +19,23 @@
 #include <ucontext.h>
 #include "umem_process.h"
 
+#ifdef UMEM_IN_STEP  // threads of a warp run in step: umem_steps.h, whose own code has none of its calls
+#define UMEM_QUIET __attribute__((no_sanitize("thread"), no_sanitize_coverage))
+#define UMEM_UNSEEN UMEM_QUIET __attribute__((noinline, noclone)) static
+#define UMEM_CHANGING UMEM_UNSEEN __attribute__((section("umem_changing")))
+#define UMEM_PIECE __attribute__((always_inline))
+#define UMEM_WITHIN static inline UMEM_PIECE
+#define UMEM_OF_THREADS __attribute__((section(".data")))  // and not where shared memory is
 #define __global__
+#else
+#define UMEM_QUIET
+#define UMEM_UNSEEN static inline
+#define UMEM_PIECE
+#define UMEM_WITHIN static inline
+#define UMEM_CHANGING static inline
+#define UMEM_OF_THREADS
+#define __global__
+#endif
 #define __device__
 #define __host__
 #define __forceinline__ inline
@@ -35,8 +51,21 @@
 
 struct uint3 { unsigned int x, y, z; };
 struct dim3 { unsigned int x, y, z; };
-static uint3 threadIdx{0, 0, 0}, blockIdx{0, 0, 0};
-static dim3 blockDim{1, 1, 1}, gridDim{1, 1, 1};
+#ifdef UMEM_IN_STEP  // constants for a thread, whose accesses g++ does not look at
+#define UMEM_INDEX(T, name, own, ...)                                                     \
+  extern "C" __attribute__((visibility("hidden"))) T own; T own = __VA_ARGS__;            \
+  extern "C" __attribute__((visibility("hidden"))) const T name __asm__(#own);
+#else
+#define UMEM_INDEX(T, name, own, ...) static T name = __VA_ARGS__;
+#define umem_thread_index threadIdx
+#define umem_block_index blockIdx
+#define umem_block_size blockDim
+#define umem_grid_size gridDim
+#endif
+UMEM_INDEX(uint3, threadIdx, umem_thread_index, {0, 0, 0})
+UMEM_INDEX(uint3, blockIdx, umem_block_index, {0, 0, 0})
+UMEM_INDEX(dim3, blockDim, umem_block_size, {1, 1, 1})
+UMEM_INDEX(dim3, gridDim, umem_grid_size, {1, 1, 1})
 static const int warpSize = 32;
 typedef unsigned long long cudaTextureObject_t, cudaSurfaceObject_t;  // a handle: nothing here reads by it
 
@@ -46,129 +75,11 @@ static inline long long clock64() {  // nanoseconds
   return 1000000000LL * now.tv_sec + now.tv_nsec;
 }
 
-// -- threads that wait for one another ---------------------------------------------------------
-
-struct UmemBarrier { unsigned int arrived = 0, generation = 0, mask = 0, votes = 0, voted = 0; };
-struct UmemFiber {
-  ucontext_t start;
-  jmp_buf place;
-  uint3 index;
-  unsigned int number;  // in its block
-  bool begun, done;
-  const UmemBarrier* barrier;  // which it waits at, while that is of this generation
-  unsigned int generation;
-  const char* site;     // of the __activemask that it waits in
-  unsigned int active;  // what that gives
-};
-static jmp_buf umem_scheduler;
-static thread_local jmp_buf umem_exit;
-static UmemFiber* umem_fiber = nullptr;
-static unsigned int umem_alive = 0;  // threads of the block that have not ended
-// A warp has a barrier for all its threads, and others for whoever waits with another mask.
-enum { UMEM_WARPS = UMEM_THREADS / 32, UMEM_MASKS = 33 };
-static UmemBarrier umem_block_barrier, umem_warp_barriers[UMEM_WARPS][UMEM_MASKS];
-static unsigned int umem_warp_alive[UMEM_WARPS];
-static unsigned long long umem_slots[UMEM_WARPS][32];
-static char* umem_shared_memory = nullptr;  // of a size that the launch gives
-
-// A pointer to that memory at file scope, which each launch sets.
-struct UmemDynamic {
-  void** place;
-  UmemDynamic* next;
-  static UmemDynamic*& all() {
-    static UmemDynamic* first = nullptr;
-    return first;
-  }
-  template <class T> explicit UmemDynamic(T*& pointer) : place((void**)&pointer), next(all()) { all() = this; }
-};
-
-// Ends a kernel whose assertion failed: <assert.h> calls it, each time that it is included.
-[[noreturn]] static void umem_assert_fail(const char* text, const char*, unsigned int, const char*) {
-  snprintf(umem_process->message, sizeof umem_process->message,
-           "block (%u, %u, %u), thread (%u, %u, %u): the assertion %s failed", blockIdx.x, blockIdx.y,
-           blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z, text);
-  _longjmp(umem_exit, 1);
-}
-#define __assert_fail umem_assert_fail
-
-static void umem_yield() {
-  if (!_setjmp(umem_fiber->place)) _longjmp(umem_scheduler, 1);
-}
-static void umem_release(UmemBarrier& barrier) {
-  barrier.arrived = 0;
-  barrier.generation++;
-  barrier.voted = barrier.votes;
-  barrier.votes = 0;
-}
-static void umem_wait(UmemBarrier& barrier, unsigned int wanted) {
-  const unsigned int mine = barrier.generation;
-  if (++barrier.arrived >= wanted) return umem_release(barrier);
-  umem_fiber->barrier = &barrier;
-  umem_fiber->generation = mine;
-  while (barrier.generation == mine) umem_yield();
-}
-static inline void __syncthreads() {
-  if (umem_fiber) umem_wait(umem_block_barrier, umem_alive);
-}
-static inline int __syncthreads_count(int predicate) {
-  if (!umem_fiber) return predicate != 0;
-  umem_block_barrier.votes += predicate != 0;
-  __syncthreads();
-  return umem_block_barrier.voted;  // the next release waits for this thread
-}
-static inline int __syncthreads_or(int predicate) { return __syncthreads_count(predicate) != 0; }
-static inline int __syncthreads_and(int predicate) { return __syncthreads_count(!predicate) == 0; }
-
-static inline unsigned int umem_lane() { return umem_fiber ? umem_fiber->number % 32 : 0; }
-static inline unsigned int umem_warp() { return umem_fiber ? umem_fiber->number / 32 : 0; }
-static UmemBarrier& umem_warp_barrier(unsigned int warp, unsigned int mask) {
-  UmemBarrier *all = umem_warp_barriers[warp], *free = nullptr;
-  if (mask == 0xffffffffu) {
-    all->mask = mask;
-    return *all;
-  }
-  for (UmemBarrier* barrier = all + 1; barrier < all + UMEM_MASKS; barrier++) {
-    if (barrier->arrived && barrier->mask == mask) return *barrier;
-    if (!barrier->arrived && !free) free = barrier;
-  }
-  free->mask = mask;  // fewer than 32 other threads wait
-  return *free;
-}
-static inline void __syncwarp(unsigned int mask = 0xffffffffu) {
-  if (!umem_fiber) return;
-  const unsigned int warp = umem_warp();
-  umem_wait(umem_warp_barrier(warp, mask), __builtin_popcount(mask & umem_warp_alive[warp]));
-}
-// The threads of a warp that have come to this place once none of them can go on without it.
-static unsigned int umem_active_mask(const char* site) {
-  if (!umem_fiber) return 1;
-  UmemFiber *mine = umem_fiber, *warp = mine - umem_lane();
-  const auto waits = [](const UmemFiber& f) {
-    return f.site || (f.barrier && f.barrier->generation == f.generation);
-  };
-  mine->site = site;
-  for (mine->active = 0; !mine->active; mine->active ? void() : umem_yield()) {
-    const unsigned int alive = umem_warp_alive[umem_warp()];
-    unsigned int here = 0, waiting = 0;
-    for (unsigned int lane = 0; lane < 32; lane++) {
-      if (!(alive >> lane & 1u)) continue;
-      here |= (unsigned int)(warp[lane].site == site) << lane;
-      waiting |= (unsigned int)waits(warp[lane]) << lane;
-    }
-    if (waiting != alive) continue;
-    for (unsigned int lane = 0; lane < 32; lane++)
-      if (here >> lane & 1u) {
-        warp[lane].active = here;
-        warp[lane].site = nullptr;
-      }
-  }
-  return mine->active;
-}
-#define __activemask() umem_active_mask([] { static const char site = 0; return &site; }())
+#include "umem_threads.h"
 
 // -- the threads of a warp ---------------------------------------------------------------------
 
-template <class T> static inline T umem_exchange(unsigned int mask, T value, unsigned int from) {
+template <class T> UMEM_UNSEEN T umem_exchange(unsigned int mask, T value, unsigned int from) {
   static_assert(sizeof(T) <= 8, "at most eight bytes");
   if (!umem_fiber) return value;
   unsigned long long* slots = umem_slots[umem_warp()];
@@ -195,7 +106,7 @@ template <class T> static inline T __shfl_xor_sync(unsigned int mask, T value, i
   const unsigned int lane = umem_lane(), other = lane ^ by;
   return umem_exchange(mask, value, other / width > lane / width ? lane : other);
 }
-static inline unsigned int __ballot_sync(unsigned int mask, int predicate) {
+UMEM_UNSEEN unsigned int __ballot_sync(unsigned int mask, int predicate) {
   if (!umem_fiber) return predicate != 0;
   unsigned long long* slots = umem_slots[umem_warp()];
   slots[umem_lane()] = predicate != 0;
@@ -222,7 +133,7 @@ template <class T> struct UmemLanes {
     return found;
   }
 };
-template <class T> static UmemLanes<T> umem_lanes(unsigned int mask, const T& value) {
+template <class T> UMEM_UNSEEN UmemLanes<T> umem_lanes(unsigned int mask, const T& value) {
   static_assert(sizeof(T) <= UMEM_WIDEST, "threads of a warp exchange at most 64 bytes here");
   const unsigned int warp = umem_warp();
   memcpy(umem_held[warp][umem_lane()], (const void*)&value, sizeof value);
@@ -376,19 +287,26 @@ static inline UmemHalfBits __ushort_as_half(unsigned short bits) { return UmemHa
 
 // -- atomics: one thread runs at a time --------------------------------------------------------
 
-template <class T, class U, class F> static inline T umem_atomic(T* place, U value, F change) {
-  asm volatile("" ::: "memory");  // no vector instructions: places may be the same
-  T old = *place;
-  *place = (T)change(old, (T)value);
+#ifdef UMEM_IN_STEP
+#include "umem_steps.h"
+#else
+#define UMEM_CHANGES(place, size) asm volatile("" ::: "memory")  // no vector instructions: places may be the same
+#define UMEM_CHANGED(is_changed) ((void)0)
+#endif
+template <class T, class U, class F> UMEM_CHANGING T umem_atomic(T* place, U value, F change) {
+  UMEM_CHANGES(place, sizeof(T));
+  const T old = *place, now = (T)change(old, (T)value);
+  UMEM_CHANGED(memcmp(&now, &old, sizeof now) != 0);
+  *place = now;
   return old;
 }
 #define UMEM_ATOMIC(name, expression)                                          \
-  template <class T, class U> static inline T name(T* place, U value) {        \
-    return umem_atomic(place, value, [](T old, T v) { return expression; });   \
+  template <class T, class U> UMEM_WITHIN T name(T* place, U value) {          \
+    return umem_atomic(place, value, [](T old, T v) UMEM_PIECE { return expression; });   \
   }
 #define UMEM_ATOMIC_OF(T, name, expression)                                    \
-  static inline T name(T* place, T value) {                                    \
-    return umem_atomic(place, value, [](T old, T v) { return (T)(expression); }); \
+  UMEM_WITHIN T name(T* place, T value) {                                      \
+    return umem_atomic(place, value, [](T old, T v) UMEM_PIECE { return (T)(expression); }); \
   }
 #define UMEM_INTEGERS(name, expression)                                        \
   UMEM_ATOMIC_OF(int, name, expression)                                        \
@@ -416,12 +334,14 @@ UMEM_ATOMIC_OF(unsigned int, atomicSub, old - v)
 #undef UMEM_INTEGERS
 #undef UMEM_ATOMIC_OF
 #undef UMEM_ATOMIC
-template <class T> static inline T umem_swap_if(T* place, T wanted, T value) {
-  T old = *place;
+template <class T> UMEM_CHANGING T umem_swap_if(T* place, T wanted, T value) {
+  UMEM_CHANGES(place, sizeof(T));
+  const T old = *place;
+  UMEM_CHANGED(old == wanted && old != value);
   if (old == wanted) *place = value;
   return old;
 }
-static inline int atomicCAS(int* p, int c, int v) { return umem_swap_if(p, c, v); }
-static inline unsigned int atomicCAS(unsigned int* p, unsigned int c, unsigned int v) { return umem_swap_if(p, c, v); }
-static inline unsigned long long atomicCAS(unsigned long long* p, unsigned long long c, unsigned long long v) { return umem_swap_if(p, c, v); }
-static inline unsigned short atomicCAS(unsigned short* p, unsigned short c, unsigned short v) { return umem_swap_if(p, c, v); }
+UMEM_WITHIN int atomicCAS(int* p, int c, int v) { return umem_swap_if(p, c, v); }
+UMEM_WITHIN unsigned int atomicCAS(unsigned int* p, unsigned int c, unsigned int v) { return umem_swap_if(p, c, v); }
+UMEM_WITHIN unsigned long long atomicCAS(unsigned long long* p, unsigned long long c, unsigned long long v) { return umem_swap_if(p, c, v); }
+UMEM_WITHIN unsigned short atomicCAS(unsigned short* p, unsigned short c, unsigned short v) { return umem_swap_if(p, c, v); }

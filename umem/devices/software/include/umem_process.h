@@ -19,6 +19,7 @@ struct UmemProcess {
   int threads;        // that may run parts of a kernel side by side, which kernels.py sets
   void (*share)(UmemProcess*, void (*)(void*, int), void*, int);  // of umem_shared.h
   void (*gather)(char*, const char*, ptrdiff_t, size_t, ptrdiff_t);
+  bool is_checked;    // races of shared memory are errors: kernels.py sets it, too
   char* memory;       // of the fibers: what is known of each, then the stacks
   size_t stacks;      // where in it
   volatile int is_running;
@@ -27,6 +28,7 @@ struct UmemProcess {
   struct sigaction before;
 };
 static_assert(sizeof(UmemProcess) <= 1024, "as large as kernels.py has it");
+static_assert(offsetof(UmemProcess, threads) == 520 && offsetof(UmemProcess, is_checked) == 544, "where kernels.py has them");
 extern "C" {
 UmemProcess* umem_process = nullptr;  // which kernels.py sets
 }

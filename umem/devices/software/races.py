@@ -1,0 +1,51 @@
+"""Says where in a program's source a race of shared memory is.
+
+A kernel that finds one (umem_races.h) knows addresses in its shared object; binutils, which comes
+with every g++, knows what is there.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+SOURCE = "<stdin>"
+"""The name of a program's own source for the compiler, which reads it from there."""
+_LINE = re.compile(r"^(.+):(\d+)", re.MULTILINE)
+_ASKED = re.compile(r"<(line|variable) (\w+)>")
+
+
+def with_names(message: str, path: Path) -> str:
+    """Put names of variables and numbers of lines into what a kernel of a shared object says."""
+    return _ASKED.sub(lambda found: _FINDERS[found[1]](int(found[2], 16), path), message)
+
+
+def _line(address: int, path: Path) -> str:
+    said = _said(["addr2line", "--inlines", "-e", str(path), hex(address)])
+    found = [(Path(file).name, number) for file, number in _LINE.findall(said)]
+    if not found:
+        return f"an unknown line (code at {address:#x})"
+    name, number = next((place for place in found if place[0] == SOURCE), found[0])
+    return f"line {number}" if name == SOURCE else f"line {number} of {name}"
+
+
+def _variable(address: int, path: Path) -> str:
+    for line in _said(["nm", "--demangle", "--print-size", str(path)]).splitlines():
+        found = re.fullmatch(r"(\w+) (\w+) [bBdDuVw] (.*)", line)
+        start, size = (int(found[1], 16), int(found[2], 16)) if found else (0, 0)
+        if found and start <= address < start + size:
+            name = re.sub(r" \[clone .*", "", found[3]).rpartition("::")[2]
+            return name if address == start else f"byte {address - start} of {name}"
+    return f"shared memory at {address:#x}"
+
+
+_FINDERS = {"line": _line, "variable": _variable}
+
+
+def _said(command: Sequence[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    except OSError:  # there are no binutils: the error still has the threads
+        return ""

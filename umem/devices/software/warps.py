@@ -1,0 +1,82 @@
+"""Which kernels run the threads of a warp in step, and how they are compiled for that.
+
+Threads that run one after another compute something else than threads in step where one reads,
+without a barrier, what another of its warp writes: in shared memory, in volatile memory, or in an
+array that a thread writes at one place and reads at another. In all other kernels steps would
+change nothing, and they are compiled without.
+
+Does not model: an exchange through an array of global memory that a kernel names by several
+pointers, which are not volatile, or in functions of other names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+STEPS = (
+    "-DUMEM_IN_STEP", "-O1", "-g1", "-fsanitize=thread", "-fsanitize-coverage=trace-pc",
+    "--param=tsan-instrument-func-entry-exit=0", "--param=tsan-distinguish-volatile=1",
+    "-finline-functions", "-finline-small-functions",
+    # Code and accesses as they are written, in that order:
+    "-fno-reorder-blocks", "-fno-tree-ch", "-fno-thread-jumps", "-fno-tree-dominator-opts",
+    "-fno-tree-dse", "-fno-tree-fre", "-fno-tree-pre", "-fno-tree-sink", "-fno-tree-loop-im",
+    "-fno-ssa-phiopt", "-fno-tree-cselim",
+    # A kernel's variables are its own, and one thread of the machine runs it:
+    "-fno-gnu-unique", "-fno-threadsafe-statics",
+    "-nodefaultlibs", "-Wl,--no-as-needed,-lstdc++,-lm,-lgcc_s",  # not the library of -fsanitize
+)  # fmt: skip
+"""Options for kernels whose warps run in step, as in umem_steps.h."""
+IN_ALL_MEMORY = "-DUMEM_STEPS_IN_ALL_MEMORY"
+"""Another: their accesses to global memory are in step, too."""
+_SHARED = re.compile(r"\b__shared__\b|(?<!asm )\bvolatile\b(?!\s*\()")
+_SUBSCRIPT = re.compile(r"(\w+)\s*\[")
+_IN_BLOCK = re.compile(r"\b__shared__\b[^;]*;")
+_DECLARED = re.compile(r"(?<!\breturn)(?<!\belse)[\w>*&]\s+(\w+)\s*\[[^\]\n]*\]\s*(?:[=;{,]|\[)")
+_FUNCTION = re.compile(r"\b__(?:global|device)__\b")
+_ASSIGNED = re.compile(r"\s*(?:\.\w+\s*)?(?:(=)(?!=)|(?:[-+*/%&|^]|<<|>>)=|\+\+|--)")
+
+
+def can_step(compiler: str) -> bool:
+    """Whether a compiler, by what it says of its version, is g++ 12 or later, which steps need."""
+    found = re.findall(r" (\d+)\.\d+\.\d+", compiler.partition("\n")[0])
+    return "clang" not in compiler and bool(found) and int(found[-1]) >= 12
+
+
+def step_options(code: str, has_headers: bool) -> Sequence[str]:
+    """Return the options that a kernel's source needs for its warps to run in step.
+
+    Args:
+        code: the source, without comments and macros.
+        has_headers: it includes what nobody has looked into.
+    """
+    shared = {*_SUBSCRIPT.findall(" ".join(_IN_BLOCK.findall(code)))}
+    if any(_exchanged(function) - shared for function in _FUNCTION.split(code)):
+        return (*STEPS, IN_ALL_MEMORY)
+    return STEPS if has_headers or _SHARED.search(code) else ()
+
+
+def _exchanged(code: str) -> set[str]:
+    """Find arrays that a function writes at one place and reads at another; not its own."""
+    reads: defaultdict[str, set[str]] = defaultdict(set)
+    writes: defaultdict[str, set[str]] = defaultdict(set)
+    for name, place, is_read, is_written in _accesses(code):
+        if is_read:
+            reads[name].add(place)
+        if is_written:
+            writes[name].add(place)
+    both = ({*reads} & {*writes}).difference(_DECLARED.findall(code))
+    return {name for name in both if len(reads[name] | writes[name]) > 1}
+
+
+def _accesses(code: str) -> Iterator[tuple[str, str, bool, bool]]:
+    """Find what is subscripted: its name, where, and whether it is read and written."""
+    for found in _SUBSCRIPT.finditer(code):
+        depth, end = 1, found.end()
+        while depth and end < len(code):
+            depth += {"[": 1, "]": -1}.get(code[end], 0)
+            end += 1
+        place = re.sub(r"\s", "", code[found.end() : end - 1])
+        assigned = _ASSIGNED.match(code, end)
+        yield found[1], place, assigned is None or not assigned[1], assigned is not None
