@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import unittest.mock
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import chainer_tests_start  # noqa: F401  (before Chainer)
 import pytest
 from chosen_cases import ChosenCases
 
-import umem.chainer  # noqa: F401  (before Chainer)
-
 ASKS_FOR_CHAINERX = "asked for ChainerX"
-sys.modules.setdefault("mock", unittest.mock)  # which Chainer's tests know under its old name
 _job: dict[str, Any] = json.loads(Path(os.environ["CHAINERMN_TESTS_JOB"]).read_text("utf-8"))
 _rank = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
 

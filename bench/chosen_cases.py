@@ -44,4 +44,10 @@ class ChosenCases:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         said = "" if report.passed else str(report.longrepr)[-2000:]
-        self._write(case=report.nodeid, phase=report.when, outcome=report.outcome, said=said)
+        self._write(
+            case=report.nodeid,
+            phase=report.when,
+            outcome=report.outcome,
+            said=said,
+            seconds=round(report.duration, 3),
+        )

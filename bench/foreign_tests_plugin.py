@@ -1,11 +1,12 @@
-"""Runs chosen cases of CuPy's own tests on the software GPU: a plugin of pytest's.
+"""Runs chosen cases of another project's tests, under a limit of memory: a plugin of pytest's.
 
-`cupy_own_tests.py` loads it into a process of its own, and gives it a file of what to do by the
+`foreign_tests.py` loads it into a process of its own, and gives it a file of what to do by the
 environment.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -14,13 +15,12 @@ from typing import Any
 
 from chosen_cases import ChosenCases
 
-import umem
-
-_job: dict[str, Any] = json.loads(Path(os.environ["CUPY_TESTS_JOB"]).read_text(encoding="utf-8"))
+_job: dict[str, Any] = json.loads(Path(os.environ["FOREIGN_TESTS_JOB"]).read_text("utf-8"))
 _hard = resource.getrlimit(resource.RLIMIT_AS)[1]
 _limit = _job["memory_bytes"] if _hard < 0 else min(_job["memory_bytes"], _hard)
 resource.setrlimit(resource.RLIMIT_AS, (_limit, _limit))
-umem.software_gpu("t4", "4GiB", force=True, devices=8)
+for _name in _job["imports"]:
+    importlib.import_module(_name)
 
 
 def pytest_configure(config: Any) -> None:
