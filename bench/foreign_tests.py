@@ -93,11 +93,22 @@ def reason_of(case: str, marks: Sequence[str], listed: list[tuple[str, str]]) ->
 # -- one process --------------------------------------------------------------------------------
 
 
-def collected(suite: Suite, seconds: float) -> list[dict[str, Any]]:
-    """List the cases with their ``marks``, and what could not be read, as ``broken``."""
+def collected(suite: Suite, seconds: float, kept: Path | None = None) -> list[dict[str, Any]]:
+    """List the cases with their ``marks``, and what could not be read, as ``broken``.
+
+    For a large suite this takes minutes, so the list is kept beside what was found, if it is.
+    """
+    listed = kept and kept.with_name(f"{kept.name}.cases")
+    if listed and listed.exists():
+        before = json.loads(listed.read_text(encoding="utf-8"))
+        if before["paths"] == list(suite.paths):
+            return list(before["lines"])
     lines, ended = _process(suite, suite.paths, None, seconds)
     if ended != "ended":
         raise click.ClickException(f"pytest listed no cases: {ended}")
+    if listed:
+        text = json.dumps({"paths": list(suite.paths), "lines": lines})
+        listed.write_text(text, encoding="utf-8")
     return lines
 
 
@@ -322,7 +333,7 @@ def examine(
         seed: of the sample.
         how: as of `run`.
     """
-    listed = collected(suite, how["seconds"])
+    listed = collected(suite, how["seconds"], how["kept"])
     broken = {line["case"]: line["broken"] for line in listed if "broken" in line}
     patterns = reasons(suite.left_out)
     why = {

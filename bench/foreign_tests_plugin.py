@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import random
 import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +27,10 @@ for _name in _job["imports"]:
 
 def pytest_configure(config: Any) -> None:
     config.pluginmanager.register(ChosenCases(_job["cases"], Path(_job["results"])))
+
+
+def pytest_collectstart(collector: Any) -> None:
+    """Seed the generators, so that a case named by numbers that are drawn has its name again."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
