@@ -54,7 +54,6 @@ BENCH = common.Bench(
 @click.command(help=__doc__)
 @click.argument("tests", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--under", multiple=True, default=FOLDERS, help="In its folder chainer_tests.")
-@click.option("--devices", type=int, default=1, show_default=True, help="Needed by a case.")
 @foreign_tests.options
 def main(tests: Path, under: tuple[str, ...], devices: int, path: Path | None, **how: Any) -> None:
     common.writable(path)
@@ -66,6 +65,7 @@ def main(tests: Path, under: tuple[str, ...], devices: int, path: Path | None, *
         counts,
         imports=("chainer_tests_start",),
         environment={"CHAINER_TEST_GPU_LIMIT": str(devices)},
+        devices=devices,
     )
     found = foreign_tests.examine(suite, depth=2, **how)
     BENCH.finish(found.pop("rows"), path, **found)

@@ -7,8 +7,14 @@ list what there is, and where the ``results`` go.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
+
+
+def name_of(nodeid: str) -> str:
+    """Return a case's name without addresses, which differ between processes."""
+    return re.sub(r" at 0x[0-9a-f]+", "", nodeid)
 
 
 class ChosenCases:
@@ -30,22 +36,22 @@ class ChosenCases:
         if self._wanted is None:
             for item in items:
                 marks = sorted({mark.name for mark in item.iter_markers()})
-                self._write(case=item.nodeid, marks=marks)
+                self._write(case=name_of(item.nodeid), marks=marks)
             items.clear()
         else:
-            items[:] = [item for item in items if item.nodeid in self._wanted]
+            items[:] = [item for item in items if name_of(item.nodeid) in self._wanted]
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
             self._write(case=report.nodeid, broken=str(report.longrepr)[-2000:])
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
-        self._write(case=nodeid, phase="start")
+        self._write(case=name_of(nodeid), phase="start")
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         said = "" if report.passed else str(report.longrepr)[-2000:]
         self._write(
-            case=report.nodeid,
+            case=name_of(report.nodeid),
             phase=report.when,
             outcome=report.outcome,
             said=said,

@@ -51,9 +51,11 @@ BENCH = common.Bench(
 @click.argument("tests", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--under", multiple=True, default=("cupy_tests", "cupyx_tests"), help="In it.")
 @foreign_tests.options
-def main(tests: Path, under: tuple[str, ...], path: Path | None, **how: Any) -> None:
+def main(tests: Path, under: tuple[str, ...], devices: int, path: Path | None, **how: Any) -> None:
     common.writable(path)
-    suite = foreign_tests.Suite(tests.resolve(), under, "t4,vram=4GiB,force", LEFT_OUT)
+    suite = foreign_tests.Suite(
+        tests.resolve(), under, "t4,vram=4GiB,force", LEFT_OUT, devices=devices
+    )
     found = foreign_tests.examine(suite, depth=2, **how)
     BENCH.finish(found.pop("rows"), path, **found)
 

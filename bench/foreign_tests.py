@@ -29,6 +29,8 @@ from common import HERE
 from report_tables import percent
 
 MEMORY_BYTES = 19 * 10**9
+TWO = "two devices"
+"""The reason why cases are left out that need several GPUs."""
 COUNTED = ("left out", "skipped", "passed", "failed", "not run")
 _OPTIONS = ("-q", "--no-header", "--tb=short", "-p", "foreign_tests_plugin")
 _OPTIONS += ("-p", "no:cacheprovider", "-W", "ignore")
@@ -47,6 +49,7 @@ class Suite:
         imports: modules that are imported before a conftest is read.
         options: more options of pytest's.
         environment: more variables.
+        devices: how many GPUs there are; what is left out for want of two is not, if there are.
         python: the interpreter.
     """
 
@@ -58,6 +61,7 @@ class Suite:
     imports: Sequence[str] = ()
     options: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    devices: int = 1
     python: str = sys.executable
 
 
@@ -73,7 +77,7 @@ class End(NamedTuple):
 
 
 def reasons(file: Path) -> list[tuple[str, str]]:
-    """Read a list of what is left out: a line has a reason, and a pattern or ``mark NAME``."""
+    """Read a list: on each line a reason, and a pattern, ``mark NAME`` or ``mark NAME PATTERN``."""
     lines = file.read_text(encoding="utf-8").splitlines()
     pairs = [line.split("|", 1) for line in lines if line.strip() and not line.startswith("#")]
     return [(reason.strip(), pattern.strip()) for reason, pattern in pairs]
@@ -82,10 +86,10 @@ def reasons(file: Path) -> list[tuple[str, str]]:
 def reason_of(case: str, marks: Sequence[str], listed: list[tuple[str, str]]) -> str | None:
     """Why a case is left out; None where it is not."""
     for reason, pattern in listed:
+        mark, names = "", pattern
         if pattern.startswith("mark "):
-            if pattern[5:] in marks:
-                return reason
-        elif fnmatchcase(case, pattern):
+            mark, _, names = pattern[5:].partition(" ")
+        if (not mark or mark in marks) and fnmatchcase(case, names or "*"):
             return reason
     return None
 
@@ -151,7 +155,7 @@ def _variables(suite: Suite, job: Path) -> dict[str, str]:
     return {
         "FOREIGN_TESTS_JOB": str(job),
         "PYTHONPATH": os.pathsep.join(paths),
-        "UMEM_SOFTWARE_GPU": suite.gpu,
+        "UMEM_SOFTWARE_GPU": suite.gpu + (f",devices={suite.devices}" if suite.devices > 1 else ""),
     }
 
 
@@ -231,12 +235,13 @@ def file_of(case: str) -> str:
 # -- what is kept -------------------------------------------------------------------------------
 
 
-def read_kept(file: Path | None) -> dict[str, dict[str, Any]]:
-    """Read the line of each case that was run before; later lines count."""
+def read_kept(file: Path | None, cases: Iterable[str]) -> list[dict[str, Any]]:
+    """Read the lines of those cases that were run before; the last of a case counts."""
     if file is None or not file.exists():
-        return {}
+        return []
     lines = file.read_text(encoding="utf-8").splitlines()
-    return {line["case"]: line for line in map(json.loads, filter(_is_whole, lines))}
+    found = {line["case"]: line for line in map(json.loads, filter(_is_whole, lines))}
+    return [found[case] for case in cases if case in found]
 
 
 def _is_whole(line: str) -> bool:
@@ -274,8 +279,7 @@ def run(
         again: run those again that failed.
         minutes: begin no chunk after these.
     """
-    before = read_kept(kept)
-    found = {case: _end_of(before[case]) for case in cases if case in before}
+    found = {line["case"]: _end_of(line) for line in read_kept(kept, cases)}
     wanted = [case for case in cases if _is_wanted(found.get(case), again)]
     started, done = time.monotonic(), 0
     for part in chunks(wanted, chunk):
@@ -309,6 +313,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of `examine`, and ``--json``."""
     for decorate in (
         common.json_option,
+        click.option("--devices", type=int, default=1, show_default=True, help="How many GPUs."),
         click.option("--minutes", type=float, help="Begin no chunk after so many."),
         click.option("--again", is_flag=True, help="Run those that failed before again."),
         click.option("--kept", type=click.Path(path_type=Path), help="A file to go on from."),
@@ -335,7 +340,7 @@ def examine(
     """
     listed = collected(suite, how["seconds"], how["kept"])
     broken = {line["case"]: line["broken"] for line in listed if "broken" in line}
-    patterns = reasons(suite.left_out)
+    patterns = [pair for pair in reasons(suite.left_out) if suite.devices < 2 or pair[0] != TWO]
     why = {
         line["case"]: reason_of(line["case"], line["marks"], patterns)
         for line in listed
@@ -353,10 +358,16 @@ def examine(
     return {
         "rows": rows(found, depth),
         "simulated": True,
-        "options": {"under": list(suite.paths), "sample": sample, "seed": seed},
+        "options": {
+            "under": list(suite.paths),
+            "sample": sample,
+            "seed": seed,
+            "devices": suite.devices,
+        },
         "all_count": len(why) + len(broken),
         "left_out_share": given.total() / max(1, len(why)),
         "left_out_by_reason": dict(given),
+        "commits": dict(Counter(line["commit"] for line in read_kept(how["kept"], wanted))),
         "skipped_by_reason": skip_reasons(found.values()),
         "failures": {case: end.said for case, end in found.items() if end.outcome == "failed"},
     }
