@@ -6,17 +6,21 @@ environment.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
 import random
 import resource
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 from chosen_cases import ChosenCases
 
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG, of linux/prctl.h
+ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)  # no tests without who asked for them
 _job: dict[str, Any] = json.loads(Path(os.environ["FOREIGN_TESTS_JOB"]).read_text("utf-8"))
 _hard = resource.getrlimit(resource.RLIMIT_AS)[1]
 _limit = _job["memory_bytes"] if _hard < 0 else min(_job["memory_bytes"], _hard)
