@@ -128,6 +128,9 @@ with cupyx.errstate(linalg="raise"):
     fails(wrong, "dpotrf in cuSOLVER. devInfo = [2]",
           lambda: cp.linalg.cholesky(cp.asarray([[1.0, 2], [2, 1]])))
     fails(wrong, "dgetrfBatched", lambda: cp.linalg.inv(cp.zeros((2, 3, 3))))
+some = cp.stack([cp.zeros((3, 3)), cp.eye(3), cp.ones((3, 3))])  # the second alone has an inverse
+assert cp.isnan(cp.linalg.inv(some)).any((1, 2)).tolist() == [True, False, True]
+assert cp.linalg.cond(some, 1).tolist() == [np.inf, 1, np.inf]
 from cupy import cublas
 hollow = cp.asarray(np.tri(3, dtype="f4") - np.diag([0, 1, 0]).astype("f4"))
 edge = cupyx.scipy.linalg.solve_triangular(hollow, cp.ones((3, 1), "f4"), lower=True)

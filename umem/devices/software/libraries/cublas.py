@@ -341,6 +341,10 @@ class HostBlas(HostSystems):
             "getri", dtype, count, n, Pointers(c), ldc, Each(pivots, 4 * n), work, work.size,
             Each(info, 4),
         )  # fmt: skip
+        for i in np.flatnonzero(self._vector("i4", info, count) > 0):
+            # LAPACK stops before; a GPU divides by zero, and CuPy looks for NaN
+            address = int(self._vector("u8", c, count)[i])
+            self._matrix(dtype, address, n, n, ldc)[...] = np.nan
 
 
 def _known(kind: int) -> Any:
