@@ -17,12 +17,16 @@ from umem.errors import DeviceError
 COMPILATION = 6
 """nvrtcResult, of nvrtc.h."""
 
+STANDARD_INPUT = "<stdin>"
+"""The name of the program in what g++ says of it."""
+
 
 @dataclass
 class _Program:
-    """A source, and what became of it."""
+    """A source, its file's name, and what became of it."""
 
     source: str
+    name: str
     expressions: list[str] = field(default_factory=list)
     options: tuple[str, ...] = ()
     log: str = ""
@@ -59,7 +63,7 @@ class HostNvrtc:
                 "the software GPU takes headers from files, not with a source"
             )
         handle = self._runtime.new_handle()
-        self._programs[handle] = _Program(source)
+        self._programs[handle] = _Program(source, name)
         return handle
 
     def destroyProgram(self, program: int) -> None:
@@ -76,7 +80,7 @@ class HostNvrtc:
         try:
             self._compiler.compile(found.source, found.options, found.expressions)
         except DeviceError as error:
-            found.log = str(error)
+            found.log = str(error).replace(STANDARD_INPUT, found.name)
             self._fail(COMPILATION)
 
     def getLoweredName(self, program: int, name: str) -> str:
