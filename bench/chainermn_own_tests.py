@@ -23,6 +23,7 @@ from typing import Any
 
 import click
 import common
+import foreign_tests
 import numpy as np
 from common import HERE
 from mpi_start import ranks_command, ranks_environment
@@ -38,9 +39,8 @@ _ASKS_FOR_CHAINERX = "asked for ChainerX"
 
 def reasons() -> list[tuple[str, str, str]]:
     """Read the list: a reason, a pattern, and the number of ranks that it is for; "" for any."""
-    lines = LEFT_OUT.read_text(encoding="utf-8").splitlines()
-    parts = [line.split("|") for line in lines if line.strip() and not line.startswith("#")]
-    return [(one[0].strip(), one[1].strip(), "".join(one[2:]).strip()) for one in parts]
+    pairs = ((reason, *rest.partition("|")) for reason, rest in foreign_tests.reasons(LEFT_OUT))
+    return [(reason, pattern.strip(), only.strip()) for reason, pattern, _, only in pairs]
 
 
 def reason_of(case: str, ranks: int, listed: list[tuple[str, str, str]]) -> str | None:
