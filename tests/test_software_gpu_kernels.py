@@ -386,3 +386,19 @@ except NotImplementedError as error:
         kernel_cache,
     )
     assert "mallocArray" in said
+
+
+def test_a_program_may_give_std_the_short_name_of_a_trait(kernel_cache: Path) -> None:
+    program = r"""
+code = '''#include <type_traits>
+namespace std {
+template< class T, class U >
+inline constexpr bool is_same_v = is_same<T, U>::value;
+}
+extern "C" __global__ void f(int* x) { x[0] = std::is_same_v<int, int>; x[1] = __LINE__; }
+'''
+found = cp.zeros(2, "i4")
+cp.RawKernel(code, "f", options=("-std=c++17",))((1,), (1,), (found,))
+print(found)
+"""
+    assert run(program, kernel_cache) == "[1 6]\n"

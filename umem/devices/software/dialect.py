@@ -34,6 +34,11 @@ _CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b")
 _NEVER = re.compile(r"\s*#\s*if\s+(0|false)\s*$")
 _BRACE = re.compile(r'(extern\s*"C"\s*|\bnamespace[\w\s:]*)?\{|\}')
 _VERSION, CUDA_MAJOR = "__CUDACC_VER_MAJOR__", "UMEM_CUDA_MAJOR"
+_OWN_TRAIT = re.compile(
+    r"\bnamespace\s+std\s*\{\s*template\s*<[^<>]*>\s*inline\s+constexpr\s+bool\s+"
+    r"(\w+)_v\s*=\s*\1\s*<[^<>]*>\s*::\s*value\s*;\s*\}"
+)
+"""A short name of a trait that a program gives to std, which lacks it under NVRTC, but not here."""
 OWN = "umem_its_"
 """Begins the name here of what a source calls as the C library calls something else."""
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:[^\n\\]|\\.)*)", re.MULTILINE | re.DOTALL)
@@ -74,6 +79,7 @@ def translated(source: str) -> str:
     source = _XSF.sub(r'\g<0>\n#include "umem_xsf.h"', source)
     for pattern, header in _HEADERS:
         source = pattern.sub(header, source)
+    source = _OWN_TRAIT.sub(lambda m: _blank(m[0]), source)
     source = source.replace("static __shared__", "__shared__")  # which is static here
     return _TRAILING.sub(">", source)
 
