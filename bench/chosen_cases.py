@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 
 def name_of(nodeid: str) -> str:
     """Return a case's name without addresses, which differ between processes."""
@@ -32,6 +34,7 @@ class ChosenCases:
     def _write(self, **what: Any) -> None:
         self._lines.write(json.dumps(what) + "\n")
 
+    @pytest.hookimpl(trylast=True)  # after the options -k and -m
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         if self._wanted is None:
             for item in items:
