@@ -42,6 +42,10 @@ _OWN_TRAIT = re.compile(
 OWN = "umem_its_"
 """Begins the name here of what a source calls as the C library calls something else."""
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:[^\n\\]|\\.)*)", re.MULTILINE | re.DOTALL)
+_OF_HEADERS = re.compile(r"-D(_|CUPY_|CUB_|THRUST_|CCCL_|LIBCUDACXX_)")
+"""Options that CuPy's headers ask for."""
+_COMPILERS = ("__CUDACC__", "__CUDACC_RTC__")
+_ARCHITECTURE = re.compile(r"-arch=\w+_(\d+)|--gpu-architecture=\w+_(\d+)")
 _HIDDEN = "pragma umem "
 _INCLUDING = re.compile(r"^([ \t]*#[ \t]*)(?=include\b)", re.MULTILINE)
 _ASSEMBLY = re.compile(
@@ -137,6 +141,30 @@ def preamble(source: str, expressions: Sequence[str]) -> str:
         parts.append(f"#define {_VERSION} {CUDA_MAJOR}")
     parts += [f"#define {name} {OWN}{name}" for name in taken(source)]
     return "".join(f"{part}\n" for part in parts)
+
+
+def is_its_macro(option: str) -> bool:
+    """Tell whether an option is a macro of a program's own, and not one that headers ask for."""
+    return option.startswith("-D") and _OF_HEADERS.match(option) is None
+
+
+def definitions(source: str, options: Sequence[str]) -> str:
+    """Write what options define for a source alone: headers here must not see such names as N.
+
+    So with names of a GPU's compiler, of which CuPy's headers would ask more than there is.
+    """
+    pairs = [option[2:].partition("=") for option in options if is_its_macro(option)]
+    pairs += [(name, "=", "1") for name in _COMPILERS if name in source]
+    for found in filter(None, map(_ARCHITECTURE.match, options)):
+        if "__CUDA_ARCH__" in source:
+            pairs.append(("__CUDA_ARCH__", "=", f"{found[1] or found[2]}0"))
+    return "".join(f"#define {name} {value if given else 1}\n" for name, given, value in pairs)
+
+
+def macros(source: str, options: Sequence[str]) -> list[str]:
+    """Return the names that a source and its options make macros."""
+    names = (option[2:].partition("=")[0] for option in options if is_its_macro(option))
+    return sorted({*names, *(found[1] for found in _DEFINE.finditer(uncommented(source)))})
 
 
 def without(names: Sequence[str], text: str) -> str:

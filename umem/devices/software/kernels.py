@@ -25,6 +25,9 @@ from umem.devices.software.dialect import (
     BOUNDS,
     CUDA_MAJOR,
     KERNEL,
+    definitions,
+    is_its_macro,
+    macros,
     needs_expansion,
     pointer_to,
     preamble,
@@ -61,7 +64,7 @@ NO_CONTRACTION = {"-fmad=false", "--fmad=false"}
 _TEMPLATE = re.compile(r"\btemplate\s*<[^;{}]*>\s*(?:(?:static|inline|void)\s+|" + BOUNDS + r")*$")
 _PLAIN = re.compile(
     r"cupy/|cuda/std/|std\w+\.h|(math|float|limits|assert|string)\.h|cuda_(bf|fp)16\.h"
-    r"|curand_kernel\.h|\w+$"
+    r"|curand_kernel\.h|cuComplex\.h|math_constants\.h|\w+$"
 )
 _INCLUDE = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"]+)", re.MULTILINE)
 _PROCESS = ctypes.create_string_buffer(1024)
@@ -183,7 +186,9 @@ class HostSource(NamedTuple):
     """Options for the compiler with which the threads of a warp run in step, if any."""
 
 
-def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
+def for_host(
+    source: str, expressions: Sequence[str] = (), options: Sequence[str] = ()
+) -> HostSource:
     """Rewrite CUDA C++ for a host compiler; ``expressions`` name kernels that templates give."""
     code = without_macros(uncommented(source))
     found = {match[1]: match for match in KERNEL.finditer(code)}
@@ -200,7 +205,8 @@ def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
             raise DeviceError(f"the software GPU finds no kernel {expression!r} in its source")
         kernels[f"expression_{number}"] = found[name][2]
         named[f"expression_{number}"] = expression
-    first = preamble(source, expressions)
+    first = preamble(source, expressions) + definitions(source, options)
+    hidden = [*taken(source), *macros(source, options)]
     source = translated(source)
     text = as_loops(source)
     steps: Sequence[str] = ()
@@ -213,7 +219,7 @@ def for_host(source: str, expressions: Sequence[str] = ()) -> HostSource:
         text, how = source, TOGETHER if steps or _may_wait(plain) else APART
         if how == TOGETHER and "this_grid" in source:
             raise DeviceError("the software GPU has no barrier of a whole grid")
-    launch = without(taken(source), '#include "umem_launch.h"\n')
+    launch = without(hidden, '#include "umem_launch.h"\n')
     here = f'#line 1 "{SOURCE}"\n' if steps else ""
     parts = [first, here, text, "\n", launch]
     parts += [f"UMEM_KERNEL({label}, {how}, {name})\n" for label, name in named.items()]
@@ -299,7 +305,7 @@ class KernelCompiler:
         Raises:
             DeviceError: the compiler refuses the source; what it says is in the message.
         """
-        made = for_host(self._expanded(source, options), expressions)
+        made = for_host(self._expanded(source, options), expressions, options)
         if not ctypes.c_void_p.from_buffer(_PROCESS, _HANDLE).value:
             self._handle_divisions()
         if can_step(self._tools.version):
@@ -309,7 +315,7 @@ class KernelCompiler:
 
     def warnings(self, source: str, options: Sequence[str], expressions: Sequence[str] = ()) -> str:
         """Return what the compiler remarks of a source that it takes."""
-        made = for_host(self._expanded(source, options), expressions)
+        made = for_host(self._expanded(source, options), expressions, options)
         given = (*self._places(source, options), *self._options(options))
         return self._tools.remarks(made.text, "c++", given)
 
@@ -330,7 +336,8 @@ class KernelCompiler:
         ctypes.c_void_p.from_buffer(_PROCESS, _HANDLE).value = found.value
 
     def _options(self, options: Sequence[str]) -> list[str]:
-        given = [*self._own, *filter(_is_taken, options)]
+        given = [option for option in options if _is_taken(option) and not is_its_macro(option)]
+        given = [*self._own, *given]
         given = [option for option in given if not self._is_cupys(option)]
         return [*given, "-ffp-contract=off"] if NO_CONTRACTION & {*options} else given
 

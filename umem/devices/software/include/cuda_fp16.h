@@ -57,3 +57,6 @@ static inline half2 __hmul2(half2 a, half2 b) { return {__hmul(a.x, b.x), __hmul
 static inline half2 __hfma2(half2 a, half2 b, half2 c) { return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)}; }
 static inline half2 __hmax2(half2 a, half2 b) { return {__hmax(a.x, b.x), __hmax(a.y, b.y)}; }
 static inline half2 __hmin2(half2 a, half2 b) { return {__hmin(a.x, b.x), __hmin(a.y, b.y)}; }
+static inline half atomicAdd(half* place, half x) {
+  return umem_atomic(place, x, [](half old, half v) { return __hadd(old, v); });
+}

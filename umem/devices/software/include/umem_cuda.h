@@ -50,7 +50,12 @@
 #define __align__(n) __attribute__((aligned(n)))
 
 struct uint3 { unsigned int x, y, z; };
-struct dim3 { unsigned int x, y, z; };
+struct dim3 {
+  unsigned int x, y, z;
+  constexpr dim3(unsigned int x = 1, unsigned int y = 1, unsigned int z = 1) : x(x), y(y), z(z) {}
+  constexpr dim3(uint3 of) : x(of.x), y(of.y), z(of.z) {}
+  constexpr operator uint3() const { return {x, y, z}; }
+};
 #ifdef UMEM_IN_STEP  // constants for a thread, whose accesses g++ does not look at
 #define UMEM_INDEX(T, name, own, ...)                                                     \
   extern "C" __attribute__((visibility("hidden"))) T own; T own = __VA_ARGS__;            \
@@ -243,7 +248,8 @@ UMEM_ONE(frexp) UMEM_ONE(hypot) UMEM_ONE(ilogb) UMEM_ONE(ldexp) UMEM_ONE(lgamma)
 UMEM_ONE(log10) UMEM_ONE(log1p) UMEM_ONE(log2) UMEM_ONE(logb) UMEM_ONE(lrint)
 UMEM_ONE(modf) UMEM_ONE(nextafter) UMEM_ONE(pow) UMEM_ONE(remainder) UMEM_ONE(rint)
 UMEM_ONE(round) UMEM_ONE(scalbn) UMEM_ONE(sin) UMEM_ONE(sinh) UMEM_ONE(sqrt) UMEM_ONE(tan)
-UMEM_ONE(tgamma) UMEM_ONE(trunc)
+UMEM_ONE(tgamma) UMEM_ONE(trunc) UMEM_ONE(fpclassify) UMEM_ONE(isnormal) UMEM_ONE(isgreater)
+UMEM_ONE(isgreaterequal) UMEM_ONE(isless) UMEM_ONE(islessequal) UMEM_ONE(islessgreater) UMEM_ONE(isunordered)
 #undef UMEM_ONE
 #define _GLIBCXX_MATH_H 1  // <math.h> of C++ would bring the standard's three besides
 #define UMEM_OWN(name)                                                         \
@@ -345,3 +351,11 @@ UMEM_WITHIN int atomicCAS(int* p, int c, int v) { return umem_swap_if(p, c, v); 
 UMEM_WITHIN unsigned int atomicCAS(unsigned int* p, unsigned int c, unsigned int v) { return umem_swap_if(p, c, v); }
 UMEM_WITHIN unsigned long long atomicCAS(unsigned long long* p, unsigned long long c, unsigned long long v) { return umem_swap_if(p, c, v); }
 UMEM_WITHIN unsigned short atomicCAS(unsigned short* p, unsigned short c, unsigned short v) { return umem_swap_if(p, c, v); }
+// The threads of a block, of a GPU and of a system are the same here.
+#define UMEM_SCOPES(name)                                                                                   \
+  template <class... T> static inline auto name##_block(T... x) { return name(x...); }                      \
+  template <class... T> static inline auto name##_system(T... x) { return name(x...); }
+UMEM_SCOPES(atomicAdd) UMEM_SCOPES(atomicSub) UMEM_SCOPES(atomicExch) UMEM_SCOPES(atomicMin) UMEM_SCOPES(atomicMax)
+UMEM_SCOPES(atomicInc) UMEM_SCOPES(atomicDec) UMEM_SCOPES(atomicCAS) UMEM_SCOPES(atomicAnd) UMEM_SCOPES(atomicOr)
+UMEM_SCOPES(atomicXor)
+#undef UMEM_SCOPES

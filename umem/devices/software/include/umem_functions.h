@@ -74,10 +74,10 @@ UMEM_MATH(rcbrt, 1 / std::cbrt(x))
 UMEM_MATH(sinpi, umem_sinpi<T>(x))
 UMEM_MATH(cospi, umem_cospi<T>(x))
 UMEM_MATH(erfinv, umem_erfinv<T>(x))
-UMEM_MATH(erfcinv, umem_erfcinv<T>(x))
+UMEM_MATH(erfcinv, x > T(0.5) && x < T(1.5) ? umem_erfinv<T>(1 - x) : umem_erfcinv<T>(x))
 UMEM_MATH(erfcx, umem_erfcx<T>(x))
 UMEM_MATH(normcdf, std::erfc(x * T(-0.70710678118654752)) / 2)
-UMEM_MATH(normcdfinv, T(-1.4142135623730951) * umem_erfcinv<T>(2 * x))
+UMEM_MATH(normcdfinv, T(-1.4142135623730951) * erfcinv(2 * x))
 UMEM_MATH(cyl_bessel_i0, umem_bessel_i<T>(0, x))
 UMEM_MATH(cyl_bessel_i1, umem_bessel_i<T>(1, x))
 #undef UMEM_MATH
@@ -156,6 +156,13 @@ static inline int __dp4a(int a, int b, int c) {
   return c;
 }
 
+static inline unsigned int umin(unsigned int a, unsigned int b) { return b < a ? b : a; }
+static inline unsigned int umax(unsigned int a, unsigned int b) { return b > a ? b : a; }
+static inline long long llmin(long long a, long long b) { return b < a ? b : a; }
+static inline long long llmax(long long a, long long b) { return b > a ? b : a; }
+static inline unsigned long long ullmin(unsigned long long a, unsigned long long b) { return b < a ? b : a; }
+static inline unsigned long long ullmax(unsigned long long a, unsigned long long b) { return b > a ? b : a; }
+
 // -- conversions, which saturate: rn to the nearest, rz to zero, ru up, rd down ----------------
 
 template <class To, class From> static inline To umem_whole(From x) {
@@ -183,6 +190,12 @@ static inline double __uint2double_rn(unsigned int x) { return x; }
 static inline double __ll2double_rn(long long x) { return (double)x; }
 static inline double __ull2double_rn(unsigned long long x) { return (double)x; }
 static inline float __double2float_rn(double x) { return (float)x; }
+static inline float __double2float_ru(double x) {
+  const float near = (float)x;
+  return near < x ? std::nextafter(near, __builtin_inff()) : near;
+}
+static inline float __double2float_rd(double x) { return -__double2float_ru(-x); }
+static inline float __double2float_rz(double x) { return x < 0 ? __double2float_ru(x) : __double2float_rd(x); }
 static inline int __double2hiint(double x) { return (int)(__double_as_longlong(x) >> 32); }
 static inline int __double2loint(double x) { return (int)__double_as_longlong(x); }
 static inline double __hiloint2double(int high, int low) {
