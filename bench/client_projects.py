@@ -109,7 +109,14 @@ _ALL = (
     ),
     Client(
         "qibojit",
-        ("qibo==0.3.6", "numba==0.61.2", "psutil==5.9.8", "pytest-cov==7.1.0", "pytest-env==1.8.5"),
+        (
+            "qibo==0.3.6",
+            "numba==0.61.2",
+            "numpy==2.2.6",
+            "psutil==5.9.8",
+            "pytest-cov==7.1.0",
+            "pytest-env==1.8.5",
+        ),
         ("tests",),
         checkout=("qibojit", "7a1b2c7"),
         source="qibojit/src",
@@ -139,6 +146,7 @@ _ALL = (
         ("tests",),
         checkout=("sigpy", "5da0e86"),
         source="sigpy",
+        options=("--ignore=tests/learn",),  # of a module that it has no more
     ),
     Client(
         "pySDC",

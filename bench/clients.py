@@ -42,7 +42,7 @@ def environment(client: Client, folder: Path) -> str:
         click.ClickException: something cannot be installed.
     """
     python = folder / "bin" / "python"
-    wanted = [*COMMON_REQUIREMENTS, *client.requires]
+    wanted = requirements(client)
     ready = folder / "ready.json"
     if not ready.exists() or json.loads(ready.read_text("utf-8")) != wanted:
         click.echo(f"installing {client.name} into {folder}", err=True)
@@ -52,6 +52,13 @@ def environment(client: Client, folder: Path) -> str:
         _done([*install, "-e", str(HERE.parent)])
         ready.write_text(json.dumps(wanted), "utf-8")
     return str(python)
+
+
+def requirements(client: Client) -> list[str]:
+    """List what an environment needs; a client's own version of a package goes before ours."""
+    own = {requirement.partition("==")[0] for requirement in client.requires}
+    ours = (one for one in COMMON_REQUIREMENTS if one.partition("==")[0] not in own)
+    return [*ours, *client.requires]
 
 
 def _done(command: Sequence[str]) -> str:
@@ -146,7 +153,7 @@ def row_of(client: Client, found: dict[str, Any]) -> dict[str, Any]:
         "name": client.name,
         "all_count": found["all_count"],
         "died_count": sum(": signal" in said for said in failures.values()),
-        "requires": list(client.requires),
+        "requires": requirements(client),
         "checkout": client.checkout,
         **{key: found[key] for key in ("left_out_by_reason", "skipped_by_reason", "failures")},
     }
