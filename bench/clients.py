@@ -111,7 +111,15 @@ def left_out(client: Client) -> Iterator[str]:
 
 
 def examined(
-    client: Client, python: str, root: Path, *, tests: Path | None, gpu: str, kept: Path, **how: Any
+    client: Client,
+    python: str,
+    root: Path,
+    *,
+    tests: Path | None,
+    gpu: str,
+    kept: Path,
+    devices: int = 1,
+    **how: Any,
 ) -> dict[str, Any]:
     """Run cases of a client; return its row.
 
@@ -122,6 +130,7 @@ def examined(
         tests: the folder of checkouts.
         gpu: a value of UMEM_SOFTWARE_GPU.
         kept: a folder of what was found before, to which is added.
+        devices: how many GPUs there are.
         how: as of `foreign_tests.examine`.
     """
     listed, used, lines = (kept / f"{client.name}.{kind}" for kind in ("list", "used", "jsonl"))
@@ -133,16 +142,14 @@ def examined(
         listed,
         options=["-p", "gpu_use", *(option.format(tests=tests) for option in client.options)],
         environment={**client.environment, "GPU_USE_FILE": str(used)},
+        devices=devices,
         python=python,
     )
     found = foreign_tests.examine(suite, depth=1, kept=lines, **how)
     on_gpu = set(used.read_text(encoding="utf-8").splitlines()) if used.exists() else set()
-    ran = [case for case, line in foreign_tests.read_kept(lines).items() if _ran(line)]
-    return {**row_of(client, found), "used_count": len(on_gpu.intersection(ran))}
-
-
-def _ran(line: dict[str, Any]) -> bool:
-    return line["outcome"] in ("passed", "failed")
+    ends = (line["outcome"] for line in foreign_tests.read_kept(lines, on_gpu))
+    used_count = sum(end in ("passed", "failed") for end in ends)
+    return {**row_of(client, found), "used_count": used_count}
 
 
 def row_of(client: Client, found: dict[str, Any]) -> dict[str, Any]:
@@ -155,7 +162,10 @@ def row_of(client: Client, found: dict[str, Any]) -> dict[str, Any]:
         "died_count": sum(": signal" in said for said in failures.values()),
         "requires": requirements(client),
         "checkout": client.checkout,
-        **{key: found[key] for key in ("left_out_by_reason", "skipped_by_reason", "failures")},
+        "left_out_by_reason": found["left_out_by_reason"],
+        "skipped_by_reason": found["skipped_by_reason"],
+        "commits": found["commits"],
+        "failures": failures,
     }
 
 
@@ -216,6 +226,7 @@ def main(
     quick: bool,
     path: Path | None,
     kept: Path | None,
+    devices: int,
     **how: Any,
 ) -> None:
     common.writable(path)
@@ -230,7 +241,8 @@ def main(
             python = environment(client, venvs.resolve() / name)
             here = tests and tests.resolve()
             root = root_of(client, python, here)
-            row = examined(client, python, root, tests=here, gpu=gpu, kept=folder, **how)
+            where = {"tests": here, "gpu": gpu, "kept": folder, "devices": devices}
+            row = examined(client, python, root, **where, **how)
             rows.append({**row, "versions": installed(python)})
     options = {"gpu": gpu, "sample": how["sample"], "seed": how["seed"]}
     BENCH.finish(rows, path, simulated=True, options=options)

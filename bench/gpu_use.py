@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chosen_cases import name_of
 
 
 def _gpu_seconds() -> float:
@@ -30,7 +31,7 @@ class GpuUse:
         result = yield
         if _gpu_seconds() != before:
             with self._file.open("a", encoding="utf-8") as names:
-                names.write(f"{item.nodeid}\n")
+                names.write(f"{name_of(item.nodeid)}\n")
         return result
 
 
