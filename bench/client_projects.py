@@ -110,6 +110,7 @@ _ALL = (
     Client(
         "qibojit",
         (
+            "qibojit==0.1.17",
             "qibo==0.3.6",
             "numba==0.61.2",
             "numpy==2.2.6",
@@ -119,7 +120,6 @@ _ALL = (
         ),
         ("tests",),
         checkout=("qibojit", "7a1b2c7"),
-        source="qibojit/src",
         options=_CUPY_CASES,
     ),
     Client(
