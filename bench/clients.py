@@ -6,7 +6,8 @@ are not there. Tests that no wheel has are run from checkouts, which are subfold
 Of the cases for a GPU a sample is drawn. Those of `clients_left_out.txt` are left out, with a
 reason each, which lies with the project, with CuPy or with the machine. The others run in
 processes of their own, some hundred cases each, under a limit of memory and of time; one that ends
-its process has failed, and died. Cases that a project skips itself count as neither. Those that did
+its process has failed, and died. A result that is there keeps the rows of projects that were not asked for;
+each row names its commits. Cases that a project skips itself count as neither. Those that did
 something on the GPU are counted apart.
 """
 
@@ -200,6 +201,7 @@ BENCH = common.Bench(
         text("project", "name"),
         counted("GPU cases", "all_count"),
         counted("left out", "left_out_count"),
+        counted("not run", "not_run_count"),
         counted("skipped by it", "skipped_count"),
         counted("passed", "passed_count"),
         counted("failed", "failed_count"),
@@ -243,9 +245,19 @@ def main(
             root = root_of(client, python, here)
             where = {"tests": here, "gpu": gpu, "kept": folder, "devices": devices}
             row = examined(client, python, root, **where, **how)
-            rows.append({**row, "versions": installed(python)})
-    options = {"gpu": gpu, "sample": how["sample"], "seed": how["seed"]}
-    BENCH.finish(rows, path, simulated=True, options=options)
+            chosen = {"gpu": gpu, "sample": how["sample"], "seed": how["seed"]}
+            rows.append({**row, **chosen, "versions": installed(python)})
+    order = list(CLIENTS)
+    rows += [row for row in rows_of(path) if row["name"] not in {one["name"] for one in rows}]
+    rows.sort(key=lambda row: order.index(row["name"]))
+    BENCH.finish(rows, path, simulated=True, options={"clients": [row["name"] for row in rows]})
+
+
+def rows_of(path: Path | None) -> list[dict[str, Any]]:
+    """Read the rows of a result, to which others are added; none where there is no file."""
+    if path is None or not path.exists():
+        return []
+    return list(json.loads(path.read_text(encoding="utf-8"))["rows"])
 
 
 if __name__ == "__main__":
