@@ -6,9 +6,9 @@ are not there. Tests that no wheel has are run from checkouts, which are subfold
 Of the cases for a GPU a sample is drawn. Those of `clients_left_out.txt` are left out, with a
 reason each, which lies with the project, with CuPy or with the machine. The others run in
 processes of their own, some hundred cases each, under a limit of memory and of time; one that ends
-its process has failed, and died. A result that is there keeps the rows of projects that were not asked for;
-each row names its commits. Cases that a project skips itself count as neither. Those that did
-something on the GPU are counted apart.
+its process has failed, and died. Cases that a project skips itself count as neither. Those that did
+something on the GPU are counted apart. A result that is there keeps the rows of projects that were
+not asked for; each row names its commits.
 """
 
 from __future__ import annotations
