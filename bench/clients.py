@@ -147,7 +147,9 @@ def examined(
         python=python,
     )
     found = foreign_tests.examine(suite, depth=1, kept=lines, **how)
-    on_gpu = set(used.read_text(encoding="utf-8").splitlines()) if used.exists() else set()
+    names = set(used.read_text(encoding="utf-8").splitlines()) if used.exists() else set()
+    listed_here = foreign_tests.reasons(listed)
+    on_gpu = [name for name in names if foreign_tests.reason_of(name, (), listed_here) is None]
     ends = (line["outcome"] for line in foreign_tests.read_kept(lines, on_gpu))
     used_count = sum(end in ("passed", "failed") for end in ends)
     return {**row_of(client, found), "used_count": used_count}
