@@ -9,7 +9,6 @@ from software_programs import START, needs_compiler, needs_cupy, run
 
 from umem.devices.software.dialect import uncommented
 from umem.devices.software.kernels import _parts, for_host
-from umem.errors import DeviceError
 
 
 def test_what_launch_bounds_stand_before_is_a_kernel() -> None:
@@ -23,10 +22,36 @@ def test_comments_among_parameters_are_no_parameters() -> None:
     assert len(_parts(for_host(source).kernels["f"])) == 2
 
 
-def test_a_barrier_of_the_grid_is_refused_where_blocks_run_one_after_another() -> None:
-    source = "#include <cooperative_groups.h>\n__global__ void f(int* x) { this_grid().sync(); }"
-    with pytest.raises(DeviceError, match="whole grid"):
-        for_host(source)
+@needs_cupy
+@needs_compiler
+def test_a_grid_has_a_barrier_where_it_is_one_block(kernel_cache: Path) -> None:
+    run(
+        r"""
+code = '''#include <cooperative_groups.h>
+extern "C" __global__ void f(int* x) {
+  auto grid = cooperative_groups::this_grid();
+  x[grid.thread_rank()] = grid.size();
+  if (grid.size() > 8) return;
+  grid.sync();
+  const int other = x[grid.size() - 1 - grid.thread_rank()];
+  grid.sync();
+  x[grid.thread_rank()] += other + threadIdx.x;
+}'''
+kernel = cp.RawKernel(code, "f", enable_cooperative_groups=True)
+x = cp.zeros(12, "i4")
+kernel((3,), (4,), (x,))
+assert x.tolist() == [12] * 12
+kernel((1,), (4,), (x,))
+assert x[:4].tolist() == [8, 9, 10, 11]
+try:
+    kernel((2,), (4,), (x,))
+except umem.errors.DeviceError as error:
+    assert "no barrier of a whole grid of several blocks" in str(error)
+else:
+    raise SystemExit("not refused")
+""",
+        kernel_cache,
+    )
 
 
 def test_what_the_compiler_does_not_see_is_no_kernel() -> None:

@@ -217,8 +217,6 @@ def for_host(
         others = [name for name in _INCLUDE.findall(plain) if not (HEADERS / name).exists()]
         steps = step_options(code, not all(map(_PLAIN.match, others)))
         text, how = source, TOGETHER if steps or _may_wait(plain) else APART
-        if how == TOGETHER and "this_grid" in source:
-            raise DeviceError("the software GPU has no barrier of a whole grid")
     launch = without(hidden, '#include "umem_launch.h"\n')
     here = f'#line 1 "{SOURCE}"\n' if steps else ""
     parts = [first, here, text, "\n", launch]

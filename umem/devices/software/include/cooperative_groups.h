@@ -1,7 +1,7 @@
 // Groups of threads on the host: what kernels use of CUDA's headers cooperative_groups.h and
 // cooperative_groups/reduce.h.
-// A barrier of the whole grid is there where one thread does a kernel's work, in CUPY_FOR; kernels.py
-// refuses it elsewhere, for blocks run one after another.
+// A barrier of the whole grid is there for a grid of one block, and where one thread does a kernel's
+// work, in CUPY_FOR; it ends other kernels, for blocks run one after another.
 #pragma once
 
 namespace cooperative_groups {
@@ -16,7 +16,12 @@ struct thread_block {
   static dim3 dim_threads() { return blockDim; }
 };
 struct grid_group {
-  void sync() const {}
+  void sync() const {
+    if (size() == thread_block::size()) return __syncthreads();
+    snprintf(umem_process->message, sizeof umem_process->message,
+             "the software GPU has no barrier of a whole grid of several blocks");
+    _longjmp(umem_exit, 1);
+  }
   bool is_valid() const { return true; }
   unsigned long long thread_rank() const {
     const unsigned long long block = blockIdx.x + gridDim.x * (blockIdx.y + (unsigned long long)gridDim.y * blockIdx.z);

@@ -202,6 +202,11 @@ static inline double __hiloint2double(int high, int low) {
   return __longlong_as_double((long long)((unsigned long long)(unsigned int)high << 32 | (unsigned int)low));
 }
 
+// -- the end of a kernel, and time ---------------------------------------------------------------
+
+#define __trap() umem_assert_fail("that no __trap is reached", "", 0, "")
+static inline void __nanosleep(unsigned int) {}
+
 // -- memory ------------------------------------------------------------------------------------
 
 #define UMEM_LOAD(name) \

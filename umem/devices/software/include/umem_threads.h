@@ -77,8 +77,6 @@ static inline char* umem_dynamic(const char* name) {
   _longjmp(umem_exit, 1);
 }
 #define __assert_fail umem_assert_fail
-#define __trap() umem_assert_fail("that no __trap is reached", "", 0, "")
-static inline void __nanosleep(unsigned int) {}
 
 UMEM_UNSEEN void umem_jump(void** place) { __builtin_longjmp(place, 1); }
 // Through a pointer, of which the compiler does not know what it leads to and changes.
