@@ -27,6 +27,8 @@ assert call(code, 1) == [7]
 options = [f"-D{letter}=7" for letter in letters if letter != "N"]
 assert call(body, 2, threads=2, options=(*options, "-DN=3")) == [3, 3]
 assert call(body, 1, options=("-DN",)) == [1]
+body = 'extern "C" __global__ void k(float* X) { X[0] = M_PI < 4; }  // M_PI = 3.14159'
+assert call(body, 1) == [1]
 """,
         kernel_cache,
     )

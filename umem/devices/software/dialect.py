@@ -134,7 +134,7 @@ def preamble(source: str, expressions: Sequence[str]) -> str:
     if "cupy/" in source:
         types = (name for name in _TYPES if re.search(rf"\b{name}\b", source))
         parts = ["#include <cupy/carray.cuh>", *map(_OF_TYPE.format, types)]
-    parts += [f"#undef {name}" for name in _MACROS.findall(source)]
+    parts += [f"#undef {name}" for name in _MACROS.findall(uncommented(source))]
     if re.search(r"\bhalf\b", "\n".join((source, *expressions))):
         parts.append("#include <cuda_fp16.h>")
     if _VERSION in source:  # after CuPy's headers, which would ask for NVIDIA's
