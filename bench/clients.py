@@ -26,7 +26,7 @@ import common
 import foreign_tests
 from client_projects import CLIENTS, COMMON_REQUIREMENTS, Client
 from common import HERE
-from report_tables import counted, percent, quantity, text
+from report_tables import counted, listed, percent, quantity, text
 
 WANTED_SHARE, MOST_LEFT_OUT = 0.995, 0.01
 LEFT_OUT = HERE / "clients_left_out.txt"
@@ -134,13 +134,13 @@ def examined(
         devices: how many GPUs there are.
         how: as of `foreign_tests.examine`.
     """
-    listed, used, lines = (kept / f"{client.name}.{kind}" for kind in ("list", "used", "jsonl"))
-    listed.write_text("\n".join(left_out(client)), encoding="utf-8")
+    left, used, lines = (kept / f"{client.name}.{kind}" for kind in ("list", "used", "jsonl"))
+    left.write_text("\n".join(left_out(client)), encoding="utf-8")
     suite = foreign_tests.Suite(
         root,
         client.paths,
         gpu,
-        listed,
+        left,
         options=["-p", "gpu_use", *(option.format(tests=tests) for option in client.options)],
         environment={**client.environment, "GPU_USE_FILE": str(used)},
         devices=devices,
@@ -148,8 +148,8 @@ def examined(
     )
     found = foreign_tests.examine(suite, depth=1, kept=lines, **how)
     names = set(used.read_text(encoding="utf-8").splitlines()) if used.exists() else set()
-    listed_here = foreign_tests.reasons(listed)
-    on_gpu = [name for name in names if foreign_tests.reason_of(name, (), listed_here) is None]
+    reasons = foreign_tests.reasons(left)
+    on_gpu = [name for name in names if foreign_tests.reason_of(name, (), reasons) is None]
     ends = (line["outcome"] for line in foreign_tests.read_kept(lines, on_gpu))
     used_count = sum(end in ("passed", "failed") for end in ends)
     return {**row_of(client, found), "used_count": used_count}
@@ -179,10 +179,15 @@ def answer(result: common.Result) -> str:
     rows = result["rows"]
     passed, failed = (sum(row[f"{end}_count"] for row in rows) for end in ("passed", "failed"))
     wanted = [row["name"] for row in rows if (row["passed_share"] or 0) < WANTED_SHARE]
+    large = (
+        row["name"] for row in rows if row["left_out_count"] > MOST_LEFT_OUT * row["all_count"]
+    )
+    more = listed([*large] or ["none"])
     return (
         f"{passed:,} of {passed + failed:,} that ran, of {len(rows)} projects; "
         f"{percent(WANTED_SHARE)} of each are wanted, which {len(rows) - len(wanted)} reach; "
-        f"{sum(row['died_count'] for row in rows):,} processes died."
+        f"{sum(row['died_count'] for row in rows):,} processes died. More than "
+        f"{percent(MOST_LEFT_OUT)} of the cases are left out of {more}."
     )
 
 

@@ -408,7 +408,7 @@ def skip_reasons(found: Iterable[End]) -> dict[str, int]:
 def passed(result: common.Result) -> str:
     """Say which share passed of how many that ran, and what was not run yet."""
     total, sample = result["rows"][-1], result["options"]["sample"]
-    share, not_run = total["passed_share"], total["not_run_count"]
+    share, not_run = total["passed_share"], total.get("not_run_count", 0)
     return (
         f"{'nothing' if share is None else percent(share)} of "
         f"{total['passed_count'] + total['failed_count']:,} that ran"
