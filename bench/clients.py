@@ -186,7 +186,7 @@ def answer(result: common.Result) -> str:
     return (
         f"{passed:,} of {passed + failed:,} that ran, of {len(rows)} projects; "
         f"{percent(WANTED_SHARE)} of each are wanted, which {len(rows) - len(wanted)} reach; "
-        f"{sum(row['died_count'] for row in rows):,} processes died. More than "
+        f"{sum(row['died_count'] for row in rows):,} processes died; more than "
         f"{percent(MOST_LEFT_OUT)} of the cases are left out of {more}."
     )
 
