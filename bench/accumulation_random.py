@@ -124,7 +124,7 @@ def answer(result: common.Result) -> str:
     return (
         f"{'Yes' if row['passed'] else 'No'}: of {total:,} random programs "
         f"{sum(each['right'] for each in classes):,} are right and "
-        f"{sum(each['refused'] for each in classes):,} refused; {failed}. Of {known['programs']:,} "
+        f"{sum(each['refused'] for each in classes):,} refused; {failed}; of {known['programs']:,} "
         f"that are known {percent(known['accepted'] or 0)} are accepted."
     )
 
