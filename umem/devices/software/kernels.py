@@ -268,11 +268,17 @@ def _parts(parameters: str) -> list[str]:
 
 
 def _is_taken(option: str) -> bool:
-    """Whether a compiler's option counts here: names, and folders that are not in CUDA's place."""
+    """Whether a compiler's option counts here.
+
+    Those are steps of warps, names that are not the program's own, and folders that are not in
+    CUDA's place.
+    """
+    if option in (*STEPS, IN_ALL_MEMORY):
+        return True
     if option.startswith("-I"):
         folder = Path(option[2:])
         return folder != HEADERS and not (folder / "driver_types.h").exists()
-    return option.startswith("-D") or option in (*STEPS, IN_ALL_MEMORY)
+    return option.startswith("-D") and not is_its_macro(option)
 
 
 class KernelCompiler:
@@ -334,8 +340,7 @@ class KernelCompiler:
         ctypes.c_void_p.from_buffer(_PROCESS, _HANDLE).value = found.value
 
     def _options(self, options: Sequence[str]) -> list[str]:
-        given = [option for option in options if _is_taken(option) and not is_its_macro(option)]
-        given = [*self._own, *given]
+        given = [*self._own, *filter(_is_taken, options)]
         given = [option for option in given if not self._is_cupys(option)]
         return [*given, "-ffp-contract=off"] if NO_CONTRACTION & {*options} else given
 
