@@ -380,10 +380,10 @@ def answer(result: common.Result) -> str:
     missed = sum(not row["passed"] for row in rows)
     median = common.summary(row["ratio"] for row in rows).median
     seconds, allowed = result["compile_median_seconds"], result["compile_limit_seconds"]
-    compiling = f"Compiling takes {figure(seconds)} s of processor time a kernel"
+    compiling = f"compiling takes {figure(seconds)} s of processor time a kernel"
     return (
-        f"{'; '.join(said)}; {missed or 'none'} of {len(rows)} above the limit. The median is "
-        f"{figure(median)} times NumPy's time, where {MEDIAN_LIMIT} is wanted. "
+        f"{'; '.join(said)}; {missed or 'none'} of {len(rows)} above the limit; the median is "
+        f"{figure(median)} times NumPy's time, where {MEDIAN_LIMIT} is wanted; "
         f"{_of_cores(result.get('cores', []))}{compiling}, where {figure(allowed)} are allowed."
     )
 
@@ -394,9 +394,9 @@ def _of_cores(rows: Sequence[common.Row]) -> str:
     worst = max(rows, key=lambda row: row["ratio"])
     missed = sum(not row["passed"] for row in rows)
     return (
-        f"Two cores take at most {figure(worst['ratio'])} of one core's wall time for 64 MiB "
+        f"two cores take at most {figure(worst['ratio'])} of one core's wall time for 64 MiB "
         f"({worst['operation']}; {figure(worst['limit'])} allowed, {missed or 'none'} of "
-        f"{len(rows)} above). "
+        f"{len(rows)} above); "
     )
 
 
