@@ -37,21 +37,23 @@ QUICK_SAMPLE = 20
 
 
 def environment(client: Client, folder: Path) -> str:
-    """Return the interpreter of a client's environment, which is made where it is not there.
+    """Return the interpreter of a client's environment, with this checkout of umem in it.
+
+    It is made where it is not there, or where it has the umem of another checkout.
 
     Raises:
         click.ClickException: something cannot be installed.
     """
     python = folder / "bin" / "python"
     wanted = requirements(client)
-    ready = folder / "ready.json"
-    if not ready.exists() or json.loads(ready.read_text("utf-8")) != wanted:
+    ready, state = folder / "ready.json", [*wanted, str(HERE.parent)]
+    if not ready.exists() or json.loads(ready.read_text("utf-8")) != state:
         click.echo(f"installing {client.name} into {folder}", err=True)
         _done([sys.executable, "-m", "venv", str(folder)])
         install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
         _done([*install, *wanted])
         _done([*install, "-e", str(HERE.parent)])
-        ready.write_text(json.dumps(wanted), "utf-8")
+        ready.write_text(json.dumps(state), "utf-8")
     return str(python)
 
 
