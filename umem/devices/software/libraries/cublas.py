@@ -123,6 +123,9 @@ class HostBlas(HostSystems):
         self, alpha: Any, a: Array, b: Array, beta: Any, c: Array, compute: Any = None
     ) -> None:
         self._tell("gemm", (a, b), (c,), 2 * c.size * a.shape[-1])
+        if not alpha:  # BLAS reads neither operand then: they may hold NaN
+            c[...] = beta * c if beta else 0
+            return
         if compute is not None and compute != a.dtype:
             a, b = a.astype(compute), b.astype(compute)
         a, b, c = (
@@ -210,7 +213,8 @@ class HostBlas(HostSystems):
         one, other = self._vector(dtype, x, m, incx), self._vector(dtype, y, n, incy)
         found = self._matrix(dtype, a, m, n, lda)
         self._tell("ger", (one, other), (found,), 2 * m * n)
-        found += self._scalar(dtype, alpha) * np.outer(one, other.conj() if conjugate else other)
+        if factor := self._scalar(dtype, alpha):
+            found += factor * np.outer(one, other.conj() if conjugate else other)
 
     def _syrk(
         self, dtype: Any, handle: int, fill: int, ta: int, n: int, k: int, alpha: int, a: int,
@@ -219,9 +223,9 @@ class HostBlas(HostSystems):
         left = self._operand(dtype, a, lda, ta, n, k)
         found = self._matrix(dtype, c, n, n, ldc)
         self._tell("syrk", (left,), (found,), n * n * k)
-        whole = self._scalar(dtype, alpha) * (left @ left.T)
-        factor = self._scalar(dtype, beta)
-        whole = whole + factor * found if factor else whole
+        factor, kept = self._scalar(dtype, alpha), self._scalar(dtype, beta)
+        whole = factor * (left @ left.T) if factor else np.zeros_like(found)
+        whole = whole + kept * found if kept else whole
         where = np.triu_indices(n) if fill == UPPER else np.tril_indices(n)
         found[where] = whole[where]
 
@@ -232,7 +236,9 @@ class HostBlas(HostSystems):
     ) -> None:
         one, other = self._vector(dtype, x, n, incx), self._vector(dtype, y, n, incy)
         self._tell("axpy", (one,), (other,), 2 * n)
-        other += self._scalar(dtype, alpha) * one
+        # eigsh of CuPy 14 passes 0 and a vector that nobody wrote.
+        if factor := self._scalar(dtype, alpha):
+            other += factor * one
 
     def _scal(
         self, dtype: Any, handle: int, n: int, alpha: int, x: int, incx: int, scale: Any = None
