@@ -149,3 +149,16 @@ def test_force_type():
         load("chainer.utils", without="force-type").force_type(np.dtype("int8"), 300)
     assert load("chainer.utils").force_type(np.dtype("int8"), 300) == np.int8(44)
     assert load("chainer.utils").force_type(np.dtype("float32"), 300).dtype == np.float32
+
+
+@numpy_2
+def test_clip_gpu(monkeypatch):
+    x = np.array([-1, 0.5, 2], "float16")
+    found = []
+    for without in ("clip-gpu", None):
+        module = load("chainer.functions.math.clip", without)
+        # NumPy's clip in place of CuPy 14's, which goes by the same rules
+        monkeypatch.setattr(module, "cuda", SimpleNamespace(cupy=np))
+        (clipped,) = module.Clip(np.float32(-0.75), None).forward_gpu((x,))
+        found.append((clipped.dtype, clipped.tolist()))
+    assert found == [("float32", [-0.75, 0.5, 2]), ("float16", [-0.75, 0.5, 2])]

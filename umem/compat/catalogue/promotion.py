@@ -34,6 +34,20 @@ SHIMS = (
         ),
     ),
     Shim(
+        name="clip-gpu",
+        module="chainer.functions.math.clip",
+        versions="cupy>=14.0",
+        symptom="clip of float16 on a GPU by NumPy's scalars gives float32",
+        link=_NEP_50,
+        until=_WHILE_SUPPORTED,
+        replacements=(
+            Replacement(
+                "cuda.cupy.clip(x[0], self.x_min, self.x_max),",
+                "cuda.cupy.clip(x[0], self.x_min, self.x_max).astype(x[0].dtype, copy=False),",
+            ),
+        ),
+    ),
+    Shim(
         name="pad-sequence",
         module="chainer.functions.array.pad_sequence",
         versions="numpy>=2.0",
