@@ -224,7 +224,7 @@ from pathlib import Path
 def on_gpu(array):
     return chainer.get_device("@cupy:0").send(array)
 
-for name in ("naive", "flat"):
+for name in ("naive", "flat", "pure_nccl", "non_cuda_aware"):
     comm = chainermn.create_communicator(name)
     x, other = np.arange(6, dtype="f").reshape(2, 3), 1 - comm.rank
     mine = on_gpu(x + comm.rank)

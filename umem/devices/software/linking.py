@@ -186,15 +186,36 @@ NOT_SUPPORTED = {
     "libcusparse": 10,  # CUSPARSE_STATUS_NOT_SUPPORTED
     "libcufft": 16,  # CUFFT_NOT_SUPPORTED
     "libnvrtc": 11,  # NVRTC_ERROR_INTERNAL_ERROR
+    "libnccl": 5,  # ncclInvalidUsage
 }
 """The status of each library, from its own header, by its name without a version."""
-FAILED = {"libcusolver": 7, "libcufft": 5}
+FAILED = {"libcusolver": 7, "libcufft": 5, "libnccl": 3}
 """INTERNAL_ERROR, from the same headers."""
+_WITHOUT_VERSIONS = {"nccl": "libnccl.so.2"}
+"""Libraries whose symbols have no versions, by the first four letters of their functions."""
+_LONGEST_TEXT = 512
+
+
+class Bytes128(ctypes.Structure):
+    """ncclUniqueId, of nccl.h."""
+
+    _fields_ = (("content", ctypes.c_ubyte * 128),)
+
+
 _C_TYPES: dict[str, tuple[str, Any]] = {
     "p": ("void *", ctypes.c_size_t), "i": ("int", ctypes.c_int),
     "l": ("long long", ctypes.c_longlong), "c": ("signed char", ctypes.c_byte),
+    "u": ("struct bytes128", Bytes128),
 }  # fmt: skip
 """A letter for each type that a library's function takes, in C and for Python."""
+
+
+class LibraryFailure(Exception):
+    """A call that fails with a status of its library's, and why."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words)
+        self.status = status
 
 
 class _Interrupt(int):
@@ -230,11 +251,6 @@ def returning_status(
     return call
 
 
-def _printed(error: BaseException, status: int) -> int:
-    sys.excepthook(type(error), error, error.__traceback__)
-    return status
-
-
 class StandIns:
     """A library for each that compiled modules are linked to; they stay loaded.
 
@@ -254,7 +270,10 @@ class StandIns:
         wanted: dict[str, set[str]] = defaultdict(set)
         for line in symbols("--undefined-only", *modules):
             name, _, version = line.split()[-1].partition("@")
-            library = version.strip("@")
+            unversioned = [
+                lib for start, lib in _WITHOUT_VERSIONS.items() if name.startswith(start)
+            ]
+            library = version.strip("@") or "".join(unversioned)
             if library.partition(".so")[0] in NOT_SUPPORTED:
                 wanted[library].add(name)
         self._tools = tools
@@ -270,17 +289,27 @@ class StandIns:
     def lead(self, library: str, functions: Any) -> None:
         """Lead what a library exports to an object's methods; each returns a status, or none.
 
-        An error of Python's cannot pass through C: it is printed, and CuPy raises its own. An
-        interrupt reaches the program when C has returned to it.
+        An error of Python's cannot pass through C: CuPy raises its own. A `LibraryFailure`
+        is said by it, every other error is printed. An interrupt reaches the program when C has
+        returned to it.
         """
         loaded, failed = self._loaded[library], FAILED[library]
+        text = (ctypes.c_char * _LONGEST_TEXT).in_dll(loaded, f"umem_{library}_said")
+
+        def failing(error: BaseException) -> int:
+            if not isinstance(error, LibraryFailure):
+                sys.excepthook(type(error), error, error.__traceback__)
+                return failed
+            text.value = str(error).encode()[: _LONGEST_TEXT - 1]
+            return int(error.status)
+
         for name, codes in self._led.items():
             method = getattr(functions, name, None)
             if method is None or not hasattr(loaded, name):
                 continue
 
             types = [_C_TYPES[code][1] for code in codes]
-            call = returning_status(method, lambda error: _printed(error, failed))
+            call = returning_status(method, failing)
             self._callbacks.append(ctypes.CFUNCTYPE(ctypes.c_int, *types)(call))
             slot = ctypes.c_void_p.in_dll(loaded, f"umem_{name}")
             slot.value = ctypes.cast(self._callbacks[-1], ctypes.c_void_p).value
@@ -334,7 +363,11 @@ def _load(
     library: str, functions: list[str], tools: Toolchain, led: Mapping[str, str]
 ) -> ctypes.CDLL:
     name = library.partition(".so")[0]
-    parts = [f"int umem_{name}_is_over;\n"]
+    words = "the software GPU has no such function"
+    parts = [
+        f"int umem_{name}_is_over;\nstruct bytes128 {{ unsigned char content[128]; }};\n"
+        f'char umem_{name}_said[{_LONGEST_TEXT}] = "{words}";\n'
+    ]
     parts += [_exported(name, function, led.get(function)) for function in functions]
     script = tools.text_file(f"{library} {{ global: *; }};\n", ".map")
     options = [f"-Wl,-soname,{library}", f"-Wl,--version-script={script}"]
@@ -345,8 +378,7 @@ def _load(
 def _exported(library: str, name: str, codes: str | None) -> str:
     status = NOT_SUPPORTED.get(library, 1)
     if re.search("Get(Error|Status)(String|Name)$", name):
-        words = "the software GPU has no such function"
-        return f'const char *{name}(int status) {{ return "{words}"; }}\n'
+        return f"const char *{name}(int status) {{ return umem_{library}_said; }}\n"
     if codes is None:
         return f"int {name}(void) {{ return {status}; }}\n"
     types = [_C_TYPES[code][0] for code in codes]

@@ -22,7 +22,7 @@ from umem.devices.software.kernels import KernelCompiler, report_races, share_ke
 from umem.devices.software.late import LateDriver, LateRuntime
 from umem.devices.software.late_libraries import on_stream
 from umem.devices.software.libcuda import HostHints
-from umem.devices.software.libraries import cufft, cufft_devices, cusolver, distributions
+from umem.devices.software.libraries import cufft, cufft_devices, cusolver, distributions, nccl
 from umem.devices.software.libraries.cublas import HostBlas
 from umem.devices.software.libraries.curand import HostRand
 from umem.devices.software.libraries.cusparse import HostSparse
@@ -41,7 +41,7 @@ from umem.errors import DeviceError, StateError
 from umem.units import BLOCK_BYTES, format_bytes, parse_bytes
 from umem_software_gpu import disarm
 
-_LIBRARIES = ("cublas", "curand", "cusolver", "cusparse")
+_LIBRARIES = ("cublas", "curand", "cusolver", "cusparse", "nccl")
 _ABSENT = {
     "cupy.cuda.compiler.compile_using_nvcc": "nvcc",
     "cupy.cuda.compiler._jitify_prep": "jitify",
@@ -190,6 +190,7 @@ def software_gpu(
     if checked:
         runtime.source = GuardedSource()
     led = {**cufft.C_FUNCTIONS, **cufft_devices.C_FUNCTIONS, **cusolver.C_FUNCTIONS}
+    led.update(nccl.C_FUNCTIONS)
     libraries = StandIns(found, tools, led)
     (generators,) = folder.glob("random/_generator_api.*.so")
     overrides = Overrides(generators, distributions.C_FUNCTIONS, distributions.KIND, tools)
@@ -279,6 +280,7 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     for name, functions in libraries.items():
         _point_at(importlib.import_module(name), on_stream(runtime, functions), tools)
     stand_ins.lead("libcusolver", on_stream(runtime, solver))
+    stand_ins.lead("libnccl", nccl.HostNccl(runtime))
     stand_ins.lead("libcufft", on_stream(runtime, cufft_devices.DeviceFft(runtime)))
     cupy: Any = importlib.import_module("cupy")
     callbacks = _CALLBACKS[cupy.__version__.partition(".")[0]]
