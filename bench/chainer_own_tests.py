@@ -60,7 +60,7 @@ def main(tests: Path, under: tuple[str, ...], devices: int, path: Path | None, *
     suite = foreign_tests.Suite(
         tests.resolve(),
         [f"chainer_tests/{name}" for name in under],
-        "t4,vram=4GiB,force",
+        "t4,vram=8GiB,force",
         HERE / "chainer_left_out.txt",
         counts,
         imports=("chainer_tests_start",),
