@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import click
 import common
 from common import HERE
-from report_tables import percent
 
 MEMORY_BYTES = 19 * 10**9
 TWO = "two devices"
@@ -406,11 +405,11 @@ def skip_reasons(found: Iterable[End]) -> dict[str, int]:
 
 
 def passed(result: common.Result) -> str:
-    """Say which share passed of how many that ran, and what was not run yet."""
+    """Say how many passed of those that ran, and how many were not run yet."""
     total, sample = result["rows"][-1], result["options"]["sample"]
-    share, not_run = total["passed_share"], total.get("not_run_count", 0)
+    not_run = total.get("not_run_count", 0)
     return (
-        f"{'nothing' if share is None else percent(share)} of "
+        f"{total['passed_count']:,} of "
         f"{total['passed_count'] + total['failed_count']:,} that ran"
         f"{f', of a sample of {sample:,}' if sample else ''}"
         f"{f', {not_run:,} not run yet' if not_run else ''}"
