@@ -427,3 +427,30 @@ cp.RawKernel(code, "f", options=("-std=c++17",))((1,), (1,), (found,))
 print(found)
 """
     assert run(program, kernel_cache) == "[1 6]\n"
+
+
+def test_floats_that_no_integer_holds_become_the_nearest(kernel_cache: Path) -> None:
+    """As CuPy's documentation has it of a GPU, under "Differences between CuPy and NumPy"."""
+    program = """
+given = [-1.0, -0.4, 3.7, 1e20, -1e20, np.inf, -np.inf, np.nan, 300.0, -200.0]
+x = cp.asarray(given)
+for t in "bBhHiIlL":
+    wide = np.dtype(t if t in "lL" else "i" if t in "bhi" else "I")
+    low, high = np.iinfo(wide).min, np.iinfo(wide).max
+    for char in "fd":
+        # NaN, as PTX has it: 0 in 32 bits of a float32, and the highest bit alone otherwise
+        nan = 0 if char == "f" and wide.itemsize == 4 else 1 << (8 * wide.itemsize - 1)
+        wanted = [min(max(int(v), low), high) if abs(v) < np.inf else high if v > 0 else low
+                  for v in given if v == v]
+        wanted.insert(7, nan)
+        wanted = np.array([v % 2 ** (8 * np.dtype(t).itemsize) for v in wanted], "O")
+        wanted = wanted.astype(np.dtype(t).str.replace("i", "u")).view(t)
+        floats = x.astype(char)
+        for found in (floats.astype(t), cp.stack([floats, floats]).T.astype(t)[:, 1]):
+            if (found.get() != wanted).any():
+                print(char, t, found, wanted)
+kernel = cp.ElementwiseKernel("float64 x", "uint8 y", "y = (unsigned char)rint(x)")
+print(kernel(cp.asarray([-3.0, 254.6])), cp.asarray([-5, 2], "e").astype("B"))
+print(cp.asarray([0.5, np.nan, 0]).astype("?"), cp.asarray([-1, 300], "l").astype("B"))
+"""
+    assert run(program, kernel_cache) == "[  0 255] [0 2]\n[ True  True False] [255  44]\n"

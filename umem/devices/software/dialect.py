@@ -23,6 +23,12 @@ _HEADERS = (
     ),
 )
 """CUDA's headers of which parts are in headers here."""
+_LOADED = re.compile(r"const (\w+_type) (\w+)\(((?:umem_at\(_|_)raw_[^;\n]*)\);")
+_STORED = re.compile(
+    r"^(\s*)(umem_at\(_raw_\w+, [^;=\n]*\)|_raw_\w+\[_ind\.get\(\)\]) = (\w+);", re.MULTILINE
+)
+_ROUNDED = re.compile(r"= \((\w+(?: \w+)?)\)rint\(([^;\n]*)\);")
+"""How CuPy's elementwise kernels read and write arrays, and how its interpolation rounds."""
 _MACROS = re.compile(r"\b(M_\w+)\s*=[^=]")
 """Variables with names that a host's <math.h> gives to macros."""
 _DYNAMIC = re.compile(
@@ -86,6 +92,17 @@ def translated(source: str) -> str:
     source = _OWN_TRAIT.sub(lambda m: _blank(m[0]), source)
     source = source.replace("static __shared__", "__shared__")  # which is static here
     return _TRAILING.sub(">", source)
+
+
+def saturating(source: str) -> str:
+    """Have what CuPy writes for arrays of other types convert floats to integers as a GPU does.
+
+    C++ leaves a float undefined that an integer cannot hold, and C++ of a program's own, which
+    converts without a name, stays as it is.
+    """
+    source = _LOADED.sub(r"const \1 \2(umem_to<\1>(\3));", source)
+    source = _STORED.sub(r"\1umem_store(\2, \3);", source)
+    return _ROUNDED.sub(r"= umem_to<\1>(rint(\2));", source)
 
 
 def uncommented(source: str) -> str:

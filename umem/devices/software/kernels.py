@@ -32,6 +32,7 @@ from umem.devices.software.dialect import (
     pointer_to,
     preamble,
     refuse_assembly,
+    saturating,
     taken,
     translated,
     uncommented,
@@ -219,7 +220,7 @@ def for_host(
         text, how = source, TOGETHER if steps or _may_wait(plain) else APART
     launch = without(hidden, '#include "umem_launch.h"\n')
     here = f'#line 1 "{SOURCE}"\n' if steps else ""
-    parts = [first, here, text, "\n", launch]
+    parts = [first, here, saturating(text), "\n", launch]
     parts += [f"UMEM_KERNEL({label}, {how}, {name})\n" for label, name in named.items()]
     return HostSource("".join(parts), kernels, steps)
 

@@ -166,10 +166,26 @@ static inline unsigned long long ullmax(unsigned long long a, unsigned long long
 // -- conversions, which saturate: rn to the nearest, rz to zero, ru up, rd down ----------------
 
 template <class To, class From> static inline To umem_whole(From x) {
-  if (x != x) return sizeof(To) == 8 ? (To)1 << 63 : (To)0;
+  if (x != x) return sizeof(To) == 8 || sizeof(From) == 8 ? (To)1 << (8 * sizeof(To) - 1) : (To)0;
   if (x >= (From)std::numeric_limits<To>::max()) return std::numeric_limits<To>::max();
   if (x <= (From)std::numeric_limits<To>::min()) return std::numeric_limits<To>::min();
   return (To)x;
+}
+// As nvcc converts: narrow types by way of 32 bits.
+template <class To, class From> static inline auto umem_to(const From& x) {
+  if constexpr (!std::is_integral_v<To> || std::is_same_v<To, bool>) {
+    return x;
+  } else if constexpr (std::is_floating_point_v<From>) {
+    using Wide = std::conditional_t<std::is_signed_v<To>, int, unsigned int>;
+    return (To)umem_whole<std::conditional_t<(sizeof(To) < 4), Wide, To>>(x);
+  } else if constexpr (std::is_class_v<From> && sizeof(From) == 2 && std::is_convertible_v<From, float>) {
+    return umem_to<To>((float)x);  // float16 and bfloat16
+  } else {
+    return x;
+  }
+}
+template <class To, class From> static inline void umem_store(To& to, const From& from) {
+  to = umem_to<To>(from);
 }
 #define UMEM_WHOLE(from, From, to, To)                                                            \
   static inline To __##from##2##to##_rn(From x) { return umem_whole<To>(std::nearbyint(x)); }     \
