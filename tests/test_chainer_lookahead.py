@@ -36,7 +36,7 @@ from umem.devices.cuda import cuda_reason
 from umem.errors import DeviceNotFoundError, LookaheadWarning, StateError
 from umem.planner.prefetch.order import Iteration, Step
 from umem.trace import Alloc, Checker, Hint, Op
-from umem.trace.recording.thread import active
+from umem.trace.recording.recorder import active
 
 pytestmark = pytest.mark.thorough
 

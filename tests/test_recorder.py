@@ -503,7 +503,7 @@ def test_garbage_is_collected_before_memory_runs_out() -> None:
 def test_time_inside_an_inner_operation_is_not_the_outer_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from umem.trace.recording import thread as measuring
+    from umem.trace.recording import recorder as measuring
 
     now = 100.0
     monkeypatch.setattr(measuring, "perf_counter", lambda: now)

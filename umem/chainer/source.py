@@ -26,8 +26,8 @@ from umem.chainer.function_facts import (
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.scopes import derived
 from umem.trace.events import Mark
-from umem.trace.recording.recorder import Measured, Reach, Recorder, active
-from umem.trace.recording.thread import Audience, thread_state
+from umem.trace.recording.recorder import Audience, Measured, Reach, Recorder, active
+from umem.trace.recording.thread import thread_state
 
 _STATISTICS = ("running_mean", "running_var")
 """What normalisation holds and changes in place."""

@@ -9,7 +9,7 @@ from typing import TextIO
 from umem.chainer.lookahead.session import Follower, LookaheadReport, Session
 from umem.devices.open import current_device
 from umem.errors import StateError
-from umem.trace.recording.thread import active
+from umem.trace.recording.recorder import active
 
 __all__ = ["LookaheadPrefetch", "LookaheadReport"]
 

@@ -23,9 +23,8 @@ from umem.planner.prefetch.moves import NOTHING, MovePlan, plan_moves
 from umem.planner.prefetch.order import Iteration, Order, Step
 from umem.scopes import Scope
 from umem.trace.events import Alloc, Event, Free, Mark, Op
-from umem.trace.recording.recorder import Recorder
+from umem.trace.recording.recorder import Recorder, active, follow_last
 from umem.trace.recording.storage import Reach
-from umem.trace.recording.thread import active, follow_last
 from umem.units import BLOCK_BYTES, format_bytes
 
 ORDERS = 4

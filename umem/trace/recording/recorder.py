@@ -14,14 +14,17 @@ from __future__ import annotations
 import gc
 import sys
 import tracemalloc
+import weakref
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
 
+from umem import scopes
 from umem.errors import OutOfMemoryError, StateError
-from umem.scopes import Scope, Scoped, changed
+from umem.scopes import Scope, Scoped, changed, derived
 from umem.trace.events import Alloc, Event, Hint, Mark
 from umem.trace.recording.buffer import Boundary, Raw, Store, decode_op
 from umem.trace.recording.sources import start_sources, stop_sources
@@ -35,21 +38,19 @@ from umem.trace.recording.storage import (
     root_of,
     tellers,
 )
-from umem.trace.recording.thread import (
-    Following,
-    Measured,
-    active,
-    forget_operation,
-    inside,
-    meters,
-    thread_state,
-)
+from umem.trace.recording.thread import inside, meters, thread_state
 from umem.trace.stacks import user_places
 from umem.trace.trace import Trace
 
 __all__ = ["Measured", "Reach", "Recorder", "active", "address_of", "inside", "root_of"]
 
 Measure = Literal["time", "workspace"]
+
+
+class Following:
+    """What is told of operations while the scope that holds it is open: a recorder."""
+
+    measure: str
 
 
 class Recorder(Scoped["Recorder"], Lifetimes, Following):
@@ -344,3 +345,83 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
             gc.collect()
             self.flush()
             self._listener(alloc)
+
+
+# -- the calling code -------------------------------------------------------------------------
+
+
+class Audience:
+    """The recorders that follow the calling code, outermost first, and its thread's state."""
+
+    __slots__ = ("is_traced", "recorders", "state")
+
+    def __init__(self, payload: tuple[Any, ...]) -> None:
+        found: list[Any] = [part for part in payload if isinstance(part, Following)]
+        self.recorders: tuple[Recorder, ...] = tuple(found)
+        asked = any(follower.measure == "workspace" for follower in found)
+        self.is_traced = asked or (bool(found) and len(meters) > 1)
+        self.state = thread_state()  # what is derived is of one thread, where anybody follows it
+
+
+def active() -> tuple[Recorder, ...]:
+    """The recorders that follow the calling code, outermost first."""
+    return derived(Audience).recorders
+
+
+def follow_last(recorder: Recorder) -> None:
+    """Have this recorder told after all others of the calling code."""
+    scopes.move_last(tuple(scope for scope in scopes.inside() if recorder in scope.payload))
+
+
+def forget_operation() -> None:
+    """Where nobody follows this code any more, no operation of it is measured."""
+    if not active():
+        thread_state().operation = None
+
+
+class Measured:
+    """One operation being measured: its own seconds, without those of operations inside it.
+
+    ``workspace_bytes`` is the traced peak, that of operations inside it included, above what was
+    left when the operation returned; None when time is measured instead.
+    """
+
+    __slots__ = (
+        "__weakref__", "_outer", "_outer_operation", "_outer_peak", "_start", "_state", "seconds",
+        "workspace_bytes",
+    )  # fmt: skip
+
+    def __init__(self, told: Audience | None = None) -> None:
+        if told is None:
+            told = derived(Audience)
+        self._state = state = told.state if told.recorders else thread_state()
+        self._outer = state.nested_seconds
+        state.nested_seconds = 0.0
+        self._outer_operation = state.operation
+        state.operation = weakref.ref(self)
+        self._outer_peak = -1
+        self.seconds: float | None = None
+        self.workspace_bytes: int | None = None
+        if told.is_traced:
+            meter = meters[-1]
+            self._outer_peak = max(state.peak_bytes, meter.traced()[1])
+            state.peak_bytes = 0
+            meter.reset()
+        self._start = perf_counter()
+
+    def stop(self) -> None:
+        """The operation has returned; what follows is recording."""
+        own = perf_counter() - self._start - self._state.nested_seconds
+        if self._outer_peak < 0:
+            self.seconds = own if own > 0.0 else 0.0
+        else:
+            left, peak = meters[-1].traced()
+            self.workspace_bytes = max(0, peak - left, self._state.peak_bytes - left)
+
+    def close(self) -> None:
+        """Hand the time of this operation and of its recording to the enclosing one."""
+        state = self._state
+        state.operation = self._outer_operation
+        state.nested_seconds = self._outer + perf_counter() - self._start
+        if self._outer_peak >= 0:
+            state.peak_bytes = max(state.peak_bytes, self._outer_peak)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import tracemalloc
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from umem.chainer.recompute.observing import Before, again_and_stash, look
 from umem.chainer.recompute.stash import Stash
 from umem.chainer.recompute.tape import STATISTICS
 from umem.planner.from_trace import DRAWS
-
-if TYPE_CHECKING:
-    from umem.chainer.recompute.online.pressure import Pressure
 
 LOOKS = 3
 """So many calls of a class are looked at closely, and so many rises are measured of each shape."""
@@ -180,14 +177,24 @@ class Experience:
         """A backward was followed."""
         self.backward_share = max(self.backward_share or 0.0, share)
 
-    def ended(self, plain_bytes: int, pressure: Pressure) -> None:
-        """A pass is over, which would have taken so much with nothing done to it."""
+    def ended(
+        self, plain_bytes: int, peak_bytes: int, seconds: float, rerun_seconds: float,
+        sent_bytes: int,
+    ) -> None:  # fmt: skip
+        """Count a pass that is over.
+
+        Args:
+            plain_bytes: its peak, had nothing been dropped or sent.
+            peak_bytes: its peak.
+            seconds, rerun_seconds: of its functions under pressure, and of recomputing.
+            sent_bytes: moved to the offload target.
+        """
         self.count += 1
         self.plain_bytes = max(self.plain_bytes, plain_bytes)
-        self.peak_bytes = max(self.peak_bytes, pressure.peak_bytes)
-        self.seconds += pressure.seconds
-        self.rerun_seconds += pressure.rerun_seconds
-        self.sent_bytes += pressure.sent_bytes
+        self.peak_bytes = max(self.peak_bytes, peak_bytes)
+        self.seconds += seconds
+        self.rerun_seconds += rerun_seconds
+        self.sent_bytes += sent_bytes
 
 
 class Kinds(dict[type, FunctionKind]):

@@ -310,7 +310,13 @@ class OnlinePass(Pass):
         kept = max(pressure.kept_bytes, self._made)
         beside = kept * (experience.backward_share or 0.0) + self._room.parameter_bytes
         plain = self._room.fixed_bytes + round(kept + beside)
-        experience.ended(plain, pressure)
+        experience.ended(
+            plain,
+            pressure.peak_bytes,
+            pressure.seconds,
+            pressure.rerun_seconds,
+            pressure.sent_bytes,
+        )
 
     def let_go(self) -> None:
         """Hold no more than its graph does."""

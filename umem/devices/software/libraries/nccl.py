@@ -56,7 +56,7 @@ C_FUNCTIONS = {
 
 
 @dataclass
-class _Call:
+class _NcclCall:
     """One call: what it reads and writes, its messages, and what it does when they are there."""
 
     device: DeviceState
@@ -72,9 +72,9 @@ class _Group(threading.local):
     """How deep a thread is in groups, and the calls that wait for the end."""
 
     depth: int = 0
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[_NcclCall] = field(default_factory=list)
 
-    def take(self) -> list[_Call]:
+    def take(self) -> list[_NcclCall]:
         """Return the calls, and have none."""
         calls, self.calls = self.calls, []
         return calls
@@ -270,12 +270,12 @@ class HostNccl(HostLibrary):
             for each, is_send in ((sends, True), (comes, False))
             for other, data in each.items()
         ]
-        call = _Call(comm.device, stream, reads, writes, transfers, finish)
+        call = _NcclCall(comm.device, stream, reads, writes, transfers, finish)
         self._group.calls.append(call)
         if not self._group.depth:
             self._run(self._group.take())
 
-    def _run(self, calls: list[_Call]) -> None:
+    def _run(self, calls: list[_NcclCall]) -> None:
         runtime = self._runtime
         calls = [c for c in calls if not (runtime.captures and runtime.is_captured(c.stream))]
         for call in calls:
