@@ -1,4 +1,4 @@
-"""Where the inputs of a call come from, and what is in them.
+"""The parameters that a pass reads, as they were in its forward.
 
 An optimizer's update changes parameters, and so do loading a file and copying from another link.
 A call that runs again has to find its parameters as they were. Where one forward serves two
@@ -11,87 +11,14 @@ planned. Where it happens under a plan for the first time, it is an error.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import chainer
 import numpy as np
 
 from umem.errors import RecomputeError
 from umem.trace.recording.storage import root_of
-
-if TYPE_CHECKING:
-    from umem.chainer.recompute.tape import Call
-
-
-LEAF, GOES_ON = -1, -2
-"""In origins: an input from outside, and one that a graph has made that nobody follows."""
-
-
-class InputSource(NamedTuple):
-    """Where an input comes from: another call's output, or an array from outside."""
-
-    call: Call | None
-    output: int
-    array: Any
-
-
-def source_of(node: Any, array: Any) -> InputSource:
-    """Where the array behind a variable node comes from."""
-    creator = node.creator_node
-    call = None if creator is None else getattr(creator, "_umem_call", None)
-    if call is None:
-        return InputSource(None, 0, array)
-    if len(creator.outputs) == 1:
-        return InputSource(call, 0, None)
-    for index, reference in enumerate(creator.outputs):
-        if reference() is node:
-            return InputSource(call, index, None)
-    return InputSource(None, 0, array)
-
-
-def bring_inputs(func: Any, sources: Sequence[InputSource]) -> list[Call]:
-    """Have the inputs that a function retains on their nodes. Returns what has run again."""
-    made: list[Call] = []
-    for index in func._input_indexes_to_retain or ():
-        source, node = sources[index], func.inputs[index]
-        if source.call is not None and node._data is None:
-            source.call.retained[source.output] = True
-            if not source.call.find(source.output):
-                made += source.call.materialise()
-            node._data = source.call.value(source.output)
-    return made
-
-
-def origins_of(
-    number: int, func: Any, arrays: Sequence[Any], leaves: dict[int, tuple[int, Any]]
-) -> tuple[list[InputSource], tuple[Any, ...], bool]:
-    """Where each input of a function comes from, and the same in a form that can be compared.
-
-    That is, for another call's output, its place, which output, and how many passes ago. Also
-    tells whether an input was made in an earlier pass.
-
-    Args:
-        number: of the pass.
-        leaves: the nodes that come from outside, by identity; new ones are added.
-    """
-    sources: list[InputSource] = []
-    origins: list[tuple[Any, ...]] = []
-    elsewhere = False
-    for node, array in zip(func.inputs, arrays, strict=True):
-        source = source_of(node, array)
-        sources.append(source)
-        call = source.call
-        if call is None:
-            leaf = leaves.setdefault(id(node), (len(leaves), node))[0]
-            goes_on = node.creator_node is not None
-            elsewhere = elsewhere or goes_on
-            origins.append((GOES_ON if goes_on else LEAF, leaf, array.shape, array.dtype))
-        else:
-            ago = number - call.number
-            elsewhere = elsewhere or ago != 0
-            origins.append((call.index, source.output, ago))
-    return sources, tuple(origins), elsewhere
 
 
 def checksum(array: Any) -> int:

@@ -13,9 +13,8 @@ from typing import Any
 
 from chainer import function_hook
 
-from umem.chainer.recompute.inputs import InputSource, bring_inputs, source_of
 from umem.chainer.recompute.seen import Roots
-from umem.chainer.recompute.tape import Call
+from umem.chainer.recompute.tape import Call, InputSource, bring_inputs, source_of
 from umem.errors import RecomputeError
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from umem.devices.base import Policy
-from umem.devices.software import between
 from umem.devices.software.device_state import Current, DeviceState
 from umem.devices.software.memory_sources import PlainSource
 from umem.devices.specs import GpuSpec
@@ -32,8 +31,6 @@ HOST, DEVICE, MANAGED = 1, 2, 3
 NO_MEMORY, INVALID_VALUE = 2, 1
 """cudaError, of driver_types.h."""
 _POLICIES = {DEVICE: Policy("unmanaged"), MANAGED: Policy("managed")}
-_GATHERS = ("cupy_take", "cupy_getitem", "cupy_scatter", "cupy_cupyx_scatter")
-"""Kernels of CuPy's that read or write at indexes."""
 
 
 class Allocation(NamedTuple):
@@ -223,59 +220,10 @@ class HostMemory:
         low, high = byte_bounds(array)
         return self.access(low, high - low)
 
-    def operation(
-        self,
-        name: str,
-        reads: Sequence[Access],
-        writes: Sequence[Access],
-        flops: int = 0,
-        device: DeviceState | None = None,
-    ) -> None:
-        """Tell of an operation that touches each byte once, or gathers what it writes.
-
-        It runs on the current device, unless another is given.
-        """
-        device = device or self.here
-        if len(self.devices) > 1:
-            between.check_peers(self, device, (*reads, *writes))
-        if not self.is_modelled and self.listener is None:
-            return
-        sizes = [access.stop - access.start for access in reads]
-        written = sum(access.stop - access.start for access in writes)
-        traffic, pattern = sum(sizes) + written, "stream"
-        if name.startswith(_GATHERS) and sizes:
-            traffic, pattern = min(traffic, traffic - max(sizes) + written), "random"
-        op = Op(name, "array", tuple(reads), tuple(writes), flops, traffic, pattern)
-        if len(self.devices) > 1:
-            between.tell_operation(self, device, op)
-        else:
-            self.tell(op)
-        self.tell_listener(op)
-
     def tell_listener(self, op: Op) -> None:
         """Tell whoever records of an operation."""
         if self.listener is not None:
             self.listener.operation(op, self._addresses)
-
-    def tell_copy(self, dst: int, src: int, size: int, device: DeviceState, stream: int) -> None:
-        """Tell of a copy on a stream of a device before it is done."""
-        reads, writes = self.access(src, size), self.access(dst, size)
-        if reads and writes:
-            between.tell_copy(self, device, reads[0], writes[0])
-        elif reads or writes:
-            access, to_host = (reads or writes)[0], bool(reads)
-            other = self.allocation_of(dst if to_host else src)
-            home = between.home_of(self, device, access)
-            between.bring(self, home, access)
-            is_beside = other is not None and other.kind == HOST and home is device
-            if is_beside and device.beside.may_take(stream):
-                self.tell(None, home, lambda: home.beside.copy(stream, access, to_host))
-            else:
-                self.tell(None, home, lambda: home.model.copy(access, to_host=to_host))
-            if self.listener is not None and writes:
-                self.listener.uploaded(writes[0], self._addresses)
-            elif self.listener is not None:
-                self.tell_listener(Op("get", "array", tuple(reads), (), 0, size))
 
     def tell_managed(self, found: Allocation, device: DeviceState) -> None:
         """Tell a model of managed memory that another device has allocated."""

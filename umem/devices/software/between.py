@@ -10,21 +10,20 @@ several devices read (``read_mostly``) or that one uses where another has them (
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
+from umem.devices.software.allocations import HOST, HostMemory
 from umem.devices.software.device_state import DeviceState
 from umem.devices.specs import GpuSpec
 from umem.devices.virtual.driver import covered
 from umem.devices.virtual.model import Model
 from umem.trace.events import Access, Hint, Op
 
-if TYPE_CHECKING:
-    from umem.devices.software.allocations import HostMemory
-
 ILLEGAL_ADDRESS = 700
 """cudaError, of driver_types.h."""
+_GATHERS = ("cupy_take", "cupy_getitem", "cupy_scatter", "cupy_cupyx_scatter")
+"""Kernels of CuPy's that read or write at indexes."""
 
 
 def check_peers(memory: HostMemory, device: DeviceState, accesses: Iterable[Access]) -> None:
@@ -78,7 +77,9 @@ def home_of(memory: HostMemory, device: DeviceState, access: Access) -> DeviceSt
     return device if found.is_managed else memory.devices[found.device]
 
 
-def tell_copy(memory: HostMemory, device: DeviceState, read: Access, write: Access) -> None:
+def _tell_copy_between(
+    memory: JoinedMemory, device: DeviceState, read: Access, write: Access
+) -> None:
     """Tell of a copy on a device's stream: an operation, unless it goes from one to another."""
     found = [memory.of_number(access.tensor) for access in (read, write)]
     homes = [memory.devices[each.device] for each in found if not each.is_managed]
@@ -157,3 +158,56 @@ def _hand_over(before: Model, now: Model, access: Access) -> None:
     before.driver.residency.discard(*_blocks(before, access))
     now.driver.residency.find_on_host(*_blocks(now, access))
     now.clock.wait(before.clock.link_seconds)
+
+
+class JoinedMemory(HostMemory):
+    """Memory of one device or several, whose operations and copies models and recorders hear of."""
+
+    def operation(
+        self,
+        name: str,
+        reads: Sequence[Access],
+        writes: Sequence[Access],
+        flops: int = 0,
+        device: DeviceState | None = None,
+    ) -> None:
+        """Tell of an operation that touches each byte once, or gathers what it writes.
+
+        It runs on the current device, unless another is given.
+        """
+        device = device or self.here
+        if len(self.devices) > 1:
+            check_peers(self, device, (*reads, *writes))
+        if not self.is_modelled and self.listener is None:
+            return
+        sizes = [access.stop - access.start for access in reads]
+        written = sum(access.stop - access.start for access in writes)
+        traffic, pattern = sum(sizes) + written, "stream"
+        if name.startswith(_GATHERS) and sizes:
+            traffic, pattern = min(traffic, traffic - max(sizes) + written), "random"
+        op = Op(name, "array", tuple(reads), tuple(writes), flops, traffic, pattern)
+        if len(self.devices) > 1:
+            tell_operation(self, device, op)
+        else:
+            self.tell(op)
+        self.tell_listener(op)
+
+    def tell_copy(self, dst: int, src: int, size: int, device: DeviceState, stream: int) -> None:
+        """Tell of a copy on a stream of a device before it is done."""
+        reads, writes = self.access(src, size), self.access(dst, size)
+        if reads and writes:
+            _tell_copy_between(self, device, reads[0], writes[0])
+        elif reads or writes:
+            access, to_host = (reads or writes)[0], bool(reads)
+            other = self.allocation_of(dst if to_host else src)
+            home = home_of(self, device, access)
+            bring(self, home, access)
+            is_beside = other is not None and other.kind == HOST and home is device
+            if is_beside and device.beside.may_take(stream):
+                self.tell(None, home, lambda: home.beside.copy(stream, access, to_host))
+            else:
+                self.tell(None, home, lambda: home.model.copy(access, to_host=to_host))
+            if self.listener is not None and writes:
+                self.listener.uploaded(writes[0], self._addresses)
+            elif self.listener is not None:
+                self.tell_listener(Op("get", "array", tuple(reads), (), 0, size))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from umem.devices.software.allocations import HostMemory
+from umem.devices.software.between import JoinedMemory
 from umem.devices.software.device_state import StreamPool
 from umem.devices.software.streams import HostStreams
 
@@ -25,7 +25,7 @@ _RESERVED, _MOST_RESERVED, _USED, _MOST_USED = 5, 6, 7, 8
 _BUS = r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]"
 
 
-class HostPools(HostMemory, HostStreams):
+class HostPools(JoinedMemory, HostStreams):
     """Functions of ``cupy_backends.cuda.api.runtime``, by their names there."""
 
     @property

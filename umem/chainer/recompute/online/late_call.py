@@ -9,11 +9,11 @@ from chainer import configuration
 
 from umem.chainer.forward_configuration import configuration_now
 from umem.chainer.function_facts import owner_of
-from umem.chainer.recompute.inputs import ReadArrays, checksum, source_of
+from umem.chainer.recompute.inputs import ReadArrays, checksum
 from umem.chainer.recompute.online.graph_arrays import outputs_of, working_bytes
 from umem.chainer.recompute.online.kinds import FunctionKind
 from umem.chainer.recompute.stash import Stash
-from umem.chainer.recompute.tape import STATISTICS, Call
+from umem.chainer.recompute.tape import STATISTICS, Call, source_of
 
 
 class Ran(NamedTuple):
