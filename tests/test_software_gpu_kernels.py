@@ -454,3 +454,24 @@ print(kernel(cp.asarray([-3.0, 254.6])), cp.asarray([-5, 2], "e").astype("B"))
 print(cp.asarray([0.5, np.nan, 0]).astype("?"), cp.asarray([-1, 300], "l").astype("B"))
 """
     assert run(program, kernel_cache) == "[  0 255] [0 2]\n[ True  True False] [255  44]\n"
+
+
+def test_the_place_of_the_least_number_beside_nan_is_numpy_s(kernel_cache: Path) -> None:
+    program = """
+rng = np.random.default_rng(0)
+for shape in ((7,), (1000,), (5, 2000), (2000, 5), (40, 30, 20)):
+    for share in (0, 0.01, 0.5, 0.99):
+        x = rng.integers(-50, 50, shape).astype("f")
+        x[rng.random(shape) < share] = np.nan
+        for axis in range(len(shape)):
+            x.swapaxes(0, axis)[0] = 4  # no slice is all NaN
+        x[..., -1][x[..., -1] > 40] = np.inf
+        for name in ("nanargmin", "nanargmax", "nanmin", "nanmax"):
+            for axis in (None, *range(len(shape))):
+                found = getattr(cp, name)(cp.asarray(x), axis=axis).get()
+                if (found != getattr(np, name)(x, axis=axis)).any():
+                    print(name, shape, share, axis)
+print(cp.nanargmax(cp.asarray([np.nan, -np.inf])))
+print(cp.nanargmin(cp.asarray([[np.nan, 3], [2, 1]]), 0))
+"""
+    assert run(program, kernel_cache) == "1\n[1 1]\n"

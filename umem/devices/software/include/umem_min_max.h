@@ -24,10 +24,11 @@ template <class T, class Keeps> UMEM_INLINE min_max_st<T> umem_arg(const min_max
   const bool other = later | ((a.value == a.value) & !keeps(a.value, b.value));
   return min_max_st<T>(other ? b.value : a.value, other ? b.index : a.index);
 }
-// The same where b comes after all that a was chosen from.
+// The same where b comes after all that a was chosen from; b is nothing where its index is -1, which
+// nanargmin and nanargmax make of NaN.
 template <class T, class Keeps> UMEM_INLINE min_max_st<T> umem_next(const min_max_st<T>& a, const min_max_st<T>& b, Keeps keeps) {
   const bool less = (a.value == a.value) & !keeps(a.value, b.value);
-  const bool other = (a.index == -1) | ((b.index != -1) & less);
+  const bool other = (b.index != -1) & ((a.index == -1) | less);
   return min_max_st<T>(other ? b.value : a.value, other ? b.index : a.index);
 }
 
