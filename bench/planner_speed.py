@@ -26,7 +26,7 @@ from umem.planner import Graph, Node, pareto, plan, simulate
 COUNTS = (1_000, 2_000, 5_000, 10_000)
 PARETO = 2_000
 """The most calls of which the front is asked for."""
-MODELS = ("paper", "saved")
+MODELS = ("kusumoto", "saved")
 
 
 def chain(count: int) -> Graph:

@@ -21,7 +21,7 @@ def test_the_bench_plans_a_network_and_is_never_better_than_the_optimum(tmp_path
     figures = row["figures"]
     assert row["network"] == "GoogLeNet" and abs(row["#V"] - figures["nodes_published"]) <= 1
     for name in ("approx", "chen"):
-        for model in ("paper", "saved"):
+        for model in ("kusumoto", "saved"):
             peak = figures[f"{model}_{name}_gb"]
             assert 0 < peak < figures[f"{model}_keep_all_gb"]
     assert figures["saved_approx_gb"] < figures["published_approx_gb"]
@@ -42,7 +42,7 @@ def test_nonsense_gets_a_clear_error():
 def test_the_time_of_plans_is_measured_under_both_models(tmp_path):
     report, _ = written(tmp_path, "planner_speed.py", "--quick")
     assert report["bench"] == "planner_speed" and report["simulated"] is False
-    assert [row["model"] for row in report["rows"]] == ["paper", "saved"]
+    assert [row["model"] for row in report["rows"]] == ["kusumoto", "saved"]
     for row in report["rows"]:
         assert row["points"] > 1 and 0 < row["least_share_percent"] < 50
         assert min(row[f"{name}_cpu_seconds"] for name in ("first", "half", "pareto")) > 0

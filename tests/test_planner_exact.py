@@ -14,9 +14,9 @@ import pytest
 from umem.errors import GraphError
 from umem.planner import Graph, Node, Plan, min_budget, pareto, plan, search, simulate
 from umem.planner.exact import lower_sets
+from umem.planner.kusumoto import KusumotoModel
 from umem.planner.lower_sets import ancestors, prefixes
 from umem.planner.masks import bits, by_size
-from umem.planner.paper import PaperModel
 from umem.planner.prefixes import prefix_table
 from umem.planner.saved import SavedModel
 from umem.planner.step_table import peak_of, time_of
@@ -55,7 +55,7 @@ class Brute:
     def bytes(self, names: set[str] | Lower) -> int:
         return sum(self.nodes[name].nbytes for name in names)
 
-    def paper(self, chain: list[Lower]) -> tuple[float, int]:
+    def kusumoto(self, chain: list[Lower]) -> tuple[float, int]:
         """Overhead and peak, as the paper writes them."""
         overhead: float = 0
         peak, before, cached = 0, frozenset[str](), frozenset[str]()
@@ -141,8 +141,8 @@ def check(graph: Graph, points: set[tuple[float, int]], model: str) -> None:
 def test_the_formula_is_optimised_exactly(seed):
     graph = random_graph(seed, 2 + seed % 8, 40)
     brute = Brute(graph)
-    points = {brute.paper(chain) for chain in brute.chains()}
-    check(graph, points, "paper")
+    points = {brute.kusumoto(chain) for chain in brute.chains()}
+    check(graph, points, "kusumoto")
 
 
 @seeds(4)
@@ -154,7 +154,7 @@ def test_costs_that_are_not_small_whole_numbers_are_exact_too(seed):
             graph.edges,
         )
         brute = Brute(scaled)
-        check(scaled, {brute.paper(chain) for chain in brute.chains()}, "paper")
+        check(scaled, {brute.kusumoto(chain) for chain in brute.chains()}, "kusumoto")
 
 
 class Tape(Brute):
@@ -230,11 +230,11 @@ def test_the_approximate_family_is_searched_exactly(seed):
     }
     assert family <= set(brute.lower) and len(family) <= 11
     brute.lower = sorted(family, key=len)
-    points = {brute.paper(chain) for chain in brute.chains()}
+    points = {brute.kusumoto(chain) for chain in brute.chains()}
     for budget in sorted({peak for _, peak in points}):
         within = [overhead for overhead, peak in points if peak <= budget]
         for objective, wanted in (("time", min(within)), ("memory", max(within))):
-            assert plan(graph, budget, "lower_sets", objective).overhead == wanted
+            assert plan(graph, budget, "lower_sets", objective, "kusumoto").overhead == wanted
 
 
 @seeds(25)
@@ -249,7 +249,7 @@ def test_all_lower_sets_are_found_and_sorted_by_size(seed):
     assert [len(s) for s in named] == sorted(len(s) for s in named)
 
 
-@pytest.mark.parametrize("model", ["paper", "saved"])
+@pytest.mark.parametrize("model", ["kusumoto", "saved"])
 def test_too_many_lower_sets_are_refused_with_the_way_out(model):
     graph = Graph([Node(f"n{v}", 1, 1) for v in range(40)], [])
     with pytest.raises(GraphError, match=r'more than .* lower sets.*use method="lower_sets"'):
@@ -297,19 +297,19 @@ def test_masks_become_rows_and_are_sorted_by_size():
 def test_a_step_exists_only_between_nested_sets():
     graph = random_graph(3, 7, 100)
     sets = lower_sets(graph, 100)
-    table = PaperModel(graph).table(sets)
+    table = KusumotoModel(graph).table(sets)
     for target, after in enumerate(sets):
         for source, before in enumerate(sets):
             inside = before != after and before & ~after == 0
             assert (table.peak[0, target, source] < 1 << 61) == inside
 
 
-@pytest.mark.parametrize("model", ["paper", "saved"])
+@pytest.mark.parametrize("model", ["kusumoto", "saved"])
 @seeds(10)
 def test_what_a_chain_of_few_sets_rules_out_was_not_the_best(seed, model, monkeypatch):
     graph = random_graph(seed, 30, 300)
     sets = prefixes(graph) if model == "saved" else ancestors(graph)
-    table = (SavedModel if model == "saved" else PaperModel)(graph).table(sets)
+    table = (SavedModel if model == "saved" else KusumotoModel)(graph).table(sets)
     for budget in (table.least, table.least * 3 // 2, table.least * 3):
         for objective in ("time", "memory"):
             plain = search.best(table, budget, objective)

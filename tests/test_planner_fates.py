@@ -390,7 +390,7 @@ def test_over_a_fast_link_values_move_and_over_a_slow_one_they_run_again():
 
 def test_a_link_is_for_tapes_and_for_time():
     graph, link = chain(3), Link(1, 1)
-    for options in ({"model": "paper"}, {"model": "saved", "objective": "memory"}):
+    for options in ({"model": "kusumoto"}, {"model": "saved", "objective": "memory"}):
         with pytest.raises(GraphError, match='pass model="saved" and objective="time"'):
             plan(graph, link=link, **options)
     with pytest.raises(GraphError, match=r"a umem\.planner\.Link; got a float"):

@@ -112,7 +112,7 @@ def test_costs_and_workspace_that_no_plan_can_count_are_refused():
         chain = Graph(
             [Node(str(n), 4, cost) for n in range(9)], [(str(n), str(n + 1)) for n in range(8)]
         )
-        for model in ("paper", "saved"):
+        for model in ("kusumoto", "saved"):
             found = plan(chain, None, model=model)
             assert simulate(chain, found).overhead == pytest.approx(found.overhead)
 

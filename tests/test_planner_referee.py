@@ -88,7 +88,7 @@ def test_what_must_not_run_twice_does_not_and_views_are_free(graph, data):
     for action, during, after in simulate(graph, found).timeline:
         if action.kind == "recompute":
             assert nodes[action.node].recomputable
-        if action.kind in ("forward", "recompute") and found.model == "paper":
+        if action.kind in ("forward", "recompute") and found.model == "kusumoto":
             assert after - before == size[action.node]
         assert during >= after
         before = after
@@ -104,7 +104,7 @@ def test_what_must_not_run_twice_does_not_and_views_are_free(graph, data):
 @given(graphs(), st.data())
 def test_a_plan_of_the_paper_holds_on_a_tape_too(graph, data):
     method = data.draw(st.sampled_from(METHODS))
-    found = plan(graph, None, method, "memory", "paper")
+    found = plan(graph, None, method, "memory", "kusumoto")
     done = simulate(graph, found, model="saved")
     assert done.overhead == found.overhead
     assert simulate(graph, found, liveness=False, model="saved").peak_bytes >= done.peak_bytes
@@ -189,7 +189,7 @@ def test_the_referee_refuses_to_run_a_call_twice_that_must_not():
     assert found.overhead > 0
     with pytest.raises(GraphError, match="must not be run twice"):
         simulate(graph, found)
-    assert plan(graph, model="saved").overhead == plan(graph, model="paper").overhead == 0
+    assert plan(graph, model="saved").overhead == plan(graph, model="kusumoto").overhead == 0
 
 
 def test_the_referee_holds_the_budget():
@@ -211,14 +211,14 @@ def test_the_referee_holds_the_budget():
     ],
 )
 def test_a_plan_that_does_not_hold_together_is_found(change):
-    found = plan(CHAIN, method="chen", model="paper")
+    found = plan(CHAIN, method="chen", model="kusumoto")
     with pytest.raises(GraphError):
         simulate(CHAIN, dataclasses.replace(found, **change))
 
 
 def test_a_plan_of_a_tape_does_not_hold_under_the_formula():
     with pytest.raises(GraphError, match="does not hold under"):
-        simulate(CHAIN, plan(CHAIN, model="saved"), model="paper")
+        simulate(CHAIN, plan(CHAIN, model="saved"), model="kusumoto")
 
 
 def test_a_chain_on_a_tape_by_hand():
@@ -284,7 +284,7 @@ def test_sizes_beyond_32_bits_add_up():
             assert large.peak_bytes == GB * little.peak_bytes
             assert large.blocks == little.blocks
             assert simulate(graph, large).peak_bytes <= large.peak_bytes
-    assert plan(graph, method="store_all").peak_bytes == 240 * GB
+    assert plan(graph, method="store_all", model="kusumoto").peak_bytes == 240 * GB
 
 
 @pytest.mark.parametrize(
@@ -302,6 +302,23 @@ def test_sizes_beyond_32_bits_add_up():
 def test_nonsense_gets_a_clear_error(arguments, error):
     with pytest.raises(error):
         plan(CHAIN, **arguments)
+
+
+def test_the_formula_is_no_longer_called_paper():
+    refused = r"got 'paper'; 'paper' is called 'kusumoto' now"
+    for ask in (plan, min_budget, pareto):
+        with pytest.raises(GraphError, match=refused):
+            ask(CHAIN, model="paper")
+    with pytest.raises(GraphError, match=refused):
+        simulate(CHAIN, plan(CHAIN), model="paper")
+
+
+@pytest.mark.parametrize("method", ["auto", "store_all", "lower_sets"])
+def test_plans_are_those_of_a_tape_unless_the_formula_is_asked_for(method):
+    found = plan(CHAIN, method=method)
+    assert found == plan(CHAIN, method=method, model="saved")
+    assert min_budget(CHAIN, method) == found.peak_bytes
+    assert pareto(CHAIN, method) == pareto(CHAIN, method, "saved")
 
 
 def test_what_is_no_graph_is_refused():

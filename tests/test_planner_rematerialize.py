@@ -233,7 +233,7 @@ def test_a_front_goes_from_keeping_all_to_the_least() -> None:
 
 def test_it_plans_for_a_tape_alone() -> None:
     with pytest.raises(GraphError, match='pass model="saved"'):
-        plan(chain(3), None, "rematerialize", model="paper")
+        plan(chain(3), None, "rematerialize", model="kusumoto")
 
 
 def test_a_long_plan_keeps_what_there_is_room_for() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_planner_referee import graphs
 
-from umem.planner import Graph, Node, paper, plan, saved, simulate
+from umem.planner import Graph, Node, kusumoto, plan, saved, simulate
 from umem.planner.lower_sets import MAX_SETS, ancestors, boundary_bytes, prefixes
 from umem.planner.masks import numbers
 from umem.planner.step_table import LEVELS, units
@@ -29,7 +29,7 @@ def residual_network(blocks: int, calls: int = 10) -> Graph:
     return Graph(nodes, edges)
 
 
-@pytest.mark.parametrize("model", ["paper", "saved"])
+@pytest.mark.parametrize("model", ["kusumoto", "saved"])
 @pytest.mark.parametrize("objective", ["time", "memory"])
 def test_570_nodes_are_planned_from_a_set_a_node(model, objective):
     graph = residual_network(57)
@@ -39,7 +39,7 @@ def test_570_nodes_are_planned_from_a_set_a_node(model, objective):
     assert simulate(graph, loose, budget_bytes=2 * tight.peak_bytes).overhead == loose.overhead
 
 
-@pytest.mark.parametrize("model", ["paper", "saved"])
+@pytest.mark.parametrize("model", ["kusumoto", "saved"])
 def test_a_long_recurrent_network_is_planned_with_fewer_sets(model):
     graph = residual_network(120)
     assert len(prefixes(graph)) <= MAX_SETS
@@ -65,7 +65,7 @@ def chain(count: int) -> Graph:
     return Graph(nodes, [(f"n{v - 1}", f"n{v}") for v in range(1, count)])
 
 
-@pytest.mark.parametrize("model", ["paper", "saved"])
+@pytest.mark.parametrize("model", ["kusumoto", "saved"])
 def test_a_chain_of_ten_thousand_calls_is_planned(model):
     graph = chain(10_000)
     everything = plan(graph, None, "store_all", "time", model)
@@ -73,7 +73,7 @@ def test_a_chain_of_ten_thousand_calls_is_planned(model):
     half = plan(graph, everything.peak_bytes // 2, model=model)
     assert least.peak_bytes < everything.peak_bytes / 20
     assert half.overhead < 1.02 * least.overhead, "but for what rounding to levels costs"
-    assert model == "paper" or half.overhead < 0.9 * least.overhead
+    assert model == "kusumoto" or half.overhead < 0.9 * least.overhead
     for found in (least, half):
         done = simulate(graph, found, budget_bytes=found.budget_bytes)
         assert done.overhead == found.overhead
@@ -81,7 +81,7 @@ def test_a_chain_of_ten_thousand_calls_is_planned(model):
             assert done.peak_bytes == found.peak_bytes
 
 
-@pytest.mark.parametrize("model", ["paper", "saved"])
+@pytest.mark.parametrize("model", ["kusumoto", "saved"])
 def test_the_nodes_that_a_plan_looks_at_grow_as_its_blocks_do(model, monkeypatch):
     looked = [0]
 
@@ -91,7 +91,7 @@ def test_the_nodes_that_a_plan_looks_at_grow_as_its_blocks_do(model, monkeypatch
         return found
 
     monkeypatch.setattr(saved, "numbers", counted)
-    monkeypatch.setattr(paper, "numbers", counted)
+    monkeypatch.setattr(kusumoto, "numbers", counted)
     counts = []
     for count in (1_000, 4_000):
         graph = chain(count)

@@ -12,7 +12,7 @@ import numpy as np
 
 from umem.planner import chen, exact, lower_sets
 from umem.planner.graph import Graph
-from umem.planner.paper import PaperModel
+from umem.planner.kusumoto import KusumotoModel
 from umem.planner.plans import Method, Model, Objective, Plan
 from umem.planner.prefixes import WINDOW
 from umem.planner.saved import SavedModel
@@ -53,8 +53,8 @@ METHODS = {
 """Every such method by its name."""
 
 
-_MODELS: dict[Model, type[PaperModel] | type[SavedModel]] = {
-    "paper": PaperModel,
+_MODELS: dict[Model, type[KusumotoModel] | type[SavedModel]] = {
+    "kusumoto": KusumotoModel,
     "saved": SavedModel,
 }
 
@@ -63,7 +63,7 @@ class _Problem(NamedTuple):
     """A graph under a model, and the steps that a method may take."""
 
     graph: Graph
-    model: PaperModel | SavedModel
+    model: KusumotoModel | SavedModel
     table: Table
     family: Family
 
@@ -93,7 +93,7 @@ def plans(
     graph: Graph, budget_bytes: int | None, method: Method, objective: Objective, model: Model
 ) -> list[Plan]:
     """The method's plan, if one fits."""
-    if method == "store_all" and model == "paper":
+    if method == "store_all" and model == "kusumoto":
         found = _keep_all(graph, objective)
         fits = budget_bytes is None or found.peak_bytes <= budget_bytes
         return [replace(found, budget_bytes=budget_bytes or found.peak_bytes)] if fits else []
@@ -116,10 +116,21 @@ def _best_of(table: Table, chains: list[Chain], limit: int, objective: Objective
 
 
 def _keep_all(graph: Graph, objective: Objective) -> Plan:
-    """Under the model ``paper``: every value and every gradient."""
+    """Under the model ``kusumoto``: every value and every gradient."""
     g = graph.numbered
     peak = sum(g.size) + sum(g.grad)
-    return Plan((g.names,), g.names, ((),), g.names, 0, peak, "store_all", objective, "paper", peak)
+    return Plan(
+        blocks=(g.names,),
+        kept=g.names,
+        recomputed=((),),
+        stashed=g.names,
+        overhead=0,
+        peak_bytes=peak,
+        method="store_all",
+        objective=objective,
+        model="kusumoto",
+        budget_bytes=peak,
+    )
 
 
 def _plan_of(
@@ -153,7 +164,7 @@ def _plan_of(
 
 def front(graph: Graph, method: Method, model: Model, points: int | None) -> list[Plan]:
     """A method's plans for every budget, or for so many."""
-    if method == "store_all" and model == "paper":
+    if method == "store_all" and model == "kusumoto":
         return [_keep_all(graph, "time")]
     problem = _problem(graph, method, model)
     table, chains = problem.table, problem.chains()

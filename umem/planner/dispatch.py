@@ -16,12 +16,12 @@ from umem.planner.fate_search import searched
 from umem.planner.graph import Graph
 from umem.planner.link import Link
 from umem.planner.moving import Fates, is_best, moved_plan
-from umem.planner.plans import MODELS, OBJECTIVES, Method, Model, Objective, Plan
+from umem.planner.plans import OBJECTIVES, Method, Model, Objective, Plan, checked_model
 from umem.planner.referee import simulate
 from umem.planner.reruns import in_order_of
 from umem.units import format_bytes
 
-AUTO_SETS = {"paper": 600, "saved": 80}
+AUTO_SETS = {"kusumoto": 600, "saved": 80}
 """Up to so many lower sets, ``auto`` looks at all of them: that takes less than a second."""
 EVERY_POINT = 64
 """Up to so many nodes, `pareto` looks for every point of chains."""
@@ -36,7 +36,7 @@ def plan(
     budget_bytes: int | None = None,
     method: Method = "auto",
     objective: Objective = "time",
-    model: Model = "paper",
+    model: Model = "saved",
     link: Link | None = None,
 ) -> Plan:
     """Decide what to keep, run again or move, so that a step takes no more than a budget.
@@ -59,8 +59,8 @@ def plan(
             what `register_method` was given.
         objective: ``time``, the least overhead within the budget; ``memory``, the most, whose
             coarse blocks leave more to be freed early.
-        model: ``paper``, the formula of Kusumoto et al.; ``saved``, what backward needs, freed
-            early.
+        model: ``saved``, the bytes that a tape holds for backward, each freed after its last
+            use; ``kusumoto``, the formula of Kusumoto et al.
         link: the link to the tier below, for the model ``saved`` and the objective ``time``.
 
     Raises:
@@ -70,7 +70,7 @@ def plan(
     >>> from umem.planner import Node
     >>> chain = [Node(name, 4, 1) for name in "abcdefghi"]
     >>> graph = Graph(chain, zip("abcdefgh", "bcdefghi"))
-    >>> plan(graph, 30, model="saved").overhead
+    >>> plan(graph, 30).overhead
     4
     """
     budget_bytes = _checked(graph, budget_bytes, method, objective, model)
@@ -89,7 +89,7 @@ def plan(
     return replace(_best(found, objective), budget_bytes=budget_bytes)
 
 
-def min_budget(graph: Graph, method: Method = "auto", model: Model = "paper") -> int:
+def min_budget(graph: Graph, method: Method = "auto", model: Model = "saved") -> int:
     """The smallest budget that a plan of the method fits, in bytes.
 
     Exact for chains of the method's family, by bisection over the peaks that they can have. Where
@@ -111,7 +111,7 @@ def least_once(graph: Graph, method: Method = "auto", model: Model = "saved") ->
 
 
 def pareto(
-    graph: Graph, method: Method = "auto", model: Model = "paper", points: int | None = None
+    graph: Graph, method: Method = "auto", model: Model = "saved", points: int | None = None
 ) -> list[tuple[float, int]]:
     """Overhead against peak bytes, of the plans that no other beats in both; least bytes last.
 
@@ -156,10 +156,10 @@ def _checked(
     for name, value, choices in (
         ("method", method, ("auto", rematerialize.NAME, *METHODS)),
         ("objective", objective, OBJECTIVES),
-        ("model", model, MODELS),
     ):
         if value not in choices:
             raise GraphError(f"{name} is one of {', '.join(choices)}; got {shown(value)}")
+    checked_model(model)
     if not isinstance(graph, Graph):
         raise GraphError(f"graph is a umem.planner.Graph; got a {type(graph).__name__}")
     if method == rematerialize.NAME and model != "saved":

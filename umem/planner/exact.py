@@ -11,7 +11,7 @@ from umem.planner.graph import Graph
 from umem.planner.masks import by_size, mask_of
 from umem.planner.plans import Model
 
-LIMITS: dict[Model, int] = {"paper": 3000, "saved": 350}
+LIMITS: dict[Model, int] = {"kusumoto": 3000, "saved": 350}
 """The most lower sets: one step between two of them costs more under the model ``saved``.
 
 There, twice as many are allowed if each is a run of the node order from its beginning.

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from umem.errors import GraphError
+from umem.planner.checks import shown
 from umem.planner.link import Link, Move
 
 Method = str
 """The name of a method, see `umem.planner.dispatch.METHODS`; ``auto`` takes the best of some."""
 Objective = Literal["time", "memory"]
-Model = Literal["paper", "saved"]
+Model = Literal["kusumoto", "saved"]
 OBJECTIVES = ("time", "memory")
-MODELS = ("paper", "saved")
+MODELS: tuple[Model, ...] = ("kusumoto", "saved")
 
 
 @dataclass(frozen=True)
@@ -49,3 +51,16 @@ class Plan:
     frees_early: bool = False
     moves: tuple[Move, ...] = ()
     link: Link | None = None
+
+
+def checked_model(model: str) -> Model:
+    """Return the model of that name.
+
+    Raises:
+        GraphError: there is none.
+    """
+    for known in MODELS:
+        if model == known:
+            return known
+    renamed = "; 'paper' is called 'kusumoto' now" if model == "paper" else ""
+    raise GraphError(f"model is one of {', '.join(MODELS)}; got {shown(model)}{renamed}")

@@ -194,7 +194,7 @@ class _Machine:
         self._check(("value", self.g.root[v]) not in self._away, "it is away:", v)
         self._hold(v)
         self.clock.run(self.g.cost[v])
-        if self.model == "paper":
+        if self.model == "kusumoto":
             return self._bytes
         self._check(v not in self._stashes, "its stash is there:", v)
         self._check(("stash", v) not in self._away, "its stash is away:", v)

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from umem.errors import GraphError
 from umem.planner.graph import Graph, Numbered
 from umem.planner.link import Move
-from umem.planner.plans import Model, Plan
+from umem.planner.plans import Model, Plan, checked_model
 
 Kind = Literal[
     "forward", "drop", "drop_stash", "recompute", "backward", "free",
@@ -32,7 +32,7 @@ class Action(NamedTuple):
     ``forward`` and ``recompute`` run the call, and make its outputs and its stash; ``drop`` lets
     its outputs go, ``drop_stash`` its stash; ``free`` lets the gradient of its outputs go.
     ``backward``: under the model ``saved``, a step of a tape: from the gradient of its outputs it
-    adds to those of its inputs. Under the model ``paper``, the gradient of its outputs is
+    adds to those of its inputs. Under the model ``kusumoto``, the gradient of its outputs is
     computed from those of its users.
     ``send`` begins to copy the bytes of a node down, with all views of it that are there;
     ``leave`` lets them go once the copy is over; ``fetch`` begins to bring them back, whose first
@@ -78,16 +78,16 @@ def actions(
         graph: the graph that was planned.
         plan: its plan.
         liveness: whether things go after their last use, or at the end of their block.
-        model: whose rules of backward hold; None: the plan's own. A plan of ``paper`` can be
+        model: whose rules of backward hold; None: the plan's own. A plan of ``kusumoto`` can be
             carried out under ``saved``, not the reverse.
 
     Raises:
-        GraphError: the plan is not one of this graph.
+        GraphError: the plan is not one of this graph, or there is no such model.
     """
-    model = model or plan.model
-    if model == "paper" and plan.model == "saved":
-        raise GraphError("a plan of the model 'saved' does not hold under the model 'paper'")
-    if plan.moves and (model == "paper" or not liveness):
+    model = checked_model(model or plan.model)
+    if model == "kusumoto" and plan.model == "saved":
+        raise GraphError("a plan of the model 'saved' does not hold under the model 'kusumoto'")
+    if plan.moves and (model == "kusumoto" or not liveness):
         raise GraphError("a plan that moves values holds under the model 'saved' with liveness")
     chain = _NumberedPlan(graph, plan)
     steps = list(chain.steps(model))
@@ -257,7 +257,7 @@ class _NumberedPlan:
                 here.setdefault(Cell("grad", step.node))
             if index in later:
                 gone = [cell for cell in here if cell not in later[index]]
-                if step.kind == "forward" or model == "paper":
+                if step.kind == "forward" or model == "kusumoto":
                     ends[index] = gone
                 else:
                     block = set(self.blocks[step.block])

@@ -1,7 +1,7 @@
-"""The cost model of the paper, to the letter.
+"""The cost model of Kusumoto et al., NeurIPS 2019, to the letter.
 
-Kusumoto et al., NeurIPS 2019, equations 1 and 2, for a chain L_1 < ... < L_k = V of lower sets
-with the blocks V_i = L_i - L_(i-1), the boundaries dL_i, and U_i the union of dL_j, j <= i::
+Their equations 1 and 2, for a chain L_1 < ... < L_k = V of lower sets with the blocks
+V_i = L_i - L_(i-1), the boundaries dL_i, and U_i the union of dL_j, j <= i::
 
     overhead  sum_i T(V_i - dL_i)
     peak      max_i M(U_(i-1)) + 2 M(V_i) + M(succ(L_i) - L_i) + M(pred(succ(L_i)) - L_i)
@@ -25,10 +25,10 @@ from umem.planner.step_table import INFINITE, Table, units
 Matrix = npt.NDArray[Any]
 
 
-class PaperModel:
-    """The paper's costs of steps between lower sets of a graph."""
+class KusumotoModel:
+    """The formula's costs of steps between lower sets of a graph."""
 
-    name: Model = "paper"
+    name: Model = "kusumoto"
     kinds = 1
 
     def __init__(self, graph: Graph) -> None:
