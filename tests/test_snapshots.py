@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from umem.errors import FileError, SnapshotError, StateError, UnsupportedError
+from umem.safetensors_file import check_type, pieces
 from umem.snapshots import (
     BackgroundWriter,
     Claim,
@@ -23,9 +24,7 @@ from umem.snapshots import (
     sweep,
     write_snapshot,
 )
-from umem.snapshots.arrays_file import check_type, pieces
 
-pytest.importorskip("safetensors")
 DISK = FileOperations()
 
 
@@ -63,9 +62,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_the_arrays_are_the_bytes_that_safetensors_writes() -> None:
-    from safetensors.numpy import save
-
-    assert b"".join(pieces(arrays())) == save(arrays())
+    library = pytest.importorskip("safetensors.numpy")
+    assert b"".join(pieces(arrays())) == library.save(arrays())
 
 
 def test_nothing_of_it_is_a_pickle(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from bench_scripts import module
 
-pytest.importorskip("safetensors")
 pytestmark = pytest.mark.thorough
 
 forgetful_disk = module("resume_parts.forgetful_disk")

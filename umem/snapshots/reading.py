@@ -12,7 +12,7 @@ from umem.checksums import FileSum, Summing
 from umem.errors import FileError, SnapshotError, UmemError
 from umem.files import reason
 from umem.printable import shown
-from umem.snapshots.arrays_file import ArraysInFile
+from umem.safetensors_file import SafetensorsFile
 from umem.snapshots.manifest import (
     LONGEST,
     MANIFEST,
@@ -47,7 +47,7 @@ class SavedRun:
         path: Path,
         step: int,
         values: dict[str, Any],
-        arrays: ArraysInFile | ArraysOfRanks,
+        arrays: SafetensorsFile | ArraysOfRanks,
         ranks: int = 1,
         readers: int = 1,
     ) -> None:
@@ -76,7 +76,7 @@ def read_newest(operations: FileOperations, folder: Path) -> tuple[SavedRun | No
 
     Raises:
         SnapshotError: the newest is of a newer version of the format.
-        FileError: the folder cannot be read. MissingDependencyError: safetensors is missing.
+        FileError: the folder cannot be read.
     """
     passed_over: list[str] = []
     try:
@@ -105,7 +105,7 @@ def read(operations: FileOperations, path: Path, rank: int = 0, count: int = 1) 
         for writer in range(rank, manifest.ranks, count):
             _check(operations, path / arrays_name(writer), manifest.files[arrays_name(writer)])
         values = [_values(operations, path, manifest, each) for each in range(manifest.ranks)]
-        arrays = [ArraysInFile(path / arrays_name(writer)) for writer in range(manifest.ranks)]
+        arrays = [SafetensorsFile(path / arrays_name(writer)) for writer in range(manifest.ranks)]
     except NewerVersionError as error:
         raise NewerVersionError(f"{shown(path)}: {error}") from None
     except (FileNotFoundError, NotADirectoryError):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from umem.errors import SnapshotError
-from umem.snapshots.arrays_file import ArraysInFile
+from umem.safetensors_file import SafetensorsFile
 
 SPAN = " span"
 """Behind the name of an array: the value that says from and to where of a whole it is."""
@@ -27,7 +27,7 @@ class ArraysOfRanks(Mapping[str, "np.ndarray[Any, Any]"]):
     """
 
     def __init__(
-        self, files: Sequence[ArraysInFile], values: Sequence[Mapping[str, Any]], rank: int
+        self, files: Sequence[SafetensorsFile], values: Sequence[Mapping[str, Any]], rank: int
     ) -> None:
         self._files = files
         self._mine = [files[rank % len(files)], files[0]]

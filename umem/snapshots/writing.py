@@ -20,7 +20,7 @@ from umem.checksums import FileSum, Summing
 from umem.errors import FileError
 from umem.files import reason
 from umem.printable import shown
-from umem.snapshots.arrays_file import Arrays, pieces, size_of
+from umem.safetensors_file import Arrays, pieces, size_of
 from umem.snapshots.manifest import (
     MANIFEST,
     Manifest,

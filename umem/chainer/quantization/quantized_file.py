@@ -33,9 +33,9 @@ from umem.errors import (
     UnverifiedWarning,
     warn_at_program,
 )
-from umem.files import open_regular, reason, whole
+from umem.files import reason, whole
 from umem.printable import shown
-from umem.snapshots.arrays_file import ArraysInFile, pieces
+from umem.safetensors_file import SafetensorsFile, pieces
 
 __all__ = ["load_quantized", "save_quantized"]
 
@@ -95,7 +95,7 @@ def load_quantized(path: str | os.PathLike[str], model: Any) -> Any:
     Raises:
         QuantizationError: the file is none of these, of a newer version, of another model (what
             differs is said), or damaged. FileError: it cannot be read. StateError: the model is
-            quantised. MissingDependencyError: safetensors is missing.
+            quantised.
     """
     arrays = _opened(path)
     try:
@@ -119,22 +119,18 @@ def _scheme_of(model: Any) -> Scheme:
     return scheme
 
 
-def _opened(path: str | os.PathLike[str]) -> ArraysInFile:
+def _opened(path: str | os.PathLike[str]) -> SafetensorsFile:
     try:
-        open_regular(path).close()
+        return SafetensorsFile(Path(path))
     except FileError as error:
         raise FileError(f"{shown(path)}: {error}") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise FileError(f"cannot read {shown(path)}: {reason(error)}") from error
-    try:
-        return ArraysInFile(Path(path))
-    except ImportError:
-        raise
-    except Exception as error:  # the library's own errors, and types that NumPy has not
+    except ValueError as error:
         raise QuantizationError(f"{shown(path)} is no file of safetensors: {error}") from error
 
 
-def _loaded(name: str, arrays: ArraysInFile, model: Any) -> Any:
+def _loaded(name: str, arrays: SafetensorsFile, model: Any) -> Any:
     description = _description(name, arrays)
     _verify(name, arrays)
     links = by_path(model)
@@ -158,7 +154,7 @@ def _loaded(name: str, arrays: ArraysInFile, model: Any) -> Any:
     return made
 
 
-def _description(name: str, arrays: ArraysInFile) -> dict[str, Any]:
+def _description(name: str, arrays: SafetensorsFile) -> dict[str, Any]:
     notes = arrays.notes
     if notes.get("format") != _FORMAT:
         raise QuantizationError(f"{name} is no file that umem.chainer.save_quantized wrote")
@@ -181,7 +177,7 @@ def _description(name: str, arrays: ArraysInFile) -> dict[str, Any]:
     return found
 
 
-def _verify(name: str, arrays: ArraysInFile) -> None:
+def _verify(name: str, arrays: SafetensorsFile) -> None:
     """Compare the file with its checksums; one of an earlier umem has none."""
     unknown = arrays.notes.keys() - {"format", "version", "model", SUMS}
     if unknown:
@@ -280,7 +276,7 @@ def _told(kind: str, specs: dict[str, Any]) -> str:
     return f"{kind.removeprefix('Quantized')} ({sizes})"
 
 
-def _check_sizes(name: str, layers: dict[str, Any], arrays: ArraysInFile) -> None:
+def _check_sizes(name: str, layers: dict[str, Any], arrays: SafetensorsFile) -> None:
     """See that no layer is larger than all of the file, before there is memory for it.
 
     A size that the model leaves open comes from the file alone.
@@ -311,7 +307,7 @@ def _empty(layers: dict[str, Any], links: dict[str, Any], scheme: Scheme) -> dic
     return made
 
 
-def _fill(name: str, model: Any, arrays: ArraysInFile, values: dict[str, Any]) -> None:
+def _fill(name: str, model: Any, arrays: SafetensorsFile, values: dict[str, Any]) -> None:
     """Put the file's arrays into a model's own; all of them, and into all that there are."""
     collector = Collector()
     model.serialize(collector)

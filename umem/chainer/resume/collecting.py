@@ -14,7 +14,7 @@ from chainer.backends import cuda
 from umem.chainer.uploading import upload
 from umem.errors import SnapshotError, UnsupportedError
 from umem.printable import quoted
-from umem.snapshots.arrays_file import check_type
+from umem.safetensors_file import check_type
 
 
 class Collector(serializer.Serializer):

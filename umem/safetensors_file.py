@@ -1,0 +1,238 @@
+"""Files of safetensors: arrays by name, written piece by piece and read where they lie.
+
+The format is that of https://github.com/huggingface/safetensors: the length of a JSON header, the
+header, and the arrays' bytes one after the other. Nothing in it is executed. `pieces` gives the
+bytes that the library writes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from umem.errors import UnsupportedError
+from umem.files import open_regular
+from umem.printable import shown
+
+_TYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "complex64": "C64",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+}
+"""What the format calls NumPy's types, in its own order: narrow ones first."""
+_OF_NUMPY = {theirs: ours for ours, theirs in _TYPES.items()}
+_NOTES = "__metadata__"
+_ALIGNMENT = 8
+_LONGEST_HEADER = 100_000_000
+"""Bytes, as in the library."""
+_PIECE = 4 << 20
+"""Bytes that are written at once: long enough for a disk, short enough to stop in between."""
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
+
+
+class Described(Protocol):
+    """An array, or something that will be written as one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def check_type(name: str, dtype: Any) -> None:
+    """See that arrays of a type can be saved.
+
+    Raises:
+        UnsupportedError: the format has no such type.
+    """
+    if str(dtype) not in _TYPES:
+        raise UnsupportedError(
+            f"{name!r} is an array of {dtype}, which a snapshot does not hold: safetensors has "
+            f"{', '.join(_TYPES)}"
+        )
+
+
+def size_of(arrays: Arrays) -> int:
+    """Return the bytes of the whole file."""
+    return len(header(_in_order(arrays))) + sum(array.nbytes for array in arrays.values())
+
+
+def pieces(arrays: Arrays, notes: Mapping[str, str] | None = None) -> Iterator[memoryview]:
+    """Yield the bytes of the file in order.
+
+    Args:
+        arrays: C-contiguous, of a type that has a name.
+        notes: what else the header says, which the format calls metadata.
+    """
+    in_order = _in_order(arrays)
+    yield memoryview(header(in_order, notes))
+    for array in in_order.values():
+        data = array.reshape(-1).view(np.uint8).data
+        for start in range(0, len(data), _PIECE):
+            yield data[start : start + _PIECE]
+
+
+def header(
+    arrays: Mapping[str, Described],
+    notes: Mapping[str, str] | None = None,
+    *,
+    alignment: int = _ALIGNMENT,
+    separators: tuple[str, str] = (",", ":"),
+) -> bytes:
+    """Return the beginning of a file, behind which the arrays' bytes come in the order given.
+
+    Args:
+        arrays: of types that have a name.
+        notes: what else the header says.
+        alignment: the first array begins at a multiple of so many bytes.
+        separators: as in `json.dumps`.
+    """
+    described: dict[str, Any] = {_NOTES: dict(notes)} if notes else {}
+    end = 0
+    for name, array in arrays.items():
+        start, end = end, end + _nbytes(array.dtype, array.shape)
+        kind = _TYPES[str(array.dtype)]
+        described[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [start, end]}
+    text = json.dumps(described, separators=separators, ensure_ascii=False).encode()
+    text += b" " * (-(8 + len(text)) % alignment)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _in_order(arrays: Arrays) -> Arrays:
+    """Sort by type, the widest first, so that every array lies at a multiple of its items' size."""
+    ranks = {name: rank for rank, name in enumerate(_TYPES)}
+    names = sorted(arrays, key=lambda name: (-ranks[str(arrays[name].dtype)], name))
+    return {name: arrays[name] for name in names}
+
+
+def _nbytes(dtype: Any, shape: tuple[int, ...]) -> int:
+    return int(np.dtype(dtype).itemsize * math.prod(shape))
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+class SafetensorsFile(Mapping[str, Array]):
+    """The arrays of a file, each read when it is asked for; `close` lets the file go.
+
+    The header was read and found to fit the length of the file.
+
+    Attributes:
+        notes: what else the header says.
+        described: the shape of each array and NumPy's name of its type.
+
+    Raises:
+        OSError: the file cannot be opened. ValueError: it is none of this format, or has arrays of
+            types that NumPy has not, or is shorter or longer than its header says.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with open_regular(path) as file:
+            self.notes, entries, start = _read_header(file)
+            content = np.memmap(file, np.uint8, "r")[start:]
+        try:
+            self._mapped = {name: entry.of(content) for name, entry in entries.items()}
+        except (ValueError, OverflowError) as error:  # shapes of nothing, which NumPy has not
+            raise ValueError(f"its header: {error}") from None
+        self.described = {name: (entry.shape, entry.dtype) for name, entry in entries.items()}
+
+    def __getitem__(self, name: str) -> Array:
+        """Read one array; it is the caller's own."""
+        return np.array(self._mapped[name])
+
+    def mapped(self, name: str) -> Array:
+        """Return one array as it lies in the file, not to be written to: unread until touched."""
+        return self._mapped[name]
+
+    def part(self, name: str, span: slice) -> Array:
+        """Read a stretch of an array in C's order, and no more."""
+        return np.array(self._mapped[name].reshape(-1)[span])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.described)
+
+    def __len__(self) -> int:
+        return len(self.described)
+
+    def close(self) -> None:
+        """Let the file go, once nothing holds an array that `mapped` returned."""
+        self._mapped = {}
+
+
+class _Entry(NamedTuple):
+    """What a header says of an array."""
+
+    start: int
+    stop: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    def of(self, content: Array) -> Array:
+        """Find the array in the bytes behind the header."""
+        kind = np.dtype(self.dtype).newbyteorder("<")
+        return content[self.start : self.stop].view(kind).reshape(self.shape)
+
+
+def _read_header(file: IO[bytes]) -> tuple[dict[str, str], dict[str, _Entry], int]:
+    """Read and check a header: its notes, what it says of arrays, and where they begin.
+
+    Raises:
+        ValueError: the file is none of this format, or not whole.
+    """
+    size = file.seek(0, 2)
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(_LONGEST_HEADER, size - 8):
+        raise ValueError("it does not begin with a header")
+    try:
+        said = json.loads(file.read(length))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its header: {error}") from None
+    if not isinstance(said, dict):
+        raise ValueError("its header is no dictionary")
+    notes = said.pop(_NOTES, {})
+    if not isinstance(notes, dict) or not all(isinstance(text, str) for text in notes.values()):
+        raise ValueError("its header's notes are no texts")
+    entries = {name: _entry(name, array) for name, array in said.items()}
+    start, end = 8 + length, 0
+    for entry in sorted(entries.values()):
+        if entry.start != end:
+            raise ValueError(f"its header leaves out or repeats bytes at {entry.start}")
+        end = entry.stop
+    if size != start + end:
+        raise ValueError(f"it has {size} bytes, and should have {start + end}: it is torn")
+    return notes, entries, start
+
+
+def _entry(name: str, said: Any) -> _Entry:
+    try:
+        dtype, shape = _OF_NUMPY[said["dtype"]], tuple(said["shape"])
+        start, stop = said["data_offsets"]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"its header: {shown(name)} is {shown(repr(said))}") from None
+    if any(type(number) is not int or number < 0 for number in (*shape, start, stop)):
+        raise ValueError(f"its header: {shown(name)} is {shown(repr(said))}")
+    if stop - start != _nbytes(dtype, shape):
+        raise ValueError(f"its header: {shown(name)} of {shape} has {stop - start} bytes")
+    return _Entry(start, stop, dtype, shape)
