@@ -238,6 +238,21 @@ def test_an_open_line_stays_open_and_nothing_is_drawn(monkeypatch: pytest.Monkey
     region.stop()
 
 
+def test_a_bar_that_moves_the_cursor_is_redrawn_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Chainer's ProgressBar does."""
+    region, terminal = start(monkeypatch)
+    plain = Terminal()
+    for percent in (10, 20, 30):
+        for text in ("\x1b[J", f"total {percent}%\nepoch {percent}%\n", "\x1b[2A"):
+            region.draw(["view", "view"])
+            sys.stdout.write(text)
+            plain.write(text)
+    region.stop()
+    assert shown(terminal) == shown(plain) == "total 30%\nepoch 30%"
+
+
 @given(st.lists(st.one_of(st.text("ab\n\r", max_size=6), st.integers(0, 3)), max_size=12))
 def test_whatever_is_written_and_drawn_the_output_is_the_scripts_own(parts: list[Any]) -> None:
     plain = Terminal()

@@ -31,7 +31,9 @@ class LiveRegion:
 
     What the program writes to ``sys.stdout`` and ``sys.stderr`` passes through as it is, control
     characters and lines without an end included; while such a line stands open nothing is drawn.
-    (rich.live would print it anew: wrapped, with other control characters, all on one stream.)
+    rich.live does not: it prints each line anew, so that the cursor movements of Chainer's
+    ProgressBar come out as text, one bar below the other, each update of tqdm is a line of its
+    own, and long lines are wrapped.
     What goes to the terminal by another way, such as a child process, is not seen.
 
     Thread-safe. A child by fork writes as if there were no region.
