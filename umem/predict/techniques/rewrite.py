@@ -21,7 +21,7 @@ from umem.planner.from_trace import DRAWS
 from umem.planner.plans import Plan
 from umem.predict.techniques.budget_graph import ForwardPass, passes
 from umem.predict.techniques.drawn import Masks, is_mask
-from umem.predict.techniques.stream import Moved, Stream
+from umem.predict.techniques.stream import Moved, Stream, call_number
 from umem.trace.trace import Alloc, Event, Free, Hint, Mark, Op, Trace
 from umem.trace.walk import allocations
 
@@ -52,11 +52,11 @@ class _Rewriter:
     def __init__(self, trace: Trace, planned: Sequence[ForwardPass], plan: Plan) -> None:
         self._events = trace.events
         self._planned = {one.turn: one for one in planned}
-        self._blocks = [list(map(_number, names)) for names in plan.blocks]
+        self._blocks = [list(map(call_number, names)) for names in plan.blocks]
         self._steps = {k: v for one in planned for k, v in _steps(trace.events, one).items()}
         self._step: int | None = None
         self._block = {index: i for i, block in enumerate(self._blocks) for index in block}
-        self._again = [list(map(_number, names)) for names in plan.recomputed]
+        self._again = [list(map(call_number, names)) for names in plan.recomputed]
         self._is_kept = _kept(planned, plan)
         self._frees_early = plan.frees_early
         # What else runs again reads: it lives as long as it did, and until it was read.
@@ -203,11 +203,6 @@ class _Rewriter:
         self._masks.pack(op)
 
 
-def _number(name: str) -> int:
-    """The place of a call in its pass, which its node's name ends with."""
-    return int(name.rpartition("#")[2])
-
-
 def _steps(events: Sequence[Event], one: ForwardPass) -> dict[int, int]:
     """By operation of a pass's backward, the call whose backward it is part of, where marks say."""
     index = {op.entry.number: call for call, op in enumerate(one.calls) if op.entry is not None}
@@ -228,7 +223,7 @@ def _steps(events: Sequence[Event], one: ForwardPass) -> dict[int, int]:
 
 def _kept(planned: Iterable[ForwardPass], plan: Plan) -> dict[int, bool]:
     """Tell which tensors of a pass are kept, or a view of them; what was drawn always is."""
-    kept, stashed = set(map(_number, plan.kept)), set(map(_number, plan.stashed))
+    kept, stashed = set(map(call_number, plan.kept)), set(map(call_number, plan.stashed))
     tensors = {
         access.tensor for one in planned for index in kept for access in one.calls[index].writes
     }

@@ -157,7 +157,7 @@ class Moved:
         self._fetches: dict[int, list[tuple[int, Alloc]]] = {}  # by pass: place, and what
         self._allocs: dict[int, Alloc] = {}
         self._pending: list[tuple[int, Alloc]] = []
-        order = [_number(name) for block in plan.blocks for name in block]
+        order = [call_number(name) for block in plan.blocks for name in block]
         self._place = {call: place for place, call in enumerate(reversed(order))}
         for one in planned if plan.moves else ():
             self._find(events, one, plan.moves)
@@ -173,12 +173,12 @@ class Moved:
                 if len(ends) < len(one.calls) and event is one.calls[len(ends)]:
                     ends.append(index)
         for move in moves:
-            for alloc in one.made[_number(move.node)]:
+            for alloc in one.made[call_number(move.node)]:
                 if (alloc.kind == "stash") == (move.what == "stash"):
-                    leaves = max(ends[_number(move.leaves_after)], last[alloc.tensor])
+                    leaves = max(ends[call_number(move.leaves_after)], last[alloc.tensor])
                     self._sends.setdefault(last[alloc.tensor], []).append(alloc)
                     self._leaves.setdefault(leaves, []).append(alloc)
-                    fetch = self._place[_number(move.fetched_before)], alloc
+                    fetch = self._place[call_number(move.fetched_before)], alloc
                     self._fetches.setdefault(one.turn, []).append(fetch)
                     self._allocs[alloc.tensor] = alloc
 
@@ -213,6 +213,6 @@ class Moved:
         self._stream.other(Hint(action, (whole,), overlap=True))
 
 
-def _number(name: str) -> int:
+def call_number(name: str) -> int:
     """The place of a call in its pass, which its node's name ends with."""
     return int(name.rpartition("#")[2])
