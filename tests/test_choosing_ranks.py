@@ -236,7 +236,7 @@ def trace_file(tmp_path: Path) -> str:
 
 
 def test_the_command_says_what_is_simulated(trace_file: str) -> None:
-    told = ["choose", trace_file, "--ranks", "1,2", "--link", "pcie4", "--gpu", "v100-16gb"]
+    told = ["ranks", trace_file, "-n", "1,2", "--link", "pcie4", "--gpu", "v100-16gb"]
     done = CliRunner().invoke(main, told)
     assert done.exit_code == 0 and "simulated" in done.output and "Kind: data" in done.output
     found = json.loads(CliRunner().invoke(main, [*told, "--json"]).output)
@@ -246,7 +246,7 @@ def test_the_command_says_what_is_simulated(trace_file: str) -> None:
 
 def test_the_command_has_status_3_where_no_number_of_ranks_fits(tmp_path: Path) -> None:
     trace = str(batch_step(1024).save(tmp_path / "large.umem.gz"))
-    told = ["choose", trace, "--ranks", "1,2", "--link", "pcie4", "--vram", "4MiB"]
+    told = ["ranks", trace, "-n", "1,2", "--link", "pcie4", "--vram", "4MiB"]
     done = CliRunner().invoke(main, told)
     assert done.exit_code == 3 and done.output.count("does not fit: paged") == 2
 
@@ -254,18 +254,17 @@ def test_the_command_has_status_3_where_no_number_of_ranks_fits(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--ranks", "0"], "whole numbers from 1"),
-        (["--ranks", "a"], "whole numbers from 1"),
-        (["--ranks", "2"], "--ranks needs --link"),
-        (["--link", "pcie4"], "--link needs --ranks"),
-        (["--ranks", "2", "--link", "string"], "no link named"),
-        (["--ranks", "2", "--link", "pcie4", "--recorded", "x"], "--recorded needs --cut"),
-        (["--ranks", "2", "--link", "pcie4", "--all-gpus"], "leave --all-gpus out"),
-        (["--ranks", "2", "--link", "pcie4", "--cut", "nowhere"], "no cut of a graph"),
+        (["-n", "0"], "whole numbers from 1"),
+        (["-n", "a"], "whole numbers from 1"),
+        (["-n", "2"], "nvlink, pcie4, 100gbe, GB/s and microseconds"),
+        (["--link", "pcie4"], "Missing option '-n'"),
+        (["-n", "2", "--link", "string"], "no link named"),
+        (["-n", "2", "--link", "pcie4", "--recorded", "x"], "--recorded needs --cut"),
+        (["-n", "2", "--link", "pcie4", "--cut", "nowhere"], "no cut of a graph"),
     ],
 )
 def test_the_command_refuses_what_does_not_go_together(
     trace_file: str, words: list[str], said: str
 ) -> None:
-    done = CliRunner().invoke(main, ["choose", trace_file, *words])
+    done = CliRunner().invoke(main, ["ranks", trace_file, *words])
     assert done.exit_code in (1, 2) and said in done.output

@@ -391,6 +391,35 @@ def test_where_nothing_fits_there_is_no_picture_and_another_status(
 # -- what it refuses ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("words", "successor"),
+    [
+        (["--batch"], "umem batch TRACE..."),
+        (["--batch", "--effective", "64"], "umem batch TRACE..."),
+        (["--effective", "64"], "umem batch TRACE... --effective N"),
+        (["--maximum", "64"], "umem batch TRACE... --maximum N"),
+        (["--margin=0.1"], "umem batch TRACE... --margin SHARE"),
+        (["--advise"], "umem advise TRACE..."),
+        (["--halved", "depth=x"], "umem advise TRACE... --halved AXIS=FILE"),
+        (["--ranks", "1,2", "--link", "pcie4"], "umem ranks TRACE... -n 1,2,4 --link LINK"),
+        (["--link", "pcie4"], "umem ranks TRACE... -n 1,2,4 --link LINK"),
+        (["--cut", "x"], "umem ranks TRACE... -n 1,2,4 --link LINK --cut FOLDER"),
+        (
+            ["--recorded", "x"],
+            "umem ranks TRACE... -n 1,2,4 --link LINK --cut FOLDER --recorded FOLDER",
+        ),
+        (["--sharded"], "umem ranks TRACE... -n 1,2,4 --link LINK --sharded"),
+    ],
+)
+def test_an_option_of_another_command_is_refused_with_its_name(
+    path: Path, words: list[str], successor: str
+) -> None:
+    done = run(path, *words)
+    assert done.exit_code == 2
+    option = words[0].partition("=")[0]
+    assert done.output.endswith(f"umem choose has no {option} any more; run {successor}\n")
+
+
 def test_bad_options_are_refused(path: Path) -> None:
     assert "no GPU named 't5'" in refused(path, "--gpu", "t5")
     assert "no GPU named ''" in refused(path, "--gpu", "")

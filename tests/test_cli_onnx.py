@@ -1,4 +1,4 @@
-"""``umem choose MODEL.onnx``: what is chosen for a model of any framework, and its schedule."""
+"""``umem choose, batch, ranks, advise MODEL.onnx``: a model of any framework, its schedule."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from umem.units import MIB
 pytest.importorskip("onnx")
 
 
-def run(*args: Any) -> Result:
+def run(*args: Any, command: str = "choose") -> Result:
     return CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"}).invoke(
-        main, ["choose", *map(str, args)]
+        main, [command, *map(str, args)]
     )
 
 
-def refused(*args: Any) -> str:
-    done = run(*args)
+def refused(*args: Any, command: str = "choose") -> str:
+    done = run(*args, command=command)
     assert done.exit_code != 0 and "Traceback" not in done.output
     return " ".join(done.output.split())
 
@@ -109,7 +109,7 @@ def test_what_does_not_go_together_is_refused(deep: Path, tmp_path: Path) -> Non
 
 
 def test_the_largest_batch_is_found_by_the_models_own_shapes(deep: Path) -> None:
-    done = run(deep, "--optimizer", "sgd", "--batch", "--vram", "150MiB", "--json")
+    done = run(deep, "--optimizer", "sgd", "--vram", "150MiB", "--json", command="batch")
     assert done.exit_code == 0
     found = next(v for k, v in json.loads(done.output)["largest"].items() if k == "batch")
     for batch, fits in ((found, True), (found + 1, False)):
@@ -119,8 +119,8 @@ def test_the_largest_batch_is_found_by_the_models_own_shapes(deep: Path) -> None
 
 
 def test_a_batch_is_split_between_ranks(deep: Path) -> None:
-    asked = ["--sizes", "batch=64", "--optimizer", "sgd", "--ranks", "1,2", "--link", "pcie4"]
-    done = run(deep, *asked, "--json")
+    asked = ["--sizes", "batch=64", "--optimizer", "sgd", "-n", "1,2", "--link", "pcie4"]
+    done = run(deep, *asked, "--json", command="ranks")
     assert done.exit_code == 0, done.output
     one, two = json.loads(done.output)["steps"]
     assert (one["share"], two["share"]) == ("size batch 64 on each", "size batch 32 on each")
@@ -131,8 +131,12 @@ def test_a_batch_is_split_between_ranks(deep: Path) -> None:
 
 def test_a_fixed_batch_is_refused_with_a_way_out(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "m.onnx", 8)
-    for option in (["--batch"], ["--advise"], ["--ranks", "1,2", "--link", "pcie4"]):
-        assert "dynamic_axes" in refused(path, *option)
+    for command, options in (
+        ("batch", []),
+        ("advise", []),
+        ("ranks", ["-n", "1,2", "--link", "pcie4"]),
+    ):
+        assert "dynamic_axes" in refused(path, *options, command=command)
 
 
 def test_a_graph_that_is_right_for_one_batch_is_refused_by_name(tmp_path: Path) -> None:
@@ -140,7 +144,7 @@ def test_a_graph_that_is_right_for_one_batch_is_refused_by_name(tmp_path: Path) 
     given = [weights("W", 4, 6), ints("to", 8, 3, 2)]
     path = save(tmp_path / "m.onnx", nodes, given, ["batch", 4], None, 13)
     assert run(path, "--sizes", "batch=8").exit_code == 0
-    assert "Reshape-y" in refused(path, "--sizes", "batch=8", "--batch")
+    assert "Reshape-y" in refused(path, "--sizes", "batch=8", command="batch")
 
 
 @pytest.fixture
@@ -159,8 +163,8 @@ def words(tmp_path: Path) -> Callable[[int], Path]:
 
 
 def test_half_of_each_dynamic_axis_is_the_model_at_half_of_it(words: Callable[[int], Path]) -> None:
-    asked = ["--sizes", "N=64,words=32", "--optimizer", "sgd", "--advise", "--json"]
-    done = run(words(64), *asked, "--halved", f"width={words(32)}")
+    asked = ["--sizes", "N=64,words=32", "--optimizer", "sgd", "--json"]
+    done = run(words(64), *asked, "--halved", f"width={words(32)}", command="advise")
     assert done.exit_code == 0
     found = json.loads(done.output)
     rows = {row["axis"]: row for row in found["rows"]}

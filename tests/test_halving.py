@@ -1,4 +1,4 @@
-"""What half of each size saves: `umem.halve_each`, and `umem choose --advise` that prints it."""
+"""What half of each size saves: `umem.halve_each`, and `umem advise` that prints it."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_contradictory_halves_are_refused() -> None:
 
 
 def run(*words: Any) -> Result:
-    return CliRunner().invoke(main, ["choose", *map(str, words)])
+    return CliRunner().invoke(main, ["advise", *map(str, words)])
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 def test_one_table_has_all_axes(files: list[Path]) -> None:
-    done = run(*files, "--advise", "--size", "batch=9,width=16")
+    done = run(*files, "--size", "batch=9,width=16")
     assert done.exit_code == 0, done.output
     first, now, _, head, *rows = done.output.splitlines()
     assert first.endswith("GiB of VRAM; all figures are simulated.")
@@ -272,7 +272,7 @@ def test_one_table_has_all_axes(files: list[Path]) -> None:
 
 
 def test_json_says_what_is_simulated(files: list[Path]) -> None:
-    done = run(files[1], "--advise", "--json", "--halved", f"depth={files[1]}")
+    done = run(files[1], "--json", "--halved", f"depth={files[1]}")
     found = json.loads(done.output)
     assert found["simulated"] is True
     assert found["simulated_peak_bytes"] == peak_of(TENSORS, (4, 1, 16))
@@ -285,7 +285,7 @@ def test_json_says_what_is_simulated(files: list[Path]) -> None:
 
 def test_nothing_that_helps_ends_with_status_three(files: list[Path]) -> None:
     size = "batch=6400,width=1600"
-    done = run(files[0], "--advise", "--vram", "2MiB", "--size", size)
+    done = run(files[0], "--vram", "2MiB", "--size", size)
     assert done.exit_code == 3
     assert "it does not fit" in done.output
 
@@ -293,12 +293,9 @@ def test_nothing_that_helps_ends_with_status_three(files: list[Path]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--halved", "depth=x"], "--halved: only with --advise"),
-        (["--advise", "--halved", "depth"], "its name and a file"),
-        (["--advise", "--halved", "a=x", "--halved", "a=y"], "names an axis twice"),
-        (["--advise", "--batch"], "leave --batch out"),
-        (["--advise", "--all-gpus"], "leave --all-gpus out"),
-        (["--advise", "--halved", "depth=none.umem.gz"], "none.umem.gz"),
+        (["--halved", "depth"], "its name and a file"),
+        (["--halved", "a=x", "--halved", "a=y"], "names an axis twice"),
+        (["--halved", "depth=none.umem.gz"], "none.umem.gz"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
@@ -311,5 +308,5 @@ def test_options_that_do_not_go_together_are_refused(
 
 def test_files_of_one_step_recorded_apart_are_joined(tmp_path: Path) -> None:
     paths = [step(TENSORS, (n, 1, 16)).save(tmp_path / f"{n}.umem.gz") for n in (2, 4)]
-    found = json.loads(run(*paths, "--sizes", "2,4", "--size", 8, "--advise", "--json").output)
+    found = json.loads(run(*paths, "--sizes", "2,4", "--size", 8, "--json").output)
     assert found["simulated_peak_bytes"] == peak_of(TENSORS, (8, 1, 16))

@@ -1,4 +1,4 @@
-"""umem doctor --mpi measures a link that umem choose takes."""
+"""umem doctor --mpi measures a link that umem ranks takes."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_the_link_between_hosts_is_measured(
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost:1\n")
     done = CliRunner().invoke(main, ["doctor", "--mpi", "--allow-root", "--hosts", str(hosts)])
-    assert done.exit_code == 0 and "umem choose TRACE --ranks" in done.output, done.output
+    assert done.exit_code == 0 and "umem ranks TRACE -n" in done.output, done.output
 
 
-def test_what_is_printed_is_what_choose_takes() -> None:
+def test_what_is_printed_is_what_umem_ranks_takes() -> None:
     measured = MeasuredLink(("a", "b"), ((1, 2.5e-6), (1 << 20, 1e-3)))
     link = rank_link(measured.option, gpu_spec("t4"))
     assert link.bandwidth == pytest.approx(measured.bandwidth, rel=0.01)

@@ -18,9 +18,12 @@ from umem.errors import UmemError
 from umem.files import reason
 from umem.printable import sentence
 
-COMMANDS = ("choose", "compat", "demo", "doctor", "graph", "kernels", "report", "run")
+COMMANDS = (
+    "advise", "batch", "choose", "compat", "demo", "doctor", "graph", "kernels", "ranks", "report",
+    "run",
+)  # fmt: skip
 
-FILES = {"graph": "graph_cut", "kernels": "kernel_commands"}
+FILES = {"graph": "graph_cut", "kernels": "kernel_commands", "ranks": "ranks_command"}
 """Commands whose file bears another name, as theirs is taken."""
 EXTENDED = ("choose", "report")
 """Commands that other packages may add to."""

@@ -86,7 +86,7 @@ def command(
     The test allocates at most 16 MiB in each mode, prefetches them there and back, gives advice,
     reads it back, takes it back, and frees. If anything fails, the exit code is 1.
 
-    With --mpi two ranks measure what a message between them takes, for `umem choose --link`.
+    With --mpi two ranks measure what a message between them takes, for `umem ranks --link`.
     """
     if mpi:
         if device or vram:
@@ -117,7 +117,7 @@ def _say_link(link: MeasuredLink, as_json: bool) -> None:
     for nbytes, seconds in link.seconds:
         rate = f"{nbytes / seconds / 1e9:.3g} GB/s"
         say(f"  {format_bytes(nbytes):>10}  {format_seconds(seconds):>9}  {rate}")
-    say(f"\nNext: umem choose TRACE --ranks 1,2,4 --link {link.option}")
+    say(f"\nNext: umem ranks TRACE -n 1,2,4 --link {link.option}")
 
 
 def _block(device: str | None, vram: str | None) -> Callable[[], AbstractContextManager[Any]]:

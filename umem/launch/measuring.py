@@ -48,7 +48,7 @@ class MeasuredLink:
 
     @property
     def option(self) -> str:
-        """As ``umem choose --link`` takes it: GB/s and microseconds.
+        """As ``umem ranks --link`` takes it: GB/s and microseconds.
 
         >>> MeasuredLink(("a", "b"), ((1, 2e-6), (10**9, 0.500002))).option
         '2,2'
@@ -56,7 +56,7 @@ class MeasuredLink:
         return f"{self.bandwidth / 1e9:.3g},{1e6 * self.latency_seconds:.3g}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for a JSON file, which ``umem choose --link`` takes."""
+        """Return it for a JSON file, which ``umem ranks --link`` takes."""
         link = {"bandwidth": self.bandwidth, "latency_seconds": self.latency_seconds}
         rows = [{"message_bytes": n, "seconds": s} for n, s in self.seconds]
         return {"ok": True, "hosts": list(self.hosts), "link": link, "messages": rows}

@@ -1,0 +1,65 @@
+"""``umem batch TRACE``: the largest batch that fits a GPU, and the one of least time a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+import umem
+from umem.as_json import json_text
+from umem.cli.in_and_out import say
+from umem.cli.step_options import StepOptions, of_a_step
+from umem.devices.specs import GpuSpec
+from umem.errors import BudgetError
+from umem.predict.batches.finding import batches_of
+from umem.trace.axes import StepSize
+from umem.trace.trace import Trace
+
+
+@click.command("batch")
+@of_a_step
+@click.option(
+    "--effective",
+    type=int,
+    metavar="N",
+    help="Also which micro-batch and recomputation give a batch of N.",
+)
+@click.option("--maximum", type=int, metavar="N", help="Ask for no batch above N.")
+@click.option(
+    "--margin",
+    type=float,
+    default=0.0,
+    metavar="SHARE",
+    help="The share of VRAM that is left free, as 0.05.",
+)
+def command(step: StepOptions, effective: int | None, maximum: int | None, margin: float) -> bool:
+    """Find the largest batch that fits a GPU, and the one of least time a sample.
+
+    TRACE is a step of two sizes, as umem.record_at(), saved, or `umem run --record --sizes` has
+    written, or a model in ONNX whose batch is dynamic. Of a step along several axes --size gives
+    the other sizes: length=512.
+    Nothing is run: memory and times are those of the model of a GPU, and simulated.
+    The exit status is 3 where a batch of one does not fit.
+    """
+    trace, gpu = step.over_batch(), step.spec
+    try:
+        found = batches_of(
+            trace, gpu, size=step.size, effective=effective, maximum=maximum, margin=margin
+        )
+    except BudgetError as error:
+        say(str(error), err=True)
+        return False
+    if step.as_json:
+        say(json_text(found))
+        return True
+    say(str(found))
+    for line in doublings(trace, gpu, found.size):
+        say(line)
+    return True
+
+
+def doublings(trace: Trace, gpu: GpuSpec, size: StepSize | None) -> Iterator[str]:
+    """Yield what doubling each size of a step costs, a line each; nothing for one size."""
+    for doubled in umem.double_each(trace, gpu, size) if trace.sizes else ():
+        yield f"  {doubled}"
