@@ -1,4 +1,4 @@
-"""Does `umem choose --ranks` say beforehand what each rank of a graph in parts needs and sends?
+"""Does `umem ranks` say beforehand what each rank of a graph in parts needs and sends?
 
 A step of a graph network of 3 layers of 64, with Adam, is recorded in one process on a whole graph
 that is cut into 12 parts; from that and the files of the cut follow the peak of the largest of 2
