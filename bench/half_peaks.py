@@ -2,7 +2,7 @@
 
 Said: a float32 step recorded on NumPy, changed by `umem.predict.techniques.half_widths`. On NumPy
 against the same step recorded under `umem.chainer.half_precision`, over widths and batches of the
-models of bench/advice.py; both with the copies in float32 that NumPy computes halves by. On CuPy,
+models of bench/advice.py; both with the copies in float32 that NumPy computes with. On CuPy,
 taken to a GPU, against what the real CuPy allocates for that step on a software GPU. The batch is
 there in float32 until the update is over, as in Chainer's updaters. Steps whose gradients overflow
 are skipped, so that several run before one is recorded.

@@ -327,7 +327,7 @@ def test_half_precision_is_near_a_live_step(name: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_half_precision_of_a_recurrent_network_is_near_a_live_step() -> None:
-    """Its first state has the type of what it reads, and the loss takes halves on NumPy."""
+    """Its first state has the type of what it reads, and the loss keeps a cast."""
     np.random.seed(0)
     model = chainer.ChainList(L.EmbedID(600, 64), L.LSTM(64, 64), L.Linear(64, 600))
     optimizer = chainer.optimizers.Adam().setup(model)

@@ -44,7 +44,7 @@ def half_precision(
     Differs from Chainer's ``mixed16`` with ``use_fp32_update`` and ``loss_scaling``: hooks such as
     clipping and weight decay see float32 gradients without the scale, masters and scale are saved
     by ``optimizer.serialize``, gradients are checked by one kernel and one wait, and NumPy computes
-    halves as float32 in parts. See Micikevicius et al., "Mixed Precision Training" (ICLR 2018).
+    halves as float32. See Micikevicius et al., "Mixed Precision Training" (ICLR 2018).
 
     Args:
         model: a link; parameters without an array yet become halves when they get one.

@@ -11,10 +11,8 @@ from chainer.backend import get_array_module
 from chainer.backends.cuda import to_cpu
 from chainer.serializer import Deserializer
 
-from umem.chainer.precision.floats import to_half, to_single
+from umem.chainer.precision.floats import SINGLE, to_half
 from umem.chainer.precision.loss_scale import LossScale
-
-_CHUNK = 1 << 16
 
 
 class Masters:
@@ -133,7 +131,7 @@ class Masters:
         """Give the master the gradient, as float32 and without its scale."""
         grad, master = parameter.grad, self.of(parameter)
         if grad is not None and master.grad is None:
-            master.grad = to_single(grad)
+            master.grad = grad.astype(SINGLE)
             master.grad *= np.float32(1 / scale)
 
     def round(self, parameter: Any) -> None:
@@ -161,20 +159,7 @@ class Masters:
 
 
 def _take_over(half: Any, single: Any) -> None:
-    xp = get_array_module(half)
-    if xp is not np:
-        xp.copyto(single, half, where=to_half(single) != half)
-        return
-    if not (half.flags.c_contiguous and single.flags.c_contiguous):
-        differs = to_half(single) != half
-        single[differs] = half[differs]
-        return
-    halves, singles = half.reshape(-1), single.reshape(-1)
-    for start in range(0, len(halves), _CHUNK):
-        there, kept = halves[start : start + _CHUNK], singles[start : start + _CHUNK]
-        differs = to_half(kept).view(np.uint16) != there.view(np.uint16)
-        if differs.any():
-            kept[differs] = there[differs]
+    get_array_module(half).copyto(single, half, where=to_half(single) != half)
 
 
 class MastersView:

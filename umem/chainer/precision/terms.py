@@ -14,11 +14,11 @@ from umem.chainer.agreement import refuse_in_shards
 from umem.chainer.function_facts import owner_of
 from umem.chainer.parameters_once import overlapping
 from umem.chainer.precision.floats import HALF, SINGLE, constant_to_half, quiet
-from umem.chainer.precision.halves import TAKE_BOTH, evaluate, from_columns, layer_norm_gradients
+from umem.chainer.precision.halves import evaluate, from_columns, layer_norm_gradients
 from umem.chainer.precision.masters import Masters
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import StateError, UnsupportedError
-from umem.predict.techniques.half_types import PRODUCTS, SUMS
+from umem.trace.analysis.half_functions import PRODUCTS, SUMS
 
 _NO_BFLOAT16 = (
     "bfloat16 is no type to compute in: Chainer's functions ask for a float by dtype.kind, which "
@@ -157,6 +157,11 @@ def _kept(model: Any, keep: Iterable[str]) -> list[Any]:
 
 SINGLE_MODULES = ("chainer.functions.loss.", "chainer.functions.evaluation.")
 """Of losses and evaluations, which are given float32 like sums."""
+TAKE_BOTH = frozenset((
+    "BatchNormalization", "DecorrelatedBatchNormalization", "FixedBatchNormalization",
+    "FixedDecorrelatedBatchNormalization",
+))  # fmt: skip
+"""Normalisations of Chainer that compute halves in the type of their parameters, by themselves."""
 LIKE_FIRST = frozenset(("GroupNormalization", "LayerNormalization", "LocalResponseNormalization"))
 """Normalisations that want their parameters in the type of what they normalise."""
 
@@ -174,20 +179,12 @@ def suited(func: Any, inputs: Any) -> Any:
     if name in SUMS or kind.__module__.startswith(SINGLE_MODULES):
         if name == "SoftmaxCrossEntropy":
             func.cache_score = False  # it would keep a second float32 array as large as its input
-            if _is_computed_by_samples(inputs):
-                return inputs
         return tuple([_as_single(x) for x in inputs])
     if name in TAKE_BOTH:
         return inputs
     if name in PRODUCTS or (name in LIKE_FIRST and kinds[0] == HALF):
         return tuple([_as_half(x) for x in inputs])
     return _alike(inputs)
-
-
-def _is_computed_by_samples(inputs: Any) -> bool:
-    """Whether a cross entropy is computed in float32 from halves, as on NumPy, with no cast."""
-    x, t = (getattr(x, "array", x) for x in inputs)
-    return type(x) is np.ndarray and len(x) > 0 and t.dtype.kind == "i" and t.ndim == x.ndim - 1
 
 
 def _alike(inputs: Any) -> Any:

@@ -11,25 +11,13 @@ from collections.abc import Mapping
 
 from umem.predict.cupy_differences import DONE
 from umem.predict.packed_images import packed_images
-from umem.predict.techniques.half_copies import BY_SAMPLES, MOVES
+from umem.trace.analysis.half_functions import PRODUCTS, SUMS
 from umem.trace.events import LEAF, Access, Alloc, Hint, Mark, Op
 from umem.trace.trace import Trace
 from umem.trace.walk import allocations
 
-PRODUCTS = frozenset((
-    "Convolution2DFunction", "ConvolutionND", "Deconvolution2DFunction", "DeconvolutionND",
-    "EinSum", "LinearFunction", "LocalConvolution2DFunction", "MatMul", "TensorDot",
-    "Conv", "ConvTranspose", "Einsum", "Gemm",
-))  # fmt: skip
-"""Functions that are given halves, and what ONNX calls them."""
 BACK_OF_PRODUCTS = ("GradData", "GradWeight", "GradW")
 """The ends of the names of functions that give their gradients."""
-SUMS = frozenset((
-    "BatchDet", "BatchInv", "BatchL2NormSquared", "BatchMatMul", "BilinearFunction", "Cholesky",
-    "Cumprod", "Cumsum", "FFT", "Inv", "LogSoftmax", "LogSumExp", "Mean", "NormalizeL2", "Prod",
-    "ROIAverageAlign2D", "ROIMaxAlign2D", "ResizeImages", "Sum",
-))  # fmt: skip
-"""Sums, and what NumPy or Chainer has in float32 only; they are given float32."""
 SINGLES = SUMS | frozenset((
     "SoftmaxCrossEntropy", "SigmoidCrossEntropy", "MeanSquaredError", "MeanAbsoluteError",
     "HuberLoss", "Hinge", "CTC", "ConnectionistTemporalClassification", "Contrastive", "Triplet",
@@ -46,7 +34,8 @@ WHOLE_NUMBERS = {"EmbedIDFunction": 0, "SelectItem": 1, "SoftmaxCrossEntropy": 1
                  "NegativeLogLikelihoodLoss": 1}  # fmt: skip
 """Where functions read whole numbers."""
 NO_SCORES = "SoftmaxCrossEntropy"
-"""Its scores are not kept; NumPy takes them as they are, some samples at a time."""
+"""It does not keep the logarithms of its scores."""
+BACK_OF_SCORES = "_SoftmaxCrossEntropyGrad_NoDoubleBackprop"
 SCALAR_BYTES = 4
 
 
@@ -57,12 +46,11 @@ class HalfTypes:
         trace: the step in float32.
 
     Attributes:
-        trace: the same, on NumPy without what halves do not have around them.
+        trace: the same, on NumPy without the borders around images, which rounding leaves out.
         on_host: whether it is a step of NumPy's own.
         allocs: its tensors.
         masters: the parameters that become halves, and the names of their updates.
         halves: the tensors that are halves.
-        packed: copies that are views where halves are.
         casts: by the place of an operation of forward, the tensors that are cast for it.
         backward_of: by the place of an operation of backward, the call whose backward it is.
         last_uses: by the place of an operation, tensors of which only casts are used afterwards.
@@ -83,7 +71,6 @@ class HalfTypes:
         self.halves = set(self.masters)
         self._whole = _whole_numbers(trace)
         self._trained = {LEAF}  # the calls that something with a gradient goes into
-        self.packed = _copies_of_packed(trace) if self.on_host else set[int]()
         self.casts = self._outputs()
         self.halves |= self._left_over()
         self.backward_of = _backward_of(trace)
@@ -119,15 +106,15 @@ class HalfTypes:
         if op.name in NORMALIZES or not halves:
             is_half, cast = bool(reads) and reads[0] in self.halves, []
         elif op.name in SINGLES:
-            by_samples = self.on_host and op.name == NO_SCORES
-            is_half, cast = False, [] if by_samples else halves
+            is_half, cast = False, halves
         elif op.name in PRODUCTS or all(self._is_constant(op, n) for n in singles):
             is_half, cast = True, singles
         else:
             is_half, cast = False, halves
         for access in op.writes:
             is_stash = self.allocs[access.tensor].kind == "stash"
-            stays = (op.name in NORMALIZES and is_stash) or ".indexes" in self._label(access)
+            stays = is_stash and (self.on_host or op.name in NORMALIZES)
+            stays = stays or ".indexes" in self._label(access)
             if is_half and not stays and self.allocs[access.tensor].kind != "state":
                 self.halves.add(access.tensor)
         return cast
@@ -170,12 +157,12 @@ class HalfTypes:
 
     def _backward(self, op: Op) -> None:
         """A gradient has the type of what is read beside gradients; without, of those."""
-        if op.name in PRODUCTS or op.name.endswith(BACK_OF_PRODUCTS):
+        if is_product(op):
             self.halves.update(access.tensor for access in op.writes)
             return
         floats = [n for a in op.reads if self._is_float(n := a.tensor) and not self._is_held(n)]
-        if op.name in BY_SAMPLES:  # has the type of the scores, which NumPy does not cast
-            if self.on_host and floats and floats[0] in self.halves:
+        if op.name == BACK_OF_SCORES:  # in float32, and cast at once to the type of the scores
+            if floats and floats[0] in self.halves:
                 self.halves.update(access.tensor for access in op.writes)
             return
         if op.name.removesuffix("Grad") in NORMALIZES:
@@ -224,6 +211,11 @@ class HalfTypes:
         return found
 
 
+def is_product(op: Op) -> bool:
+    """Tell whether an operation multiplies halves, forward or backward, cast if need be."""
+    return op.name in PRODUCTS or op.name.endswith(BACK_OF_PRODUCTS)
+
+
 def _backward_of(trace: Trace) -> dict[int, int]:
     """By the place of an operation of backward, the number of its call, where marks say."""
     found: dict[int, int] = {}
@@ -248,19 +240,6 @@ def _whole_numbers(trace: Trace) -> set[int]:
         op.reads[place].tensor
         for op in trace.ops
         if (place := WHOLE_NUMBERS.get(op.name)) is not None and place < len(op.reads)
-    }
-
-
-def _copies_of_packed(trace: Trace) -> set[int]:
-    """What reshapes copied in float32, for the layout that a function left: halves lie in order."""
-    names = {op.entry.number: op.name for op in trace.ops if op.entry is not None}
-    return {
-        access.tensor
-        for op in trace.ops
-        if op.name == "Reshape" and op.entry is not None and op.entry.sources
-        if names.get(op.entry.sources[0], "Transpose") not in MOVES
-        for access in op.writes
-        if access.tensor not in {a.tensor for a in op.reads}
     }
 
 

@@ -5,8 +5,9 @@ has them says `HalfTypes`. A cast is made where a function wants another type, a
 of what it was made from as long as the function keeps its input. What is given to a step is there
 as long as it was in float32.
 
-Models: memory, and what operations move. Does not model: casts of gradients (one has the type of
-what its function read); arithmetic in halves, quicker on some GPUs and slower on NumPy.
+Models: memory, and what operations move; on NumPy the float32 copies that functions compute with.
+Does not model: casts of gradients (one has the type of what its function read), but for that of a
+cross entropy's scores; arithmetic in halves, quicker on some GPUs and slower on NumPy.
 """
 
 from __future__ import annotations
@@ -17,14 +18,9 @@ from typing import TYPE_CHECKING
 
 from umem.devices.specs import GpuSpec
 from umem.errors import StateError
-from umem.predict.techniques.half_copies import (
-    CUTTING_BYTES,
-    ROUNDING_BYTES,
-    HostCopies,
-    rounding_bytes,
-)
-from umem.predict.techniques.half_types import NO_SCORES, HalfTypes
+from umem.predict.techniques.half_types import BACK_OF_SCORES, NO_SCORES, HalfTypes, is_product
 from umem.predict.techniques.technique import Prepared
+from umem.trace.analysis.half_functions import MOVES
 from umem.trace.events import Access, Alloc, Event, Free, Hint, Mark, Op
 from umem.trace.trace import Trace
 
@@ -65,10 +61,10 @@ class _Writer:
 
     def __init__(self, types: HalfTypes) -> None:
         self._types, self._allocs, self._halves = types, types.allocs, types.halves
-        self._host = HostCopies(types.trace, types.allocs, types.halves)
         self._fresh = count(1 + max(types.allocs, default=-1))
         self._copies: dict[int, int] = {}
         self._casts: dict[int, dict[int, Access]] = {}  # what a call's backward reads and lets go
+        self._with_original: dict[int, list[int]] = {}  # casts that go with what they are made from
         self._passing: list[int] = []  # casts that go with the operation
         self._gone: set[int] = set()  # what went before its time in float32
 
@@ -84,15 +80,19 @@ class _Writer:
                 number += 1
                 yield from self._op(event, number)
                 yield from self._free(self._types.last_uses.get(number, ()))
-            elif isinstance(event, Free) and event.tensor in self._gone:
+            elif isinstance(event, Free):
+                if event.tensor not in self._gone:
+                    yield event
                 self._gone.discard(event.tensor)
+                yield from map(Free, self._with_original.pop(event.tensor, ()))
             elif isinstance(event, Hint):
                 yield event._replace(accesses=self._typed(event.accesses, {}))
             else:
                 yield event
                 if isinstance(event, Mark) and event.entry is not None:
                     casts = self._casts.pop(event.entry, {})
-                    yield from (Free(copy.tensor) for copy in casts.values())
+                    given = (c for n, c in casts.items() if self._allocs[n].kind != "activation")
+                    yield from (Free(copy.tensor) for copy in given)
 
     def _free(self, tensors: Iterable[int]) -> Iterator[Event]:
         for tensor in tensors:
@@ -101,9 +101,7 @@ class _Writer:
 
     def _bytes(self, tensor: int) -> int:
         alloc = self._allocs[tensor]
-        if tensor in self._types.packed or (
-            alloc.kind == "stash" and alloc.label.startswith(f"{NO_SCORES}.")
-        ):
+        if alloc.kind == "stash" and alloc.label.startswith(f"{NO_SCORES}."):
             return 0
         return alloc.nbytes // 2 if tensor in self._halves else alloc.nbytes
 
@@ -132,7 +130,9 @@ class _Writer:
         saved = before - _sum(small)
         inside = None if op.workspace_bytes is None else self._inside(op, saved, before, cast)
         traffic = max(0, op.traffic_bytes - saved)
-        yield small._replace(traffic_bytes=traffic, workspace_bytes=inside)
+        small = small._replace(traffic_bytes=traffic, workspace_bytes=inside)
+        is_cast = op.name == BACK_OF_SCORES and op.writes[0].tensor in self._halves
+        yield from self._cast_back(op, small) if is_cast else [small]
         yield from map(Free, self._passing)
         self._passing.clear()
 
@@ -145,8 +145,34 @@ class _Writer:
         if op.name == SPARSE_PRODUCT:
             return needed + sum(a.stop - a.start for a in _in_halves(op, self._halves))
         if self._types.on_host:
-            return self._host.inside(op, cast)
+            return self._in_float32(op, needed, cast)
         return round(needed * (1 - saved / before)) if before and saved > 0 else needed
+
+    def _cast_back(self, op: Op, small: Op) -> Iterator[Event]:
+        """Give a gradient in float32, and cast it to the half that is allocated already."""
+        (half,), single = small.writes, self._allocs[op.writes[0].tensor]
+        copy = Access(next(self._fresh), 0, single.nbytes)
+        yield single._replace(tensor=copy.tensor)
+        needed = op.workspace_bytes and max(0, op.workspace_bytes - single.nbytes // 2)
+        yield small._replace(writes=(copy,), traffic_bytes=op.traffic_bytes, workspace_bytes=needed)
+        elements, traffic = single.nbytes // 4, single.nbytes * 3 // 2
+        yield Op(CAST, op.phase, (copy,), (half,), elements, traffic, workspace_bytes=0)
+        yield Free(copy.tensor)
+
+    def _in_float32(self, op: Op, needed: int, cast: Sequence[int]) -> int:
+        """On NumPy, with float32 copies of the halves that an operation reads and writes.
+
+        Those that it writes are there before the halves are.
+        """
+        read = [
+            a.stop - a.start
+            for a in op.reads
+            if is_product(op) or (a.tensor in self._halves) != (a.tensor in cast)
+        ]
+        if op.name in MOVES or not read:
+            return needed
+        made = sum(a.stop - a.start for a in op.writes if a.tensor in self._halves)
+        return max(needed + sum(read) + made - made // 2, made)
 
     def _cast(self, op: Op, tensor: int, copies: dict[int, Access]) -> Iterator[Event]:
         """What an operation is given in the place of a part of a tensor of another type."""
@@ -159,21 +185,15 @@ class _Writer:
         yield Alloc(copy, nbytes, "activation", CAST)
         reads = self._typed([Access(tensor, start, stop)], {})
         writes, traffic = (Access(copy, 0, nbytes),), (stop - start) * 3 // 2
-        inside = self._rounding(tensor, stop - start)
         elements = (stop - start) // 4
-        yield Op(CAST, op.phase, reads, writes, elements, traffic, workspace_bytes=inside)
+        yield Op(CAST, op.phase, reads, writes, elements, traffic, workspace_bytes=0)
         places = {place for place, access in enumerate(op.reads) if access.tensor == tensor}
         if op.entry is None or places.isdisjoint(op.entry.retained):
             self._passing.append(copy)
         else:
             self._casts.setdefault(op.entry.number, {})[tensor] = copies[tensor]
-
-    def _rounding(self, tensor: int, nbytes: int) -> int:
-        """What a cast needs only while it runs: on NumPy, where it rounds."""
-        if not self._types.on_host or tensor in self._halves:
-            return 0
-        is_given = self._allocs[tensor].kind == "input"
-        return rounding_bytes(nbytes, CUTTING_BYTES if is_given else ROUNDING_BYTES)
+            if self._allocs[tensor].kind == "activation":
+                self._with_original.setdefault(tensor, []).append(copy)
 
     def _typed(
         self, accesses: Iterable[Access], copies: Mapping[int, Access]

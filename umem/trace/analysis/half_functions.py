@@ -1,0 +1,27 @@
+"""How Chainer's functions go with halves: which are given them, and which want float32.
+
+`umem.chainer.half_precision` and its prediction from a float32 trace follow the same lists.
+"""
+
+from __future__ import annotations
+
+PRODUCTS = frozenset((
+    "Convolution2DFunction", "ConvolutionND", "Deconvolution2DFunction", "DeconvolutionND",
+    "EinSum", "LinearFunction", "LocalConvolution2DFunction", "MatMul", "TensorDot",
+    "Conv", "ConvTranspose", "Einsum", "Gemm",
+))  # fmt: skip
+"""Functions that are given halves, and what ONNX calls them."""
+SUMS = frozenset((
+    "BatchDet", "BatchInv", "BatchL2NormSquared", "BatchMatMul", "BilinearFunction", "Cholesky",
+    "Cumprod", "Cumsum", "FFT", "Inv", "LogSoftmax", "LogSumExp", "Mean", "NormalizeL2", "Prod",
+    "ROIAverageAlign2D", "ROIMaxAlign2D", "ResizeImages", "Sum",
+))  # fmt: skip
+"""Sums, and what NumPy or Chainer has in float32 only; they are given float32."""
+MOVES = frozenset((
+    "AsStrided", "Broadcast", "BroadcastTo", "Concat", "Copy", "Depth2Space", "Diagonal", "Dstack",
+    "EmbedIDFunction", "ExpandDims", "Flip", "FlipLR", "FlipUD", "GetItem", "Hstack", "Identity",
+    "Moveaxis", "Pad", "PadSequence", "Permutate", "Repeat", "Reshape", "Rollaxis", "SelectItem",
+    "Separate", "Shift", "Space2Depth", "SplitAxis", "Squeeze", "Stack", "Swapaxes", "Tile",
+    "Transpose", "TransposeSequence", "Vstack", "Where",
+))  # fmt: skip
+"""Functions that compute nothing: their outputs are the numbers, or views, of their inputs."""
