@@ -1,7 +1,7 @@
 """Do techniques change only what is documented, whatever is on together, in whatever order?
 
 Each random composition (tests/random_compositions.py) is a small network with some of accumulate
-(its check on), half precision, 8-bit and bfloat16 states, activations in bfloat16, Recompute,
+(its check on), half precision, 8-bit states, activations in bfloat16, Recompute,
 Offload, workspace, updates in chunks, tied and smaller layers; turned on and off in a drawn order,
 and in five of seven stopped and resumed in the middle. It is compared with the run without what
 changes no bit (the same bits), without what takes sums in another order (to rounding), and with

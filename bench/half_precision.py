@@ -1,8 +1,8 @@
 """What do float16, and bfloat16 to store in, take of memory and time, and what is learnt with them?
 
 Steps of a transformer and of a convolutional network with Adam on NumPy, in turn in one process, by
-the processor's time: Chainer's own in float32, and under `umem.chainer.half_precision`,
-`saved_in("bfloat16")` and `bfloat16_states`. Memory by tracemalloc, from before the model is made:
+the processor's time: Chainer's own in float32, and under `umem.chainer.half_precision`
+and `saved_in("bfloat16")`. Memory by tracemalloc, from before the model is made:
 the peak of a step, and what is kept between steps. Ratios are medians of those of each turn. And
 two small networks that learn, from the same start on the same batches: the loss on what was held
 out, over three seeds; then half precision from a loss scale of 2**40, which overflows at first.
@@ -48,7 +48,6 @@ TECHNIQUES: dict[str, Technique] = {
     "float32": lambda model, optimizer: nullcontext(),
     "half precision": lambda model, optimizer: umem.chainer.half_precision(model, optimizer),
     "saved in bfloat16": lambda model, optimizer: umem.chainer.saved_in("bfloat16"),
-    "states in bfloat16": lambda model, optimizer: umem.chainer.bfloat16_states(optimizer),
 }
 
 

@@ -43,13 +43,12 @@ EXACT = ("recompute", "offload", "chunked", "workspace, exact")
 """Documented to change no bit."""
 ROUNDING = ("accumulate", "workspace")
 """Documented to take sums in another order."""
-FEWER_BITS = ("half", "saved_in", "8-bit", "bfloat16 states")
+FEWER_BITS = ("half", "saved_in", "8-bit")
 MODEL = ("tie", "slimmer")
 REFUSALS = (
     "an Offload is on: Recompute",
     "a Recompute is on, and keeps, makes again and moves by one plan",
     "is on, and holds the parameters as they are: slim before",
-    "states are in bfloat16: undo",
     "is enabled for the process: disable that first",
 )
 """What errors say that refuse to turn something on beside what is on."""
@@ -228,7 +227,6 @@ def composition(seed: int) -> Composition:
         "slimmer": lambda: SLIMS[network],
         "half": lambda: {"scale": 2.0 ** draw.randint(0, 9)},
         "8-bit": lambda: {"least_size": draw.choice((0, 1, 64, 4096))},
-        "bfloat16 states": dict,
         "saved_in": lambda: "bfloat16",
         "accumulate": lambda: (
             {"micro_batch": draw.choice((3, 5, 8)), "dropout": "batch" if has_masks else "micro"}
@@ -331,8 +329,6 @@ def turn_on(name: str, options: Any, net: Any, optimizer: Any, folder: str) -> C
     if name == "8-bit":
         quantize_states(optimizer, embeddings=True, **options)
         return lambda: None
-    if name == "bfloat16 states":
-        return umem.chainer.bfloat16_states(optimizer).undo
     if name == "saved_in":
         return umem.chainer.saved_in(options).undo
     if name == "accumulate":

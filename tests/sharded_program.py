@@ -579,7 +579,6 @@ def converted() -> list[str]:
             chainer.optimizers.Adam,
             (
                 ("quantize_states", umem.chainer.optimizers.quantize_states),
-                ("bfloat16_states", umem.chainer.bfloat16_states),
                 ("half_precision", lambda optimizer: half(optimizer)),
                 ("sharded already", lambda optimizer: umem.chainer.sharded(optimizer, COMM)),
             ),

@@ -1,11 +1,10 @@
-"""bfloat16 to store in: optimizers' states, and what backward needs."""
+"""bfloat16 to store saved tensors in."""
 
 from __future__ import annotations
 
 import gc
 import tracemalloc
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,9 @@ import umem.chainer  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
 import chainer.links as L
-from test_chainer_half_precision import functions, images, set_up, text, train, values
+from test_chainer_half_precision import functions, images, set_up, text, train
 
-from umem.chainer import bfloat16_states, saved_in
+from umem.chainer import saved_in
 from umem.chainer.precision.words import ROUNDING, from_words, to_words
 
 
@@ -58,19 +57,10 @@ def test_the_nearest_word_is_nearest_with_ties_to_even() -> None:
 
 def test_what_is_not_finite_stays_so_and_words_come_back_the_same() -> None:
     x = every_kind_of_float32()
-    for seed in (None, 5):
-        back = from_words(to_words(x, seed))
-        assert np.array_equal(np.isnan(back), np.isnan(x))
-        assert np.array_equal(back[np.isinf(x)], x[np.isinf(x)])
-        assert np.array_equal(to_words(back, seed), to_words(x, seed))
-
-
-def test_rounding_at_random_is_right_on_average_and_the_same_for_a_seed() -> None:
-    x = np.full(1 << 20, 1 + 3 / 1024, "f")  # between 1 and 1 + 1/128, at 3/8
-    words = to_words(x, 7)
-    assert set(from_words(words).tolist()) == {1.0, 1 + 1 / 128}
-    assert abs(from_words(words).mean(dtype=float) - x[0]) < 1 / 128 / 1000
-    assert np.array_equal(words, to_words(x, 7)) and not np.array_equal(words, to_words(x, 8))
+    back = from_words(to_words(x))
+    assert np.array_equal(np.isnan(back), np.isnan(x))
+    assert np.array_equal(back[np.isinf(x)], x[np.isinf(x)])
+    assert np.array_equal(to_words(back), to_words(x))
 
 
 def test_shapes_and_layouts_are_kept() -> None:
@@ -79,93 +69,6 @@ def test_shapes_and_layouts_are_kept() -> None:
         back = from_words(to_words(array))
         assert back.shape == array.shape
         np.testing.assert_allclose(back, array, rtol=ROUNDING)
-
-
-# -- states ------------------------------------------------------------------------------------
-
-
-def test_states_take_two_bytes_a_number_and_losses_stay_within_one_percent() -> None:
-    model, batch = text()
-    plain = train(model, set_up(model), batch, 60)
-    model, batch = text()
-    optimizer = set_up(model)
-    with bfloat16_states(optimizer):
-        losses = train(model, optimizer, batch, 60)
-        states = [s for p in model.params() for s in p.update_rule.state.values()]
-        assert {s.dtype for s in states} == {np.dtype("u2")}
-    assert {s.dtype for p in model.params() for s in p.update_rule.state.values()} == {
-        np.dtype("f")
-    }
-    assert losses != plain
-    np.testing.assert_allclose(losses, plain, rtol=1e-2, atol=2e-3)
-
-
-def test_a_mean_that_moves_by_a_thousandth_a_step_moves() -> None:
-    model = chainer.Link()
-    with model.init_scope():
-        model.w = chainer.Parameter(np.zeros(4096, "f"))
-    optimizer = chainer.optimizers.Adam(0).setup(model)
-    with bfloat16_states(optimizer):
-        for step in range(1500):
-            model.w.grad = np.full(4096, 1.0 if step < 500 else 0.0, "f")
-            optimizer.update()
-    expected = (1 - 0.999**500) * 0.999**1000
-    assert model.w.update_rule.state["v"].mean(dtype=float) == pytest.approx(expected, rel=0.01)
-
-
-def test_states_that_are_there_are_converted_and_given_back() -> None:
-    model, batch = text()
-    optimizer = set_up(model)
-    train(model, optimizer, batch, 3)
-    before = model.predictor.mixed.W.update_rule.state["m"].copy()
-    states = bfloat16_states(optimizer)
-    assert model.predictor.mixed.W.update_rule.state["m"].dtype == np.uint16
-    states.undo()
-    np.testing.assert_allclose(
-        model.predictor.mixed.W.update_rule.state["m"], before, rtol=2 * ROUNDING
-    )
-
-
-def test_a_saved_run_with_states_in_bfloat16_goes_on_to_the_bit(tmp_path: Path) -> None:
-    model, batch = text()
-    optimizer = set_up(model)
-    with bfloat16_states(optimizer):
-        train(model, optimizer, batch, 4)
-        chainer.serializers.save_npz(str(tmp_path / "model.npz"), model)
-        chainer.serializers.save_npz(str(tmp_path / "optimizer.npz"), optimizer)
-        expected = train(model, optimizer, batch, 4), values(model)
-    model, _ = text(4)
-    optimizer = set_up(model)
-    with bfloat16_states(optimizer):
-        chainer.serializers.load_npz(str(tmp_path / "model.npz"), model)
-        chainer.serializers.load_npz(str(tmp_path / "optimizer.npz"), optimizer)
-        assert (train(model, optimizer, batch, 4), values(model)) == expected
-
-
-def test_states_in_bfloat16_go_with_half_precision() -> None:
-    model, batch = text()
-    optimizer = set_up(model)
-    with umem.chainer.half_precision(model, optimizer) as half, bfloat16_states(optimizer):
-        losses = train(model, optimizer, batch, 30)
-        assert half.skipped_steps == 0
-        states = [s for p in model.params() for s in p.update_rule.state.values()]
-        assert {s.dtype for s in states} == {np.dtype("u2")}
-    assert losses[-1] < 0.7 * losses[0]
-
-
-def test_bad_uses_of_states_in_bfloat16_are_refused() -> None:
-    model, _ = text()
-    with pytest.raises(StateError, match="not set up"):
-        bfloat16_states(chainer.optimizers.Adam())
-    with pytest.raises(UnsupportedError, match="no chainer"):
-        bfloat16_states(object())
-    optimizer = set_up(model)
-    states = bfloat16_states(optimizer)
-    with pytest.raises(StateError, match="already"):
-        bfloat16_states(optimizer)
-    states.undo()
-    with pytest.raises(StateError, match="undone already"):
-        states.undo()
 
 
 # -- what backward needs -----------------------------------------------------------------------
@@ -293,3 +196,8 @@ def test_bad_uses_of_saved_in_are_refused() -> None:
     saved.undo()
     with pytest.raises(StateError, match="undone already"):
         saved.undo()
+
+
+def test_the_name_that_is_gone_says_what_to_take() -> None:
+    with pytest.raises(AttributeError, match="quantize_states"):
+        _ = umem.chainer.bfloat16_states

@@ -21,7 +21,7 @@ import chainer.functions as F
 import chainer.links as L
 
 from umem.chainer.optimizers import Adam8bit, dequantize_states, quantize_states
-from umem.errors import GradientError, PrecisionError, StateError
+from umem.errors import GradientError, PrecisionError
 
 Array = np.ndarray[Any, Any]
 
@@ -181,37 +181,6 @@ def test_half_precision_says_so_where_it_is_no_overflow() -> None:
         model.out.W.grad[2, 3] = np.nan
         with pytest.raises(PrecisionError):
             optimizer.update()
-        assert_same(before, state_of(model))
-
-
-def test_states_of_bfloat16_beside_those_of_eight_bits() -> None:
-    model = words()
-    optimizer = Adam8bit().setup(model)
-    with umem.chainer.bfloat16_states(optimizer):
-        train(model, optimizer, 3)
-        assert model.embed.W.update_rule.state["m"].dtype == np.uint16
-        assert model.out.W.update_rule.state["m_codes"].dtype == np.uint8
-        assert model.out.W.update_rule.state["m_scales"].dtype == np.float32
-
-
-def test_scales_stay_float32_where_there_are_as_many_as_elements(tmp_path: Path) -> None:
-    model, other = words(), words()
-    optimizer, again = (Adam8bit(least_size=0).setup(each) for each in (model, other))
-    with umem.chainer.bfloat16_states(optimizer), umem.chainer.bfloat16_states(again):
-        train(model, optimizer, 3)
-        umem.chainer.save_run(tmp_path / "run", model=model, optimizer=optimizer, wait=True)
-        umem.chainer.resume_run(tmp_path / "run", model=other, optimizer=again)
-        assert_same(state_of(model), state_of(other))
-
-
-def test_states_of_bfloat16_are_not_taken_for_numbers_to_quantise() -> None:
-    model = words()
-    optimizer = chainer.optimizers.Adam().setup(model)
-    train(model, optimizer, 2)
-    with umem.chainer.bfloat16_states(optimizer):
-        before = state_of(model)
-        with pytest.raises(StateError, match=r"states are in bfloat16: undo\(\) that first"):
-            quantize_states(optimizer)
         assert_same(before, state_of(model))
 
 

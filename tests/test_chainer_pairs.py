@@ -33,7 +33,6 @@ ON: dict[str, Callable[[Any, Any, str], Any]] = {
     "recompute": lambda _, __, ___: entered(umem.chainer.Recompute("50%")),
     "offload": lambda _, __, folder: entered(umem.chainer.Offload(folder)),
     "workspace": lambda _, __, ___: umem.chainer.workspace("4KiB").enable().disable,
-    "bfloat16 states": lambda _, optimizer, __: umem.chainer.bfloat16_states(optimizer).undo,
     "saved_in": lambda _, __, ___: umem.chainer.saved_in("bfloat16").undo,
     "8-bit": lambda _, optimizer, __: quantized(optimizer),
     "tie": lambda net, _, __: umem.chainer.tie(net, "/third", "/fourth").undo,
@@ -47,17 +46,12 @@ STRUCTURE = {"group", "tie", "slimmer"}
 """What decides which numbers are right; all else is near to plain training."""
 LOOSE = {"aware"}
 REFUSED = {
-    ("half", "slimmer"), ("bfloat16 states", "slimmer"), ("aware", "slimmer"),
+    ("half", "slimmer"), ("aware", "slimmer"),
     ("group", "parts"), ("parts", "group"), ("recompute", "offload"), ("offload", "recompute"),
-    ("bfloat16 states", "8-bit"), ("group", "tie"), ("group", "slimmer"),
+    ("group", "tie"), ("group", "slimmer"),
 }  # fmt: skip
 """The second is not turned on while the first is on, and a group has a call that waits."""
-STAYS = {
-    ("slimmer", "half"),
-    ("slimmer", "bfloat16 states"),
-    ("slimmer", "group"),
-    ("tie", "group"),
-}
+STAYS = {("slimmer", "half"), ("slimmer", "group"), ("tie", "group")}
 """The first is not turned off while the second is on."""
 MIXES = {
     ("aware", "group"): "StraightInput",
@@ -191,16 +185,6 @@ def test_a_pair_is_right_or_refused_before_anything_changes(
             np.testing.assert_allclose(array, near[name], atol=far, rtol=0, err_msg=name)
     training.end()
     assert [vars(point.owner)[point.name] for point in POINTS] == originals
-
-
-def test_states_that_were_tied_away_under_bfloat16_come_back_as_float32(tmp_path: Any) -> None:
-    training = Training(str(tmp_path))
-    for name in ("bfloat16 states", "tie"):
-        training.turn_on(name)
-        training.call()
-    training.turn_off("bfloat16 states")
-    training.end()
-    assert training.net.fourth.W.update_rule.state["v"].dtype == np.float32
 
 
 @pytest.mark.parametrize("name", ["tie", "slimmer"])

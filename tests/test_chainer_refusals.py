@@ -140,8 +140,6 @@ CALLS: dict[str, Call] = {
     "accumulate: weight": lambda n, o, _: umem.chainer.accumulate(o, 2, weight="4"),
     "accumulate: dropout": lambda n, o, _: umem.chainer.accumulate(o, micro_batch=2, dropout="no"),
     "accumulate: off": lambda n, o, _: umem.chainer.accumulate(o, 2).disable(),
-    "bfloat16: no optimizer": lambda n, o, _: umem.chainer.bfloat16_states(NotAnOptimizer()),
-    "bfloat16: not set up": lambda n, o, _: umem.chainer.bfloat16_states(optimizers.Adam()),
     "saved_in: type": lambda n, o, _: umem.chainer.saved_in("float16"),
     "8-bit: keep": lambda n, o, _: quantize_states(o, keep=["/no*"]),
     "8-bit: keep is text": lambda n, o, _: quantize_states(o, keep="/score"),
@@ -196,7 +194,6 @@ STATES: dict[str, Call] = {
     "plain": lambda *_: lambda: None,
     "half": lambda n, o, _: umem.chainer.half_precision(n, o).undo,
     "8-bit": lambda n, o, _: quantize_states(o, least_size=0) and (lambda: None),
-    "bfloat16": lambda n, o, _: umem.chainer.bfloat16_states(o).undo,
     "tied": lambda n, o, _: umem.chainer.tie(n, "/third", "/fourth").undo,
     "aware": lambda n, o, _: umem.chainer.quantization_aware(n).undo,
 }
@@ -277,7 +274,6 @@ def test_the_fingerprint_sees_a_parameter_and_a_generator() -> None:
 
 TURNED_ON: dict[str, Call] = {
     "half": STATES["half"],
-    "bfloat16": STATES["bfloat16"],
     "saved_in": lambda n, o, _: umem.chainer.saved_in("bfloat16").undo,
     "accumulate": lambda n, o, _: umem.chainer.accumulate(o, 2).enable().disable,
     "workspace": lambda n, o, _: umem.chainer.workspace("1MiB").enable().disable,

@@ -225,16 +225,6 @@ def test_slimming_is_refused_where_parameters_are_held_as_they_are() -> None:
     slimmer(model, {"/score": LowRank(rank=4)}, quiet=True)
 
 
-def test_slimming_is_refused_under_states_in_bfloat16_of_this_model_alone() -> None:
-    models = Words(), Words()
-    packed, _ = [chainer.optimizers.Adam().setup(model) for model in models]
-    with umem.chainer.bfloat16_states(packed):
-        with pytest.raises(StateError, match="bfloat16_states is on"):
-            slimmer(models[0], {"/score": LowRank(rank=4)})
-        slimmer(models[1], {"/score": LowRank(rank=4)}, quiet=True)
-    slimmer(models[0], {"/score": LowRank(rank=4)}, quiet=True)
-
-
 class Sentences(Words):
     """Takes a list of arrays of several lengths, one a sample."""
 

@@ -4,6 +4,8 @@ from umem.compat import install
 
 install()
 
+from typing import Any  # noqa: E402
+
 import chainer  # noqa: E402, F401  (the layer must be in place first)
 
 from umem.chainer import layers as layers  # noqa: E402
@@ -26,7 +28,6 @@ from umem.chainer.offload.offload import Offload  # noqa: E402
 from umem.chainer.parallel.parallel_gcn import ParallelGCN, ParallelGraphConvolution  # noqa: E402
 from umem.chainer.parallel.parallel_graph import ParallelGraph  # noqa: E402
 from umem.chainer.parallel.sharding import sharded  # noqa: E402
-from umem.chainer.precision.bfloat16_states import bfloat16_states  # noqa: E402
 from umem.chainer.precision.half_precision import half_precision  # noqa: E402
 from umem.chainer.precision.saved_in import saved_in  # noqa: E402
 from umem.chainer.quantization.aware import quantization_aware  # noqa: E402
@@ -53,7 +54,6 @@ __all__ = [
     "Recompute",
     "Snapshot",
     "accumulate",
-    "bfloat16_states",
     "checkpoint",
     "checkpoint_sequential",
     "checkpointed",
@@ -74,3 +74,12 @@ __all__ = [
     "tie",
     "workspace",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "bfloat16_states":
+        raise AttributeError(
+            "umem.chainer.bfloat16_states is gone: umem.chainer.optimizers.quantize_states("
+            "optimizer) keeps an optimizer's states in 8 bits"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

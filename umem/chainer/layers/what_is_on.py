@@ -11,7 +11,6 @@ from umem.errors import StateError
 
 _HOLD_PARAMETERS = {
     "HalfPrecision": "half precision",
-    "Bfloat16States": "bfloat16_states",
     "Sharding": "an optimizer whose state is in shards",
 }
 
@@ -20,8 +19,8 @@ def refuse_exchange(model: Any, what: str) -> None:
     """See that layers of a model may be exchanged.
 
     Raises:
-        StateError: half precision, states in bfloat16 or in shards are on, or a group of calls is
-            not complete; nothing has changed.
+        StateError: half precision or states in shards are on, or a group of calls is not
+            complete; nothing has changed.
     """
     refuse_inside_of_group(model, what)
     for name, holder in _HOLD_PARAMETERS.items():

@@ -15,7 +15,6 @@ from umem.chainer.optimizers.gradient_check import first_unsafe, why
 from umem.chainer.optimizers.rules import NO_VARIANTS, QUANTIZED, QuantizedRule, plain, quantize
 from umem.chainer.optimizers.state_policy import LEAST_SIZE, StatePolicy, kept_by
 from umem.chainer.parameters_once import parameters
-from umem.chainer.precision.bfloat16_states import has_bfloat16_states
 from umem.errors import StateError, UnsupportedError
 
 SMALL = {
@@ -48,8 +47,8 @@ def quantize_states(
         keep: see `Adam8bit`, as for the others.
 
     Raises:
-        StateError: it is not set up, has 8-bit states already, or its state is in bfloat16, or in
-            shards on several ranks; or a state has NaN or infinity.
+        StateError: it is not set up, has 8-bit states already, or its state is in shards on several
+            ranks; or a state has NaN or infinity.
         UnsupportedError: another class, or amsgrad or adabound.
         ValueError: a name in ``keep`` is that of no parameter.
 
@@ -60,11 +59,6 @@ def quantize_states(
         raise StateError(f"the optimizer has 8-bit states already: it is {_name(optimizer)}")
     if type(optimizer) not in SMALL:
         raise _unknown(optimizer, SMALL)
-    if has_bfloat16_states(optimizer):
-        raise StateError(
-            "the optimizer's states are in bfloat16: undo() that first, or begin it after "
-            "quantize_states, for the states that stay larger"
-        )
     rules = _rules_by_name(model)
     if any(_has_variant(rule) for rule in (optimizer, *rules.values())):
         raise UnsupportedError(NO_VARIANTS)

@@ -13,7 +13,6 @@ from chainer.backends import cuda
 from umem.chainer.agreement import Gather
 from umem.chainer.parallel.shard_hooks import BY_ELEMENT, BY_NORM
 from umem.chainer.parameters_once import overlapping
-from umem.chainer.tap import is_told
 from umem.errors import StateError, UmemError, UnsupportedError
 
 
@@ -104,11 +103,6 @@ def hash_of(facts: dict[str, Any]) -> int:
 def _named(optimizer: Any) -> dict[int, tuple[str, Any]]:
     if optimizer.target is None:
         raise StateError("the optimizer is not set up: call its setup(model) first")
-    if is_told("Bfloat16States"):
-        raise UnsupportedError(
-            "bfloat16_states rounds by draws for whole parameters, and sharded has parts of them: "
-            "take an optimizer with 8-bit states, such as umem.chainer.optimizers.Adam8bit"
-        )
     _check_hooks(_hooks(optimizer), BY_ELEMENT + BY_NORM)
     found: dict[int, tuple[str, Any]] = {}
     for name, one in sorted(optimizer.target.namedparams(include_uninit=False)):

@@ -23,8 +23,7 @@ from umem.trace.analysis.half_functions import PRODUCTS, SUMS
 _NO_BFLOAT16 = (
     "bfloat16 is no type to compute in: Chainer's functions ask for a float by dtype.kind, which "
     "is 'V' for it, NumPy has no arithmetic of it, and a saved array of it loads as bytes. Take "
-    '"float16"; to store in bfloat16 take umem.chainer.saved_in("bfloat16") for what backward '
-    "needs and umem.chainer.bfloat16_states for an optimizer's state"
+    '"float16"; to store saved tensors in bfloat16 take umem.chainer.saved_in("bfloat16")'
 )
 
 
@@ -35,7 +34,7 @@ def check(model: Any, optimizer: Any, dtype: Any, scale: float, interval: int) -
         raise StateError(f"a loss scale is a finite number of at least 1, not {scale!r}")
     if interval < 1:
         raise StateError(f"the scale doubles after one good step at least, not {interval!r}")
-    check_optimizer(optimizer, "half precision")
+    _check_optimizer(optimizer)
     refuse_in_shards(optimizer, "half_precision")
     if optimizer._loss_scale is not None:
         raise StateError(
@@ -50,12 +49,12 @@ def check(model: Any, optimizer: Any, dtype: Any, scale: float, interval: int) -
     _check_parameters(model)
 
 
-def check_optimizer(optimizer: Any, what: str) -> None:
+def _check_optimizer(optimizer: Any) -> None:
     """Raise where an optimizer has no update rules, or no model yet."""
     if not isinstance(optimizer, chainer.GradientMethod):
         raise UnsupportedError(
-            f"{type(optimizer).__name__} is no chainer.GradientMethod: {what} goes by its update "
-            "rules, one a parameter"
+            f"{type(optimizer).__name__} is no chainer.GradientMethod: half precision goes by its "
+            "update rules, one a parameter"
         )
     if optimizer.target is None:
         raise StateError("the optimizer is not set up: call optimizer.setup(model) first")

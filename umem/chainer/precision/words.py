@@ -14,34 +14,31 @@ from chainer.backend import get_array_module
 from umem.chainer.precision.floats import SINGLE
 
 _CHUNK = 1 << 16
-WORD = np.dtype(np.uint16)
+_WORD = np.dtype(np.uint16)
 ROUNDING = 2.0**-8
 """The most that rounding to the nearest changes a number, relative to it: 0.4%."""
 
 
-def to_words(array: Any, seed: int | None = None) -> Any:
-    """Round an array of float32 to bfloat16, kept as words of the same shape.
+def to_words(array: Any) -> Any:
+    """Round an array of float32 to the nearest bfloat16, ties to even, kept as words of its shape.
 
     NaN stays NaN, and what is beyond the largest becomes infinite. It takes no more than some
     chunks of 256 KiB beside the result on NumPy.
 
     Args:
         array: of float32, of NumPy or of CuPy.
-        seed: None rounds to the nearest, ties to even. A number rounds up or down at random, the
-            nearer the likelier, so that the mean is right: the same numbers for the same seed, on
-            NumPy and on CuPy.
     """
     xp = get_array_module(array)
-    words = xp.empty(array.shape, WORD)
+    words = xp.empty(array.shape, _WORD)
     values, into = xp.ascontiguousarray(array).reshape(-1), words.reshape(-1)
     step = _CHUNK if xp is np else max(1, values.size)
     for start in range(0, values.size, step):
         bits = values[start : start + step].view(np.uint32)
-        added = _nearest(xp, bits) if seed is None else _drawn(xp, start, bits.size, seed)
+        added = ((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF)
         is_finite = (bits & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
         into[start : start + step] = (bits + added * is_finite) >> np.uint32(16)
         is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-        into[start : start + step] |= is_nan.astype(WORD) << WORD.type(6)
+        into[start : start + step] |= is_nan.astype(_WORD) << _WORD.type(6)
     return words
 
 
@@ -51,20 +48,3 @@ def from_words(words: Any) -> Any:
     bits = words.astype(np.uint32)
     xp.left_shift(bits, np.uint32(16), out=bits)
     return bits.view(SINGLE)
-
-
-def _nearest(xp: Any, bits: Any) -> Any:
-    return ((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF)
-
-
-def _drawn(xp: Any, start: int, count: int, seed: int) -> Any:
-    """16 random bits for each place, from the place and the seed: the finaliser of MurmurHash3."""
-    x = xp.arange(start, start + count, dtype=np.uint32)
-    x *= np.uint32(0x9E3779B1)
-    x += np.uint32(seed & 0xFFFFFFFF)
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        x ^= x >> np.uint32(shift)
-        x *= np.uint32(factor)
-    x ^= x >> np.uint32(16)
-    x &= np.uint32(0xFFFF)
-    return x

@@ -85,7 +85,7 @@ def _check_rule(name: str, rule: Any, shape: tuple[int, ...] | None) -> None:
             is_one = (
                 isinstance(found, chainer.get_array_types())
                 and shape in (None, found.shape)
-                and (found.dtype.kind == "f" or found.dtype == np.uint16)  # of bfloat16_states
+                and found.dtype.kind == "f"
             )
         if found is not None and not is_one:
             is_array = isinstance(found, chainer.get_array_types())
