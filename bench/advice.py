@@ -1,6 +1,6 @@
 """How near is what half of each size is said to save to a recording of the halved model?
 
-On NumPy, five models. Predicted: `umem.halve_each` on steps that were recorded at sizes of an
+On NumPy, five models. Predicted: `umem.scale_each` on steps that were recorded at sizes of an
 eighth to a half of what is asked for, each over the batch and one other axis; what changes the
 operations is recorded apart with half of it, over the batch. Recorded: the step at the sizes asked
 for with one of them halved, judged by the same replays on the model of a GPU. Precision is recorded
@@ -237,7 +237,9 @@ def predicted(case: Case) -> tuple[Any, int]:
     known = {name, *case.along}
     asked = {axis: size for axis, size in case.asked.items() if axis in known}
     own = {axis: asked[axis] for axis in traces[0].axes}
-    return umem.halve_each(traces, GPU, asked, halved=halved), on_numpy(traces[0], own, half=True)
+    return umem.scale_each(traces, 0.5, GPU, asked, scaled=halved), on_numpy(
+        traces[0], own, half=True
+    )
 
 
 def there(case: Case, sizes: Sizes, half: bool = False) -> umem.Trace:
@@ -254,7 +256,7 @@ def there(case: Case, sizes: Sizes, half: bool = False) -> umem.Trace:
 
 def on_gpu(trace: umem.Trace) -> int:
     """The peak on a GPU."""
-    return umem.halve_each(trace, GPU).peak_bytes
+    return umem.scale_each(trace, 0.5, GPU).peak_bytes
 
 
 def on_numpy(trace: umem.Trace, size: Sizes | None = None, half: bool = False) -> int:

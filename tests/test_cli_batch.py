@@ -32,7 +32,7 @@ def test_the_largest_and_the_quickest_are_printed(path: Path) -> None:
     )
     assert "does not fit: " in done.output
     assert "least time a sample" in done.output
-    assert "the size doubled: peak" in done.output
+    assert "batch doubled: peak" in done.output
 
 
 def test_json_has_what_was_found(path: Path) -> None:

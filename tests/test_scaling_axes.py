@@ -121,10 +121,10 @@ def test_host_times_do_not_run_away_with_the_noise_between_the_sizes() -> None:
 def test_doubling_each_axis_says_what_grows_as_a_square() -> None:
     tensors: list[Terms] = [[(4, (1, 2, 0))], [(4, (1, 0, 1))]]
     size = {"batch": 32, "length": 256, "hidden": 512}
-    found = umem.double_each(joined(tensors), "t4", size, vram="64MiB")
+    result = umem.scale_each(joined(tensors), 2, "t4", size, vram="64MiB")
+    found = [row for row in result.rows if row.missing is None]
     now = [value(terms, (32, 256, 512)) for terms in tensors]
-    assert [each.axis for each in found] == list(AXES)
-    assert [each.size["length"] for each in found] == [256, 512, 256]
+    assert [(each.axis, each.then) for each in found] == [(a, 2 * n) for a, n in size.items()]
     peaks = [2 * sum(now) * 2, 2 * (4 * now[0] + now[1]), 2 * (now[0] + 2 * now[1])]
     spare = max(3 * 4 * 2 * now[0] + 512, 0)  # workspace is 3 times what an operation writes
     assert [each.peak_bytes for each in found] == pytest.approx(
@@ -138,11 +138,10 @@ def test_doubling_each_axis_says_what_grows_as_a_square() -> None:
 
 def test_doubling_starts_from_the_largest_recorded_and_needs_sizes() -> None:
     plain = Trace.join([step([ALL], (n, 50, 50)) for n in (1, 2)], (1, 2))
-    (found,) = umem.double_each(plain, "t4")
-    assert (found.axis, found.size) == (None, 4)
-    assert str(found).startswith("the size doubled")
-    with pytest.raises(ScalingError, match="recorded at one size"):
-        umem.double_each(step([ALL], (1, 1, 1)))
+    found = umem.scale_each(plain, 2, "t4").rows[0]
+    assert (found.axis, found.size, found.then) == ("batch", 2, 4)
+    assert str(found).startswith("batch doubled")
+    assert all(row.missing for row in umem.scale_each(step([ALL], (1, 1, 1)), 2).rows)
 
 
 # -- workspace ---------------------------------------------------------------------------------

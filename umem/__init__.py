@@ -17,8 +17,7 @@ from umem.memory.tracking import track
 
 if TYPE_CHECKING:
     from umem.devices.software.opening import software_gpu
-    from umem.predict.batches.doubling import double_each
-    from umem.predict.batches.halving import halve_each
+    from umem.predict.batches.size_scaling import scale_each
     from umem.predict.choosing import choose
     from umem.predict.ranks.choosing_ranks import choose_ranks
     from umem.predict.replaying import Replay, replay
@@ -38,9 +37,7 @@ __all__ = [
     "choose",
     "choose_ranks",
     "disable",
-    "double_each",
     "enable",
-    "halve_each",
     "hybrid",
     "location",
     "managed",
@@ -49,6 +46,7 @@ __all__ = [
     "record",
     "record_at",
     "replay",
+    "scale_each",
     "software_gpu",
     "statistics",
     "status",
@@ -62,10 +60,9 @@ __version__ = "0.1.0"
 _LATER = {
     "choose": "umem.predict.choosing",
     "choose_ranks": "umem.predict.ranks.choosing_ranks",
-    "double_each": "umem.predict.batches.doubling",
-    "halve_each": "umem.predict.batches.halving",
     "record": "umem.trace.recording.at_sizes",
     "record_at": "umem.trace.recording.at_sizes",
+    "scale_each": "umem.predict.batches.size_scaling",
     "software_gpu": "umem.devices.software.opening",
     "Replay": "umem.predict.replaying",
     "replay": "umem.predict.replaying",
@@ -74,8 +71,16 @@ _LATER = {
 """Names whose modules are loaded when they are first used: traces, planners and the virtual GPU
 take longer to load than everything else together, and a program that trains needs none of them."""
 
+_SCALING = {"double_each": 2, "halve_each": 0.5}
+"""Names that are gone, and the factor for `scale_each` that does the same."""
+
 
 def __getattr__(name: str) -> Any:
+    if name in _SCALING:
+        raise AttributeError(
+            f"umem.{name} is gone: umem.scale_each(traces, {_SCALING[name]}, gpu, size) scales "
+            "each size of a step"
+        )
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -56,13 +56,13 @@ def command(step: StepOptions, halved: tuple[tuple[str, Path], ...]) -> bool:
         raise click.UsageError(f"--halved names an axis twice: {', '.join(names)}")
     gpu = step.spec
     read = _of_onnx(step, halved) if step.is_onnx else _of_traces(step, halved)
-    found = umem.halve_each(read.traces, gpu, read.size, halved=read.halved)
+    found = umem.scale_each(read.traces, 0.5, gpu, read.size, scaled=read.halved)
     say(json_text(found) if step.as_json else str(found))
     return found.helps
 
 
 class _Halves(NamedTuple):
-    """The arguments of `umem.halve_each`."""
+    """The arguments of `umem.scale_each`."""
 
     traces: list[Trace]
     halved: dict[str, Trace]

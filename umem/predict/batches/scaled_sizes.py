@@ -1,4 +1,4 @@
-"""What halving each size of a step would save, as results that say themselves; all simulated."""
+"""Results of scaling each size of a step, as text and JSON; all simulated."""
 
 from __future__ import annotations
 
@@ -10,35 +10,42 @@ from umem.as_json import named
 from umem.trace.axes import StepSize, size_text
 from umem.units import format_apart, format_bytes, format_seconds
 
+HALF = 0.5
+
 
 @dataclass(frozen=True)
-class Halved:
-    """A step with one of its sizes halved, on a GPU; simulated.
+class Scaled:
+    """A step with one of its sizes scaled, on a GPU; simulated.
 
     Attributes:
-        axis: what is halved.
+        axis: the size that is scaled; ``factor`` by which.
         size: how large it is now; None where nobody said. Precision is in bits.
-        half: the half, of odd sizes the larger one.
+        then: how large it is scaled, rounded up.
         peak_bytes: the most that tensors and workspace hold then.
-        saved_bytes: how much less that is; ``saved_share`` of the peak now.
+        saved_bytes: how much less that is, below 0 where it is more; ``saved_share`` of the peak
+            now.
+        peak_factor: the peak over that of the step as it is; ``seconds_factor`` likewise.
         fits: whether the step fits VRAM.
         seconds: the step's time; with VRAM enough where it does not fit.
-        costs: what it is for the model.
+        costs: what it costs in the model; None where the size grows.
         line: the code that turns it on, where it is no other model.
-        accumulated_peak_bytes: of the batch, the peak of a step in two micro-batches, which has
+        accumulated_peak_bytes: of a smaller batch, the peak of a step in micro-batches of it, with
             the gradient of the whole batch; ``accumulated_fits``, ``accumulated_seconds``.
         missing: why there are no figures, and what to record; None where there are.
     """
 
     axis: str
+    factor: float
     size: int | None
-    half: int | None
-    costs: str
+    then: int | None
+    costs: str | None
     peak_bytes: int | None = None
     saved_bytes: int | None = None
     saved_share: float | None = None
     fits: bool | None = None
     seconds: float | None = None
+    peak_factor: float | None = None
+    seconds_factor: float | None = None
     line: str | None = None
     accumulated_peak_bytes: int | None = None
     accumulated_fits: bool | None = None
@@ -50,6 +57,13 @@ class Halved:
         """What it means, in a line."""
         if self.missing is not None:
             return f"{self.axis}: {self.missing}"
+        if self.costs is None:
+            peak, fits = format_bytes(self.peak_bytes or 0), "" if self.fits else "; does not fit"
+            return (
+                f"{self.axis} {_participle(self.factor)}: peak {peak}, "
+                f"{self.peak_factor:.1f} times as much; time {self.seconds_factor:.1f} times as "
+                f"long{fits}"
+            )
         said = f"{self.axis}: {self.costs}"
         return said if self.line is None else f"{said}; {self.line}{self._accumulated()}"
 
@@ -65,20 +79,24 @@ class Halved:
 
     def to_json(self) -> dict[str, Any]:
         """Return it for a JSON file; what the model says is under names that say so."""
-        return named(self, ("axis", "size", "half", "costs", "line", "missing", *_ROW), _ROW)
+        found = named(
+            self, ("axis", "factor", "size", "then", "costs", "line", "missing", *_ROW), _ROW
+        )
+        return found | {"half": self.then} if self.factor == HALF else found
 
 
 _ROW = (
-    "peak_bytes", "saved_bytes", "saved_share", "fits", "seconds",
+    "peak_bytes", "saved_bytes", "saved_share", "fits", "seconds", "peak_factor", "seconds_factor",
     "accumulated_peak_bytes", "accumulated_fits", "accumulated_seconds",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class HalvedSizes:
-    """What halving each size of a step would save on a GPU; simulated.
+class ScaledSizes:
+    """A step with each of its sizes scaled in turn, on a GPU; simulated.
 
     Attributes:
+        factor: by which each is scaled.
         gpu: the GPU's name in the table; ``title`` in full.
         vram_bytes: what is usable of its VRAM.
         size: what the step was taken to; None where nobody said at what size it was recorded.
@@ -87,6 +105,7 @@ class HalvedSizes:
         caveat: what the trace does not know, so that the real step needs more; or None.
     """
 
+    factor: float
     gpu: str
     title: str
     vram_bytes: int
@@ -94,13 +113,13 @@ class HalvedSizes:
     peak_bytes: int
     fits: bool
     seconds: float
-    rows: tuple[Halved, ...]
+    rows: tuple[Scaled, ...]
     caveat: str | None = None
     simulated: Literal[True] = True
 
     @property
     def helps(self) -> bool:
-        """Tell whether the step fits, as it is or with something halved."""
+        """Tell whether the step fits, as it is or with one size scaled."""
         return self.fits or any(row.fits for row in self.rows)
 
     def __str__(self) -> str:
@@ -115,27 +134,45 @@ class HalvedSizes:
         yield f"{self.title}, {vram} of VRAM; all figures are simulated."
         yield f"Now{at}: peak {peak}, {fits}; {format_seconds(self.seconds)} a step."
         yield ""
-        yield (
-            f"{'halved':<10}  {'now':>7}  {'then':>7}  {'peak then':>10}  {'saved':>10}  "
-            f"{'':>4}  {'fits':<4}  {'a step':>8}"
-        )
-        yield from map(_row_text, self.rows)
-        yield ""
+        if self.factor < 1:
+            yield from self._table()
+            yield ""
         yield from map(str, self.rows)
         if self.caveat is not None:
             yield f"\n{self.caveat}"
 
+    def _table(self) -> Iterator[str]:
+        yield (
+            f"{_participle(self.factor):<10}  {'now':>7}  {'then':>7}  {'peak then':>10}  "
+            f"{'saved':>10}  {'':>4}  {'fits':<4}  {'a step':>8}"
+        )
+        yield from map(_row_text, self.rows)
+
     def to_json(self) -> dict[str, Any]:
         """Return it for a JSON file."""
-        names = ("simulated", "gpu", "title", "vram_bytes", "size", "caveat", *_STEP, "rows")
+        names = (
+            "simulated",
+            "factor",
+            "gpu",
+            "title",
+            "vram_bytes",
+            "size",
+            "caveat",
+            *_STEP,
+            "rows",
+        )
         return named(self, names, _STEP)
 
 
 _STEP = ("peak_bytes", "fits", "seconds")
 
 
-def _row_text(row: Halved) -> str:
-    sizes = ["" if n is None else f"{n:,}" for n in (row.size, row.half)]
+def _participle(factor: float) -> str:
+    return {HALF: "halved", 2: "doubled"}.get(factor, f"times {factor:g}")
+
+
+def _row_text(row: Scaled) -> str:
+    sizes = ["" if n is None else f"{n:,}" for n in (row.size, row.then)]
     start = f"{row.axis:<10}  {sizes[0]:>7}  {sizes[1]:>7}  "
     if row.peak_bytes is None or row.saved_bytes is None or row.seconds is None:
         return f"{start}{'unknown':>10}"

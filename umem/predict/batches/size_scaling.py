@@ -1,8 +1,9 @@
-"""What halving each size of a step would save, and what that costs in the model; simulated.
+"""Scale each size of a step by a factor: its peak and time then, and what it costs in the model.
 
-Sizes along which a step was recorded are halved by `Trace.at`. What changes which operations there
-are, such as the depth, is recorded apart: a trace of the step with half of it. Precision needs no
-recording of its own, because types follow from the step (`umem.predict.techniques.half_widths`).
+All of it is simulated. Sizes along which a step was recorded are scaled by `Trace.at`. What changes
+which operations there are, such as the depth, is recorded apart: a trace of the scaled step. Half
+of the precision needs no recording of its own, because types follow from the step
+(`umem.predict.techniques.half_widths`).
 
 Does not model: whether the smaller model still learns the task.
 """
@@ -11,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import ceil, inf
 from typing import Any, NamedTuple
 
 from umem.devices.specs import GpuSpec
 from umem.devices.virtual import VirtualGPU
 from umem.errors import ScalingError, SizeError, StateError, TraceError
 from umem.memory.limits import Size
-from umem.predict.batches.halved_sizes import Halved, HalvedSizes
+from umem.predict.batches.scaled_sizes import HALF, Scaled, ScaledSizes
 from umem.predict.choosing import gpu_asked_for
 from umem.predict.diet_places import PlainPool
 from umem.predict.techniques.micro_batches import check_splits, line
@@ -31,57 +33,64 @@ from umem.units import format_apart
 BATCH, PRECISION = "batch", "precision"
 COSTS = {
     BATCH: "fewer samples a gradient",
-    "length": "half as much is seen at once; what lies farther apart is not learnt",
-    "width": "another model: weights between two layers are a quarter",
-    "depth": "another model: half of the layers",
-    "embedding": "another model: half of what is said of each word",
+    "length": "less is seen at once; what lies farther apart is not learnt",
+    "width": "another model: weights between two layers shrink by its square",
+    "depth": "another model: fewer layers",
+    "embedding": "another model: less is said of each word",
     PRECISION: "the same model in 16 bits with float32 masters; results are near, not the same",
 }
-"""The axes that are always spoken of, and what half of each is for the model."""
+"""The axes that always have a row, and what less of each costs in the model."""
 EXAMPLES = {BATCH: (4, 8), "length": (16, 32), "width": (64, 128), "embedding": (64, 128)}
 APART = ("depth",)
-"""Axes along which operations come and go, so that half is recorded apart."""
+"""Axes along which operations come and go, so that the scaled step is recorded apart."""
 AGREEMENT = 0.01
 """How far peaks of one step from two traces may be apart, as a share."""
 BITS = 32
 HALF_PRECISION = "umem.chainer.half_precision(model, optimizer)"
 
 
-def halve_each(
+def scale_each(
     traces: Trace | Sequence[Trace],
+    factor: float,
     gpu: str | GpuSpec = "t4",
     size: StepSize | None = None,
     *,
-    halved: Mapping[str, Trace] | None = None,
+    scaled: Mapping[str, Trace] | None = None,
     vram: Size | None = None,
-) -> HalvedSizes:
-    """Say what half of each size of a step would save on a GPU, and what it is for the model.
+) -> ScaledSizes:
+    """Scale each size of a step by a factor: what it then takes on a GPU, and costs in the model.
 
     Simulated. Cost: two replays an axis at most, three for the batch.
 
     Args:
         traces: the step, as `umem.record_at` makes it; or several traces of it, each over other
             axes: a grid over all of them would be many recordings. The axes ``batch``,
-            ``length``, ``width``, ``depth``, ``embedding`` and ``precision`` are spoken of
-            always, others where they were recorded; a size without a name is the batch.
+            ``length``, ``width``, ``depth`` and ``embedding`` always have a row, others where they
+            were recorded; a size without a name is the batch.
+        factor: above 0 and not 1, such as 2, or 0.5, where ``precision`` has a row, too. Sizes
+            are rounded up.
         gpu: a name of the table, such as ``"v100-16gb"``.
         size: what the step is taken to: a batch, or one number an axis; axes that are not named
             are at the largest recorded.
-        halved: by axis, the same step with half of it, recorded apart along the same axes: for
-            what changes which operations there are, ``{"depth": trace}``.
+        scaled: by axis, the same step with that axis scaled, recorded apart along the other axes:
+            for what changes which operations there are, ``{"depth": trace}``.
         vram: usable VRAM instead of the table's figure, as an int or text.
 
     Raises:
-        UnknownGpuError, SizeError: see `umem.virtual_gpu`; a size along an axis that no trace has.
+        UnknownGpuError, SizeError: see `umem.virtual_gpu`; a size along an axis that no trace has;
+            another factor.
         ScalingError: traces of different steps or at different sizes, an axis that was recorded
-            and is given as halved too, a halved step that needs more than the whole.
+            and is given as scaled too, a smaller step that needs more than the whole.
         TraceError: no trace, or one without operations.
     """
+    if not 0 < factor < inf or factor == 1:
+        raise SizeError(f"a factor is a number above 0 and not 1, such as 0.5; got {factor!r}")
     spec = gpu_asked_for(gpu, vram)
     VirtualGPU(spec)  # refuses VRAM of less than a block
-    found = _Steps(_listed(traces), {} if halved is None else halved, spec, size)
+    found = _Steps(_listed(traces), factor, {} if scaled is None else scaled, spec, size)
     whole = found.whole
-    return HalvedSizes(
+    return ScaledSizes(
+        factor=factor,
         gpu=spec.name,
         title=spec.title,
         vram_bytes=spec.usable_bytes,
@@ -112,12 +121,18 @@ class _Judged(NamedTuple):
 
 
 class _Steps:
-    """Traces of one step, taken to one size, and to half of it along each axis."""
+    """Traces of one step, taken to one size, and scaled along each axis."""
 
     def __init__(
-        self, traces: list[Trace], halved: Mapping[str, Trace], spec: GpuSpec, size: StepSize | None
+        self,
+        traces: list[Trace],
+        factor: float,
+        scaled: Mapping[str, Trace],
+        spec: GpuSpec,
+        size: StepSize | None,
     ) -> None:
-        self._traces, self._halved, self._spec, self._asked = traces, halved, spec, size
+        self._traces, self._factor, self._scaled = traces, factor, scaled
+        self._spec, self._asked = spec, size
         self._check_axes()
         self._subjects = [Subject(trace, [spec], self._size(trace)) for trace in traces]
         self.caveat = self._subjects[0].caveat
@@ -133,38 +148,39 @@ class _Steps:
             return sizes[0]
         return self._now()
 
-    def rows(self) -> Iterator[Halved]:
+    def rows(self) -> Iterator[Scaled]:
         """A row an axis."""
         now = self._now()
-        for axis in dict.fromkeys((*COSTS, *now, *self._halved)):
-            yield self._row(axis, now.get(axis))
+        for axis in dict.fromkeys((*COSTS, *now, *self._scaled)):
+            if axis != PRECISION or axis in now or self._factor == HALF:
+                yield self._row(axis, now.get(axis))
 
     def _now(self) -> dict[str, int]:
         """How large each axis is that anything is known of."""
         found: dict[str, int] = {}
         for trace in self._traces:
             found |= _by_axis(self._size(trace))
-        return found | {a: n for a, n in _by_axis(self._asked).items() if a in self._halved}
+        return found | {a: n for a, n in _by_axis(self._asked).items() if a in self._scaled}
 
     # -- what goes together --------------------------------------------------------------------
 
     def _check_axes(self) -> None:
         axes = set().union(*map(_axes, self._traces))
         for axis in self._asked if isinstance(self._asked, Mapping) else ():
-            if axis not in axes | self._halved.keys():
+            if axis not in axes | self._scaled.keys():
                 known = ", ".join(map(repr, sorted(axes))) or "no axis"
                 raise SizeError(f"there is no axis {quoted(axis)}: recorded along {known}")
-        for axis, trace in self._halved.items():
+        for axis, trace in self._scaled.items():
             check_trace(trace)
             if axis in axes:
                 raise ScalingError(
-                    f"{quoted(axis)} was recorded as an axis and is given as halved too: leave "
+                    f"{quoted(axis)} was recorded as an axis and is given as scaled too: leave "
                     "one of them out"
                 )
             needed = {a for a in (BATCH,) if all(a in _axes(t) for t in self._traces)}
             if not needed <= _axes(trace) <= axes or bool(axes) != bool(trace.sizes):
                 raise ScalingError(
-                    f"the step with half of {quoted(axis)} was recorded along "
+                    f"the step with {quoted(axis)} scaled was recorded along "
                     f"{_said(_axes(trace))}, and the whole along {_said(axes)}: record both "
                     "along the same axes"
                 )
@@ -187,7 +203,7 @@ class _Steps:
         if kinds(first.events) != kinds(trace.events):
             raise ScalingError(
                 f"the traces are of different models: the one along {along} do not do the same. "
-                'Half of what changes the operations goes in apart: halved={"depth": trace}'
+                'What changes the operations goes in apart: scaled={"depth": trace}'
             )
         if abs(other.peak_bytes - self.whole.peak_bytes) > AGREEMENT * self.whole.peak_bytes:
             one, two = format_apart(self.whole.peak_bytes, other.peak_bytes)
@@ -199,86 +215,100 @@ class _Steps:
 
     # -- rows ----------------------------------------------------------------------------------
 
-    def _row(self, axis: str, now: int | None) -> Halved:
-        half = None if now is None else -(-now // 2)
+    def _row(self, axis: str, now: int | None) -> Scaled:
+        then = None if now is None else ceil(now * self._factor)
         costs = COSTS.get(axis, f"another size of what the step calls {quoted(axis)}")
-        row = Halved(axis, now, half, costs)
+        row = Scaled(axis, self._factor, now, then, costs if self._factor < 1 else None)
         try:
-            if axis in self._halved:
+            if axis in self._scaled:
                 return self._filled(self._said_fixed(row), self._apart(axis))
             if axis == PRECISION and now is None:
                 return self._in_half(row)
-            if now is None or half is None:
+            if now is None or then is None:
                 return replace(row, missing=f"not recorded; {self._how(axis)}")
-            if now == 1:
-                return replace(row, missing="it is 1, and has no half")
-            return self._along(row, half)
+            if now == then:
+                return replace(row, missing=f"it is {now}, and stays so rounded up")
+            return self._along(row, then)
         except (ScalingError, SizeError, StateError) as error:
-            if axis in self._halved:
+            if axis in self._scaled:
                 raise
             return replace(row, missing=str(error))
 
-    def _along(self, row: Halved, half: int) -> Halved:
-        """Half of an axis, by each trace that has it; they have to agree."""
+    def _along(self, row: Scaled, then: int) -> Scaled:
+        """An axis scaled, by each trace that has it; they have to agree."""
         found = [
             (subject, self._judged(Subject(subject.recorded, [self._spec], size)))
             for trace, subject in zip(self._traces, self._subjects, strict=True)
             if row.axis in _axes(trace)
-            for size in [_with(subject.size, row.axis, half)]
+            for size in [_with(subject.size, row.axis, then)]
         ]
         peaks = [judged.peak_bytes for _, judged in found]
         if max(peaks) - min(peaks) > AGREEMENT * max(peaks):
             one, two = format_apart(min(peaks), max(peaks))
-            raise ScalingError(f"two traces disagree on half of it: {one} and {two}")
+            raise ScalingError(f"two traces disagree on it: {one} and {two}")
         filled = self._filled(row, found[0][1])
-        return self._in_two(filled, found[0][0], half) if row.axis == BATCH else filled
+        is_part = row.axis == BATCH and self._factor < 1
+        return self._in_parts(filled, found[0][0], then) if is_part else filled
 
-    def _in_two(self, row: Halved, subject: Subject, half: int) -> Halved:
-        """The whole batch in two micro-batches, where it can be split."""
+    def _in_parts(self, row: Scaled, subject: Subject, part: int) -> Scaled:
+        """The whole batch in micro-batches, where it can be split."""
         try:
             check_splits(subject.recorded)
         except StateError:
             return row
-        both = self._judged(subject.changed(micro_batch=half))
+        both = self._judged(subject.changed(micro_batch=part))
         values = {f"accumulated_{name}": value for name, value in both._asdict().items()}
-        return replace(row, line=line(half), **values)
+        return replace(row, line=line(part), **values)
 
-    def _in_half(self, row: Halved) -> Halved:
+    def _in_half(self, row: Scaled) -> Scaled:
         half = self._judged(self._subjects[0].changed(half=True))
-        row = replace(row, size=BITS, half=BITS // 2, line=HALF_PRECISION)
+        row = replace(row, size=BITS, then=BITS // 2, line=HALF_PRECISION)
         return self._filled(row, half)
 
     def _apart(self, axis: str) -> _Judged:
-        trace = self._halved[axis]
+        trace = self._scaled[axis]
         judged = self._judged(Subject(trace, [self._spec], self._size(trace)))
-        if judged.peak_bytes > (1 + AGREEMENT) * self.whole.peak_bytes:
+        ratio = judged.peak_bytes / max(1, self.whole.peak_bytes)
+        if ratio > 1 + AGREEMENT if self._factor < 1 else ratio < 1 - AGREEMENT:
             one, two = format_apart(judged.peak_bytes, self.whole.peak_bytes)
             raise ScalingError(
-                f"the step with half of {quoted(axis)} takes {one}, and the whole {two} "
+                f"the step with {quoted(axis)} scaled takes {one}, and the step itself {two} "
                 "(simulated): are they swapped, or of different sizes?"
             )
         return judged
 
-    def _said_fixed(self, row: Halved) -> Halved:
-        """Say what nobody can check: how large half of it was recorded along other axes."""
-        fixed = set().union(*map(_axes, self._traces)) - _axes(self._halved[row.axis])
-        if not fixed:
+    def _said_fixed(self, row: Scaled) -> Scaled:
+        """Say what nobody can check: how large it was recorded along other axes."""
+        fixed = set().union(*map(_axes, self._traces)) - _axes(self._scaled[row.axis])
+        if not fixed or row.costs is None:
             return row
         return replace(row, costs=f"{row.costs}; {_said(fixed)} as it was recorded")
 
-    def _filled(self, row: Halved, judged: _Judged) -> Halved:
+    def _filled(self, row: Scaled, judged: _Judged) -> Scaled:
         saved = self.whole.peak_bytes - judged.peak_bytes
         share = saved / max(1, self.whole.peak_bytes)
-        return replace(row, saved_bytes=saved, saved_share=share, **judged._asdict())
+        seconds = judged.seconds / self.whole.seconds if self.whole.seconds else 1.0
+        return replace(
+            row,
+            saved_bytes=saved,
+            saved_share=share,
+            peak_factor=1 - share,
+            seconds_factor=seconds,
+            **judged._asdict(),
+        )
 
     def _how(self, axis: str) -> str:
         """How to record what a row needs."""
+        is_half = self._factor == HALF
+        part = "half of it" if is_half else f"{self._factor:g} times it"
         if "exported" in self._traces[0].meta:
-            return f"export the model with half of it, and give it as --halved {axis}=HALF.onnx"
+            option = f"--halved {axis}=HALF.onnx" if is_half else f'scaled={{"{axis}": trace}}'
+            return f"export the model with {part}, and give it as {option}"
         if axis in APART:
+            option = f"--halved {axis}=FILE, " if is_half else ""
             return (
-                "record the step with half of it, along the same axes, and give it as "
-                f'--halved {axis}=FILE, halved={{"{axis}": trace}}'
+                f"record the step with {part}, along the same axes, and give it as "
+                f'{option}scaled={{"{axis}": trace}}'
             )
         sizes = {BATCH: EXAMPLES[BATCH], axis: EXAMPLES[axis]}
         others = {a: n for a, n in self._now().items() if a != BATCH}

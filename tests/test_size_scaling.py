@@ -1,4 +1,4 @@
-"""What half of each size saves: `umem.halve_each`, and `umem advise` that prints it."""
+"""Each size scaled: `umem.scale_each`, and `umem advise` that prints half of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from test_scaling_axes import Terms, step, value
 import umem
 from umem.cli import main
 from umem.errors import ScalingError, SizeError, TraceError, UnknownGpuError
-from umem.predict.batches.halved_sizes import Halved, HalvedSizes
+from umem.predict.batches.scaled_sizes import Scaled, ScaledSizes
 from umem.trace import Trace
 from umem.trace.events import Access, Alloc, Event, Free, Mark, Op
 from umem.units import MIB
@@ -49,7 +49,7 @@ def over(**nodes: tuple[int, ...]) -> Trace:
     return Trace.join(traces, points)
 
 
-def row(found: HalvedSizes, axis: str) -> Halved:
+def row(found: ScaledSizes, axis: str) -> Scaled:
     (one,) = (row for row in found.rows if row.axis == axis)
     return one
 
@@ -61,7 +61,7 @@ def row(found: HalvedSizes, axis: str) -> Halved:
 @settings(deadline=None, max_examples=40)
 def test_half_of_an_axis_takes_what_a_step_of_that_size_takes(batch: int, width: int) -> None:
     trace = over(batch=(2, 4), width=(8, 16, 24))
-    found = umem.halve_each(trace, "t4", {"batch": batch, "width": width})
+    found = umem.scale_each(trace, 0.5, "t4", {"batch": batch, "width": width})
     now = peak_of(TENSORS, (batch, 1, width))
     assert found.peak_bytes == now
     for axis, point in (
@@ -72,7 +72,7 @@ def test_half_of_an_axis_takes_what_a_step_of_that_size_takes(batch: int, width:
         assert half.peak_bytes == peak_of(TENSORS, point)
         assert half.saved_bytes == now - peak_of(TENSORS, point)
         assert half.saved_share == pytest.approx(half.saved_bytes / now)
-        assert half.half == point[0 if axis == "batch" else 2]
+        assert half.then == point[0 if axis == "batch" else 2]
 
 
 def test_whether_it_then_fits_follows_from_the_peak() -> None:
@@ -80,13 +80,13 @@ def test_whether_it_then_fits_follows_from_the_peak() -> None:
     size = {"batch": 8, "width": 2048}
     peaks = [peak_of(TENSORS, p) for p in ((8, 1, 2048), (4, 1, 2048), (8, 1, 1024))]
     vram = peaks[1] - MIB
-    found = umem.halve_each(trace, "t4", size, vram=vram)
+    found = umem.scale_each(trace, 0.5, "t4", size, vram=vram)
     assert vram > 1.5 * peaks[2]  # with room for the gaps of a pool
     assert (found.fits, row(found, "batch").fits, row(found, "width").fits) == (False, False, True)
     assert found.helps
-    little = umem.halve_each(trace, "t4", size, vram=2 * MIB)
+    little = umem.scale_each(trace, 0.5, "t4", size, vram=2 * MIB)
     assert not little.helps
-    roomy = umem.halve_each(trace, "t4", size)
+    roomy = umem.scale_each(trace, 0.5, "t4", size)
     assert roomy.fits
     seconds = [roomy.seconds, *(row(roomy, axis).seconds or 0 for axis in ("batch", "width"))]
     assert seconds[0] > max(seconds[1:]) > 0
@@ -95,14 +95,14 @@ def test_whether_it_then_fits_follows_from_the_peak() -> None:
 
 def test_several_traces_each_over_other_axes_are_one_step() -> None:
     apart = [over(batch=(2, 4), width=(8, 16, 24)), over(batch=(2, 4))]
-    found = umem.halve_each(apart, "t4", {"batch": 8, "width": 16})
+    found = umem.scale_each(apart, 0.5, "t4", {"batch": 8, "width": 16})
     assert found.size == {"batch": 8, "width": 16}
     assert row(found, "width").peak_bytes == peak_of(TENSORS, (8, 1, 8))
     assert row(found, "batch").peak_bytes == peak_of(TENSORS, (4, 1, 16))
 
 
 def test_every_axis_has_a_row_and_those_that_were_not_recorded_say_what_to_record() -> None:
-    found = umem.halve_each(over(batch=(2, 4)), "t4")
+    found = umem.scale_each(over(batch=(2, 4)), 0.5, "t4")
     assert [one.axis for one in found.rows] == list(FIXED)
     assert found.size == {"batch": 4}
     for axis in ("length", "width", "embedding"):
@@ -116,7 +116,7 @@ def test_every_axis_has_a_row_and_those_that_were_not_recorded_say_what_to_recor
 def test_an_axis_of_ones_own_has_a_row_too() -> None:
     sizes = [{"nodes": n} for n in (2, 4)]
     trace = Trace.join([step(TENSORS, (n, 1, 16)) for n in (2, 4)], sizes)
-    found = umem.halve_each(trace, "t4", {"nodes": 10})
+    found = umem.scale_each(trace, 0.5, "t4", {"nodes": 10})
     assert row(found, "nodes").peak_bytes == peak_of(TENSORS, (5, 1, 16))
     assert "'nodes'" in row(found, "nodes").costs
 
@@ -124,8 +124,8 @@ def test_an_axis_of_ones_own_has_a_row_too() -> None:
 def test_a_size_without_a_name_is_the_batch() -> None:
     trace = Trace.join([step(TENSORS, (n, 1, 16)) for n in (2, 4)], (2, 4))
     for size in (9, {"batch": 9}):
-        found = umem.halve_each(trace, "t4", size)
-        assert (found.size, row(found, "batch").half) == (9, 5)
+        found = umem.scale_each(trace, 0.5, "t4", size)
+        assert (found.size, row(found, "batch").then) == (9, 5)
         assert row(found, "batch").peak_bytes == peak_of(TENSORS, (5, 1, 16))
 
 
@@ -135,12 +135,14 @@ def test_what_changes_the_operations_is_recorded_apart() -> None:
         Trace.join([step(t, (n, 1, 16)) for n in (2, 4)], [{"batch": n} for n in (2, 4)])
         for t in (deep, shallow)
     ]
-    found = umem.halve_each(traces[0], "t4", {"batch": 10}, halved={"depth": traces[1]})
+    found = umem.scale_each(traces[0], 0.5, "t4", {"batch": 10}, scaled={"depth": traces[1]})
     assert row(found, "depth").peak_bytes == peak_of(shallow, (10, 1, 16))
-    told = umem.halve_each(traces[0], "t4", {"batch": 10, "depth": 4}, halved={"depth": traces[1]})
-    assert (row(told, "depth").size, row(told, "depth").half) == (4, 2)
-    wide = umem.halve_each(
-        over(batch=(2, 4), width=(8, 16, 24)), "t4", halved={"depth": over(batch=(2, 4))},
+    told = umem.scale_each(
+        traces[0], 0.5, "t4", {"batch": 10, "depth": 4}, scaled={"depth": traces[1]}
+    )
+    assert (row(told, "depth").size, row(told, "depth").then) == (4, 2)
+    wide = umem.scale_each(
+        over(batch=(2, 4), width=(8, 16, 24)), 0.5, "t4", scaled={"depth": over(batch=(2, 4))},
         size={"batch": 10, "width": 16},
     )  # fmt: skip
     assert "'width' as it was recorded" in row(wide, "depth").costs
@@ -162,7 +164,7 @@ def test_the_batch_says_what_two_micro_batches_take() -> None:
         ])  # fmt: skip
 
     trace = Trace.join([train(n) for n in (2, 4)], (2, 4))
-    half = row(umem.halve_each(trace, "t4", 16), "batch")
+    half = row(umem.scale_each(trace, 0.5, "t4", 16), "batch")
     assert half.peak_bytes == (4 + 8 + 4) * MIB
     assert half.accumulated_peak_bytes is not None and half.accumulated_seconds is not None
     assert half.accumulated_peak_bytes > half.peak_bytes  # a sum of gradients, the whole input
@@ -174,32 +176,46 @@ def test_the_batch_says_what_two_micro_batches_take() -> None:
             return event._replace(name=name) if isinstance(event, Op) else event
 
         other = Trace.join([train(n).map(named) for n in (2, 4)], (2, 4))
-        found = row(umem.halve_each(other, "t4", 16), "batch")
+        found = row(umem.scale_each(other, 0.5, "t4", 16), "batch")
         assert (found.line is None) == (name == "BatchNormalization")
         assert found.peak_bytes == half.peak_bytes
+
+
+def test_any_factor_scales_each_axis_up_or_down() -> None:
+    trace, size = over(batch=(2, 4), width=(8, 16, 24)), {"batch": 10, "width": 30}
+    for factor, batch, width in ((0.25, 3, 8), (1.5, 15, 45), (3, 30, 90)):
+        found = umem.scale_each(trace, factor, "t4", size)
+        peaks = [peak_of(TENSORS, p) for p in ((10, 1, 30), (batch, 1, 30), (10, 1, width))]
+        rows = [row(found, axis) for axis in ("batch", "width")]
+        assert [one.then for one in rows] == [batch, width]
+        assert [one.peak_bytes for one in rows] == peaks[1:]
+        assert rows[1].peak_factor == pytest.approx(peaks[2] / peaks[0])
+        assert all((one.costs is None) == (factor > 1) for one in rows)
+        assert "precision" not in [one.axis for one in found.rows]
+    assert "width times 3: peak" in str(found)
 
 
 # -- bad input ---------------------------------------------------------------------------------
 
 
 def test_a_size_of_one_has_no_half() -> None:
-    found = umem.halve_each(over(batch=(2, 4)), "t4", {"batch": 1})
-    assert row(found, "batch").missing == "it is 1, and has no half"
+    found = umem.scale_each(over(batch=(2, 4)), 0.5, "t4", {"batch": 1})
+    assert row(found, "batch").missing == "it is 1, and stays so rounded up"
     assert row(found, "batch").peak_bytes is None
 
 
 def test_a_trace_of_one_size_still_says_what_is_missing() -> None:
-    found = umem.halve_each(step(TENSORS, (4, 1, 16)), "t4")
+    found = umem.scale_each(step(TENSORS, (4, 1, 16)), 0.5, "t4")
     assert found.size is None
     assert found.peak_bytes == peak_of(TENSORS, (4, 1, 16))
     assert all(one.missing for one in found.rows)
     with pytest.raises(ScalingError, match="recorded at one size"):
-        umem.halve_each(step(TENSORS, (4, 1, 16)), "t4", 8)
+        umem.scale_each(step(TENSORS, (4, 1, 16)), 0.5, "t4", 8)
 
 
 def test_an_axis_that_does_not_scale_is_said_in_its_row() -> None:
     jumps = [step([[(n, (0, 0, 0))]], (1, 1, 1)) for n in (4000, 9000, 30_000)]
-    found = umem.halve_each(Trace.join(jumps, (4, 8, 12)), "t4", 12)
+    found = umem.scale_each(Trace.join(jumps, (4, 8, 12)), 0.5, "t4", 12)
     assert "no line passes" in (row(found, "batch").missing or "")
     assert row(found, "batch").peak_bytes is None
 
@@ -218,32 +234,44 @@ def test_an_axis_that_does_not_scale_is_said_in_its_row() -> None:
 )
 def test_bad_input_is_refused(arguments: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
-        umem.halve_each(*arguments)
+        umem.scale_each(arguments[0], 0.5, *arguments[1:])
+
+
+@pytest.mark.parametrize("factor", [0, -1, 1, float("inf"), float("nan")])
+def test_a_factor_that_scales_nothing_is_refused(factor: float) -> None:
+    with pytest.raises(SizeError, match="above 0 and not 1"):
+        umem.scale_each(over(batch=(2, 4)), factor)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("halve_each", "0.5"), ("double_each", "2")])
+def test_the_names_that_are_gone_say_what_to_take(name: str, factor: str) -> None:
+    with pytest.raises(AttributeError, match=rf"umem\.scale_each\(traces, {factor}, "):
+        getattr(umem, name)
 
 
 def test_traces_of_other_models_are_refused() -> None:
     other = Trace.join([step([WIDE], (n, 1, 16)) for n in (2, 4)], [{"batch": n} for n in (2, 4)])
     with pytest.raises(ScalingError, match="different models"):
-        umem.halve_each([over(batch=(2, 4)), other], "t4")
+        umem.scale_each([over(batch=(2, 4)), other], 0.5, "t4")
 
 
 def test_traces_that_were_recorded_at_other_sizes_are_refused() -> None:
     apart = [over(batch=(2, 4), width=(8, 16, 24)), over(batch=(2, 4))]
     with pytest.raises(ScalingError, match=r"do not meet: .* MiB and .* MiB"):
-        umem.halve_each(apart, "t4", {"batch": 64, "width": 640})
+        umem.scale_each(apart, 0.5, "t4", {"batch": 64, "width": 640})
 
 
 def test_contradictory_halves_are_refused() -> None:
     whole, along = over(batch=(2, 4)), over(batch=(2, 4), width=(8, 16, 24))
-    with pytest.raises(ScalingError, match="recorded as an axis and is given as halved too"):
-        umem.halve_each(along, "t4", halved={"width": whole})
+    with pytest.raises(ScalingError, match="recorded as an axis and is given as scaled too"):
+        umem.scale_each(along, 0.5, "t4", scaled={"width": whole})
     with pytest.raises(ScalingError, match="along the same axes"):
-        umem.halve_each(whole, "t4", halved={"depth": step(TENSORS, (2, 1, 16))})
+        umem.scale_each(whole, 0.5, "t4", scaled={"depth": step(TENSORS, (2, 1, 16))})
     larger = Trace.join(
         [step([WIDE] * 9, (n, 1, 64)) for n in (2, 4)], [{"batch": n} for n in (2, 4)]
     )
     with pytest.raises(ScalingError, match="swapped"):
-        umem.halve_each(whole, "t4", halved={"depth": larger})
+        umem.scale_each(whole, 0.5, "t4", scaled={"depth": larger})
 
 
 # -- the command -------------------------------------------------------------------------------
@@ -274,10 +302,11 @@ def test_one_table_has_all_axes(files: list[Path]) -> None:
 def test_json_says_what_is_simulated(files: list[Path]) -> None:
     done = run(files[1], "--json", "--halved", f"depth={files[1]}")
     found = json.loads(done.output)
-    assert found["simulated"] is True
+    assert (found["simulated"], found["factor"]) == (True, 0.5)
     assert found["simulated_peak_bytes"] == peak_of(TENSORS, (4, 1, 16))
     rows = {one["axis"]: one for one in found["rows"]}
     assert rows["batch"]["simulated_peak_bytes"] == peak_of(TENSORS, (2, 1, 16))
+    assert rows["batch"]["half"] == 2
     assert rows["depth"]["simulated_saved_bytes"] == 0
     assert rows["width"]["simulated_fits"] is None
     assert not {"peak_bytes", "seconds", "fits"} & rows["batch"].keys()
