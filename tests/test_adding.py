@@ -20,8 +20,9 @@ from umem.devices.specs import GpuSpec
 from umem.errors import GraphError, StateError
 from umem.planner import Family, Graph, Node, dispatch, min_budget, plan, register_method, simulate
 from umem.predict.techniques import registry as techniques
+from umem.predict.techniques.prepared import Prepared
 from umem.predict.techniques.subject import Subject
-from umem.predict.techniques.technique import Prepared, Technique
+from umem.predict.techniques.technique import Technique
 from umem.reports import outputs as reports
 from umem.reports.outputs import Output, ReportRequest, register_output
 from umem.trace import Alloc, Mark, Trace

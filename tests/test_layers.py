@@ -45,15 +45,12 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imported() -> dict[str, set[str]]:
-    """What each module imports anywhere in it, but for annotations only."""
+    """What each module imports anywhere in it, annotations included."""
     return {name: set(_imports(path)) - {name} for name, path in modules().items()}
 
 
 def _imports(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -14,8 +14,9 @@ from umem.devices.specs import gpu_spec
 from umem.errors import BudgetError, StateError
 from umem.predict.diet_places import HostArrays, PlainPool
 from umem.predict.dieting import cheapest
+from umem.predict.techniques.changing import smaller_batches
 from umem.predict.techniques.half_widths import in_half
-from umem.predict.techniques.micro_batches import accumulated, micro_batches
+from umem.predict.techniques.micro_batches import accumulated
 from umem.predict.techniques.small_states import BLOCK, with_small_states
 from umem.predict.techniques.subject import Subject
 from umem.trace import Access, Alloc, Checker, Event, Free, Mark, Op, Trace
@@ -233,7 +234,7 @@ def test_batch_normalisation_is_refused_by_name() -> None:
 
     subject = Subject(umem.record_at(step, (8, 16)), [GPU], 64)
     with pytest.raises(StateError, match="BatchNormalization takes statistics over all of it"):
-        list(micro_batches(subject))
+        list(smaller_batches(subject))
 
 
 def test_a_step_of_one_size_or_without_update_or_with_two_optimizers_is_not_split() -> None:
@@ -245,7 +246,7 @@ def test_a_step_of_one_size_or_without_update_or_with_two_optimizers_is_not_spli
     ]  # fmt: skip
     update = [Op("SGD", "update", (w, g), (w,)), Mark("step")]
     with pytest.raises(StateError, match="recorded at one size"):
-        list(micro_batches(Subject(Trace([*step, *update]))))
+        list(smaller_batches(Subject(Trace([*step, *update]))))
     with pytest.raises(StateError, match="no optimizer's update"):
         accumulated(Trace(step), Trace(step), 2)
     turns = [*step, *update, Op("h", "forward", (x,), (y,)), *update]

@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple, Protocol
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError
 from umem.predict.techniques.budget_graph import cost_in_bytes
+from umem.predict.techniques.prepared import Prepared
 from umem.predict.techniques.recomputation import largest_budget
 from umem.predict.techniques.subject import STEPS, Subject
-from umem.predict.techniques.technique import Prepared
 from umem.trace.events import Op
 from umem.trace.trace import Trace
 from umem.units import KIB

@@ -16,7 +16,7 @@ from typing import Literal
 
 from umem.errors import BudgetError, GraphError, ScalingError, StateError
 from umem.predict.diet_places import HostArrays, Place
-from umem.predict.techniques import micro_batches
+from umem.predict.techniques import changing
 from umem.predict.techniques.changes import Changes
 from umem.predict.techniques.subject import Subject
 from umem.units import MIB, format_apart, format_bytes
@@ -204,7 +204,7 @@ class _Candidates:
 
     def _split(self, subject: Subject) -> Iterator[Combination]:
         """The largest micro-batch that fits with recomputation, and without."""
-        for micro in micro_batches.micro_batches(subject):
+        for micro in changing.smaller_batches(subject):
             for found in self._again(subject.changed(micro_batch=micro)):
                 yield found
                 if found.fits and found.budget is None:
@@ -226,7 +226,7 @@ class _Candidates:
 
     def _judge_least(self, subject: Subject, micro: int | None) -> None:
         if micro is not None:
-            next(micro_batches.micro_batches(subject))  # or it cannot be split
+            next(changing.smaller_batches(subject))  # or it cannot be split
             subject = subject.changed(micro_batch=micro)
         if self._may("workspace"):
             subject = subject.changed(cap_bytes=CAPS[-1])

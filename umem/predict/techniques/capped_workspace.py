@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from umem.devices.specs import GpuSpec
 from umem.errors import StateError
+from umem.predict.techniques.prepared import Prepared
 from umem.predict.techniques.subject import Subject
-from umem.predict.techniques.technique import Prepared
 from umem.trace.analysis.capping import CAPPED
 from umem.units import MIB
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, GraphError, ScalingError, StateError
-from umem.predict.techniques import half_widths, micro_batches, small_states
+from umem.predict.techniques import changing, half_widths, micro_batches, small_states
 from umem.predict.techniques.capped_workspace import CAP_BYTES
+from umem.predict.techniques.prepared import Prepared
 from umem.predict.techniques.subject import Subject
-from umem.predict.techniques.technique import Prepared
 from umem.trace.trace import Trace
 from umem.units import MIB
 
@@ -36,7 +36,7 @@ def prepare(subject: Subject, gpu: GpuSpec, parts: tuple[str, ...]) -> Prepared:
     )
     micro = None
     if SPLIT in parts:
-        micro = micro_batches.fitting(changed, gpu, lambda one: _made(one, subject, parts))
+        micro = changing.fitting(changed, gpu, lambda one: _made(one, subject, parts))
         changed = changed.changed(micro_batch=micro)
     line = lines(parts, micro, CAP_BYTES, "min" if RERUN in parts else None)
     if RERUN not in parts:
@@ -54,7 +54,7 @@ def _is_enough(subject: Subject, gpu: GpuSpec, part: str) -> bool:
         if part == RERUN:
             return subject.fits(gpu, subject.under(None))
         if part == SPLIT:
-            return micro_batches.prepare(subject, gpu) is not None
+            return changing.accumulation(subject, gpu) is not None
         fields = {SMALL: "small_states", HALF: "half"}
         if part == CAP:
             return subject.changed(cap_bytes=CAP_BYTES).fits(gpu)

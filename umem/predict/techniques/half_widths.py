@@ -14,32 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING
 
-from umem.devices.specs import GpuSpec
 from umem.errors import StateError
 from umem.predict.techniques.half_types import BACK_OF_SCORES, NO_SCORES, HalfTypes, is_product
-from umem.predict.techniques.technique import Prepared
 from umem.trace.analysis.half_functions import MOVES
 from umem.trace.events import Access, Alloc, Event, Free, Hint, Mark, Op
 from umem.trace.trace import Trace
-
-if TYPE_CHECKING:
-    from umem.predict.techniques.subject import Subject
 
 LINE = "umem.chainer.half_precision(model, optimizer)"
 SPARSE_PRODUCT = "SparseMatMul"
 """umem's own, which copies halves to float32 and back wherever it runs."""
 CAST = "Cast"
-
-
-def prepare(subject: Subject, gpu: GpuSpec) -> Prepared:
-    """The step in half precision.
-
-    Raises:
-        StateError: it has no parameter that could have 16 bits.
-    """
-    return Prepared(subject.changed(half=True).trace, LINE)
 
 
 def in_half(trace: Trace) -> Trace:

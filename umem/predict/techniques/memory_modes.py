@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from umem.devices.specs import GpuSpec
+from umem.predict.techniques.prepared import Prepared
 from umem.predict.techniques.subject import Subject
-from umem.predict.techniques.technique import Prepared
 
 
 def prepare_unmanaged(subject: Subject, gpu: GpuSpec) -> Prepared:

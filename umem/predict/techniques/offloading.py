@@ -18,9 +18,9 @@ from umem.planner.plans import Plan
 from umem.planner.problem import Problem
 from umem.predict.techniques import small_states
 from umem.predict.techniques.gpu_times import SMALLEST_BYTES, link_of
+from umem.predict.techniques.prepared import Prepared
 from umem.predict.techniques.recomputation import largest_budget
 from umem.predict.techniques.subject import Subject
-from umem.predict.techniques.technique import Prepared
 from umem.trace.trace import Trace
 from umem.units import MIB
 

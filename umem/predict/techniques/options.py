@@ -9,8 +9,9 @@ from umem.as_json import named
 from umem.devices.cost import StepCost
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, GraphError, StateError
+from umem.predict.techniques.prepared import Prepared
 from umem.predict.techniques.subject import Subject
-from umem.predict.techniques.technique import Prepared, Technique
+from umem.predict.techniques.technique import Technique
 from umem.units import format_bytes
 
 HOST_BOUND = 0.9

@@ -15,8 +15,8 @@ from umem.errors import StateError
 from umem.planner.prefetch.footprint import footprint
 from umem.planner.prefetch.moves import NOTHING, MovePlan, Moves, SomeBlocks, plan_moves
 from umem.planner.prefetch.order import Iteration, Order
+from umem.predict.techniques.prepared import Prepared
 from umem.predict.techniques.subject import Subject
-from umem.predict.techniques.technique import Prepared
 from umem.trace.trace import Access, Alloc, Free, Hint, Mark, Op, Trace
 from umem.trace.walk import renumbered
 from umem.units import BLOCK_BYTES, format_bytes

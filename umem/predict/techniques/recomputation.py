@@ -15,8 +15,8 @@ from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, StateError
 from umem.planner.schedule import actions
 from umem.predict.techniques.prefetching import DEPTH, lookahead
+from umem.predict.techniques.prepared import Prepared
 from umem.predict.techniques.subject import Subject
-from umem.predict.techniques.technique import Prepared
 from umem.trace.trace import Trace
 from umem.units import MIB, format_apart
 

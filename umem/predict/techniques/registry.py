@@ -8,16 +8,15 @@ from functools import partial
 from umem.devices.specs import GpuSpec
 from umem.errors import StateError
 from umem.predict.techniques import capped_workspace as caps
+from umem.predict.techniques import changing
 from umem.predict.techniques import combinations as together
-from umem.predict.techniques import half_widths as halves
 from umem.predict.techniques import memory_modes as modes
-from umem.predict.techniques import micro_batches as batches
 from umem.predict.techniques import offloading as offload
 from umem.predict.techniques import prefetching as lookahead
 from umem.predict.techniques import recomputation as budgets
-from umem.predict.techniques import small_states as states
+from umem.predict.techniques.prepared import Prepared
 from umem.predict.techniques.subject import Subject
-from umem.predict.techniques.technique import Prepared, Technique
+from umem.predict.techniques.technique import Technique
 
 ROUNDING = "rounding"
 SMALL, HALF, SPLIT, RERUN = together.SMALL, together.HALF, together.SPLIT, together.RERUN
@@ -34,7 +33,7 @@ TECHNIQUES = [
     Technique("managed", True, modes.prepare_managed),
     Technique("managed, prefetch", True, modes.prepare_prefetched),
     Technique("managed, lookahead", True, lookahead.prepare),
-    Technique("accumulate to fit", False, batches.prepare, ROUNDING),
+    Technique("accumulate to fit", False, changing.accumulation, ROUNDING),
     Technique("workspace 16MiB", False, caps.prepare, ROUNDING),
     Technique("recompute to fit", True, budgets.prepare_largest),
     Technique("recompute 75%", True, partial(budgets.prepare, budget="75%")),
@@ -49,11 +48,11 @@ TECHNIQUES = [
     Technique("recompute 50%, lookahead", True, partial(budgets.prepare_lookahead, budget="50%")),
     Technique("recompute min, lookahead", True, partial(budgets.prepare_lookahead, budget="min")),
     Technique("accumulate, recompute min", False, _both(SPLIT, RERUN), ROUNDING),
-    Technique("8-bit states", False, states.prepare, "8 bits"),
+    Technique("8-bit states", False, changing.eight_bit_states, "8 bits"),
     Technique("8-bit, accumulate", False, _both(SMALL, SPLIT), "8 bits"),
     Technique("8-bit, recompute min", False, _both(SMALL, RERUN), "8 bits"),
     Technique("8-bit, recompute, offload", False, offload.prepare_small_states, "8 bits"),
-    Technique("half precision", False, halves.prepare, "16 bits"),
+    Technique("half precision", False, changing.half_precision, "16 bits"),
     Technique("all together", False, _both(*ALL), "8 and 16 bits"),
 ]
 """In the order of what there is to do: where times are equal, the least goes first."""

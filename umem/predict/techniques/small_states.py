@@ -11,17 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from umem.devices.specs import GpuSpec
 from umem.errors import StateError
-from umem.predict.techniques.technique import Prepared
 from umem.trace.events import Access, Alloc, Event, Free, Op
 from umem.trace.trace import Trace
 from umem.trace.walk import allocations
-
-if TYPE_CHECKING:
-    from umem.predict.techniques.subject import Subject
 
 BLOCK = 256
 """Values that share a scale of 4 bytes."""
@@ -34,15 +29,6 @@ COMPILED_BYTES = 8 << 10
 QUANTIZED = {"Adam": (".m", ".v"), "MomentumSGD": (".v",)}
 """By the name of an update, the ends of its states' labels."""
 LINE = "umem.chainer.optimizers.quantize_states(optimizer)"
-
-
-def prepare(subject: Subject, gpu: GpuSpec) -> Prepared:
-    """The step with small states.
-
-    Raises:
-        StateError: no state of it can be small.
-    """
-    return Prepared(subject.changed(small_states=True).trace, LINE)
 
 
 def with_small_states(trace: Trace) -> Trace:

@@ -16,9 +16,9 @@ from umem.predict.stepping import Replays
 from umem.predict.techniques.budget_graph import problems_of
 from umem.predict.techniques.changes import Changes
 from umem.predict.techniques.gpu_times import link_of, op_seconds
+from umem.predict.techniques.prepared import Prepared
 from umem.predict.techniques.rewrite import rewrite
 from umem.predict.techniques.steady import steady
-from umem.predict.techniques.technique import Prepared
 from umem.trace.analysis.capping import cap_advice
 from umem.trace.analysis.explain import missing_when_repeated
 from umem.trace.axes import Point, StepSize, point_of
