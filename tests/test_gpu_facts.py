@@ -417,3 +417,18 @@ class TestCost(OnGpu):
         for found in losses[1:]:
             np.testing.assert_allclose(found, losses[0], rtol=1e-4)
         print("equal bit for bit:", losses[0] == losses[1] == losses[2])
+
+
+class TestConversions(OnGpu):
+    def test_floats_that_no_integer_holds_become_the_nearest(self, cupy):
+        """Claim of the software GPU. Expected: by way of 32 or 64 bits; NaN as in PTX."""
+        given = [-1.0, 3.7, 1e20, -1e20, np.inf, np.nan, 300.0, -200.0]
+        wanted = {
+            ("f", "uint8"): [0, 3, 255, 0, 255, 0, 44, 0],
+            ("f", "int32"): [-1, 3, 2**31 - 1, -(2**31), 2**31 - 1, 0, 300, -200],
+            ("f", "uint32"): [0, 3, 2**32 - 1, 0, 2**32 - 1, 0, 300, 0],
+            ("d", "int32"): [-1, 3, 2**31 - 1, -(2**31), 2**31 - 1, -(2**31), 300, -200],
+            ("d", "uint64"): [0, 3, 2**64 - 1, 0, 2**64 - 1, 2**63, 300, 0],
+        }
+        found = {key: cupy.asarray(given, key[0]).astype(key[1]).get().tolist() for key in wanted}
+        assert found == wanted

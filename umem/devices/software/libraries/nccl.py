@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from umem.devices.software.device_state import DeviceState
+from umem.devices.software.late import LateRuntime
 from umem.devices.software.libraries.handles import Array, HostLibrary
 from umem.devices.software.libraries.mailboxes import (
     Mailboxes,
@@ -130,8 +131,8 @@ class HostNccl(HostLibrary):
 
         finish = join if color != NO_COLOR else partial(_store, found, None, ctypes.c_void_p)
         sends = dict.fromkeys(range(size), own)
-        comes = {i: each[i : i + 1] for i in range(size)}
-        self._do("CommSplit", old, 0, [], [], sends, comes, finish)
+        receives = {i: each[i : i + 1] for i in range(size)}
+        self._do("CommSplit", old, 0, [], [], sends, receives, finish)
 
     def ncclCommDestroy(self, comm: int) -> None:
         self._of(comm).leave()
@@ -180,7 +181,7 @@ class HostNccl(HostLibrary):
         self, name: str, given: int, made: int, count: int, dtype: int, op: int, root: int | None,
         comm: int, stream: int,
     ) -> None:  # fmt: skip
-        """Have one rank or, without a root, each add what all have, in the order of ranks."""
+        """Reduce what all ranks have, in their order, on the root or, without one, on each rank."""
         found = self._of(comm, root or 0)
         data, operation = self._memory(given, count, dtype), _operation(op)
         sends = {i: data for i in (found.others if root is None else {root} & found.others)}
@@ -188,10 +189,10 @@ class HostNccl(HostLibrary):
             self._do(name, found, stream, [data], [], sends, {})
             return
         result = self._memory(made, count, dtype)
-        comes = {i: np.empty_like(data) for i in found.others}
-        each = [comes.get(i, data) for i in range(found.size)]
+        receives = {i: np.empty_like(data) for i in found.others}
+        each = [receives.get(i, data) for i in range(found.size)]
         add = partial(_reduced, each, result, operation, op == AVERAGE)
-        self._do(name, found, stream, [data], [result], sends, comes, add)
+        self._do(name, found, stream, [data], [result], sends, receives, add)
 
     def ncclReduceScatter(
         self, given: int, made: int, count: int, dtype: int, op: int, comm: int, stream: int
@@ -202,8 +203,8 @@ class HostNccl(HostLibrary):
         parts = data.reshape(found.size, count)
         each = np.empty_like(parts)
         add = partial(_reduced, each, result, operation, op == AVERAGE)
-        sends, comes = dict(enumerate(parts)), dict(enumerate(each))
-        self._do("ReduceScatter", found, stream, [data], [result], sends, comes, add)
+        sends, receives = dict(enumerate(parts)), dict(enumerate(each))
+        self._do("ReduceScatter", found, stream, [data], [result], sends, receives, add)
 
     def ncclBroadcast(
         self, given: int, made: int, count: int, dtype: int, root: int, comm: int, stream: int
@@ -228,9 +229,9 @@ class HostNccl(HostLibrary):
         found = self._of(comm)
         data = self._memory(given, count, dtype)
         result = self._memory(made, count * found.size, dtype).reshape(found.size, count)
-        sends, comes = {i: data for i in found.others}, {i: result[i] for i in found.others}
+        sends, receives = {i: data for i in found.others}, {i: result[i] for i in found.others}
         copy = partial(np.copyto, result[found.rank], data)
-        self._do("AllGather", found, stream, [data], [result], sends, comes, copy)
+        self._do("AllGather", found, stream, [data], [result], sends, receives, copy)
 
     def ncclSend(
         self, given: int, count: int, dtype: int, peer: int, comm: int, stream: int
@@ -254,20 +255,20 @@ class HostNccl(HostLibrary):
         reads: Sequence[Array],
         writes: Sequence[Array],
         sends: Mapping[int, Array],
-        comes: Mapping[int, Array],
+        receives: Mapping[int, Array],
         finish: Callable[[], None] = lambda: None,
     ) -> None:
         """Carry out a call, or have it wait for the end of the group.
 
         Args:
             name: its function, the same on all ranks whose messages belong together.
-            sends, comes: arrays by the rank that they go to and come from.
-            finish: done when all have come.
+            sends, receives: arrays by the rank that they go to and come from.
+            finish: called once all messages are there.
         """
         number = FUNCTIONS.index(name)
         transfers = [
             Transfer(comm, other, data.view(np.uint8), number, is_send)
-            for each, is_send in ((sends, True), (comes, False))
+            for each, is_send in ((sends, True), (receives, False))
             for other, data in each.items()
         ]
         call = _NcclCall(comm.device, stream, reads, writes, transfers, finish)
@@ -279,7 +280,8 @@ class HostNccl(HostLibrary):
         runtime = self._runtime
         calls = [c for c in calls if not (runtime.captures and runtime.is_captured(c.stream))]
         for call in calls:
-            runtime.wait_for_stream(call.stream)
+            if isinstance(runtime, LateRuntime):  # elsewhere streams do their work at once
+                runtime.wait_for_stream(call.stream)
             reads, writes = (
                 [a for array in each for a in runtime.access_of(array)]
                 for each in (call.reads, call.writes)
@@ -333,7 +335,7 @@ def _operation(op: int) -> Any:
 
 
 def _reduced(each: Iterable[Array], result: Array, operation: Any, is_average: bool) -> None:
-    """Write what an operation makes of what the ranks have."""
+    """Write the reduction of the arrays of all ranks into ``result``."""
     first, *others = each
     found = first.copy()
     for array in others:
