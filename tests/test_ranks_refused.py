@@ -17,10 +17,8 @@ from ranks import Ended, needs_ranks, start
 from umem.cli import main
 from umem.errors import LaunchError, MissingDependencyError
 from umem.launch import AskedRanks, mpi, run_ranks
-from umem.launch.hosts import Host, listed, read_hosts
+from umem.launch.hosts import Host, differing, listed, read_hosts
 from umem.launch.mpi import Kind, find_mpiexec, kind_of
-from umem.launch.seats import SILENT_SECONDS, Seat, differing, silent
-from umem.launch.watcher import as_line
 
 HERE = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
@@ -112,28 +110,6 @@ def test_without_mpi4py_the_packages_are_named(monkeypatch: pytest.MonkeyPatch) 
 def test_an_mpi4py_that_finds_no_mpi_is_refused(tmp_path: Path) -> None:
     ended = refused(tmp_path, MPI4PY_LIBMPI=str(tmp_path / "libmpi.so"))
     assert "mpi4py is there and cannot be used" in ended.last
-
-
-@needs_ranks
-def test_ranks_that_would_see_themselves_alone_do_not_run_the_script(tmp_path: Path) -> None:
-    """An mpiexec that says it is Open MPI, and starts processes that know nothing of it."""
-    fake = tmp_path / "bin" / "mpiexec"
-    executable(
-        fake,
-        f"{sys.executable}\nimport os, subprocess, sys\n"
-        "if '--version' in sys.argv:\n"
-        "    print('mpiexec (Open MPI) 5.0.0')\n"
-        "else:\n"
-        "    at = sys.argv.index(sys.executable)\n"
-        "    started = [\n"
-        "        subprocess.Popen(sys.argv[at:], env={**os.environ, 'PMI_RANK': str(rank)})\n"
-        "        for rank in range(2)\n"
-        "    ]\n"
-        "    sys.exit(max(process.wait() != 0 for process in started))\n",
-    )
-    code = "from mpi4py import MPI\nprint('begun')"
-    ended = refused(tmp_path, code=code, PATH=on_path(fake.parent))
-    assert ended.last.startswith("umem: rank ") and "would see itself alone" in ended.last
 
 
 # -- who, where and what --------------------------------------------------------------------------
@@ -251,11 +227,14 @@ def test_a_file_of_hosts_that_is_not_there(tmp_path: Path) -> None:
 
 
 SSH = """/bin/sh
-# Another machine that is this one; the machine `gone` does not answer, `silent` never.
+# Another machine that is this one; `gone` does not answer, `silent` never, `bare` has no Python,
+# `elsewhere` has another umem.
 while [ "${1#-}" != "$1" ]; do case "$1" in -o|-p|-l) shift 2;; *) shift;; esac; done
 host=$1; shift
 [ "$host" = gone ] && { echo "ssh: connect to host gone port 22: No route to host" >&2; exit 255; }
 [ "$host" = silent ] && exec sleep 100
+[ "$host" = bare ] && { echo "sh: python: not found" >&2; exit 127; }
+[ "$host" = elsewhere ] && { echo '{"umem": "0.1"}'; exit 0; }
 exec sh -c "$*"
 """
 
@@ -272,7 +251,7 @@ def hosts(folder: Path, text: str) -> tuple[list[str], dict[str, str]]:
     ("name", "why"),
     [
         ("gone", "No route to host"),
-        pytest.param("silent", "nothing for 12 s", marks=pytest.mark.thorough),
+        pytest.param("silent", "nothing for 20 s", marks=pytest.mark.thorough),
     ],
 )
 def test_a_host_that_does_not_answer_is_named_soon(tmp_path: Path, name: str, why: str) -> None:
@@ -306,43 +285,36 @@ def test_two_hosts_run_a_rank_each(tmp_path: Path) -> None:
     assert [ended.of(rank)[0].split()[-1] for rank in range(2)] == ["2", "2"]
 
 
-def checked_in(number: int, host: str, library: str = OPEN_MPI, **versions: str) -> Seat:
-    """A rank that has said what it runs."""
-    ours, theirs = socket.socketpair()
-    alike = {"umem": "1.0 (abc)", "python": "3.11.7", "numpy": "2.4.6"}
-    said = {"versions": {**alike, **versions}, "library": library, "starter": "Open MPI"}
-    seat = Seat(ours)
-    with ours, theirs:
-        theirs.sendall(as_line({"token": "t", "rank": number, "host": host, "pid": 1}))
-        theirs.sendall(as_line({"said": said}))
-        seat.read()
-    return seat
+HERE_IS = {"umem": "1.0 (abc)", "python": "3.11.7", "numpy": "2.4.6", "MPI": "Open MPI 5.0.11"}
 
 
 @pytest.mark.parametrize(
-    ("second", "message"),
+    ("other", "message"),
     [
-        ({"numpy": "1.26.4"}, "has numpy 1.26.4, and rank 0 on a 2.4.6"),
-        ({"umem": "1.0 (abd)"}, "has umem 1.0 (abd), and rank 0 on a 1.0 (abc)"),
-        ({"python": "3.12.1"}, "has python 3.12.1, and rank 0 on a 3.11.7"),
-        ({"library": "MPICH Version: 4.2.1"}, "built for another MPI (MPICH Version: 4.2.1) than"),
-        ({"library": "ImportError: no mpi4py"}, "(ImportError: no mpi4py) than"),
+        ({"numpy": "1.26.4"}, "the host b has numpy 1.26.4, and this machine 2.4.6"),
+        ({"umem": "1.0 (abd)"}, "the host b has umem 1.0 (abd), and this machine 1.0 (abc)"),
+        ({"python": "3.12.1"}, "the host b has python 3.12.1, and this machine 3.11.7"),
+        ({"MPI": "MPICH 4.2.1"}, "the host b has MPI MPICH 4.2.1, and this machine Open MPI"),
     ],
 )
-def test_ranks_that_run_something_else_are_named(second: dict[str, str], message: str) -> None:
-    first, other = checked_in(0, "a"), checked_in(1, "b", **second)
-    found = differing([first, other])
-    assert found is not None and found[0] is other and message in found[1]
-    assert differing([first, checked_in(1, "b")]) is None
+def test_a_host_with_something_else_is_named(other: dict[str, str], message: str) -> None:
+    found = differing("b", {**HERE_IS, **other}, HERE_IS)
+    assert found is not None and message in found
+    assert differing("b", HERE_IS, HERE_IS) is None
 
 
-def test_a_rank_of_which_nothing_is_heard_for_long_is_found() -> None:
-    first, other = checked_in(0, "a"), checked_in(1, "b")
-    now = first.heard_at
-    other.heard_at = now - SILENT_SECONDS - 1
-    assert silent([first, other], now) is other
-    other.close()  # one that is over says nothing
-    assert silent([first, other], now) is None
+@needs_ranks
+def test_a_host_that_has_something_else_runs_nothing(tmp_path: Path) -> None:
+    options, environment = hosts(tmp_path, "elsewhere\nlocalhost\n")
+    ended = refused(tmp_path, *options, **environment)
+    assert "the host elsewhere has umem 0.1, and this machine " in ended.last
+
+
+@needs_ranks
+def test_a_host_without_this_python_is_named(tmp_path: Path) -> None:
+    options, environment = hosts(tmp_path, "bare\nlocalhost\n")
+    ended = refused(tmp_path, *options, **environment)
+    assert "the host bare does not run umem by " in ended.last and "not found" in ended.last
 
 
 def test_a_small_dev_shm_is_said_and_files_are_used(

@@ -96,8 +96,8 @@ def test_more_ranks_than_cores_are_said_once(tmp_path: Path) -> None:
 
 THREADS = """
     import os, json
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "UMEM_LAUNCH_JOB",
-        "UMEM_LAUNCH_PIPES", "UMEM_MODE")
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "UMEM_LAUNCH_RANK",
+        "UMEM_MODE")
     print(json.dumps([os.environ.get(name) for name in names]))
 """
 UNSET = dict.fromkeys(
@@ -108,9 +108,9 @@ UNSET = dict.fromkeys(
 @pytest.mark.parametrize(
     ("options", "given", "expected"),
     [
-        ((), {}, ["1", "1", "1", None, None, None]),
-        ((), {"OMP_NUM_THREADS": "3"}, ["3", "", "", None, None, None]),
-        (("--threads", "2"), {"OMP_NUM_THREADS": "3"}, ["2", "2", "2", None, None, None]),
+        ((), {}, ["1", "1", "1", None, None]),
+        ((), {"OMP_NUM_THREADS": "3"}, ["3", "", "", None, None]),
+        (("--threads", "2"), {"OMP_NUM_THREADS": "3"}, ["2", "2", "2", None, None]),
     ],
 )
 def test_a_rank_has_one_thread_of_blas_unless_told(

@@ -57,10 +57,8 @@ class Ranking:
             if value and count is None:
                 raise click.UsageError(f"--{name.replace('_', '-')} needs -n N")
         rank = this_rank()
-        if rank is not None:
-            rank.check_in()
-            if options["record"] is not None:
-                options["record"] = rank_path(options["record"], rank.number)
+        if rank is not None and options["record"] is not None:
+            options["record"] = rank_path(options["record"], rank.number)
 
     def start(self) -> None:
         """Run the command as ranks and exit with their status, if ranks are asked for."""

@@ -2,14 +2,13 @@
 
 It knows no Chainer. The launcher (`job.py`) starts mpiexec, which starts a watcher a rank
 (`watcher.py`), which starts the script's Python; `rank.py` is what that one says of itself.
+mpiexec ends a job of which a rank dies; umem adds why it died, and ends what ranks leave behind.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import time
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,10 +25,7 @@ from umem.units import format_bytes
 
 BACKING = "OMPI_MCA_btl_sm_backing_directory"
 """The variable that tells Open MPI where ranks of one machine put their messages."""
-SESSION = "PRTE_MCA_prte_tmpdir_base"
-"""The one that tells it where mpiexec makes its own folder."""
-_PREFIX = "umem-ranks-"
-_NEW_SECONDS = 60
+_WATCHER = Path(__file__).with_name("watcher.py")
 
 __all__ = [
     "AskedRanks",
@@ -59,7 +55,7 @@ def run_ranks(command: list[str], asked: AskedRanks, say: Callable[[str], None])
     one fails, all others are ended, and the last line is a sentence with rank, host and cause.
 
     Args:
-        command: what each rank runs; it must make a `Rank` of itself and check in.
+        command: what each rank runs; it must call `this_rank`.
         asked: how many, and where.
         say: prints a line of the job's own.
 
@@ -86,10 +82,12 @@ def run_ranks(command: list[str], asked: AskedRanks, say: Callable[[str], None])
             variables |= small_shm(asked.ranks, say)
             variables |= own_place(variables.get(BACKING, str(mpi.SHM)), stack)
         file = stack.enter_context(hosts.listed(there, program.kind.family))
-        job = Job(program, command, asked.ranks, file, there, variables)
+        watched = [sys.executable, "-S", "-E", str(_WATCHER), *command]
+        starts = mpi.arguments(program, asked.ranks, file, variables)
+        job = Job([*starts, *mpi.tagging(program), *watched], variables)
         status, last = job.run()
     if asked.verbose or job.is_unexplained:
-        for line in job.mpiexec_lines:
+        for line in job.mpiexec_lines[0 if asked.verbose else 1 :]:
             say(line)
     if last is not None:
         say(f"umem: {last}")
@@ -111,36 +109,11 @@ def small_shm(count: int, say: Callable[[str], None]) -> dict[str, str]:
 
 
 def own_place(place: str, stack: ExitStack) -> dict[str, str]:
-    """Have Open MPI's files in a folder of this job's own, which goes with it.
+    """Have Open MPI put messages into a folder of this job's own, which goes with it.
 
-    Open MPI leaves them where it is killed, 16 MiB a rank, and this process cannot remove them
-    where that is killed: the next job does.
+    Open MPI leaves the files of a rank that is killed there, 16 MiB a rank.
     """
-    import fcntl  # POSIX has it
-
     if not os.path.isdir(place):
         return {}
-    sweep(Path(place))
-    own = TemporaryDirectory(prefix=_PREFIX, dir=place, ignore_cleanup_errors=True)
-    folder = stack.enter_context(own)
-    held = os.open(folder, os.O_RDONLY)
-    stack.callback(os.close, held)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    is_long = place != str(mpi.SHM)  # the paths of sockets may not be
-    return {BACKING: folder} | ({} if is_long or SESSION in os.environ else {SESSION: folder})
-
-
-def sweep(place: Path) -> None:
-    """Remove what jobs that are gone have left: folders of ours that nobody holds."""
-    import fcntl
-
-    for folder in place.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another user's, or gone by now
-            if time.time() - folder.stat().st_mtime < _NEW_SECONDS:
-                continue  # perhaps not held yet
-            held = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(held)
+    own = TemporaryDirectory(prefix="umem-ranks-", dir=place, ignore_cleanup_errors=True)
+    return {BACKING: stack.enter_context(own)}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +23,15 @@ from umem.launch.installed import first_line
 from umem.printable import quoted, shown
 
 CONNECT_SECONDS = 8
-REACH_SECONDS = 12
+REACH_SECONDS = 20
 """How long a host has to answer ssh, all in all; all are asked at once."""
+_ROOT = Path(__file__).parents[2]
+_ASKED = (
+    f"import sys; sys.path[0] = {str(_ROOT)!r}; import json; from umem.launch import mpi; "
+    "print(json.dumps(mpi.alike()))"
+)
+"""The program by which a host says what it has installed."""
+_SSH_FAILED = 255
 _LINE = re.compile(r"(?P<name>[\w.@-]+)(?::(?P<count>\d+)|\s+slots\s*=\s*(?P<slots>\d+))?")
 
 
@@ -99,12 +109,13 @@ def _once(hosts: Sequence[Host]) -> list[Host]:
 
 
 def reach(hosts: Sequence[Host]) -> None:
-    """Make sure that each host answers ssh without asking for anything.
+    """Make sure that each host answers ssh without a question, and has the same umem and Python.
 
-    Cost: as long as the slowest takes, at most some 12 seconds.
+    Cost: as long as the slowest takes, at most some 20 seconds.
 
     Raises:
-        LaunchError: there is no ssh, or a host does not answer; names the first, and why.
+        LaunchError: there is no ssh, or a host does not answer or has something else installed;
+            names the first, and why.
     """
     others = [host.name for host in hosts if not is_here(host.name)]
     if not others:
@@ -114,13 +125,11 @@ def reach(hosts: Sequence[Host]) -> None:
             f"the host {shown(others[0])} is reached by ssh, which is not on PATH: install it "
             "(such as apt install openssh-client)"
         )
+    here = mpi.alike()
     with ThreadPoolExecutor(min(32, len(others))) as pool:
-        for name, problem in zip(others, pool.map(_problem, others), strict=True):
+        for problem in pool.map(lambda name: _problem(name, here), others):
             if problem is not None:
-                raise LaunchError(
-                    f"the host {shown(name)} does not answer: {shown(problem)}. umem run needs "
-                    f"`ssh {shown(name)} true` to work without a question"
-                )
+                raise LaunchError(problem)
 
 
 def is_here(name: str) -> bool:
@@ -128,35 +137,50 @@ def is_here(name: str) -> bool:
     return name in ("localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn())
 
 
-def addresses(hosts: Sequence[Host]) -> list[str]:
-    """Give the addresses by which the hosts reach this machine, each once."""
-    found = []
-    for host in hosts:
-        name = host.name.rpartition("@")[2]
-        try:
-            family, kind, _, _, to = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, kind) as probe:
-                probe.connect(to)  # sends nothing
-                found.append(probe.getsockname()[0])
-        except OSError:  # a name that only ssh knows
-            found.append(socket.gethostname())
-    return list(dict.fromkeys(found))
-
-
-def _problem(name: str) -> str | None:
+def _problem(name: str, here: dict[str, str]) -> str | None:
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
+    asked = shlex.join([sys.executable, "-c", _ASKED])
     try:
         result = subprocess.run(
-            ["ssh", *options, name, "true"],
+            ["ssh", *options, name, asked],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=REACH_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        return f"nothing for {REACH_SECONDS} s"
+        return _silent(name, f"nothing for {REACH_SECONDS} s")
     except OSError as error:
-        return reason(error)
+        return _silent(name, reason(error))
     if result.returncode == 0:
-        return None
+        return differing(name, json.loads(result.stdout.splitlines()[-1]), here)
     said = result.stderr.decode(errors="replace").strip().splitlines()
-    return first_line(said[-1]) if said else f"ssh ended with status {result.returncode}"
+    why = first_line(said[-1]) if said else f"status {result.returncode}"
+    if result.returncode == _SSH_FAILED:
+        return _silent(name, why)
+    return (
+        f"the host {shown(name)} does not run umem by {shown(sys.executable)}: {shown(why)}. Each "
+        "host needs the same Python at the same path, with the same packages"
+    )
+
+
+def _silent(name: str, why: str) -> str:
+    return (
+        f"the host {shown(name)} does not answer: {shown(why)}. umem run needs "
+        f"`ssh {shown(name)} true` to work without a question"
+    )
+
+
+def differing(name: str, theirs: dict[str, str], here: dict[str, str]) -> str | None:
+    """Say in what a host differs from this machine, by what `mpi.alike` says on each.
+
+    >>> differing("b", {"numpy": "1.26.4"}, {"numpy": "2.4.6"})
+    'the host b has numpy 1.26.4, and this machine 2.4.6; install the same on all'
+    """
+    for what, version in here.items():
+        if theirs.get(what) != version:
+            their = shown(theirs.get(what, "none"))
+            return (
+                f"the host {shown(name)} has {what} {their}, and this machine {shown(version)}; "
+                "install the same on all"
+            )
+    return None

@@ -54,13 +54,6 @@ def _library() -> str:
         return f"{type(error).__name__}: {first_line(str(error))}"
 
 
-def starter() -> str:
-    """Say whose mpiexec this process finds itself started by, by what is in its environment."""
-    if "OMPI_COMM_WORLD_SIZE" in os.environ:
-        return "Open MPI"
-    return "MPICH" if "PMI_RANK" in os.environ else "none"
-
-
 def first_line(text: str) -> str:
     """Give the first line of a text that others wrote."""
     return next(iter(text.strip().splitlines()), "").strip(" \0,")

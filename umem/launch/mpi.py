@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from umem.errors import LaunchError, MissingDependencyError, UmemError
 from umem.extras import command, installed_version
-from umem.launch.installed import first_line, mpi_library
+from umem.launch.installed import first_line, mpi_library, versions
 from umem.printable import shown
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
@@ -23,6 +23,8 @@ _VERSION = re.compile(r"(?:version:?|\(open mpi\)|open mpi v)\s*(\d+)(\.[\w.]+)?
 _ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 """By which NumPy's libraries are told how many threads to compute with."""
+_PATHS = ("PYTHONPATH", "LD_LIBRARY_PATH")
+"""Variables that ranks on other hosts get from here, too."""
 SHM = Path("/dev/shm")
 SHM_BYTES_A_RANK = 24 << 20
 """Open MPI makes a file of 16 MiB for each rank there, and fills it as it sends."""
@@ -73,6 +75,11 @@ def library_kind() -> Kind:
     if found.family not in _FAMILIES:
         raise LaunchError(f"mpi4py is there and cannot be used: {shown(text)}; {command('mpi')}")
     return found
+
+
+def alike() -> dict[str, str]:
+    """Say what all ranks must have alike: versions, and which MPI mpi4py loads."""
+    return {**versions(), "MPI": str(kind_of(mpi_library()))}
 
 
 def find_mpiexec(library: Kind) -> Mpiexec:
@@ -143,10 +150,17 @@ def arguments(
         line += ["--map-by", f"{'node' if apart else 'slot'}:OVERSUBSCRIBE", "--bind-to", "none"]
         line += ["--hostfile", str(hosts)] if hosts else []
         if hosts:
-            for name in exported:
+            for name in (*exported, *(name for name in _PATHS if name in os.environ)):
                 line += ["-x", name]
         return line
     return line + (["-f", str(hosts)] if hosts else []) + (["-ppn", "1"] if apart else [])
+
+
+def tagging(mpiexec: Mpiexec) -> list[str]:
+    """Give the options by which mpiexec says which rank wrote each line."""
+    if mpiexec.kind.family != OPEN_MPI:
+        return ["-prepend-rank"]
+    return ["--tag-output"] if mpiexec.kind.major == "4" else ["--output", "tag-detailed"]
 
 
 def may_run_as_root(allowed: bool) -> bool:
