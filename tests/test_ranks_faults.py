@@ -164,7 +164,8 @@ RUNS_ON = f"{BEFORE}        time.sleep(60)\n    mark(){WAITS}"
 def test_the_end_of_umem_run_leaves_no_process(
     tmp_path: Path, number: signal.Signals, ctrl_c: None
 ) -> None:
-    job = start(tmp_path, RUNS_ON)
+    place = {BACKING: str(tmp_path)}  # where SIGKILL leaves files
+    job = start(tmp_path, RUNS_ON, environment=place)
     await_file(job, tmp_path / "at1")
     assert len(job.pids()) >= 6  # umem run, mpiexec, and two of each rank
     job.process.send_signal(number)
