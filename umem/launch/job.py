@@ -14,7 +14,15 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from umem.launch.watcher import DEATH_SIGNAL, SAYS, SUBREAPER, children, end_children
+from umem.launch.watcher import (
+    DEATH_SIGNAL,
+    INTERRUPT,
+    INTERRUPT_SECONDS,
+    SAYS,
+    SUBREAPER,
+    children,
+    end_children,
+)
 from umem.printable import printable, shown
 
 FAULT_SECONDS = 4.0
@@ -45,6 +53,7 @@ class Job:
         self._terminated_at: float | None = None
         self._over: set[int] = set()
         self._signal = 0
+        self._interrupted_at: float | None = None
         self.mpiexec_lines = [f"$ {' '.join(line)}"]
         self.is_unexplained = False
         """Whether the job failed and no rank said why, so that only mpiexec can."""
@@ -141,9 +150,17 @@ class Job:
         if self._terminated_at is not None:
             if now > self._terminated_at + END_SECONDS:
                 self._mpiexec.kill()
-        elif self._signal or (self._fault and now > self._faulted_at + FAULT_SECONDS):
+        elif self._signal and self._interrupted_at is None:
+            self._interrupted_at = now
+            self._mpiexec.send_signal(INTERRUPT)
+        elif self._is_time_to_end(now):
             self._terminated_at = now
             self._mpiexec.terminate()
+
+    def _is_time_to_end(self, now: float) -> bool:
+        if self._interrupted_at is not None:
+            return now > self._interrupted_at + INTERRUPT_SECONDS
+        return self._fault is not None and now > self._faulted_at + FAULT_SECONDS
 
     def _result(self, status: int) -> tuple[int, str | None]:
         if self._signal:

@@ -24,9 +24,13 @@ RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 TICK_SECONDS = 0.2
 TOLD_SECONDS = 0.15
 """Time between SIGTERM and SIGKILL for a rank: mpiexec kills this process after 0.25 s."""
+INTERRUPT = signal.SIGUSR1
+"""Interrupts the ranks, as Ctrl-C does one process: mpiexec passes this signal on, and no SIGINT."""
+INTERRUPT_SECONDS = 2.0
+"""Time that interrupted ranks have for their own clean-up, before mpiexec ends them."""
 DEATH_SIGNAL, SUBREAPER = 1, 36
 """Options of prctl."""
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, INTERRUPT)
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 
 
@@ -42,9 +46,13 @@ def watch(number: str, command: list[str]) -> int:
     kills_before = _killed_for_memory()
     variables = {**os.environ, RANK: number}
     process = subprocess.Popen(command, env=variables, preexec_fn=_begin)
-    ends_at = None
+    ends_at = stays_until = None
     while (status := _exit_status(process.pid)) is None:
         received = signal.sigtimedwait(_SIGNALS, TICK_SECONDS)
+        if received is not None and received.si_signo == INTERRUPT:
+            stays_until = time.monotonic() + INTERRUPT_SECONDS
+            os.kill(process.pid, signal.SIGINT)
+            continue
         is_told = received is not None and received.si_signo != signal.SIGCHLD
         is_orphan = os.getppid() != parent
         if ends_at is None and (is_told or is_orphan):
@@ -55,6 +63,8 @@ def watch(number: str, command: list[str]) -> int:
             if time.monotonic() > ends_at:
                 os.kill(process.pid, signal.SIGKILL)
     is_its_own = ends_at is None and signal.SIGTERM not in signal.sigpending()
+    if stays_until is not None:  # mpiexec ends all as soon as one has ended
+        signal.sigtimedwait([signal.SIGTERM], max(0.0, stays_until - time.monotonic()))
     if status:
         end_children()
     if status and is_its_own:
@@ -71,6 +81,7 @@ def say(number: str, what: str) -> None:
 
 
 def _begin() -> None:
+    os.setpgid(0, 0)  # mpiexec's signals to a group are for the watcher, which knows what to do
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
