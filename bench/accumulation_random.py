@@ -1,9 +1,9 @@
 """Does a batch in parts give the gradient of the whole, whatever loss is drawn at random?
 
-Each random program (tests/random_losses.py) is a small network in float64 with a loss of one to
-four terms and two to four batches of differing composition. It is trained by whole batches with
-Chainer alone, and by parts with `umem.chainer.accumulate`; the parameters are compared after every
-update. Right is what differs by rounding only; a refusal is an error of umem's that leaves
+Each random program (tests/support/random_losses.py) is a small network in float64 with a loss of
+one to four terms and two to four batches of differing composition. It is trained by whole batches
+with Chainer alone, and by parts with `umem.chainer.accumulate`; the parameters are compared after
+every update. Right is what differs by rounding only; a refusal is an error of umem's that leaves
 parameters, kept values and random numbers as they were. "known" are sums with factors of Chainer's
 losses and reductions, which have to be accepted; "weight" are given a right ``weight=``; "other"
 may be refused. A program counts in the row of each kind of term that it has.
@@ -24,7 +24,8 @@ import click
 import common
 from report_tables import Row, Table, counted, percent, text, verdict
 
-sys.path.append(str(common.HERE.parent / "tests"))  # where the programs are drawn and judged
+# The programs are drawn and judged there.
+sys.path.append(str(common.HERE.parent / "tests" / "support"))
 
 QUICK = 60
 LEAST_ACCEPTED = 0.98

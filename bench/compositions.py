@@ -1,7 +1,7 @@
 """Do techniques change only what is documented, whatever is on together, in whatever order?
 
-Each random composition (tests/random_compositions.py) is a small network with some of accumulate
-(its check on), half precision, 8-bit states, activations in bfloat16, Recompute,
+Each random composition (tests/support/random_compositions.py) is a small network with some of
+accumulate (its check on), half precision, 8-bit states, activations in bfloat16, Recompute,
 Offload, workspace, updates in chunks, tied and smaller layers; turned on and off in a drawn order,
 and in five of seven stopped and resumed in the middle. It is compared with the run without what
 changes no bit (the same bits), without what takes sums in another order (to rounding), and with
@@ -24,7 +24,8 @@ import click
 import common
 from report_tables import Row, Table, counted, text, verdict
 
-sys.path.append(str(common.HERE.parent / "tests"))  # where compositions are drawn and judged
+# Compositions are drawn and judged there.
+sys.path.append(str(common.HERE.parent / "tests" / "support"))
 
 QUICK = 12
 

@@ -87,31 +87,33 @@ def bench(script: str) -> tuple[str, ...]:
     return (f"bench/{script}", "--json", "{result}")
 
 
-FUNCTIONS = "test_gpu_functions.py"
+FUNCTIONS = "compat/functions/test_gpu_functions.py"
 STEPS = (
     Step("machine", ("bench/gpu_run.py", "--machine", "{result}"), 60, ("numpy", "cupy")),
     Step("doctor", ("-m", "umem", "doctor", "--json"), 90, (*DEVICE, "click", "rich")),
     Step("constants", bench("cuda_constants.py"), 120, (*DEVICE, "click", "rich"), ("--quick",)),
-    Step("device-tests", tests("test_gpu_device.py"), 240, TESTING, ("-k", "TestHints")),
+    Step(
+        "device-tests", tests("devices/cuda/test_gpu_device.py"), 240, TESTING, ("-k", "TestHints")
+    ),
     Step(
         "managed", bench("cuda_managed.py"), 240, (*DEVICE, *CHAINER, "click", "rich"), ("--quick",)
     ),
-    Step("facts-tests", tests("test_gpu_facts.py"), 240, TESTING, ("-k", "TestPools")),
+    Step("facts-tests", tests("devices/cuda/test_gpu_facts.py"), 240, TESTING, ("-k", "TestPools")),
     Step(
         "status-tests",
-        tests("test_gpu_status.py", "test_gpu_counters.py"),
+        tests("devices/cuda/test_gpu_status.py", "devices/cuda/test_gpu_counters.py"),
         240,
         (*TESTING, "click", "rich"),
     ),
     Step(
         "chainer-tests",
         tests(
-            "test_gpu_lookahead.py",
-            "test_gpu_offload.py",
-            "test_gpu_training.py",
-            "test_chainer_compat_gpu.py",
-            "test_chainer_gcn.py",
-            "test_example_gcn.py",
+            "on_chainer/lookahead/test_gpu.py",
+            "on_chainer/offload/test_gpu.py",
+            "compat/test_gpu_training.py",
+            "compat/test_gpu.py",
+            "on_chainer/test_gcn.py",
+            "house/test_example_gcn.py",
         ),
         240,
         (*TESTING, *CHAINER),
@@ -119,17 +121,21 @@ STEPS = (
     Step(
         "diet-tests",
         tests(
-            "test_gpu_eight_bit.py",
-            "test_gpu_half_precision.py",
-            "test_gpu_accumulation.py",
-            "test_gpu_resume.py",
+            "on_chainer/optimizers/test_gpu.py",
+            "on_chainer/precision/test_gpu.py",
+            "on_chainer/accumulation/test_gpu.py",
+            "on_chainer/resume/test_gpu.py",
         ),
         240,
         (*TESTING, *CHAINER),
     ),
     Step(
         "smaller-tests",
-        tests("test_gpu_layers.py", "test_gpu_quantization.py", "test_gpu_distillation.py"),
+        tests(
+            "on_chainer/layers/test_gpu.py",
+            "on_chainer/quantization/test_gpu.py",
+            "on_chainer/distillation/test_gpu.py",
+        ),
         240,
         (*TESTING, *CHAINER),
     ),
@@ -221,7 +227,7 @@ class Run:
         return f"{state} in {seconds:.1f} s"
 
     def _environment(self) -> dict[str, str]:
-        ahead = [str(ROOT / "tests" / "on_software_gpu")] if self.software else []
+        ahead = [str(ROOT / "tests" / "support" / "on_software_gpu")] if self.software else []
         paths = [*ahead, str(ROOT), os.environ.get("PYTHONPATH", "")]
         return {
             **os.environ,

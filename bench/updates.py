@@ -2,8 +2,8 @@
 
 Each update rule on one large float32 parameter on NumPy: Chainer's own update and
 `umem.chainer.chunked_updates`, in turn in one process, by the processor's time; temporaries by
-tracemalloc, in updates of their own. The bits are the same; tests/test_chainer_chunked_updates.py
-holds that.
+tracemalloc, in updates of their own. The bits are the same;
+tests/on_chainer/chunking/test_updates.py holds that.
 """
 
 from __future__ import annotations

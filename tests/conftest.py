@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 # How long an example takes says how busy the machine is.
 settings.register_profile("umem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("umem")
-QUICK = "test_software_gpu.py"
+QUICK = "software/test_starting.py"
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     What compiles kernels takes minutes in all: only one file of it is among the quick tests.
     """
     for item in items:
-        if "kernel_cache" in getattr(item, "fixturenames", ()) and item.path.name != QUICK:
+        if "kernel_cache" in getattr(item, "fixturenames", ()) and not item.path.match(QUICK):
             item.add_marker("thorough")
     chosen = [item for item in items if item.get_closest_marker("gpu")]
     if not chosen:

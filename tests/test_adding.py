@@ -13,9 +13,9 @@ from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner
-from test_techniques import chain_of
 
 import umem
+from tests.predict.techniques.test_techniques import chain_of
 from umem.devices.specs import GpuSpec
 from umem.errors import GraphError, StateError
 from umem.planner import Family, Graph, Node, dispatch, min_budget, plan, register_method, simulate
@@ -119,7 +119,7 @@ def test_a_report_from_outside_is_written(tmp_path: Path) -> None:
 
 
 PACKAGE = """
-from test_adding import CSV
+from tests.test_adding import CSV
 from umem.reports.outputs import register_output
 register_output(CSV)
 """
@@ -134,7 +134,7 @@ def test_the_command_finds_what_an_installed_package_adds(tmp_path: Path, source
     (info / "entry_points.txt").write_text("[umem]\nmore = more_reports\n")
     trace = Trace([Alloc(0, 5, "array", "a")]).save(tmp_path / "t.gz")
     root = Path(umem.__file__).parent.parent
-    paths = [str(tmp_path), str(root), str(root / "tests")]
+    paths = [str(tmp_path), str(root), str(root / "tests" / "support")]
     done = subprocess.run(
         [sys.executable, "-m", "umem", "report", str(trace), "--export", "csv", "sizes.csv"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},

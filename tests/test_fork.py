@@ -12,8 +12,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from project import ROOT
 
-TESTS = Path(__file__).parent
+SUPPORT = ROOT / "tests" / "support"
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork"),
@@ -63,7 +64,7 @@ def run(code: str, *, cuda: bool = False) -> str:
     if cuda:
         pytest.importorskip("cupy")
     program = FORK + (CUDA if cuda else "") + textwrap.dedent(code)
-    paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(SUPPORT), str(ROOT), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
         capture_output=True,
@@ -242,7 +243,7 @@ def test_worker_processes_of_every_kind_use_virtual_gpus(method: str, tmp_path: 
                 pool.join()
         """)
     )
-    paths = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-W", "error", str(program)],
         capture_output=True,
@@ -367,7 +368,7 @@ def test_a_spawned_child_is_free_of_its_parents_past(tmp_path: Path) -> None:
     program = tmp_path / "spawned.py"
     program.write_text(
         "import sys\n"
-        f"sys.path[:0] = [{str(TESTS)!r}]\n"
+        f"sys.path[:0] = [{str(SUPPORT)!r}]\n"
         + FORK
         + CUDA
         + textwrap.dedent("""
@@ -383,7 +384,7 @@ def test_a_spawned_child_is_free_of_its_parents_past(tmp_path: Path) -> None:
                     assert pool.map(work, [512, 1024]) == [512, 1024]
         """)
     )
-    paths = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, str(program)],
         capture_output=True,

@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
+from project import ROOT
 
 pytestmark = pytest.mark.thorough
 
-TESTS = Path(__file__).parent
+SUPPORT = ROOT / "tests" / "support"
 CUDA = """
 from cuda_host_driver import HostDriver
 import cupy
@@ -77,7 +77,7 @@ def run(device: str, code: str) -> subprocess.CompletedProcess[str]:
     if device == "cuda":
         pytest.importorskip("cupy")
     setup = CUDA + IS_MANAGED if device == "cuda" else VIRTUAL
-    paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(SUPPORT), str(ROOT), os.environ.get("PYTHONPATH", "")]
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", "import umem\n" + setup + textwrap.dedent(code)],
         capture_output=True,

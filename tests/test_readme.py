@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from project import ROOT
 
 import umem.chainer
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 

@@ -16,7 +16,7 @@ from umem.trace import Alloc
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 from browser import Browser  # noqa: E402
 
 WIDTH, HEIGHT = 1200, 850

@@ -5,7 +5,7 @@ reserves. Where the pool puts a tensor then depends on neither the GPU nor the m
 trace is laid out once, and replayed without a pool as often as there are GPUs.
 
 Models: what `umem.devices.virtual.model` does with such memory, to the bit
-(tests/test_devices_layout.py). Does not model: advice, discarding.
+(tests/devices/virtual/test_layout.py). Does not model: advice, discarding.
 """
 
 from __future__ import annotations

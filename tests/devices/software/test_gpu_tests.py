@@ -1,0 +1,139 @@
+"""Every test for a GPU, on the software GPU: each file in a process of its own.
+
+What only hardware can answer is marked ``hardware`` with the reason, and skipped there. Nothing
+else may be skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from project import ROOT
+
+from tests.devices.software.test_starting import needs_compiler, needs_cupy
+
+pytestmark = [pytest.mark.thorough, needs_cupy, needs_compiler]
+TESTS = ROOT / "tests"
+SUPPORT = TESTS / "support"
+FILES = sorted(
+    str(path.relative_to(TESTS))
+    for path in TESTS.rglob("test_*.py")
+    if "mark.gpu" in path.read_text("utf-8")
+    and path.name not in (Path(__file__).name, "test_gpu_run.py")  # they name the mark
+)
+FUNCTIONS = "compat/functions/test_gpu_functions.py"
+CUDA_13 = Path(sys.prefix) / "cuda13"
+"""Where scripts/setup puts CUDA 13's bindings, beside CUDA 12's, which are installed."""
+bindings = pytest.mark.parametrize(
+    "ahead",
+    [
+        pytest.param([], id="cuda-bindings 12"),
+        pytest.param(
+            [str(CUDA_13)],
+            id="cuda-bindings 13",
+            marks=pytest.mark.skipif(not CUDA_13.is_dir(), reason=f"there is no {CUDA_13}"),
+        ),
+    ],
+)
+
+
+@pytest.fixture
+def environment(pytestconfig: pytest.Config) -> dict[str, str]:
+    """Programs in it have a software GPU; its kernels are kept from run to run of the tests."""
+    assert pytestconfig.cache is not None
+    kernels = str(pytestconfig.cache.mkdir("software-gpu"))
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(SUPPORT / "on_software_gpu"), str(ROOT), str(SUPPORT))),
+        "XDG_CACHE_HOME": kernels,
+        "CUPY_CACHE_DIR": kernels,
+    }
+
+
+def run_tests(
+    path: Path, environment: dict[str, str], folder: Path, *options: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, str | None]]:
+    """Run a file's tests for a GPU; return them by name, with the reason where one was skipped."""
+    report = folder / "report.xml"
+    given = ["-m", "gpu", "-n", "0", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *given, *options, str(path)],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1200,
+    )
+    found: dict[str, str | None] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        skipped = case.find("skipped")
+        found[case.attrib["name"]] = None if skipped is None else skipped.attrib["message"]
+    return done, found
+
+
+def assert_passed(
+    path: Path, environment: dict[str, str], folder: Path, *options: str
+) -> dict[str, str | None]:
+    done, found = run_tests(path, environment, folder, *options)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    skipped = {name: why for name, why in found.items() if why is not None}
+    for name, why in skipped.items():
+        print(f"{path.name}::{name}: {why}")
+    assert [why for why in skipped.values() if not why.startswith("hardware: ")] == []
+    assert len(skipped) < len(found)
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != FUNCTIONS])
+def test_tests_for_a_gpu_pass(name, environment, tmp_path):
+    assert_passed(TESTS / name, environment, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "part", ["test_a_function and float16", "test_a_function and float32", "test_a_link"]
+)
+def test_chainer_agrees_with_numpy(part, environment, tmp_path):
+    """In parts, which run side by side: their kernels take minutes to compile."""
+    assert_passed(TESTS / FUNCTIONS, environment, tmp_path, "-k", part)
+
+
+@bindings
+def test_hints_are_right_with_each_of_nvidias_bindings(ahead, environment, tmp_path):
+    path = os.pathsep.join((*ahead, environment["PYTHONPATH"]))
+    code = "import cuda.bindings as it; print(it.__version__)"
+    inside = {**environment, "PYTHONPATH": path}
+    said = subprocess.run([sys.executable, "-c", code], env=inside, capture_output=True, text=True)
+    assert said.stdout.startswith("13." if ahead else "12."), said.stderr
+    assert_passed(TESTS / "devices/cuda/test_gpu_device.py", inside, tmp_path)
+
+
+def test_a_failed_test_keeps_no_memory_from_the_next(environment, tmp_path):
+    """The failure's traceback holds its arrays: the next test must not find them."""
+    path = tmp_path / "test_two.py"
+    path.write_text("""
+import pytest
+from gpu_fixtures import MIB, OnGpu
+
+pytestmark = pytest.mark.gpu
+
+class TestTwo(OnGpu):
+    def test_fails(self, device, cupy, use):
+        use("managed")
+        array = cupy.ones(4 * MIB, "u1")
+        assert int(array.sum()) == 0
+
+    def test_finds_nothing(self, device):
+        assert device.pools.used_bytes("managed") == 0
+        assert device.pools.ledger.reserved()["managed"] == 0
+""")
+    plugins = ("-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"))
+    done, found = run_tests(path, environment, tmp_path, *plugins)
+    assert found == {"test_fails": None, "test_finds_nothing": None}
+    assert "1 failed, 1 passed" in done.stdout, done.stdout
+    assert "assert 4194304 == 0" in done.stdout

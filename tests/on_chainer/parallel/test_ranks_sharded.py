@@ -1,0 +1,87 @@
+"""Optimizers in shards: the bits of the whole, an N-th of its state, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from mpi_programs import needs_ranks, run_ranks
+from project import ROOT
+from software_programs import needs_compiler, needs_cupy
+
+PROGRAM = ROOT / "tests" / "support" / "sharded_program.py"
+pytestmark = needs_ranks
+
+
+def run(count: int, tmp_path: Path, *cases: str) -> list[list[str]]:
+    """What each rank says of each case: nothing, where it is as it should be."""
+    done = run_ranks(count, PROGRAM, tmp_path, *cases)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(count)]
+
+
+@pytest.mark.thorough
+def test_every_optimizer_has_the_bits_of_the_whole(tmp_path: Path) -> None:
+    assert not any(run(3, tmp_path, "optimizers"))
+
+
+def test_adam_in_32_and_8_bits_has_the_bits_of_the_whole(tmp_path: Path) -> None:
+    assert not any(run(2, tmp_path, "adams"))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(("hooks", "halves", "scaled"), id="hooks-and-halves"),
+        pytest.param(("edges", "accumulated"), id="parameters-that-come-and-go"),
+        pytest.param(("spoiled", "refused"), id="errors-are-those-of-all-ranks"),
+        pytest.param(("refused_at_once", "converted"), id="what-is-refused-leaves-it-as-it-was"),
+        pytest.param(("tied",), id="what-is-tied-is-one-parameter"),
+        pytest.param(("recomputed",), id="recompute-plans-on-each-rank"),
+        pytest.param(("saving",), id="a-saved-run-goes-on-to-the-bit"),
+        pytest.param(("memory",), id="no-rank-has-the-whole-state"),
+    ],
+)
+def test_shards_are_as_the_whole(cases: tuple[str, ...], tmp_path: Path) -> None:
+    assert not any(run(2, tmp_path, *cases))
+
+
+@needs_cupy
+@needs_compiler
+@pytest.mark.thorough
+def test_shards_of_cupy_arrays_on_two_software_gpus(
+    tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kernel_cache))
+    monkeypatch.setattr("mpi_programs.SECONDS", 400)  # its kernels are compiled
+    assert not any(run(2, tmp_path, "gpus"))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("counts", [(1, 3), (2, 4, 5)])
+def test_a_snapshot_of_two_ranks_is_read_by_any_number(
+    counts: tuple[int, ...], tmp_path: Path
+) -> None:
+    run(2, tmp_path, "begun")
+    for count in counts:
+        assert not any(run(count, tmp_path, "resumed"))
+    if 1 in counts:
+        assert not any(run(1, tmp_path, "whole"))
+
+
+@pytest.mark.thorough
+def test_another_number_of_ranks_goes_on_to_rounding(tmp_path: Path) -> None:
+    run(2, tmp_path, "begun")
+    for count in (2, 3, 5):
+        shutil.rmtree(tmp_path / "adam" / "step-5", ignore_errors=True)
+        shutil.rmtree(tmp_path / "adam" / "step-4", ignore_errors=True)
+        assert not any(run(count, tmp_path, "trained_on"))
+
+
+@pytest.mark.thorough
+def test_a_trainer_goes_on_where_ranks_have_other_samples(tmp_path: Path) -> None:
+    assert not any(run(2, tmp_path, "trainers"))
+    assert not any(run(3, tmp_path, "trainers"))

@@ -1,0 +1,57 @@
+"""What docs/chainer.md gives MultiprocessIterator makes plain runs repeat, and those under umem."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from project import ROOT
+
+pytest.importorskip("umem.chainer")
+pytestmark = pytest.mark.thorough
+
+TRAIN = """
+from contextlib import nullcontext
+import umem.chainer, chainer, chainer.functions as F, chainer.links as L, numpy as np
+
+def train(block):
+    np.random.seed(0)
+    data = [np.full(64, i, "f") / 100 for i in range(64)]
+    {code}
+    model = chainer.ChainList(*(L.Linear(64, 64) for _ in range(6)))
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    with block:
+        for _ in range(40):
+            h = chainer.Variable(np.stack(iterator.next()))
+            for layer in model:
+                h = F.dropout(F.relu(layer(h)), 0.2)
+            optimizer.update(F.mean, h * h)
+    iterator.finalize()
+    return [p.array for p in model.params()]
+
+if __name__ == "__main__":
+    first, *others = [train(block) for block in
+                      (nullcontext(), nullcontext(), umem.chainer.Recompute("min"))]
+    print([all((a == b).all() for a, b in zip(first, other)) for other in others])
+"""
+
+
+def test_the_order_of_the_manual_repeats_plainly_and_under_recompute(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "chainer.md").read_text(encoding="utf-8")
+    section = text.split("## A plain run that does not repeat itself\n")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN.replace("{code}", code.replace("\n", "\n    ")))
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "[True, True]\n", done.stderr

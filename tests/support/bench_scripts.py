@@ -1,0 +1,45 @@
+"""Runs a benchmark in a process of its own, as a user runs it, or imports its module.
+
+The modules of bench/ import each other from their own folder, so it is on the path, at its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module as module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "bench"
+RESULTS = BENCH / "results"
+if str(BENCH) not in sys.path:
+    sys.path.append(str(BENCH))
+__all__ = ["BENCH", "RESULTS", "ROOT", "module", "run", "written"]
+
+
+def run(script: str, *args: str, timeout: int = 300) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(BENCH / script), *args],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(_paths())},
+    )
+
+
+def _paths() -> list[str]:
+    return [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+
+
+def written(folder: Path, script: str, *args: str) -> tuple[dict[str, Any], str]:
+    """Return the JSON that a benchmark writes, and what it prints."""
+    path = folder / "report.json"
+    done = run(script, *args, "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    return json.loads(path.read_text()), done.stdout

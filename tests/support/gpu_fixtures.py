@@ -1,0 +1,81 @@
+"""What tests on a real GPU share: the device under its guard, and what is put back afterwards."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.devices.cuda.test_gpu_guard import load_guard
+from umem.devices.base import Policy
+from umem.devices.cuda import open_cuda
+
+MIB = 1 << 20
+gpu_guard = load_guard()
+
+
+LAUNCHED = pytest.mark.parametrize(
+    "launched",
+    [False, pytest.param(True, marks=pytest.mark.hardware("the software GPU launches no graphs"))],
+)
+"""For tests of a capture: whether its graph is run as well."""
+
+
+class OnGpu:
+    """Fixtures for tests on the current GPU; all its managed memory is under the guard."""
+
+    @pytest.fixture
+    def device(self):
+        device = open_cuda()
+        if device.why_not("managed"):
+            pytest.skip(device.why_not("managed"))
+        forget_failure(device)
+        gpu_guard.guard(device)
+        yield device
+        forget_failure(device)
+
+    @pytest.fixture
+    def cupy(self, device):
+        return device.xp
+
+    @pytest.fixture
+    def use(self, device):
+        """Install a policy until the test ends."""
+        restores = []
+
+        def install(mode, **options):
+            restores.append(device.install(Policy(mode, **options), everywhere=False))
+
+        yield install
+        for restore in reversed(restores):
+            restore()
+
+    @pytest.fixture
+    def hints(self, device):
+        pytest.importorskip("cuda.core", exc_type=ImportError)
+        return device
+
+
+def forget_failure(device):
+    """Give back what arrays held; also those that the last failure's traceback keeps alive."""
+    device.synchronize()
+    if hasattr(sys, "last_value"):
+        for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+            vars(sys).pop(name, None)
+        gc.collect()
+    device.pools.give_back("managed", "spill", "pinned", "unmanaged")
+
+
+def run(code, **environment):
+    """A program in a process of its own; give it no more than a few MiB, nothing guards it."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+        timeout=120,
+    )
