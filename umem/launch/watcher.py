@@ -25,7 +25,7 @@ TICK_SECONDS = 0.2
 TOLD_SECONDS = 0.15
 """Time between SIGTERM and SIGKILL for a rank: mpiexec kills this process after 0.25 s."""
 INTERRUPT = signal.SIGUSR1
-"""Interrupts the ranks, as Ctrl-C does one process: mpiexec passes this signal on, and no SIGINT."""
+"""Interrupts the ranks, as Ctrl-C does a single process: mpiexec passes it on, but no SIGINT."""
 INTERRUPT_SECONDS = 2.0
 """Time that interrupted ranks have for their own clean-up, before mpiexec ends them."""
 DEATH_SIGNAL, SUBREAPER = 1, 36
