@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umem.printable import command_line, printable, quoted, sentence, shown
+from umem.printable import command_line, printable, quoted, sentence, short
 
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 HOSTILE = ["\x1b[31m", "a\nb", "\r", "\u202e", "\x9b2J", "\0", "\udcff", "\u2028", "\x7f"]
@@ -20,8 +20,8 @@ HOSTILE = ["\x1b[31m", "a\nb", "\r", "\u202e", "\x9b2J", "\0", "\udcff", "\u2028
 def test_nothing_that_is_shown_moves_a_cursor(text: str) -> None:
     for made in (
         printable(text),
-        shown(text),
-        shown(Path("x" + text)),
+        short(text),
+        short(Path("x" + text)),
         quoted(text),
         quoted([text]),
         command_line("umem", text),
@@ -33,7 +33,7 @@ def test_nothing_that_is_shown_moves_a_cursor(text: str) -> None:
 
 @given(st.text(st.characters(exclude_categories=())), st.integers(11, 50))
 def test_what_is_shown_is_short_and_all_of_a_short_text(text: str, longest: int) -> None:
-    found = shown(text, longest)
+    found = short(text, longest)
     assert found.isprintable() and len(found) <= longest
     if len(printable(text)) <= longest:
         assert found == printable(text)
@@ -41,9 +41,9 @@ def test_what_is_shown_is_short_and_all_of_a_short_text(text: str, longest: int)
 
 def test_long_texts_keep_their_ends_and_cost_nothing() -> None:
     huge = "begin" + "\x1b" * 15_000_000 + "end"
-    for made in (shown(huge), quoted(huge), quoted([huge]), sentence(huge)):
+    for made in (short(huge), quoted(huge), quoted([huge]), sentence(huge)):
         assert len(made) <= 2000
-    assert shown(huge).startswith("begin") and shown(huge).endswith("end")
+    assert short(huge).startswith("begin") and short(huge).endswith("end")
     nested: list[object] = []
     for _ in range(100_000):
         nested = [nested]

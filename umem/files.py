@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from umem.errors import FileError, TraceError
-from umem.printable import shown
+from umem.printable import short
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 _PRIVATE, _COMMON = 0o600, 0o666
@@ -82,7 +82,7 @@ def check_target(path: Path, *, force: bool, way_out: str = "name another file")
     status = _status(path)
     if status is None:
         return
-    name, mode = shown(path), status.st_mode
+    name, mode = short(path), status.st_mode
     if stat.S_ISDIR(mode):
         raise FileError(f"{name} is a folder; name a file in it")
     if stat.S_ISLNK(mode):
@@ -157,7 +157,7 @@ def _take_over(handle: int, old: os.stat_result, path: Path) -> None:
             os.fchown(handle, old.st_uid, old.st_gid)
         except PermissionError:
             raise FileError(
-                f"{shown(path)} belongs to another user or group; name another file"
+                f"{short(path)} belongs to another user or group; name another file"
             ) from None
     os.fchmod(handle, old.st_mode & 0o777)
 
@@ -168,7 +168,7 @@ def _publish(temporary: Path, path: Path, force: bool) -> None:
         try:
             os.link(temporary, path, follow_symlinks=False)
         except FileExistsError:
-            raise FileError(f"{shown(path)} exists; name another file") from None
+            raise FileError(f"{short(path)} exists; name another file") from None
         except OSError as error:
             if error.errno not in _NO_HARD_LINKS:
                 raise
@@ -212,7 +212,7 @@ def _claim(path: Path, force: bool, made: list[Path]) -> None:
         raise TraceError(str(error)) from None
     except (OSError, ValueError) as error:
         why = reason(error)
-        raise TraceError(f"cannot write {shown(path)}: {why}; name another file") from error
+        raise TraceError(f"cannot write {short(path)}: {why}; name another file") from error
 
 
 # -- files without a name ------------------------------------------------------------------------
@@ -234,11 +234,11 @@ def open_nameless(folder: Path, prefix: str) -> IO[bytes]:
 
     try:
         if not folder.is_dir():
-            raise FileError(f"{shown(folder)} is no folder: make it, or name another")
+            raise FileError(f"{short(folder)} is no folder: make it, or name another")
         kind = file_system(folder)
         if kind in IN_MEMORY:
             raise FileError(
-                f"{shown(folder)} is {kind}, which is memory itself: nothing would be saved. Name "
+                f"{short(folder)} is {kind}, which is memory itself: nothing would be saved. Name "
                 "a folder on a disk"
             )
         return tempfile.TemporaryFile(dir=folder, prefix=prefix, buffering=0)
@@ -246,7 +246,7 @@ def open_nameless(folder: Path, prefix: str) -> IO[bytes]:
         raise
     except (OSError, ValueError) as error:
         why = reason(error)
-        raise FileError(f"cannot write to {shown(folder)}: {why}; name another folder") from error
+        raise FileError(f"cannot write to {short(folder)}: {why}; name another folder") from error
 
 
 def file_system(folder: Path) -> str | None:

@@ -27,10 +27,10 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def shown(value: str | os.PathLike[str], longest: int | None = None) -> str:
+def short(value: str | os.PathLike[str], longest: int | None = None) -> str:
     """Make a text or a path fit for a sentence: printable, its middle left out where it is long.
 
-    >>> shown("a\\nb"), shown("x" * 1000, 11)
+    >>> short("a\\nb"), short("x" * 1000, 11)
     ('a\\\\nb', 'xxxx...xxxx')
     """
     if longest is None:

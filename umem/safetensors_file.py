@@ -17,7 +17,7 @@ import numpy as np
 
 from umem.errors import UnsupportedError
 from umem.files import open_regular
-from umem.printable import shown
+from umem.printable import short
 
 _TYPES = {
     "bool": "BOOL",
@@ -230,9 +230,9 @@ def _entry(name: str, said: Any) -> _Entry:
         dtype, shape = _OF_NUMPY[said["dtype"]], tuple(said["shape"])
         start, stop = said["data_offsets"]
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"its header: {shown(name)} is {shown(repr(said))}") from None
+        raise ValueError(f"its header: {short(name)} is {short(repr(said))}") from None
     if any(type(number) is not int or number < 0 for number in (*shape, start, stop)):
-        raise ValueError(f"its header: {shown(name)} is {shown(repr(said))}")
+        raise ValueError(f"its header: {short(name)} is {short(repr(said))}")
     if stop - start != _nbytes(dtype, shape):
-        raise ValueError(f"its header: {shown(name)} of {shape} has {stop - start} bytes")
+        raise ValueError(f"its header: {short(name)} of {shape} has {stop - start} bytes")
     return _Entry(start, stop, dtype, shape)

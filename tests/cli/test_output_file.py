@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from umem.cli.in_and_out import refuse_picture
+from umem.cli.files_and_sizes import refuse_picture
 
 
 @pytest.mark.parametrize("name", ["a.foo", "a", "a.png.gz", "png", "a.svg"])

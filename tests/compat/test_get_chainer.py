@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from project import ROOT
 
 from umem.cli import main
-from umem.compat import getting
+from umem.compat import chainer_installer
 from umem.compat.installation import find_package
 from umem.errors import CompatError
 
@@ -22,9 +22,9 @@ from umem.errors import CompatError
 @pytest.fixture
 def missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment of ours without Chainer."""
-    monkeypatch.setattr(getting.installation, "find_package", lambda: None)
-    monkeypatch.setattr(getting.sys, "prefix", "/somewhere/venv")
-    monkeypatch.setattr(getting.os, "access", lambda path, mode: True)
+    monkeypatch.setattr(chainer_installer.installation, "find_package", lambda: None)
+    monkeypatch.setattr(chainer_installer.sys, "prefix", "/somewhere/venv")
+    monkeypatch.setattr(chainer_installer.os, "access", lambda path, mode: True)
 
 
 def pip_that(monkeypatch: pytest.MonkeyPatch, status: int, said: str, fails_at: str) -> list[str]:
@@ -36,7 +36,7 @@ def pip_that(monkeypatch: pytest.MonkeyPatch, status: int, said: str, fails_at: 
         failed = status if fails_at in calls[-1] else 0
         return subprocess.CompletedProcess(command, failed, said if failed else "")
 
-    monkeypatch.setattr(getting.subprocess, "run", run)
+    monkeypatch.setattr(chainer_installer.subprocess, "run", run)
     return calls
 
 
@@ -54,9 +54,9 @@ def test_an_environment_that_cannot_be_written_is_refused_with_the_way_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = pip_that(monkeypatch, 0, "", "nothing")
-    monkeypatch.setattr(getting.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(chainer_installer.os, "access", lambda path, mode: False)
     with pytest.raises(CompatError, match=r"cannot be written\. Nothing was installed\. Make an"):
-        getting.get_chainer(print)
+        chainer_installer.get_chainer(print)
     assert calls == []
 
 
@@ -65,10 +65,10 @@ def test_a_python_of_the_systems_own_packages_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "EXTERNALLY-MANAGED").touch()
-    monkeypatch.setattr(getting.sys, "prefix", sys.base_prefix)
-    monkeypatch.setattr(getting.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(chainer_installer.sys, "prefix", sys.base_prefix)
+    monkeypatch.setattr(chainer_installer.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(CompatError, match="managed by the system's own packages"):
-        getting.get_chainer(print)
+        chainer_installer.get_chainer(print)
 
 
 @pytest.mark.usefixtures("missing")
@@ -87,7 +87,7 @@ def test_what_pip_cannot_do_is_said(
 ) -> None:
     calls = pip_that(monkeypatch, 1, said, "wheel --wheel-dir")
     with pytest.raises(CompatError, match=expected):
-        getting.get_chainer(print)
+        chainer_installer.get_chainer(print)
     assert "--target" in calls[1] and "setuptools<81" in calls[1]
     assert "--no-build-isolation" in calls[2] and len(calls) == 3
 
@@ -96,7 +96,7 @@ def test_what_pip_cannot_do_is_said(
 def test_an_environment_without_pip_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     pip_that(monkeypatch, 1, "", "--version")
     with pytest.raises(CompatError, match=r"has no pip: python -m ensurepip"):
-        getting.get_chainer(print)
+        chainer_installer.get_chainer(print)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import umem.data
-from umem.data.course import Course
+from umem.data.epoch_position import EpochPosition
 from umem.data.store import ItemStore
 
 
@@ -109,10 +109,10 @@ DRAWS = {
 }
 
 
-def course_of(count: int, seed: int, draw: Any = umem.data.shuffle) -> tuple[Course, Any]:
+def course_of(count: int, seed: int, draw: Any = umem.data.shuffle) -> tuple[EpochPosition, Any]:
     order = umem.data.known_order(seed, draw)
     store = ItemStore(count, 1 << 20, "next-use")
-    return Course(store, order, count), order
+    return EpochPosition(store, order, count), order
 
 
 CASES = [
@@ -121,7 +121,7 @@ CASES = [
 
 
 def followed(
-    course: Course, order: Any, flow: Workers, batches: int, *, is_told: bool = True
+    course: EpochPosition, order: Any, flow: Workers, batches: int, *, is_told: bool = True
 ) -> tuple[int, int]:
     """How many requests there were, and for how many the position was the right one."""
     asked = right = 0

@@ -15,7 +15,7 @@ import pytest
 
 from umem.checksums import SUMS
 from umem.errors import DataError, UnverifiedWarning
-from umem.graphs import Cut, cut, halo_plan, karate_club, open_cut, verified
+from umem.graphs import Cut, cut, halo_plan, karate_club, open_cut, verified_files
 from umem.graphs.cut_folder import GraphPart
 from umem.graphs.part_file import ArraysFile
 
@@ -26,8 +26,8 @@ MARK = "part-00001.verified"
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cut of two parts that this process has not verified; files settle at once."""
-    monkeypatch.setattr(verified, "_known", set())
-    monkeypatch.setattr(verified, "_SETTLED_NS", -1)
+    monkeypatch.setattr(verified_files, "_known", set())
+    monkeypatch.setattr(verified_files, "_SETTLED_NS", -1)
     return cut(karate_club(), 2, tmp_path / "cut", assignment=np.arange(34) % 2).folder
 
 
@@ -55,7 +55,10 @@ def contents(found: Cut) -> list[Any]:
 def test_no_flipped_bit_is_read_without_an_error(
     folder: Path, name: str, stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verified, "_SETTLED_NS", 3600 * 10**9)  # writes come too close together
+    # Writes come too close together.
+    monkeypatch.setattr(
+        verified_files, "_SETTLED_NS", 3600 * 10**9
+    )  # writes come too close together
     whole, was = (folder / name).read_bytes(), contents(open_cut(folder))
     random, unnoticed = np.random.default_rng(0), 0
     for at in range(0, len(whole), stride):
@@ -145,7 +148,7 @@ def test_features_are_verified_once_and_again_when_the_file_changed(
     found = open_cut(folder)
     for _ in range(3):
         found.part(1)
-        monkeypatch.setattr(verified, "_known", set())  # as another process
+        monkeypatch.setattr(verified_files, "_known", set())  # as another process
     assert reads == {PART: 1} and (folder / MARK).exists()
     status = os.stat(folder / PART)
     damaged = bytearray((folder / PART).read_bytes())
@@ -165,11 +168,11 @@ def test_a_mark_of_another_file_counts_for_nothing(folder: Path, reads: Counter[
     found.part(0)
     found.part(1)
     (folder / MARK).write_bytes((folder / "part-00000.verified").read_bytes())
-    verified._known.clear()
+    verified_files._known.clear()
     found.part(1)
     for content in (b"", b"\xff\x00", b"yes\n"):
         (folder / MARK).write_bytes(content)
-        verified._known.clear()
+        verified_files._known.clear()
         found.part(1)
     assert reads == {"part-00000.safetensors": 1, PART: 5}
 
@@ -181,7 +184,7 @@ def test_a_folder_that_cannot_be_written_to_works(
         raise PermissionError(13, "Permission denied")
 
     found = open_cut(folder)
-    monkeypatch.setattr(verified, "whole", refused)  # root may write to any folder
+    monkeypatch.setattr(verified_files, "whole", refused)  # root may write to any folder
     found.part(1)
     found.part(1)
     assert reads == {PART: 1}  # this process remembers
@@ -192,7 +195,7 @@ def test_a_file_that_changed_just_now_is_not_remembered(
     folder: Path, reads: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It might change again within one tick of the file system's clock, and look the same."""
-    monkeypatch.setattr(verified, "_SETTLED_NS", 3600 * 10**9)
+    monkeypatch.setattr(verified_files, "_SETTLED_NS", 3600 * 10**9)
     found = open_cut(folder)
     found.part(1)
     found.part(1)

@@ -30,7 +30,7 @@ INSTALLED = {"demo": "-e .[plot]", "test": "-e .[plot,fast,test,dev]", "docs": "
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """What scripts/setup needs of a clone, and two Pythons, of which one is too old."""
-    for name in ("scripts/setup", "pyproject.toml", "umem/compat/getting.py"):
+    for name in ("scripts/setup", "pyproject.toml", "umem/compat/chainer_installer.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(ROOT / name, tmp_path / name)
     kinds = {

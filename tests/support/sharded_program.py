@@ -30,7 +30,7 @@ from chainer import training
 from mpi4py import MPI
 
 from umem.chainer import optimizers as small
-from umem.chainer.resume.in_a_loop import close_all
+from umem.chainer.resume.loop_snapshots import close_all
 from umem.errors import GradientError, StateError, UnsupportedError
 
 COMM = MPI.COMM_WORLD

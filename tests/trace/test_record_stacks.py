@@ -181,21 +181,21 @@ def test_where_the_current_folder_is_gone_places_are_whole(
 
 
 def test_stacks_survive_a_file_and_no_variable_is_held(tmp_path: Path) -> None:
-    class Held:
+    class MemoryOwner:
         alive = True
 
         def __del__(self) -> None:
-            Held.alive = False
+            MemoryOwner.alive = False
 
     def work() -> None:
-        held = Held()
+        held = MemoryOwner()
         xp.ones(3)
         del held
 
     with umem.record(stacks=True) as recorder:
         work()
         gc.collect()
-        assert not Held.alive
+        assert not MemoryOwner.alive
     trace = recorder.trace
     again = umem.Trace.load(trace.save(tmp_path / "a.umem.gz"))
     assert again.events == trace.events and allocs(recorder)[0].stack

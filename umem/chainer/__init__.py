@@ -34,7 +34,7 @@ from umem.chainer.quantization.aware import quantization_aware  # noqa: E402
 from umem.chainer.quantization.quantized_file import load_quantized, save_quantized  # noqa: E402
 from umem.chainer.quantization.quantizing import quantize  # noqa: E402
 from umem.chainer.recompute.recompute import Recompute  # noqa: E402
-from umem.chainer.resume.in_a_loop import resume_run, save_run  # noqa: E402
+from umem.chainer.resume.loop_snapshots import resume_run, save_run  # noqa: E402
 from umem.chainer.resume.snapshot_extension import Snapshot  # noqa: E402
 from umem.chainer.update_chunks import chunked_updates  # noqa: E402
 from umem.trace.frameworks import register  # noqa: E402

@@ -9,7 +9,7 @@ import click
 
 import umem
 from umem.as_json import json_text
-from umem.cli.in_and_out import load, one_trace, say
+from umem.cli.files_and_sizes import load, one_trace, say
 from umem.cli.step_options import StepOptions, is_onnx, of_a_step
 from umem.printable import quoted
 from umem.trace.axes import StepSize

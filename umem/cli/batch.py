@@ -8,7 +8,7 @@ import click
 
 import umem
 from umem.as_json import json_text
-from umem.cli.in_and_out import say
+from umem.cli.files_and_sizes import say
 from umem.cli.step_options import StepOptions, of_a_step
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError

@@ -15,14 +15,14 @@ from rich.text import Text
 
 from umem.as_json import json_text
 from umem.cli.batch import doublings
-from umem.cli.in_and_out import refuse, refuse_picture, say, write
+from umem.cli.files_and_sizes import refuse, refuse_picture, say, write
 from umem.cli.step_options import INTERRUPTED, ChosenStep, StepOptions, of_a_step
 from umem.devices.specs import GPUS, GpuSpec, gpu_spec
 from umem.errors import BudgetError, GraphError, ScalingError, SizeError
 from umem.predict.choosing import Choice, Search
 from umem.predict.techniques.options import Option
 from umem.predict.techniques.registry import TECHNIQUES
-from umem.printable import command_line, shown
+from umem.printable import command_line, short
 from umem.reports.choice_report import (
     choice_text,
     draw_choice,
@@ -164,12 +164,12 @@ def command(asked: StepOptions, every: bool, all_gpus: bool, png: Path | None, f
     fits = choices[0].best is not None
     if png is not None and fits:
         write(png, lambda file: _draw(choices, file, all_gpus), force=force)
-        say(f"Wrote {shown(png)}.", err=asked.as_json)
+        say(f"Wrote {short(png)}.", err=asked.as_json)
     if not asked.as_json:
         _say_sizes(asked, step.trace, None if all_gpus else one)
         _say_next(asked, all_gpus)
     if png is not None and not fits:
-        say(f"Nothing fits, so there is nothing to draw: {shown(png)} was not written.", err=True)
+        say(f"Nothing fits, so there is nothing to draw: {short(png)} was not written.", err=True)
     return fits
 
 

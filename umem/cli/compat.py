@@ -12,14 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from umem.as_json import json_text, plain
-from umem.cli.in_and_out import say
+from umem.cli.files_and_sizes import say
 from umem.compat import Row, check, get_chainer, install_pth, remove_pth
 from umem.compat.installation import find_package, package_version
-from umem.compat.mended import import_mended
 from umem.compat.pth import installed_pth
+from umem.compat.shim_report import import_mended
 from umem.errors import UmemError
 from umem.extras import installed_version
-from umem.printable import shown
+from umem.printable import short
 
 
 @click.command("compat")
@@ -59,13 +59,13 @@ def _check(as_json: bool) -> None:
 
 def _install(_: bool) -> None:
     path = install_pth()
-    say(f"Wrote {shown(path)}\nEvery `import chainer` of this Python is mended from now on.")
+    say(f"Wrote {short(path)}\nEvery `import chainer` of this Python is mended from now on.")
     say("Undo it with: umem compat --remove")
 
 
 def _remove(_: bool) -> None:
     path = remove_pth()
-    say("Nothing to remove." if path is None else f"Removed {shown(path)}")
+    say("Nothing to remove." if path is None else f"Removed {short(path)}")
 
 
 def _get(_: bool) -> None:
@@ -102,7 +102,7 @@ def _print(rows: Sequence[Row], failed: dict[str, str], console: Console) -> Non
         if row.error is not None:
             console.print(row.error, markup=False)
     path = installed_pth()
-    where = "none (umem compat --install)" if path is None else shown(path)
+    where = "none (umem compat --install)" if path is None else short(path)
     console.print(f"Start-up file: {where}", soft_wrap=True)
 
 

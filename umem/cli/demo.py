@@ -19,7 +19,7 @@ from umem.as_json import json_text, named
 from umem.errors import MissingDependencyError, UmemError
 from umem.files import check_folder, check_target, reason, whole
 from umem.predict.comparing import ModeRow
-from umem.printable import shown
+from umem.printable import short
 from umem.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _folder(out: Path) -> Iterator[None]:
     except OSError as error:
         _remove_empty(made)
         raise click.ClickException(
-            f"cannot write to {shown(out)}: {reason(error)}; name another folder with --out"
+            f"cannot write to {short(out)}: {reason(error)}; name another folder with --out"
         ) from error
     try:
         yield
@@ -290,7 +290,7 @@ def _report(console: Console, result: _Result, out: Path) -> None:
             )
     _say_what_it_costs(console, result)
     written = _write(console, result, title, out)
-    console.print(f"Wrote {' and '.join(map(shown, written))}.", soft_wrap=True)
+    console.print(f"Wrote {' and '.join(map(short, written))}.", soft_wrap=True)
     _say_what_next(console, result.kind, result.device)
 
 
@@ -305,7 +305,7 @@ def _write(console: Console, result: _Result, title: str, out: Path) -> list[Pat
             for path, content in files.items():
                 stack.enter_context(whole(path, force=True)).write(content)
     except OSError as error:
-        raise click.ClickException(f"cannot write to {shown(out)}: {reason(error)}") from error
+        raise click.ClickException(f"cannot write to {short(out)}: {reason(error)}") from error
     return list(files)
 
 

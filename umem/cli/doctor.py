@@ -16,7 +16,7 @@ import click
 import umem
 from umem import extras
 from umem.as_json import json_text
-from umem.cli.in_and_out import say
+from umem.cli.files_and_sizes import say
 from umem.devices.open import current_device, device_kind, parse_device
 from umem.devices.selftest import Check, run_selftest
 from umem.errors import DeviceError, DeviceNotFoundError, UmemError
@@ -24,7 +24,7 @@ from umem.launch import MeasuredLink, measure_link, mpi
 from umem.memory import environment
 from umem.memory.process import DeviceBlock
 from umem.memory.status import columns
-from umem.printable import shown
+from umem.printable import short
 from umem.units import format_bytes, format_seconds
 
 _WORDS = {True: "ok", False: "FAILED", None: "skipped"}
@@ -113,7 +113,7 @@ def _say_link(link: MeasuredLink, as_json: bool) -> None:
     if as_json:
         say(json_text(link))
         return
-    say(f"Between two ranks on {' and '.join(dict.fromkeys(map(shown, link.hosts)))} (measured):")
+    say(f"Between two ranks on {' and '.join(dict.fromkeys(map(short, link.hosts)))} (measured):")
     for nbytes, seconds in link.seconds:
         rate = f"{nbytes / seconds / 1e9:.3g} GB/s"
         say(f"  {format_bytes(nbytes):>10}  {format_seconds(seconds):>9}  {rate}")
@@ -157,7 +157,7 @@ def _environment_check() -> Check:
         environment.mode(), environment.limit(), environment.prefetch()
     except UmemError as error:
         return Check("environment", False, str(error))
-    found = [f"{name}={shown(value)}" for name, value in _variables().items() if value is not None]
+    found = [f"{name}={short(value)}" for name, value in _variables().items() if value is not None]
     return Check("environment", True, ", ".join(found) or f"no {', '.join(environment.NAMES)}")
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from umem.cli.in_and_out import say
-from umem.printable import shown
+from umem.cli.files_and_sizes import say
+from umem.printable import short
 
 if TYPE_CHECKING:
     from umem.graphs import Cut
@@ -47,7 +47,7 @@ def summary(cut: Cut) -> str:
     ties = f"{cut.across_count:,} of {cut.tie_count:,} ties ({share:.1%}) lead across parts"
     return "\n".join(
         [
-            f"Wrote {shown(cut.folder)}: {len(cut.nodes)} parts, {sum(cut.nodes):,} nodes",
+            f"Wrote {short(cut.folder)}: {len(cut.nodes)} parts, {sum(cut.nodes):,} nodes",
             ties,
             f"entries a part: {min(cut.entries):,} to {max(cut.entries):,} "
             f"(the largest has {cut.imbalance:.3f} of an average part's)",

@@ -12,14 +12,14 @@ from typing import IO
 import click
 
 from umem import __version__
-from umem.cli.in_and_out import refuse, say, write
+from umem.cli.files_and_sizes import refuse, say, write
 from umem.devices.software import kernel_archive, kernel_cache
 from umem.devices.software.common_kernels import DTYPES
 from umem.devices.software.processors import VARIABLE, Processors
 from umem.devices.software.toolchain import Toolchain
 from umem.errors import FileError, SizeError, UmemError
 from umem.files import reason
-from umem.printable import shown
+from umem.printable import short
 from umem.units import format_bytes, parse_bytes
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -40,7 +40,7 @@ def list_kernels() -> None:
     folder, now = kernel_cache.default_folder(), time.time()
     found = kernel_cache.groups(folder)
     limit = format_bytes(kernel_cache.cache_limit())
-    say(f"{shown(folder)}: {_size(found)} of at most {limit}")
+    say(f"{short(folder)}: {_size(found)} of at most {limit}")
     for group in found:
         target, _, maker = group.label.partition("-")
         what = f"{target}, compiler {maker}" if target else "of earlier versions"
@@ -61,7 +61,7 @@ def export_kernels(file: Path, force: bool) -> None:
         count = kernel_archive.export_kernels(Toolchain(), target, __version__)
 
     write(file, fill, force=force)
-    say(f"Wrote {count} kernels to {shown(file)}\nNext, elsewhere: umem kernels import FILE")
+    say(f"Wrote {count} kernels to {short(file)}\nNext, elsewhere: umem kernels import FILE")
 
 
 @command.command("import")
@@ -76,8 +76,8 @@ def import_kernels(file: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         target, count = kernel_archive.import_kernels(file, folder, __version__)
     except (UmemError, OSError) as error:
-        raise click.ClickException(f"{shown(file)}: {reason(error)}") from error
-    say(f"{count} kernels are new in {shown(folder)}")
+        raise click.ClickException(f"{short(file)}: {reason(error)}") from error
+    say(f"{count} kernels are new in {short(folder)}")
     if target != Processors.wanted().name:
         say(f"They are used with {VARIABLE}={target}")
 
@@ -91,7 +91,7 @@ def trim_kernels(size: str | None) -> None:
     except SizeError as error:
         raise click.UsageError(str(error)) from error
     folder = kernel_cache.default_folder()
-    say(f"Removed {len(kernel_cache.trim(folder, limit))} files of {shown(folder)}")
+    say(f"Removed {len(kernel_cache.trim(folder, limit))} files of {short(folder)}")
 
 
 @command.command("clear")
@@ -125,7 +125,7 @@ def warm_kernels(dtypes: tuple[str, ...], jobs: int | None) -> None:
             worker.kill()
             worker.wait()
     count = sum(g.count for g in kernel_cache.groups(folder)) - sum(g.count for g in before)
-    say(f"Compiled {count} kernels in {time.monotonic() - start:.0f} s into {shown(folder)}")
+    say(f"Compiled {count} kernels in {time.monotonic() - start:.0f} s into {short(folder)}")
 
 
 def _size(found: list[kernel_cache.KernelGroup]) -> str:

@@ -18,11 +18,11 @@ from rich.text import Text
 
 from umem import __version__
 from umem.as_json import json_text
-from umem.cli.in_and_out import Caps, caps, refuse, refuse_picture, say, write
+from umem.cli.files_and_sizes import Caps, caps, refuse, refuse_picture, say, write
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import TraceError, UmemError
 from umem.predict.ranks import RankedTraces, rank_files, ranked
-from umem.printable import command_line, shown
+from umem.printable import command_line, short
 from umem.reports.outputs import JSON, OUTPUTS, TEXT, Output, ReportRequest
 from umem.trace.analysis.analysis import Analysis, Vram, analyse
 from umem.trace.trace import Trace
@@ -216,7 +216,7 @@ def _write(
             analysis, trace.name, vram, _provenance(analysis, command_line(*words))
         )
         write(path, partial(output.write, request), force=force)
-        say(f"Wrote {shown(path)}. {output.then}".rstrip(), err=as_json)
+        say(f"Wrote {short(path)}. {output.then}".rstrip(), err=as_json)
     if asked:
         say(_next(trace, {output.name for output, _ in asked}), err=as_json)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from umem.cli.in_and_out import say
+from umem.cli.files_and_sizes import say
 from umem.launch import AskedRanks, run_ranks, this_rank
 
 _OPTIONS = ("ranks", "hosts", "allow_root", "verbose", "threads")

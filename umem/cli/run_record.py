@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from umem import extras
-from umem.cli.in_and_out import StepSizesType, say
+from umem.cli.files_and_sizes import StepSizesType, say
 from umem.compat.installation import find_package
 from umem.errors import TraceError, UmemError
 from umem.files import claimed
-from umem.printable import command_line, shown
+from umem.printable import command_line, short
 from umem.trace.frameworks import names
 from umem.trace.recording.kept_steps import Kept
 from umem.units import format_bytes
@@ -93,7 +93,7 @@ class Recording:
         what = what if kept.steps else "no whole step"
         peak = format_bytes(kept.trace.peak_bytes)
         done = f"{what}, {count:,} operations, peak {peak}"
-        say(f"umem: wrote {shown(path)}: {done}", err=True)
+        say(f"umem: wrote {short(path)}: {done}", err=True)
         for note in kept.notes:
             say(f"umem: {note}", err=True)
         name = command_line(path)

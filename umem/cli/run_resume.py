@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from umem.cli.in_and_out import say
+from umem.cli.files_and_sizes import say
 from umem.compat.installation import find_package
 from umem.errors import UmemError
 from umem.extras import command

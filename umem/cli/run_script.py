@@ -17,7 +17,7 @@ import click
 
 from umem.errors import OutOfMemoryError, StateError, UmemError
 from umem.launch import this_rank
-from umem.printable import command_line, shown
+from umem.printable import command_line, short
 from umem.trace.stacks import end_at_user
 
 
@@ -82,13 +82,13 @@ def _read(script: Path) -> bytes:
         source = script.read_bytes()
         if b"\0" not in source:
             return source
-        problem = f"{shown(script)} is no Python script: it has null bytes in it"
+        problem = f"{short(script)} is no Python script: it has null bytes in it"
     except IsADirectoryError:
-        problem = f"{shown(script)} is a directory"
+        problem = f"{short(script)} is a directory"
     except FileNotFoundError:
-        problem = f"there is no file {shown(script)}"
+        problem = f"there is no file {short(script)}"
     except OSError as error:
-        problem = f"{shown(script)} cannot be read: {error.strerror}"
+        problem = f"{short(script)} cannot be read: {error.strerror}"
     raise click.BadParameter(problem, param_hint="SCRIPT")
 
 
@@ -97,9 +97,9 @@ def _require_module(name: str) -> None:
     top = name.partition(".")[0]
     path = sys.path if getattr(sys.flags, "safe_path", False) else [os.getcwd(), *sys.path[1:]]
     if not all(part.isidentifier() for part in name.split(".")):
-        problem = f"{shown(name)} is no name of a module, which has no .py and no folders"
+        problem = f"{short(name)} is no name of a module, which has no .py and no folders"
     elif top in sys.builtin_module_names or PathFinder.find_spec(top, path) is None:
-        problem = f"there is no module {shown(top)} that Python can find from here"
+        problem = f"there is no module {short(top)} that Python can find from here"
     else:
         return
     raise click.BadParameter(problem, param_hint="-m")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from umem.cli.in_and_out import Caps, StepSizesType, StepSizeType, caps, one_trace, say
+from umem.cli.files_and_sizes import Caps, StepSizesType, StepSizeType, caps, one_trace, say
 from umem.devices.specs import GpuSpec
 from umem.predict.choosing import gpu_asked_for
 from umem.trace.axes import StepSize

@@ -3,9 +3,9 @@
 Importing this package does not import Chainer, so that a start-up hook can use it.
 """
 
+from umem.compat.chainer_installer import get_chainer
 from umem.compat.finder import install, is_installed
-from umem.compat.getting import get_chainer
-from umem.compat.mended import Row, check
 from umem.compat.pth import install_pth, remove_pth
+from umem.compat.shim_report import Row, check
 
 __all__ = ["Row", "check", "get_chainer", "install", "install_pth", "is_installed", "remove_pth"]

@@ -11,16 +11,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from umem.data.ahead import Ahead
 from umem.data.codec import Codec, RawCodec
 from umem.data.counters import COUNTED, DataCounters
-from umem.data.course import Course
+from umem.data.dataset_mixin import DatasetMixin
 from umem.data.disk_tier import OTHER_ORDER, DiskTier, say_once
-from umem.data.examples import Examples
+from umem.data.epoch_position import EpochPosition
 from umem.data.fingerprint import fingerprint
 from umem.data.loading import CHECK_EVERY, Loading
 from umem.data.orders import KnownOrder
 from umem.data.policies import POLICIES
+from umem.data.prefetch_thread import PrefetchThread
 from umem.data.store import Head, ItemStore
 from umem.errors import DataError
 from umem.files import IN_MEMORY, file_system
@@ -30,7 +30,7 @@ alive: weakref.WeakSet[CachedDataset] = weakref.WeakSet()
 """Every cache of this process that somebody still has."""
 
 
-class CachedDataset(Examples):
+class CachedDataset(DatasetMixin):
     """A dataset in front of another, which is asked only for what is not kept; see `cached`.
 
     It goes to processes that are forked, and to those that multiprocessing spawns; all share one
@@ -65,12 +65,12 @@ class CachedDataset(Examples):
 
     def _begin(self, *, is_ahead: bool) -> None:
         self._pid = os.getpid()
-        self._course = Course(self._store, self._order, self._count)
+        self._position = EpochPosition(self._store, self._order, self._count)
         self._ahead = None
-        if is_ahead and self._course.uses is not None:
-            self._ahead = Ahead(self._store, self._course, self._loading)
+        if is_ahead and self._position.uses is not None:
+            self._ahead = PrefetchThread(self._store, self._position, self._loading)
         if self._order is not None:
-            self._order.tell(self._course.told)
+            self._order.tell(self._position.told)
         self.close = weakref.finalize(self, _close, self._ahead, self._loading, self._store)
         self.close.atexit = False  # threads of others may still ask; the system cleans up
         alive.add(self)
@@ -110,11 +110,11 @@ class CachedDataset(Examples):
         with self._store.held() as head:
             head["is_shared"] = not is_owner
             head["request_count"] += 1
-            at, expected = self._course.request(item, is_strict=is_strict)
-            next_use = self._course.next_use(item, at)
+            at, expected = self._position.request(item, is_strict=is_strict)
+            next_use = self._position.next_use(item, at)
             data, hits = self._store.take(item, at, next_use), head["hit_count"]
             if data is not None:
-                self._course.done(at)
+                self._position.done(at)
         if expected is not None:
             self._say_other_order(item, expected)
         self._wake()
@@ -152,7 +152,7 @@ class CachedDataset(Examples):
             loaded = self._loading.fetch(item)
         with self._store.held():
             gone = self._store.keep(item, loaded.data, next_use, at)
-            self._course.done(at)
+            self._position.done(at)
         self._wake()
         self._loading.spill(gone)
         self._waited(begun)
@@ -174,7 +174,7 @@ class CachedDataset(Examples):
         return DataCounters(**found, waited_seconds=head["waited_ns"] / 1e9)
 
 
-def _close(ahead: Ahead | None, loading: Loading, store: ItemStore) -> None:
+def _close(ahead: PrefetchThread | None, loading: Loading, store: ItemStore) -> None:
     if ahead is not None:
         ahead.close()
     loading.close()

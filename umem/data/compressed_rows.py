@@ -17,7 +17,7 @@ import numpy.typing as npt
 from umem.as_json import named
 from umem.data.codec_report import CodecReport
 from umem.data.compression import BloscCodec
-from umem.data.examples import Examples
+from umem.data.dataset_mixin import DatasetMixin
 from umem.errors import UnsupportedError
 from umem.locks import safe_lock
 from umem.units import format_bytes, parse_bytes
@@ -69,7 +69,7 @@ class RowsReport:
         return f"{text}; {self.decoded_for_used:.1f} bytes decoded for each byte used"
 
 
-class CompressedRows(Examples):
+class CompressedRows(DatasetMixin):
     """A dataset of the rows of an array, which are kept compressed in memory, without loss.
 
     ``rows[3]`` is a row, ``rows[2:5]`` and ``rows[[7, 1]]`` are arrays of several, each the

@@ -23,7 +23,7 @@ from typing import Any
 from umem.data.store import ItemStore
 from umem.errors import DataWarning, FileError, warn_at_program
 from umem.files import free_bytes, open_nameless, reason
-from umem.printable import shown
+from umem.printable import short
 from umem.units import MIB, format_bytes
 
 _RECORD, _MAGIC = struct.Struct("<4sIQQ"), b"uit1"
@@ -56,7 +56,7 @@ class DiskTier:
     """
 
     def __init__(self, store: ItemStore, folder: Path, limit_bytes: int) -> None:
-        self._store, self._limit, self._name = store, limit_bytes, shown(folder)
+        self._store, self._limit, self._name = store, limit_bytes, short(folder)
         with open_nameless(folder, ".umem-data-") as file:
             self._handle = os.dup(file.fileno())
 

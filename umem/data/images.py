@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from umem.data.examples import Examples
+from umem.data.dataset_mixin import DatasetMixin
 from umem.errors import DataError, FileError, MissingDependencyError, SizeError
 from umem.extras import command
 from umem.files import open_regular, reason
-from umem.printable import shown
+from umem.printable import short
 
 MOST_PIXELS = 1 << 28
 """A file of a kilobyte can say that it has 4 thousand million pixels, which takes 12 GiB."""
@@ -27,7 +27,7 @@ _COLOURS = {1: "GRAY", 3: "RGB"}
 StrPath = str | os.PathLike[str]
 
 
-class JpegImages(Examples):
+class JpegImages(DatasetMixin):
     """A dataset of JPEG files, as `chainer.datasets.ImageDataset` is with Pillow.
 
     An item is an array (channels, height, width) with values from 0 to 255. At the whole size it
@@ -92,12 +92,12 @@ class JpegImages(Examples):
             with open_regular(path) as file:
                 data = file.read()
         except (OSError, ValueError) as error:
-            raise FileError(f"item {i}, {shown(path)}: {reason(error)}") from error
+            raise FileError(f"item {i}, {short(path)}: {reason(error)}") from error
         try:
             return self._decoded(data)
         except ValueError as error:
             raise DataError(
-                f"item {i}, {shown(path)}: no image that can be decoded: {shown(str(error))}. "
+                f"item {i}, {short(path)}: no image that can be decoded: {short(str(error))}. "
                 "Replace the file, or leave the item out"
             ) from error
 
@@ -122,7 +122,7 @@ class JpegImages(Examples):
         return -(-height // self._reduce), -(-width // self._reduce)
 
 
-class LabeledJpegImages(Examples):
+class LabeledJpegImages(DatasetMixin):
     """A dataset of JPEG files with labels, as `chainer.datasets.LabeledImageDataset` is.
 
     An item is a pair: an array as `JpegImages` has it, and an array of no dimensions.
@@ -170,7 +170,7 @@ def _lines(path: StrPath) -> list[tuple[int, str]]:
         with open_regular(path) as file:
             text = file.read().decode()
     except (OSError, ValueError) as error:
-        raise FileError(f"{shown(Path(path))}: no list of images: {reason(error)}") from error
+        raise FileError(f"{short(Path(path))}: no list of images: {reason(error)}") from error
     lines = (line.strip() for line in text.splitlines())
     return [(number, line) for number, line in enumerate(lines, 1) if line]
 
@@ -193,8 +193,8 @@ def _labelled_line(path: StrPath, number: int, line: str) -> tuple[StrPath, int]
         return name, int(label)
     except ValueError:
         raise DataError(
-            f"{shown(Path(path))}, line {number}: not a path without spaces and a whole "
-            f"number: {shown(line)}; give pairs where paths have spaces"
+            f"{short(Path(path))}, line {number}: not a path without spaces and a whole "
+            f"number: {short(line)}; give pairs where paths have spaces"
         ) from None
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from umem.data.codec import Codec
 from umem.data.sparse_parts import apart, together
 from umem.errors import DataError, UnsupportedError
-from umem.printable import quoted, shown
+from umem.printable import quoted, short
 
 _LENGTH = struct.Struct("<I")
 _DOUBLES = struct.Struct("<2d")  # the bits of a NaN too
@@ -125,12 +125,12 @@ def _describe(value: Any, buffers: list[tuple[memoryview, str]], where: str) -> 
     if (sparse := apart(value)) is not None:
         name, shape, arrays = sparse
         return {"sparse": [name, shape, [_describe(each, buffers, where) for each in arrays]]}
-    raise UnsupportedError(f"{shown(where)} is {_kind_name(kind)}. {_WAY_OUT}")
+    raise UnsupportedError(f"{short(where)} is {_kind_name(kind)}. {_WAY_OUT}")
 
 
 def _entry(key: Any, value: Any, buffers: Any, where: str) -> list[Any]:
     if type(key) is not str:
-        raise UnsupportedError(f"{shown(where)} has the key {quoted(key)}, not a text. {_WAY_OUT}")
+        raise UnsupportedError(f"{short(where)} has the key {quoted(key)}, not a text. {_WAY_OUT}")
     return [key, _describe(value, buffers, f"{where}[{key!r}]")]
 
 
@@ -138,7 +138,7 @@ def _describe_array(array: Any, buffers: list[tuple[memoryview, str]], where: st
     descr = None if array.dtype.metadata is not None else _descr(array.dtype)
     if descr is None:
         raise UnsupportedError(
-            f"{shown(where)} is an array of dtype {shown(str(array.dtype))}. {_WAY_OUT}"
+            f"{short(where)} is an array of dtype {short(str(array.dtype))}. {_WAY_OUT}"
         )
     by_columns = array.flags.f_contiguous and not array.flags.c_contiguous
     flat = np.ascontiguousarray(array.T if by_columns else array).reshape(-1)
@@ -161,7 +161,7 @@ def _descr(dtype: np.dtype[Any]) -> Any:
 
 
 def _kind_name(kind: type) -> str:
-    return f"a {shown(kind.__module__)}.{shown(kind.__qualname__)}"
+    return f"a {short(kind.__module__)}.{short(kind.__qualname__)}"
 
 
 # -- from bytes ----------------------------------------------------------------------------------

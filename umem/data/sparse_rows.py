@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from umem.data.examples import Examples
+from umem.data.dataset_mixin import DatasetMixin
 from umem.data.sparse_parts import apart, together
 from umem.errors import UnsupportedError
-from umem.printable import shown
+from umem.printable import short
 
 
-class SparseRows(Examples):
+class SparseRows(DatasetMixin):
     """A dataset whose items are the rows of a sparse matrix, as sparse as they were.
 
     An item is a matrix (1, columns) of the same class, with the types of data and indices that
@@ -31,7 +31,7 @@ class SparseRows(Examples):
             kind = f"{type(matrix).__module__}.{type(matrix).__qualname__}"
             raise UnsupportedError(
                 f"rows are taken from a csr_matrix or csr_array of two dimensions; got a "
-                f"{shown(kind)}. Give matrix.tocsr()"
+                f"{short(kind)}. Give matrix.tocsr()"
             )
         self._class, shape, (self._data, self._indices, self._indptr) = found
         self._count, self._columns = shape

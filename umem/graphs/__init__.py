@@ -15,7 +15,7 @@ from umem.graphs.halo import HaloPlan, halo_plan
 from umem.graphs.karate import karate_club
 from umem.graphs.npz import load_npz, save_npz
 from umem.graphs.planned_cut import PlannedCut
-from umem.graphs.planted import communities
+from umem.graphs.planted_partition import communities
 
 __all__ = [
     "Cut",

@@ -15,8 +15,8 @@ from umem.errors import DataError, UnverifiedWarning, warn_at_program
 from umem.files import open_regular, reason
 from umem.graphs.csr import Array, GraphData
 from umem.graphs.part_file import ArraysFile
-from umem.graphs.verified import verify_once
-from umem.printable import shown
+from umem.graphs.verified_files import verify_once
+from umem.printable import short
 
 LIST = "cut.json"
 VERSION = 1
@@ -81,8 +81,8 @@ class Cut:
         file = ArraysFile(path)
         if (file.words.get("cut"), file.words.get("part")) != (self.identity, str(part)):
             raise DataError(
-                f"{shown(path)} is part {file.words.get('part')} of another cut than "
-                f"{shown(self.folder / LIST)}; cut the graph again"
+                f"{short(path)} is part {file.words.get('part')} of another cut than "
+                f"{short(self.folder / LIST)}; cut the graph again"
             )
         found = _read(file)
         self._check(path, part, found)
@@ -93,7 +93,7 @@ class Cut:
     def _verify_features(self, path: Path, file: ArraysFile) -> None:
         if file.sums is None:
             warn_at_program(
-                f"{shown(self.folder)} has no checksums of its features: an earlier umem wrote "
+                f"{short(self.folder)} has no checksums of its features: an earlier umem wrote "
                 "it, and damage in them would not be seen. Cut the graph again to have them",
                 UnverifiedWarning,
             )
@@ -101,7 +101,7 @@ class Cut:
         try:
             verify_once(path, file.sums["features"], lambda: file.verify("features", "float32", 2))
         except OSError as error:
-            raise DataError(f"{shown(path)} cannot be read: {reason(error)}") from error
+            raise DataError(f"{short(path)} cannot be read: {reason(error)}") from error
 
     def _check(self, path: Path, part: int, found: GraphPart) -> None:
         """See that a program may count on what the part says, before it computes with it."""
@@ -122,8 +122,8 @@ class Cut:
             or (entries and not 0 <= indices.min() <= indices.max() < total)
         ):
             raise DataError(
-                f"{shown(path)} has arrays that do not belong together, or not to "
-                f"{shown(self.folder / LIST)}; cut the graph again"
+                f"{short(path)} has arrays that do not belong together, or not to "
+                f"{short(self.folder / LIST)}; cut the graph again"
             )
 
 
@@ -186,20 +186,20 @@ def open_cut(folder: str | Path, graph: GraphData | None = None) -> Cut:
         with open_regular(path) as file:
             cut = _cut(Path(folder), json.load(file))
     except OSError as error:
-        raise DataError(f"{shown(path)}: no cut of a graph: {reason(error)}") from error
+        raise DataError(f"{short(path)}: no cut of a graph: {reason(error)}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{shown(path)}: no list of a cut: {shown(repr(error))}") from error
+        raise DataError(f"{short(path)}: no list of a cut: {short(repr(error))}") from error
     if graph is not None and graph_hash(graph) != cut.graph:
-        raise DataError(f"{shown(Path(folder))} is a cut of another graph; cut this one")
+        raise DataError(f"{short(Path(folder))} is a cut of another graph; cut this one")
     return cut
 
 
 def _cut(folder: Path, values: dict[str, Any]) -> Cut:
     if values["version"] != VERSION:
         raise DataError(
-            f"{shown(folder / LIST)}: version {values['version']!r}, and this umem reads "
+            f"{short(folder / LIST)}: version {values['version']!r}, and this umem reads "
             f"{VERSION}; cut the graph again"
         )
     _check_list(folder, values)
@@ -230,7 +230,7 @@ def _check_list(folder: Path, values: dict[str, Any]) -> None:
         raise ValueError(f"it has or lacks {', '.join(sorted(set(said) ^ _LISTED))}")
     if SUMS not in values:
         warn_at_program(
-            f"{shown(folder / LIST)} has no checksum: an earlier umem wrote it, and damage in it "
+            f"{short(folder / LIST)} has no checksum: an earlier umem wrote it, and damage in it "
             "would not be seen. Cut the graph again to have one",
             UnverifiedWarning,
         )

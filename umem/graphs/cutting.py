@@ -18,7 +18,7 @@ from umem.graphs.csr import Array, GraphData
 from umem.graphs.cut_folder import LIST, Cut, graph_hash, list_text, part_name
 from umem.graphs.part_file import PickedRows, write_arrays
 from umem.graphs.partition import partition, symmetric_pattern
-from umem.printable import shown
+from umem.printable import short
 
 
 def cut(
@@ -71,9 +71,9 @@ def cut(
 
 def _check_target(folder: Path) -> None:
     if os.path.lexists(folder):
-        raise FileError(f"{shown(folder)} exists; name another folder, or remove it")
+        raise FileError(f"{short(folder)} exists; name another folder, or remove it")
     if not folder.parent.is_dir():
-        raise FileError(f"{shown(folder.parent)} is no folder; make it, or name another")
+        raise FileError(f"{short(folder.parent)} is no folder; make it, or name another")
 
 
 def _check_assignment(assignment: Array, nodes: int, parts: int) -> None:
@@ -161,7 +161,7 @@ def _write(cut: Cut, parts: Iterator[Mapping[str, Array | PickedRows]]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError):
             raise FileError(
-                f"the cut cannot be written to {shown(cut.folder)}: {reason(error)}; make room, "
+                f"the cut cannot be written to {short(cut.folder)}: {reason(error)}; make room, "
                 "or name another folder. Nothing is left of it"
             ) from error
         raise

@@ -13,7 +13,7 @@ import numpy as np
 from umem.errors import DataError
 from umem.files import open_regular, reason, whole
 from umem.graphs.csr import Array, GraphData
-from umem.printable import shown
+from umem.printable import short
 
 _INT32_MAX = 2**31 - 1
 _NAMES = tuple(field.name for field in fields(GraphData))
@@ -28,7 +28,7 @@ def save_npz(path: str | os.PathLike[str], graph: GraphData) -> None:
     """
     path = Path(path)
     arrays = {field.name: np.asarray(getattr(graph, field.name)) for field in fields(GraphData)}
-    _checked(shown(path), arrays)
+    _checked(short(path), arrays)
     with whole(path, force=True) as file:
         np.savez(file, **cast("dict[str, Any]", arrays))
 
@@ -51,7 +51,7 @@ def load_npz(
         DataError: it cannot be read, an array is missing, or an array is not what it should be;
             the message names the file, the array and the first position that is wrong.
     """
-    source = shown(Path(path))
+    source = short(Path(path))
     try:
         with open_regular(path) as file:
             arrays = _read_arrays(source, file, _needed(features is None))
@@ -66,7 +66,7 @@ def load_npz(
 
 def _mapped(path: str | os.PathLike[str]) -> Array:
     """Map the array of an .npy file; nothing of it is read."""
-    source = shown(Path(path))
+    source = short(Path(path))
     try:
         with open_regular(path):  # a pipe would wait
             array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -101,7 +101,7 @@ def _read_arrays(source: str, file: IO[bytes], names: Collection[str]) -> dict[s
 
 def _read_array(source: str, archive: Any, name: str) -> Array:
     if name not in archive.files:
-        found = shown(", ".join(archive.files)) or "nothing"
+        found = short(", ".join(archive.files)) or "nothing"
         raise DataError(f"{source}: {name}: missing; the file has {found}")
     try:
         return np.asarray(archive[name])
@@ -110,7 +110,7 @@ def _read_array(source: str, archive: Any, name: str) -> Array:
 
 
 def _reason(error: Exception) -> str:
-    return shown(f"{type(error).__name__}: {error}".rstrip(": "))
+    return short(f"{type(error).__name__}: {error}".rstrip(": "))
 
 
 def _checked(source: str, arrays: dict[str, Array]) -> GraphData:

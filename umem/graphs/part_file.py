@@ -13,7 +13,7 @@ from umem.checksums import SUMS, array_sum, sum_of, sums_in, with_sums
 from umem.errors import DataError
 from umem.files import reason
 from umem.graphs.csr import Array
-from umem.printable import shown
+from umem.printable import short
 from umem.safetensors_file import SafetensorsFile, header
 
 _ALIGNMENT = 64
@@ -104,7 +104,7 @@ class ArraysFile:
             raise self._wrong(f"is no part of a cut: {error}") from error
 
     def _wrong(self, what: str) -> DataError:
-        return DataError(f"{shown(self._path)} {what}; cut the graph again")
+        return DataError(f"{short(self._path)} {what}; cut the graph again")
 
     def mapped(self, name: str, dtype: str, ndim: int) -> Array:
         """An array as it lies in the file: what is not touched is not read.

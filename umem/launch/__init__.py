@@ -20,7 +20,7 @@ from umem.launch import hosts, mpi
 from umem.launch.job import Job
 from umem.launch.measuring import MeasuredLink, measure_link
 from umem.launch.rank import Rank, local_count, this_rank
-from umem.printable import shown
+from umem.printable import short
 from umem.units import format_bytes
 
 BACKING = "OMPI_MCA_btl_sm_backing_directory"
@@ -102,7 +102,7 @@ def small_shm(count: int, say: Callable[[str], None]) -> dict[str, str]:
     place = os.environ.get("TMPDIR", "/tmp")
     say(
         f"umem: {format_bytes(room)} are free in {mpi.SHM} and {count} ranks may need "
-        f"{format_bytes(needed)}: messages go by files in {shown(place)}, which is slower "
+        f"{format_bytes(needed)}: messages go by files in {short(place)}, which is slower "
         "(docker run --shm-size gives more)"
     )
     return {BACKING: place}

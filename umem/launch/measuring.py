@@ -12,7 +12,7 @@ from typing import Any
 
 from umem.errors import LaunchError
 from umem.launch import hosts, mpi
-from umem.printable import shown
+from umem.printable import short
 
 PROGRAM = Path(__file__).with_name("ping_pong.py")
 SECONDS = 120.0
@@ -103,7 +103,7 @@ def _run(command: list[str], variables: dict[str, str]) -> str:
     if done.returncode:
         texts = [line for line in done.stderr.splitlines() if line.strip("- ")]
         said = next(iter(texts[-1:]), "they said nothing")
-        raise LaunchError(f"two ranks failed with status {done.returncode}: {shown(said)}")
+        raise LaunchError(f"two ranks failed with status {done.returncode}: {short(said)}")
     return done.stdout
 
 

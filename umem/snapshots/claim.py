@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from umem.errors import StateError
-from umem.printable import shown
+from umem.printable import short
 
 NAME = "run.lock"
 _held: dict[tuple[int, str], int] = {}
@@ -65,6 +65,6 @@ def _locked(folder: Path) -> int:
 
 def _taken(folder: Path, who: str) -> str:
     return (
-        f"{who} writes its snapshots to {shown(folder)}: end it, or give each run a folder of "
+        f"{who} writes its snapshots to {short(folder)}: end it, or give each run a folder of "
         "its own"
     )

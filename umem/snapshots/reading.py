@@ -11,7 +11,7 @@ from typing import Any
 from umem.checksums import FileSum, Summing
 from umem.errors import FileError, SnapshotError, UmemError
 from umem.files import reason
-from umem.printable import shown
+from umem.printable import short
 from umem.safetensors_file import SafetensorsFile
 from umem.snapshots.manifest import (
     LONGEST,
@@ -82,7 +82,7 @@ def read_newest(operations: FileOperations, folder: Path) -> tuple[SavedRun | No
     try:
         places = places_in(operations, folder)
     except OSError as error:
-        raise FileError(f"{shown(folder)} cannot be read: {reason(error)}") from error
+        raise FileError(f"{short(folder)} cannot be read: {reason(error)}") from error
     for place in reversed(places):
         try:
             return read(operations, folder / folder_name(place)), passed_over
@@ -107,20 +107,20 @@ def read(operations: FileOperations, path: Path, rank: int = 0, count: int = 1) 
         values = [_values(operations, path, manifest, each) for each in range(manifest.ranks)]
         arrays = [SafetensorsFile(path / arrays_name(writer)) for writer in range(manifest.ranks)]
     except NewerVersionError as error:
-        raise NewerVersionError(f"{shown(path)}: {error}") from None
+        raise NewerVersionError(f"{short(path)}: {error}") from None
     except (FileNotFoundError, NotADirectoryError):
-        raise TornError(f"{shown(path)} is not whole: files are missing") from None
+        raise TornError(f"{short(path)} is not whole: files are missing") from None
     except UmemError:
         raise
     except Exception as error:  # whatever is wrong with it, an older one is tried
-        raise TornError(f"{shown(path)} is not whole: {reason(error)}") from error
+        raise TornError(f"{short(path)} is not whole: {reason(error)}") from error
     own = values[rank % manifest.ranks]
     if manifest.ranks == 1:
         return SavedRun(path, manifest.step, own, arrays[0], readers=count)
     try:
         of_ranks = ArraysOfRanks(arrays, values, rank)
     except Exception as error:  # spans that are none
-        raise TornError(f"{shown(path)} is not whole: {reason(error)}") from error
+        raise TornError(f"{short(path)} is not whole: {reason(error)}") from error
     return SavedRun(path, manifest.step, own, of_ranks, manifest.ranks, count)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from umem.checksums import FileSum, Summing
 from umem.errors import FileError
 from umem.files import reason
-from umem.printable import shown
+from umem.printable import short
 from umem.safetensors_file import Arrays, pieces, size_of
 from umem.snapshots.manifest import (
     MANIFEST,
@@ -158,7 +158,7 @@ def _cannot_write(
 def _message(folder: Path, needed: int, free: int | None, why: str) -> str:
     room = "how many are free cannot be told" if free is None else f"{format_bytes(free)} free"
     return (
-        f"a snapshot cannot be written to {shown(folder)}: {why}; it needs "
+        f"a snapshot cannot be written to {short(folder)}: {why}; it needs "
         f"{format_bytes(needed)}, {room}. Make room, keep fewer, or name another folder; "
         "snapshots that were there are whole"
     )

@@ -31,7 +31,7 @@ from typing import IO, Any, NamedTuple
 
 from umem.errors import FileError, TraceError
 from umem.files import check_target, open_regular, reason, whole
-from umem.printable import quoted, shown
+from umem.printable import quoted, short
 from umem.trace.axes import Point, in_order, points_of
 from umem.trace.events import CODES, COPIES, LONGEST_TEXT, TYPES, Checker, Event, Hint, decode
 from umem.units import format_bytes
@@ -146,7 +146,7 @@ def write(
     except TraceError:
         raise
     except (OSError, ValueError) as error:
-        raise TraceError(f"cannot write the trace to {shown(path)}: {reason(error)}") from error
+        raise TraceError(f"cannot write the trace to {short(path)}: {reason(error)}") from error
     return path
 
 
@@ -176,7 +176,7 @@ def read(
 ) -> tuple[Header, list[list[Event]]]:
     """The first line of a file and the events of its sections; see `umem.Trace.load`."""
     path = Path(file_path)
-    name = shown(path)
+    name = short(path)
     max_events = MAX_EVENTS if max_events is None else max_events
     max_bytes = MAX_BYTES if max_bytes is None else max_bytes
     try:

@@ -9,10 +9,10 @@ from typing import Any
 import chainer
 
 from umem.chainer.accumulation.batch_parts import MicroBatches, is_of_batch, loss_scale_of, model_of
-from umem.chainer.accumulation.group import Group
+from umem.chainer.accumulation.loss_weight import Weight
 from umem.chainer.accumulation.mixing import Mixing
-from umem.chainer.accumulation.splitting import Arguments, ArgumentsBatch, whole_number
-from umem.chainer.accumulation.weights import Weight
+from umem.chainer.accumulation.splitting import Arguments, ArgumentsBatch, positive_count
+from umem.chainer.accumulation.update_group import Group
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import SizeError, StateError
 
@@ -88,7 +88,7 @@ class accumulate(Subscriber):
                 optimizer, micro_batch, weight, check=check, dropout=dropout, survive=survive
             )
         else:
-            self._steps = whole_number(steps, "steps")
+            self._steps = positive_count(steps, "steps")
         self._group = Group(optimizer, weight, self._steps or 1, to_prove=check)
         self._mixing = Mixing(self._model)
         self._is_inside = False

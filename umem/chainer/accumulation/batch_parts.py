@@ -6,10 +6,10 @@ import gc
 from typing import Any
 
 from umem.chainer.accumulation.dropout_masks import DropoutMasks
-from umem.chainer.accumulation.proof import Proof
-from umem.chainer.accumulation.splitting import Batch, even, slices, whole_number
+from umem.chainer.accumulation.loss_weight import Weight
+from umem.chainer.accumulation.part_proof import Proof
+from umem.chainer.accumulation.splitting import Batch, even, positive_count, slices
 from umem.chainer.accumulation.step_state import StepState
-from umem.chainer.accumulation.weights import Weight
 from umem.chainer.accumulation.whole_gradient import WholeGradient
 from umem.errors import StateError, UnsupportedError
 
@@ -25,7 +25,7 @@ class MicroBatches:
     def __init__(
         self, optimizer: Any, size: int, weight: Weight, *, check: bool, dropout: str, survive: bool
     ) -> None:
-        self.size = whole_number(size, "micro_batch")
+        self.size = positive_count(size, "micro_batch")
         self._model = model_of(optimizer)
         self._optimizer = optimizer
         self.gradient = WholeGradient(self._model, weight)

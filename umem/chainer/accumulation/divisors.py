@@ -4,7 +4,7 @@ A loss is taken apart where it is a sum of scalars times numbers; scalars may be
 Each term ends in a mean, in a sum, or in a loss function of Chainer's, whose node says what it has
 counted. `PLAIN` and `COUNTS` are the table; a function that is in neither stands between the loss
 and its sum. Numbers and means on the way are marks: whether one goes by the samples is not on the
-tape (see `umem.chainer.accumulation.roles`).
+tape (see `umem.chainer.accumulation.divisor_roles`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from chainer.functions.array import transpose as transposing
 from chainer.functions.math import average, basic_math, identity
 from chainer.functions.math import sum as summing
 
+from umem.chainer.accumulation.call_sites import CallSite, CallSites, Key
 from umem.chainer.accumulation.loss_counts import COUNTS, valid_labels
-from umem.chainer.accumulation.sites import Key, Site, Sites
 from umem.chainer.function_facts import owner_of
 
 
@@ -45,7 +45,7 @@ class Scaling(NamedTuple):
     values: tuple[float, ...]
     is_mean: bool
     of_first: bool
-    site: Site
+    site: CallSite
 
     @property
     def key(self) -> Key:
@@ -79,7 +79,7 @@ class Term(NamedTuple):
     counted: float | None
     are_labels: bool
     is_opaque: bool
-    site: Site
+    site: CallSite
     lag: int | None
 
     @property
@@ -135,7 +135,7 @@ class _Place(NamedTuple):
     def at(self, node: Any, factors: Any) -> _Place:
         return _Place(node, np.broadcast_to(factors, node.shape), self.marks)
 
-    def marked(self, site: Site, numbers: Any, *mean: bool) -> _Place:
+    def marked(self, site: CallSite, numbers: Any, *mean: bool) -> _Place:
         values = tuple(nan if number != number else float(number) for number in np.ravel(numbers))
         mark = Scaling(values, bool(mean), any(mean), site)
         return self._replace(marks=(*self.marks, mark))
@@ -157,7 +157,9 @@ class TapeReader:
             then the mean is the end of a term.
     """
 
-    def __init__(self, sites: Sites, is_count: Callable[[str], bool] = lambda kind: False) -> None:
+    def __init__(
+        self, sites: CallSites, is_count: Callable[[str], bool] = lambda kind: False
+    ) -> None:
         self._sites, self._is_count = sites, is_count
 
     def terms(self, loss: Any) -> tuple[Term, ...]:

@@ -42,7 +42,7 @@ class PartReports:
             yield part
 
     def report(self, factor: float) -> None:
-        """Report the whole's, where somebody listens; ``factor`` as of `Shares`."""
+        """Report the whole's, where somebody listens; ``factor`` as of `LossShares`."""
         names = {name: None for part in self._parts for name in part.values}
         if not names:
             return

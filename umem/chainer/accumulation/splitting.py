@@ -179,7 +179,7 @@ def _together(a: Any, b: Any, size: int, other_size: int) -> Any:
     return a
 
 
-def whole_number(value: Any, name: str) -> int:
+def positive_count(value: Any, name: str) -> int:
     """A count that was given, as an int.
 
     Raises:

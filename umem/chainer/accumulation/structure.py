@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isclose
 
+from umem.chainer.accumulation.call_sites import Key
 from umem.chainer.accumulation.divisors import Scaling, Term
-from umem.chainer.accumulation.shares import Count
-from umem.chainer.accumulation.sites import Key
+from umem.chainer.accumulation.loss_shares import Count
 from umem.errors import AccumulationError
 
 Fact = tuple[str, str]

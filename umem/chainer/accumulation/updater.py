@@ -9,8 +9,8 @@ from chainer.dataset import convert
 from chainer.training import updaters
 
 from umem.chainer.accumulation.batch_parts import MicroBatches
+from umem.chainer.accumulation.loss_weight import Weight
 from umem.chainer.accumulation.splitting import SamplesBatch
-from umem.chainer.accumulation.weights import Weight
 
 
 class AccumulatingUpdater(updaters.StandardUpdater):

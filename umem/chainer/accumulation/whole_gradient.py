@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 import chainer
 from chainer.functions.noise.dropout import Dropout
 
+from umem.chainer.accumulation.call_sites import CallSites
+from umem.chainer.accumulation.divisor_roles import DivisorRoles, LossReading, reading_of
 from umem.chainer.accumulation.divisors import TapeReader
 from umem.chainer.accumulation.dropout_masks import DropoutMasks
+from umem.chainer.accumulation.loss_shares import LossShares
+from umem.chainer.accumulation.loss_weight import Weight, checked_weight, weighed
 from umem.chainer.accumulation.mixing import Mixing, OneSampleNormalised
 from umem.chainer.accumulation.part_reports import PartReports
-from umem.chainer.accumulation.roles import LossReading, Roles, reading_of
 from umem.chainer.accumulation.seeded_backward import go_backward, multiply
-from umem.chainer.accumulation.shares import Shares
-from umem.chainer.accumulation.sites import Sites
 from umem.chainer.accumulation.splitting import Arguments, Batch, slices
 from umem.chainer.accumulation.step_state import StepState
 from umem.chainer.accumulation.structure import PartFacts
-from umem.chainer.accumulation.weights import Weight, checked_weight, weighed
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import AccumulationError, UnsupportedError
 
@@ -43,8 +43,8 @@ class WholeGradient(Subscriber):
         self.masks: DropoutMasks | None = None
         self._model = model
         self._mixing = Mixing(model)
-        self._sites = Sites()
-        self._roles = Roles(frozenset())
+        self._sites = CallSites()
+        self._roles = DivisorRoles(frozenset())
         self._scalars: list[Any] = []
         self._counts_first = self._is_forward = self._is_comparing = False
         self._thread = 0
@@ -138,8 +138,8 @@ class WholeGradient(Subscriber):
         parts: Sequence[slice],
         loss_scale: Any,
         totals: dict[str, float] | None,
-    ) -> tuple[Shares, list[PartFacts]]:
-        shares, observed = Shares(totals), PartReports()
+    ) -> tuple[LossShares, list[PartFacts]]:
+        shares, observed = LossShares(totals), PartReports()
         facts: list[PartFacts] = []
         self._model.cleargrads()
         for part in parts:
@@ -165,7 +165,7 @@ class WholeGradient(Subscriber):
         lossfun: Any,
         batch: Batch,
         part: slice,
-        shares: Shares | None,
+        shares: LossShares | None,
         scale: float,
         loss_scale: Any,
         first: PartFacts | None = None,
@@ -202,7 +202,7 @@ class WholeGradient(Subscriber):
     def _forward(self) -> Iterator[None]:
         """While it is on, functions belong to one loss: scalars and sites of others stay aside."""
         before = self._scalars, self._sites, self._is_forward
-        self._scalars, self._sites, self._is_forward = [], Sites(self._sites), True
+        self._scalars, self._sites, self._is_forward = [], CallSites(self._sites), True
         try:
             yield
         finally:
@@ -210,7 +210,7 @@ class WholeGradient(Subscriber):
 
     def _totals(self, lossfun: Any, batch: Batch, parts: Sequence[slice]) -> dict[str, float]:
         """Count by what the whole loss is divided, by going forward only; leaves no trace."""
-        state, made, shares = StepState(self._model), len(self.made), Shares()
+        state, made, shares = StepState(self._model), len(self.made), LossShares()
         for part in parts:
             samples = range(part.start, part.stop)
             with self._aside():
@@ -267,7 +267,7 @@ class WholeGradient(Subscriber):
         self,
         loss: Any,
         given: Arguments,
-        shares: Shares,
+        shares: LossShares,
         scale: float,
         lossfun: Any,
         around: Batch,

@@ -10,7 +10,7 @@ import chainer
 import numpy as np
 from chainer import reporter
 
-from umem.chainer.layers.places import counterparts
+from umem.chainer.layers.link_paths import counterparts
 from umem.chainer.precision.floats import to_half
 from umem.chainer.precision.masters import Masters
 from umem.chainer.precision.terms import chosen, halves

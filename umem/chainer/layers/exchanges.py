@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import chainer
 import chainer.links as L
 
+from umem.chainer.layers.link_paths import LinkPlace, holders, links_by_path
 from umem.chainer.layers.low_rank import LowRankEmbedID, LowRankLinear, TwoFactors
-from umem.chainer.layers.places import LinkPlace, holders, spots
 from umem.chainer.layers.separable import SeparableConvolution2D, check_groups, in_groups
 from umem.chainer.layers.truncation import RankWish, check_factors
 from umem.errors import LayerError
@@ -153,7 +153,7 @@ def taken(
     Raises:
         LayerError: a rule takes none, or takes some that cannot be exchanged; each is named.
     """
-    every = spots(model)
+    every = links_by_path(model)
     found: dict[str, tuple[LinkPlace, Exchange]] = {}
     for where, what in exchanges:
         those = {path for path, spot in every.items() if _is_meant(where, spot)} - found.keys()

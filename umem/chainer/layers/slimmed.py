@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from umem.chainer.layers.exchange_conflicts import refuse_exchange
 from umem.chainer.layers.exchanges import Exchange, Rules, parted, taken
 from umem.chainer.layers.layer_costs import (
     ForwardCosts,
@@ -15,9 +16,8 @@ from umem.chainer.layers.layer_costs import (
     samples_of,
     table,
 )
-from umem.chainer.layers.places import LinkPlace, holders
+from umem.chainer.layers.link_paths import LinkPlace, holders
 from umem.chainer.layers.tying import tie
-from umem.chainer.layers.what_is_on import refuse_exchange
 from umem.chainer.parameters_once import parameter_bytes
 from umem.errors import DataError, LayerError, SizeError, StateError
 
@@ -73,9 +73,9 @@ def slimmer(model: Any, rules: Rules, example: Any = None, *, quiet: bool = Fals
     After any of them the model is as before.
     """
     exchanges, ties = parted(rules)
-    spots = taken(model, exchanges)
+    links_by_path = taken(model, exchanges)
     refuse_exchange(model, "slim")
-    slim = Slimmed(model, _exchanged(spots), ties, example)
+    slim = Slimmed(model, _exchanged(links_by_path), ties, example)
     if not quiet:
         print(slim)
     return slim
@@ -200,14 +200,14 @@ class Slimmed:
         return table(self.rows, self.totals)
 
 
-def _exchanged(spots: Sequence[tuple[LinkPlace, Exchange]]) -> list[tuple[LinkPlace, Any]]:
+def _exchanged(links_by_path: Sequence[tuple[LinkPlace, Exchange]]) -> list[tuple[LinkPlace, Any]]:
     """Make the new link of each; a layer that would get no smaller is its own.
 
     Raises:
         LayerError: some cannot be made, each named with why.
     """
     made, reasons = [], []
-    for spot, what in spots:
+    for spot, what in links_by_path:
         try:
             link = what.made_of(spot.link)
         except (SizeError, DataError) as error:

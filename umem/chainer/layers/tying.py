@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import chainer
 
-from umem.chainer.layers.places import counterparts, link_at, parent_path
-from umem.chainer.layers.what_is_on import refuse_tie
+from umem.chainer.layers.exchange_conflicts import refuse_tie
+from umem.chainer.layers.link_paths import counterparts, link_at, parent_path
 from umem.errors import LayerError
 from umem.printable import quoted
 

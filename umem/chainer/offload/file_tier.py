@@ -27,7 +27,7 @@ from umem.chainer.offload.spots import bytes_of
 from umem.chainer.offload.tier import Process
 from umem.errors import FileError, OffloadWarning, StateError, UnsupportedError, warn_at_program
 from umem.files import free_bytes, open_nameless, reason
-from umem.printable import shown
+from umem.printable import short
 from umem.units import MIB, format_bytes, format_seconds
 
 LINE_BYTES = 64
@@ -69,7 +69,7 @@ class FileTier:
 
     def __init__(self, folder: str | os.PathLike[str], limit_bytes: int | None = None) -> None:
         self._folder = Path(folder)
-        self.name = f"a file in {shown(self._folder)}"
+        self.name = f"a file in {short(self._folder)}"
         self._file = _open(self._folder)
         self._limit = limit_bytes
         self.sent_bytes = self.fetched_bytes = 0
@@ -108,7 +108,7 @@ class FileTier:
         if free is not None and free < more_bytes + ROOM_LEFT_BYTES:
             self._say_once(
                 "room",
-                f"{shown(self._folder)} has {format_bytes(free)} left, and {format_bytes(size)} "
+                f"{short(self._folder)} has {format_bytes(free)} left, and {format_bytes(size)} "
                 "were to be there: what does not fit stays in memory. Make room, or name a "
                 "folder on a larger disk",
             )
@@ -170,7 +170,7 @@ class FileTier:
             rate = self.sent_bytes / max(self._write_seconds, 1e-9)
             self._say_once(
                 "slow",
-                f"{shown(self._folder)} takes {format_bytes(rate)} a second, and the program has "
+                f"{short(self._folder)} takes {format_bytes(rate)} a second, and the program has "
                 f"waited {format_seconds(self.waited_seconds)} of "
                 f"{format_seconds(now - self._begun)} for it: name a folder on a faster disk",
             )
@@ -179,7 +179,7 @@ class FileTier:
         """Say that something could not be written."""
         self._say_once(
             "refused",
-            f"cannot write to {shown(self._folder)}: {reason(error)}; "
+            f"cannot write to {short(self._folder)}: {reason(error)}; "
             f"{format_bytes(self._extents.end_bytes)} are there: what is not stays in memory",
         )
 

@@ -29,17 +29,17 @@ class NormsOfAll(Subscriber):
 
     Args:
         gather: gives every rank what each has.
-        is_shown: tells whether an optimizer sees shards now.
+        sees_shards: tells whether an optimizer sees shards now.
     """
 
     place = 4  # inside of half precision, which shows hooks its float32 gradients
 
-    def __init__(self, gather: Gather, is_shown: Callable[[Any], bool]) -> None:
-        self._gather, self._is_shown = gather, is_shown
+    def __init__(self, gather: Gather, sees_shards: Callable[[Any], bool]) -> None:
+        self._gather, self._sees_shards = gather, sees_shards
 
     def call_hook(self, proceed: Proceed, method: Any, hook: Any) -> None:
         """Do what a hook would do with whole parameters."""
-        if not self._is_shown(method) or type(hook) not in BY_NORM:
+        if not self._sees_shards(method) or type(hook) not in BY_NORM:
             proceed(method, hook)
         elif isinstance(hook, optimizer_hooks.GradientClipping):
             self._clip(hook, [one.grad for one in _updated(method.target)])

@@ -85,7 +85,7 @@ def sharded(optimizer: Any, comm: Any) -> Any:
     check_optimizer_of_shards(optimizer)
     _shardings[optimizer] = sharding = Sharding(optimizer, mpi)
     decide_together(optimizer, mpi.allgather, sharding.has_cut)
-    for subscriber in (sharding, NormsOfAll(mpi.allgather, sharding.is_shown)):
+    for subscriber in (sharding, NormsOfAll(mpi.allgather, sharding.sees_shards)):
         weakref.finalize(optimizer, unsubscribe, subscriber)
         subscribe(subscriber)
     return optimizer
@@ -140,7 +140,7 @@ class Sharding(Subscriber):
     def check_gradients(self, proceed: Proceed, method: Any) -> None:
         """Have a step be skipped by all where one finds NaN and Chainer scales the loss."""
         proceed(method)
-        if self.is_shown(method) and method._loss_scaling_is_dynamic:
+        if self.sees_shards(method) and method._loss_scaling_is_dynamic:
             if any(of_all_ranks(method, method._loss_scaling_isnan)):
                 method._loss_scaling_isnan = method._loss_scaling_isnan_ever = True
 
@@ -153,7 +153,7 @@ class Sharding(Subscriber):
             self.take_in(owner)
         for shard in self._shards.values():
             shard.show(None)
-        with self.shown(owner):
+        with self.showing_shards(owner):
             proceed(owner, through_shards(serializer, self.shards()))
 
     def shards(self) -> dict[str, Shard]:
@@ -172,7 +172,7 @@ class Sharding(Subscriber):
             return
         for vector in self.vectors:
             self._average(vector)
-        with self.shown(method):
+        with self.showing_shards(method):
             proceed()
         for vector in self.vectors:
             give_out_shards(self._mpi, vector.bounds, vector.read_parts, vector.write, vector.dtype)
@@ -262,14 +262,14 @@ class Sharding(Subscriber):
             shard.show(shard.whole.device.send(mean[at : at + length]))
             at += length
 
-    def is_shown(self, method: Any) -> bool:
+    def sees_shards(self, method: Any) -> bool:
         """Tell whether an optimizer is this one, and sees shards now."""
         return (
             method is self._optimizer() and type(getattr(method, "target", None)) is ModelInShards
         )
 
     @contextmanager
-    def shown(self, method: Any) -> Iterator[None]:
+    def showing_shards(self, method: Any) -> Iterator[None]:
         """Have the optimizer see this rank's shards in the place of its model's parameters."""
         target, method.target = method.target, ModelInShards(method.target, self._shards)
         try:

@@ -34,7 +34,7 @@ from umem.errors import (
     warn_at_program,
 )
 from umem.files import reason, whole
-from umem.printable import shown
+from umem.printable import short
 from umem.safetensors_file import SafetensorsFile, pieces
 
 __all__ = ["load_quantized", "save_quantized"]
@@ -78,7 +78,7 @@ def save_quantized(path: str | os.PathLike[str], model: Any, *, force: bool = Fa
     except FileError:
         raise
     except (OSError, ValueError) as error:
-        raise FileError(f"cannot write {shown(path)}: {reason(error)}") from error
+        raise FileError(f"cannot write {short(path)}: {reason(error)}") from error
 
 
 def load_quantized(path: str | os.PathLike[str], model: Any) -> Any:
@@ -99,7 +99,7 @@ def load_quantized(path: str | os.PathLike[str], model: Any) -> Any:
     """
     arrays = _opened(path)
     try:
-        return _loaded(shown(path), arrays, model)
+        return _loaded(short(path), arrays, model)
     finally:
         arrays.close()
 
@@ -123,11 +123,11 @@ def _opened(path: str | os.PathLike[str]) -> SafetensorsFile:
     try:
         return SafetensorsFile(Path(path))
     except FileError as error:
-        raise FileError(f"{shown(path)}: {error}") from None
+        raise FileError(f"{short(path)}: {error}") from None
     except OSError as error:
-        raise FileError(f"cannot read {shown(path)}: {reason(error)}") from error
+        raise FileError(f"cannot read {short(path)}: {reason(error)}") from error
     except ValueError as error:
-        raise QuantizationError(f"{shown(path)} is no file of safetensors: {error}") from error
+        raise QuantizationError(f"{short(path)} is no file of safetensors: {error}") from error
 
 
 def _loaded(name: str, arrays: SafetensorsFile, model: Any) -> Any:
@@ -181,7 +181,7 @@ def _verify(name: str, arrays: SafetensorsFile) -> None:
     """Compare the file with its checksums; one of an earlier umem has none."""
     unknown = arrays.notes.keys() - {"format", "version", "model", SUMS}
     if unknown:
-        raise QuantizationError(f"{name} is damaged: its header has {shown(min(unknown))!r}")
+        raise QuantizationError(f"{name} is damaged: its header has {short(min(unknown))!r}")
     if SUMS not in arrays.notes:
         warn_at_program(
             f"{name} has no checksums: an earlier umem wrote it, and damage in it would not be "

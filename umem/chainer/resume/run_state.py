@@ -26,7 +26,7 @@ from umem.chainer.resume.optimizer_extras import (
 from umem.chainer.resume.random_states import GENERATORS, serialize_generator, serialize_global
 from umem.chainer.resume.rollback import Rollback
 from umem.errors import SnapshotError, UmemError
-from umem.printable import shown
+from umem.printable import short
 from umem.snapshots import SavedRun
 from umem.snapshots.shards import SPAN
 
@@ -97,7 +97,7 @@ class RunState:
             asked = distributor.asked
             return self._load(distributor)
         except MissingValue as error:
-            raise _other(snapshot, f"it has no {shown(str(error))!r}") from error
+            raise _other(snapshot, f"it has no {short(str(error))!r}") from error
         except (MemoryError, _OtherRunError):
             raise
         except UmemError as error:
@@ -105,8 +105,8 @@ class RunState:
         except Exception as error:  # of Chainer, NumPy or a part, whatever was given to it
             raise _other(
                 snapshot,
-                f"{shown(asked[0])!r} cannot be loaded: {type(error).__name__}: "
-                f"{shown(str(error)[:200])}",
+                f"{short(asked[0])!r} cannot be loaded: {type(error).__name__}: "
+                f"{short(str(error)[:200])}",
             ) from error
 
     def _load(self, distributor: Distributor) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class RunState:
             count = snapshot.values.get(f"accumulations/{name}/group/count", 0)
             if count and not accumulations(optimizer):
                 raise _OtherRunError(
-                    f"{shown(snapshot.path)} was saved after {count} calls of update of a group "
+                    f"{short(snapshot.path)} was saved after {count} calls of update of a group "
                     "of umem.chainer.accumulate: resume inside of its block"
                 )
         live = Collector()
@@ -186,14 +186,14 @@ class RunState:
                 shape, dtype = saved.described[name]
                 if (shape, dtype) != (array.shape, str(array.dtype)):
                     there, here = described(shape, dtype), described(array.shape, array.dtype)
-                    raise _other(snapshot, f"{shown(name)!r} is {there} there and {here} here")
+                    raise _other(snapshot, f"{short(name)!r} is {there} there and {here} here")
             elif name not in snapshot.values:
                 here = described(array.shape, array.dtype)
-                raise _other(snapshot, f"it has no {shown(name)!r}, which is {here} here")
+                raise _other(snapshot, f"it has no {short(name)!r}, which is {here} here")
         for name in sorted(saved):
             if name not in live.arrays and name not in live.values and self._is_models(name, live):
                 there = described(*saved.described[name])
-                raise _other(snapshot, f"{shown(name)!r}, {there} there, is not here")
+                raise _other(snapshot, f"{short(name)!r}, {there} there, is not here")
 
     def _is_models(self, name: str, live: Collector) -> bool:
         """Whether a name lies where a model's own are."""
@@ -234,7 +234,7 @@ class _OtherRunError(SnapshotError):
 
 def _other(snapshot: SavedRun, what: str) -> SnapshotError:
     return _OtherRunError(
-        f"{shown(snapshot.path)} is of another model or run: {what}. Make the objects as the "
+        f"{short(snapshot.path)} is of another model or run: {what}. Make the objects as the "
         "saved run had them, or name another folder to begin anew"
     )
 

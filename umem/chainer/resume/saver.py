@@ -14,7 +14,7 @@ from typing import Any
 from umem.chainer.resume.run_state import RunState
 from umem.errors import FileError, SizeError, SnapshotWarning, StateError, warn_at_program
 from umem.files import reason
-from umem.printable import quoted, shown
+from umem.printable import quoted, short
 from umem.snapshots import BackgroundWriter, Claim, FileOperations, SavedRun, read_newest, sweep
 from umem.snapshots.reading import places_in
 from umem.snapshots.writing import check_room, needed_bytes, prune, write_snapshot
@@ -76,7 +76,7 @@ class RunSaver:
             raise
         except OSError as error:
             raise FileError(
-                f"no snapshots can be written to {shown(self.folder)}: {reason(error)}; name "
+                f"no snapshots can be written to {short(self.folder)}: {reason(error)}; name "
                 "another folder"
             ) from error
 
@@ -108,7 +108,7 @@ class RunSaver:
         finally:
             snapshot.close()
         self._last = snapshot.step
-        self._say(f"umem: resumed from {shown(snapshot.path)}")
+        self._say(f"umem: resumed from {short(snapshot.path)}")
         return Resumed(snapshot.step, snapshot.path, values)
 
     def _say(self, text: str) -> None:
@@ -146,7 +146,7 @@ class RunSaver:
         places = places_in(self._operations, self.folder)
         if places and places[-1][0] > step:
             raise StateError(
-                f"step {step} cannot be saved: {shown(self.folder)} has step {places[-1][0]} of a "
+                f"step {step} cannot be saved: {short(self.folder)} has step {places[-1][0]} of a "
                 "run that this one was not resumed from, and whoever resumes would get that. "
                 "Call resume_run before the loop, or name another folder to begin anew"
             )
@@ -159,7 +159,7 @@ class RunSaver:
             prune(self._operations, path, self.keep)
         except OSError as error:
             raise FileError(
-                f"an old snapshot in {shown(self.folder)} cannot be removed: {reason(error)}"
+                f"an old snapshot in {short(self.folder)} cannot be removed: {reason(error)}"
             ) from error
 
     def wait(self) -> None:

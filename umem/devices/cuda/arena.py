@@ -18,7 +18,7 @@ from cupy.cuda import runtime
 from umem.devices.base import Place, Span
 from umem.devices.cuda import driver as cuda_driver
 from umem.devices.cuda.driver import Driver, Malloc
-from umem.devices.cuda.held import Held, HeldRef
+from umem.devices.cuda.memory_owner import MemoryOwner, MemoryOwnerRef
 from umem.devices.cuda.ranges import CoreHints
 from umem.devices.virtual.repeating_pool import RepeatingPool
 from umem.locks import safe_lock
@@ -47,8 +47,8 @@ class Arena:
         self._driver, self._grow, self._otherwise = driver, grow, otherwise
         self._lock = safe_lock()
         self._segments: dict[int, Any] = {}
-        self._live: set[HeldRef] = set()
-        self._dead: deque[HeldRef] = deque()
+        self._live: set[MemoryOwnerRef] = set()
+        self._dead: deque[MemoryOwnerRef] = deque()
         self._pool = RepeatingPool(self, grain=BLOCK_BYTES)
         self._order = OrderedDiscards()
         self.stream = 0
@@ -100,8 +100,8 @@ class Arena:
         with self._lock:
             self._settle()
             span = self._pool.malloc(nbytes)
-            held = Held(self)
-            ref = HeldRef(held, self._dead.append)
+            held = MemoryOwner(self)
+            ref = MemoryOwnerRef(held, self._dead.append)
             ref.ticket = span
             self._live.add(ref)
             for teller in tellers:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-from umem.devices.cuda.held import Held, HeldRef
+from umem.devices.cuda.memory_owner import MemoryOwner, MemoryOwnerRef
 
 Kind = Literal["managed", "spill", "pinned", "unmanaged"]
 """``spill`` is managed memory advised to stay on the host; ``pinned`` is host memory that the GPU
@@ -27,8 +27,8 @@ class Ledger:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._reserved: dict[Kind, int] = dict.fromkeys(get_args(Kind), 0)
-        self._returned: deque[tuple[Kind, int] | HeldRef] = deque()
-        self._leases: set[HeldRef] = set()
+        self._returned: deque[tuple[Kind, int] | MemoryOwnerRef] = deque()
+        self._leases: set[MemoryOwnerRef] = set()
         self._peak = 0
 
     def claim(
@@ -48,10 +48,10 @@ class Ledger:
                     del error  # else its traceback and this frame keep the callers' arrays alive
             self._reserved[kind] += nbytes
 
-    def lease(self, kind: Kind, nbytes: int, memory: Any) -> Held:
+    def lease(self, kind: Kind, nbytes: int, memory: Any) -> MemoryOwner:
         """Make an owner of memory that was claimed, which gives it back when it dies."""
-        held = Held(memory)
-        end = HeldRef(held, self._returned.append)
+        held = MemoryOwner(memory)
+        end = MemoryOwnerRef(held, self._returned.append)
         end.ticket = kind, nbytes
         self._leases.add(end)
         return held
@@ -74,7 +74,7 @@ class Ledger:
     def _settled(self) -> dict[Kind, int]:
         while self._returned:
             returned = self._returned.popleft()
-            if isinstance(returned, HeldRef):
+            if isinstance(returned, MemoryOwnerRef):
                 self._leases.discard(returned)
                 returned = returned.ticket
             kind, nbytes = returned

@@ -8,7 +8,7 @@ from typing import Any
 from umem.devices.base import Policy, Watcher
 from umem.devices.cuda import driver as cuda_driver
 from umem.devices.cuda.driver import Malloc
-from umem.devices.cuda.held import Held, HeldRef
+from umem.devices.cuda.memory_owner import MemoryOwner, MemoryOwnerRef
 
 
 class Telling:
@@ -19,8 +19,8 @@ class Telling:
 
     def __init__(self, watcher: Watcher) -> None:
         self.watcher = watcher
-        self.live: set[HeldRef] = set()
-        self.dead: deque[HeldRef] = deque()
+        self.live: set[MemoryOwnerRef] = set()
+        self.dead: deque[MemoryOwnerRef] = deque()
 
     def settle(self) -> None:
         """Tell of what was freed so far."""
@@ -49,8 +49,8 @@ def watched(malloc: Malloc, telling: Telling, policy: Policy | None) -> Malloc:
             return pointer
         if dead:
             settle()
-        held = Held(pointer)
-        ref = HeldRef(held, died)
+        held = MemoryOwner(pointer)
+        ref = MemoryOwnerRef(held, died)
         ref.ticket = allocated(nbytes, label)
         live.add(ref)
         return borrowed(pointer, nbytes, held)

@@ -1,9 +1,9 @@
 """Host memory that stands for a GPU's, and who hears of what happens to it.
 
-What is handed out is real. VRAM, pages and time are those of `umem.devices.virtual.model`, which
-hears of every allocation, copy, kernel, prefetch and piece of advice; recorders hear of operations.
-Each device has a model of its own, and the program one address space: `between` says what of an
-operation is another device's.
+The memory handed out is real. VRAM, pages and time are those of `umem.devices.virtual.model`, which
+is told of every allocation, copy, kernel, prefetch and piece of advice; recorders are told of
+operations. Each device has a model of its own, and the program one address space:
+`device_peers.py` finds the parts of an operation that touch another device's memory.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from umem.devices.base import Policy
-from umem.devices.software.beside import CopyStreams
+from umem.devices.software.copy_streams import CopyStreams
 from umem.devices.software.streams import DriverCalls
 from umem.devices.specs import COSTS, GpuSpec
 from umem.devices.virtual.model import Model

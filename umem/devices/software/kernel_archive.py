@@ -18,7 +18,7 @@ from umem.devices.software.processors import VARIABLE, Processors
 from umem.devices.software.toolchain import Toolchain
 from umem.errors import FileError
 from umem.files import open_regular, reason, whole
-from umem.printable import shown
+from umem.printable import short
 
 MANIFEST = "manifest.json"
 _MANIFEST_BYTES = 64 << 20
@@ -35,7 +35,7 @@ def export_kernels(tools: Toolchain, file: IO[bytes], version: str) -> int:
     paths = [path for path in sorted(tools.folder.glob(f"{tools.label}-*.so"))]
     contents = {path.name: path.read_bytes() for path in paths if KERNEL.fullmatch(path.name)}
     if not contents:
-        raise FileError(f"{shown(tools.folder)} has no kernels of this compiler and target")
+        raise FileError(f"{short(tools.folder)} has no kernels of this compiler and target")
     manifest = {
         "umem": version,
         "target": tools.target.name,
@@ -88,11 +88,11 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
 
 def _check_maker(manifest: dict[str, Any], tools: Toolchain, version: str) -> None:
     if manifest["umem"] != version:
-        made = shown(manifest["umem"])
+        made = short(manifest["umem"])
         raise FileError(f"its kernels are of umem {made}, and this is umem {version}")
     if manifest["label"] == tools.label:
         return
-    made, here = shown(manifest["compiler"]), _compiler(tools)
+    made, here = short(manifest["compiler"]), _compiler(tools)
     if made != here:
         raise FileError(f"its kernels are of the compiler {made}, and here it is {here}")
     raise FileError(
@@ -105,7 +105,7 @@ def _contents(archive: zipfile.ZipFile, checksums: dict[str, Any]) -> dict[str, 
     names = [info.filename for info in archive.infolist() if info.filename != MANIFEST]
     for name in names:
         if KERNEL.fullmatch(name) is None:
-            raise FileError(f"{shown(name)} is in it, which is no name of a kernel")
+            raise FileError(f"{short(name)} is in it, which is no name of a kernel")
     if sorted(names) != sorted(checksums):
         raise FileError("its files are not those of its manifest")
     if sum(info.file_size for info in archive.infolist()) > cache_limit():

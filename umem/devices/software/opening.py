@@ -13,14 +13,14 @@ from pkgutil import resolve_name
 from typing import Any
 
 from umem.devices.cost import Sample, StepCost, set_cuda_models
-from umem.devices.software.checked import KernelGuard, bypass_pools
+from umem.devices.software.checked_mode import KernelGuard, bypass_pools
 from umem.devices.software.cupy_source import CupySource
+from umem.devices.software.deferred_libraries import on_stream
+from umem.devices.software.deferred_streams import DeferredDriver, DeferredRuntime
 from umem.devices.software.device_state import DeviceState, check_count
 from umem.devices.software.driver import HostDriver
-from umem.devices.software.forked import Lead, refuse_children
+from umem.devices.software.fork import Lead, refuse_children
 from umem.devices.software.kernels import KernelCompiler, report_races, share_kernels
-from umem.devices.software.late import LateDriver, LateRuntime
-from umem.devices.software.late_libraries import on_stream
 from umem.devices.software.libcuda import HostHints
 from umem.devices.software.libraries import cufft, cufft_devices, cusolver, distributions, nccl
 from umem.devices.software.libraries.cublas import HostBlas
@@ -88,7 +88,7 @@ class SoftwareGPU:
         Raises:
             StateError: it was opened without a seed.
         """
-        if not isinstance(self._runtime, LateRuntime):
+        if not isinstance(self._runtime, DeferredRuntime):
             raise StateError("opened without a seed: umem.software_gpu(..., stream_seed=0)")
         self._runtime.reseed(stream_seed)
 
@@ -185,7 +185,7 @@ def software_gpu(
     runtime = (
         HostRuntime(spec, model, devices)
         if stream_seed is None
-        else LateRuntime(spec, stream_seed, model, devices)
+        else DeferredRuntime(spec, stream_seed, model, devices)
     )
     if checked:
         runtime.source = GuardedSource()
@@ -265,7 +265,7 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     runtime.cuda_version = driver_api.get_build_version()
     runtime.hints.raise_version(runtime.cuda_version)
     compiler = KernelCompiler(tools, folder, runtime.cuda_version)
-    driver: Any = LateDriver if isinstance(runtime, LateRuntime) else HostDriver
+    driver: Any = DeferredDriver if isinstance(runtime, DeferredRuntime) else HostDriver
     host_driver = driver(runtime, compiler, driver_fail)
     _point_at(driver_api, host_driver, tools)
     _point_at(nvrtc_api, HostNvrtc(runtime, compiler, nvrtc_fail), tools)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from umem.devices.software.between import JoinedMemory
+from umem.devices.software.device_peers import JoinedMemory
 from umem.devices.software.device_state import StreamPool
 from umem.devices.software.streams import HostStreams
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from umem.errors import DeviceError
-from umem.printable import shown
+from umem.printable import short
 
 VARIABLE = "UMEM_KERNEL_TARGET"
 _TELLING = r"vendor_id|cpu family|model\b|flags|Features|CPU (implementer|architecture|part)"
@@ -41,7 +41,7 @@ class Processors:
         if name == "native":
             return cls(name, ("-march=native",))
         if name != "portable":
-            raise DeviceError(f"{VARIABLE} is native or portable, not {shown(name)}")
+            raise DeviceError(f"{VARIABLE} is native or portable, not {short(name)}")
         machine = platform.machine()
         kind = _PORTABLE.get(machine)
         if kind is None:

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from umem.devices.software import between
+from umem.devices.software import device_peers
 from umem.devices.software.allocations import DEVICE, HOST, MANAGED, HostMemory
 from umem.devices.software.device_state import DeviceState
 from umem.devices.software.pools import INVALID_VALUE, HostPools
@@ -211,7 +211,7 @@ class HostRuntime(HostPools):
     def tell_fill(self, ptr: int, size: int) -> None:
         """Tell of an operation that sets memory, on the device that it is of."""
         accesses = self.access(ptr, size)
-        home = between.home_of(self, self.here, accesses[0]) if accesses else self.here
+        home = device_peers.home_of(self, self.here, accesses[0]) if accesses else self.here
         self.operation("memset", [], accesses, device=home)
 
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
@@ -222,10 +222,10 @@ class HostRuntime(HostPools):
         """Have the model move a managed range; on a stream it does so beside the operations."""
         for access in self.access(address, nbytes):
             if device == CPU:
-                for each in between.holding(self, access):
+                for each in device_peers.holding(self, access):
                     self.tell(Hint("prefetch", (access,), "cpu", overlap=stream != 0), each)
             else:
-                between.bring(self, self.devices[device], access)
+                device_peers.bring(self, self.devices[device], access)
                 hint = Hint("prefetch", (access,), 0, overlap=stream != 0)
                 self.tell(hint, self.devices[device])
 
@@ -249,9 +249,9 @@ class HostRuntime(HostPools):
         """
         action, unset = _ADVICE[advice]
         for access in self.access(address, nbytes):
-            told = between.knowing(self, access)
+            told = device_peers.knowing(self, access)
             if advice in _OF_A_DEVICE and device != CPU:
-                between.introduce(self, self.devices[device], access)
+                device_peers.introduce(self, self.devices[device], access)
                 told = [self.devices[device]]
             for each in told:
                 hint = Hint(action, (access,), "cpu" if device == CPU else 0, unset)

@@ -10,7 +10,7 @@ from typing import Any
 from umem.devices.specs import GB, GpuSpec
 from umem.errors import DataError, SizeError
 from umem.files import open_regular, reason
-from umem.printable import quoted, shown
+from umem.printable import quoted, short
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,11 @@ def _from_file(path: Path) -> RankLink:
         link = found["link"]
         rate, latency = float(link["bandwidth"]), float(link["latency_seconds"])
     except OSError as error:
-        raise DataError(f"cannot read the link {shown(path)}: {reason(error)}") from error
+        raise DataError(f"cannot read the link {short(path)}: {reason(error)}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{shown(path)} has no link; umem doctor --mpi --json writes a file that has"
+            f"{short(path)} has no link; umem doctor --mpi --json writes a file that has"
         ) from error
     if not (0 < rate < 1e15 and 0 <= latency < 1e3):
-        raise DataError(f"{shown(path)}: a link of {rate:g} bytes/s and {latency:g} s is none")
-    return RankLink(shown(path), rate, latency, "measured by umem doctor --mpi")
+        raise DataError(f"{short(path)}: a link of {rate:g} bytes/s and {latency:g} s is none")
+    return RankLink(short(path), rate, latency, "measured by umem doctor --mpi")

@@ -11,7 +11,7 @@ from typing import Any
 from umem.as_json import named
 from umem.errors import TraceError
 from umem.predict.ranks.graph_step import AGGREGATIONS
-from umem.printable import shown
+from umem.printable import short
 from umem.trace.analysis.analysis import Analysis, OpTotal
 from umem.trace.trace import Trace
 from umem.trace.walk import allocations
@@ -114,13 +114,13 @@ def rank_files(paths: Sequence[Path]) -> list[Path] | None:
 def _check_whole(ranks: Sequence[tuple[str, int]]) -> None:
     runs = sorted({run for run, _ in ranks})
     if len(runs) > 1:
-        names = ", ".join(map(shown, runs))
+        names = ", ".join(map(short, runs))
         raise TraceError(f"traces of ranks of several runs: {names}; name those of one")
     numbers = {number for _, number in ranks}
     missing = sorted(set(range(max(numbers) + 1)) - numbers)
     if missing or len(numbers) < len(ranks):
         which = ", ".join(map(str, missing)) or "none, but one is named twice"
-        raise TraceError(f"traces of {len(ranks)} ranks of {shown(runs[0])}; missing: {which}")
+        raise TraceError(f"traces of {len(ranks)} ranks of {short(runs[0])}; missing: {which}")
 
 
 def ranked(analyses: Sequence[Analysis], paths: Sequence[Path]) -> RankedTraces:

@@ -9,7 +9,7 @@ from typing import IO, Any, NamedTuple
 
 from umem import extras
 from umem.errors import MissingDependencyError
-from umem.printable import shown
+from umem.printable import short
 
 INK, QUIET = "#1b2130", "#5b6475"
 
@@ -46,7 +46,7 @@ def finish(figure: Any, title: str, file: Path | IO[bytes]) -> None:
 
 def plain(text: str) -> str:
     """Return text that matplotlib does not read as mathematics, shortened."""
-    return shown(text, 150).replace("$", r"\$")
+    return short(text, 150).replace("$", r"\$")
 
 
 # -- times, a bar each -----------------------------------------------------------------------------

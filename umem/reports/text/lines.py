@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
-from umem.printable import printable, shown
+from umem.printable import printable, short
 
 GAP = 2
 LONGEST = 1000
@@ -105,7 +105,7 @@ def wrapped(text: str, width: int, indent: str = "", hang: int = 0) -> list[str]
 
     Every line begins with ``indent``, those after the first with ``hang`` more spaces.
     """
-    text = shown(text, LONGEST)
+    text = short(text, LONGEST)
     wide = cell_len(text) > len(text)  # of letters that take two cells half as many fit
     room = max(width // 2 if wide else width, len(indent) + hang + 1)
     return textwrap.wrap(text, room, initial_indent=indent, subsequent_indent=indent + " " * hang)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from umem.predict.cupy_differences import on_gpu
-from umem.printable import shown
+from umem.printable import short
 from umem.reports.text.lines import Column, clipped, table, wrapped
 from umem.trace.analysis.analysis import Analysis, OpTotal, Vram
 from umem.trace.analysis.bands import thinned
@@ -275,7 +275,7 @@ def _marks(analysis: Analysis, count: int) -> list[str]:
 def _data(analysis: Analysis, width: int) -> Iterator[Text]:
     found = analysis.trace.meta.get(DATA_CACHE)
     if found is not None:
-        lines = wrapped(shown(found), width)
+        lines = wrapped(short(found), width)
         yield from _section("Data that was cached, up to the end of these steps", width, lines)
 
 

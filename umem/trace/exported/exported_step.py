@@ -15,8 +15,8 @@ from typing import get_args
 from umem.errors import OnnxError
 from umem.printable import quoted
 from umem.trace.events import LEAF, OUTSIDE, Access, Alloc, Event, Op
+from umem.trace.exported.computed_weights import statistics_of
 from umem.trace.exported.forward_memory import ForwardMemory, PlacedTensor
-from umem.trace.exported.made_weights import statistics_of
 from umem.trace.exported.onnx_fusion import fused
 from umem.trace.exported.onnx_graph import OnnxGraph, OnnxNode, TensorType
 from umem.trace.exported.onnx_inference import inferred

@@ -17,7 +17,7 @@ from typing import Any
 
 from umem.errors import OnnxError
 from umem.printable import quoted
-from umem.trace.exported.made_weights import with_made_weights
+from umem.trace.exported.computed_weights import with_made_weights
 from umem.trace.exported.onnx_folding import count_of_nonzero, fold
 from umem.trace.exported.onnx_graph import OnnxGraph, OnnxNode
 from umem.trace.exported.onnx_lowering import Lowering

@@ -16,7 +16,7 @@ from typing import Any
 from umem import extras
 from umem.errors import MissingDependencyError, OnnxError
 from umem.files import reason
-from umem.printable import quoted, shown
+from umem.printable import quoted, short
 from umem.trace.exported.onnx_functions import inlined, with_inner
 from umem.trace.exported.onnx_weights import MOST_AXES, KnownTensors, given_tensors
 from umem.trace.exported.operators import OPERATORS
@@ -97,10 +97,10 @@ def _parsed(onnx: Any, path: Path) -> Any:
     try:
         nbytes = os.stat(path).st_size
         if not path.is_file():
-            raise OnnxError(f"{shown(path)} is not a regular file")
+            raise OnnxError(f"{short(path)} is not a regular file")
         if nbytes > LARGEST_FILE_BYTES:
             raise OnnxError(
-                f"{shown(path)} has {nbytes} bytes, and ONNX reads {LARGEST_FILE_BYTES}: save the "
+                f"{short(path)} has {nbytes} bytes, and ONNX reads {LARGEST_FILE_BYTES}: save the "
                 "weights beside it, by onnx.save_model(model, path, save_as_external_data=True)"
             )
         model = onnx.ModelProto()
@@ -108,15 +108,15 @@ def _parsed(onnx: Any, path: Path) -> Any:
     except OnnxError:
         raise
     except OSError as error:
-        raise OnnxError(f"cannot read {shown(path)}: {reason(error)}") from error
+        raise OnnxError(f"cannot read {short(path)}: {reason(error)}") from error
     except MemoryError as error:
-        raise OnnxError(f"{shown(path)} needs more memory to be read than there is") from error
+        raise OnnxError(f"{short(path)} needs more memory to be read than there is") from error
     except Exception as error:  # protobuf has several classes of them, by its implementation
         raise OnnxError(
-            f"{shown(path)} is not a model in ONNX: {quoted(str(error))}; export it once more"
+            f"{short(path)} is not a model in ONNX: {quoted(str(error))}; export it once more"
         ) from error
     if not model.ir_version or not model.graph.node:
-        raise OnnxError(f"{shown(path)} is not a model in ONNX: it has no version, or no operator")
+        raise OnnxError(f"{short(path)} is not a model in ONNX: it has no version, or no operator")
     _check_text(model)
     return model
 
@@ -273,9 +273,9 @@ def _set_sizes(graph: Any, sizes: dict[str, int]) -> None:
             missing.setdefault(name, own)
     if missing:
         axes = ", ".join(
-            shown(name if name == own else f"{name} ({own})") for name, own in missing.items()
+            short(name if name == own else f"{name} ({own})") for name, own in missing.items()
         )
-        example = ",".join(f"{shown(name)}=N" for name in missing)
+        example = ",".join(f"{short(name)}=N" for name in missing)
         raise OnnxError(
             f"the model has dynamic axes without a size: {axes}; give --sizes {example}"
         )

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from umem.devices.software.deferred_streams import DeferredRuntime
 from umem.devices.software.device_state import DeviceState
-from umem.devices.software.late import LateRuntime
 from umem.devices.software.libraries.handles import Array, HostLibrary
 from umem.devices.software.libraries.mailboxes import (
     Mailboxes,
@@ -280,7 +280,7 @@ class HostNccl(HostLibrary):
         runtime = self._runtime
         calls = [c for c in calls if not (runtime.captures and runtime.is_captured(c.stream))]
         for call in calls:
-            if isinstance(runtime, LateRuntime):  # elsewhere streams do their work at once
+            if isinstance(runtime, DeferredRuntime):  # elsewhere streams do their work at once
                 runtime.wait_for_stream(call.stream)
             reads, writes = (
                 [a for array in each for a in runtime.access_of(array)]

@@ -77,7 +77,7 @@ def _rows(parent: Any) -> Iterator[list[Any]]:
         yield parent._layers
 
 
-def spots(model: Any) -> dict[str, LinkPlace]:
+def links_by_path(model: Any) -> dict[str, LinkPlace]:
     """List the links of a model by path, without the model itself.
 
     Raises:

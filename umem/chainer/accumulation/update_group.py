@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from umem.chainer.accumulation.call_sites import CallSites
+from umem.chainer.accumulation.divisor_roles import WEIGHT
 from umem.chainer.accumulation.divisors import TapeReader
 from umem.chainer.accumulation.kept_gradients import KeptGradients
-from umem.chainer.accumulation.origins import (
+from umem.chainer.accumulation.loss_shares import Count, LossShares
+from umem.chainer.accumulation.loss_weight import Weight, weighed
+from umem.chainer.accumulation.node_origins import (
     is_beside_parameters,
     is_of_parameters,
     is_of_single_rows,
     is_put_together,
     leaves,
 )
-from umem.chainer.accumulation.proof import Proof
-from umem.chainer.accumulation.roles import WEIGHT
+from umem.chainer.accumulation.part_proof import Proof
 from umem.chainer.accumulation.seeded_backward import multiply
-from umem.chainer.accumulation.shares import Count, Shares
-from umem.chainer.accumulation.sites import Sites
 from umem.chainer.accumulation.splitting import Arguments, ArgumentsBatch, Batch, joined
 from umem.chainer.accumulation.step_state import StepState
 from umem.chainer.accumulation.structure import PartFacts
-from umem.chainer.accumulation.weights import Weight, weighed
 from umem.chainer.accumulation.whole_gradient import WholeGradient
 from umem.errors import AccumulationError, AccumulationWarning, SizeError, warn_at_program
 
@@ -37,7 +37,7 @@ class Group:
         self._gradient = WholeGradient(self._model, weight)
         self._proof = Proof(self._gradient, self._model, is_on=to_prove)
         self._to_warn = to_prove
-        self.sites = Sites()
+        self.sites = CallSites()
         self.kept = KeptGradients(optimizer)
         self.drop()
 
@@ -45,7 +45,7 @@ class Group:
         """Forget them."""
         self.count = 0
         self.kept.drop()
-        self._shares = Shares()
+        self._shares = LossShares()
         self._read: list[Count | str] = []
         self._first: tuple[Arguments, PartFacts] | None = None
 
@@ -105,7 +105,7 @@ class Group:
 
     def _called(self) -> None:
         self.count += 1
-        self._read, self.sites = [], Sites(self.sites)
+        self._read, self.sites = [], CallSites(self.sites)
 
     def leave_gradient(self) -> None:
         """Leave the gradient of all of their samples on the parameters; the next group begins.
@@ -170,7 +170,7 @@ class Group:
         return count
 
 
-def _one_count(node: Any, own: frozenset[int], sites: Sites) -> Count:
+def _one_count(node: Any, own: frozenset[int], sites: CallSites) -> Count:
     """By what a loss was divided as a whole.
 
     Raises:

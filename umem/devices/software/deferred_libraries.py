@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from umem.devices.software.late import LateRuntime
+from umem.devices.software.deferred_streams import DeferredRuntime
 from umem.devices.software.runtime import HostRuntime
 
 SCALARS = ("alpha", "beta")
@@ -25,7 +25,7 @@ HOST_ONLY = ("setStream", "setMathMode")
 PAGE_BYTES = 4096
 
 
-class LateLibrary:
+class DeferredLibrary:
     """A library's functions, which work on the current stream of the calling thread.
 
     What returns nothing is queued. What returns something may have looked at memory for it, so
@@ -38,7 +38,7 @@ class LateLibrary:
     """
 
     def __init__(
-        self, functions: Any, runtime: LateRuntime, current_stream: Callable[[], int]
+        self, functions: Any, runtime: DeferredRuntime, current_stream: Callable[[], int]
     ) -> None:
         self._functions, self._runtime = functions, runtime
         self._current_stream = current_stream
@@ -82,11 +82,11 @@ def _copied(address: int) -> ctypes.Array[ctypes.c_char]:
     return ctypes.create_string_buffer(ctypes.string_at(address, nbytes), SCALAR_BYTES)
 
 
-class LibraryAtOnce:
+class ImmediateLibrary:
     """A library's functions, whose work a capture of the current stream takes.
 
     Args:
-        functions, current_stream: as for `LateLibrary`.
+        functions, current_stream: as for `DeferredLibrary`.
     """
 
     def __init__(
@@ -124,9 +124,9 @@ def on_stream(runtime: HostRuntime, functions: Any) -> Any:
     """Have a library work on CuPy's current stream: late where streams are, never in a capture."""
     module: Any = importlib.import_module("cupy_backends.cuda.stream")
     stream = _current_stream(module.__pyx_capi__)
-    if isinstance(runtime, LateRuntime):
-        return LateLibrary(functions, runtime, stream)
-    return LibraryAtOnce(functions, runtime, stream)
+    if isinstance(runtime, DeferredRuntime):
+        return DeferredLibrary(functions, runtime, stream)
+    return ImmediateLibrary(functions, runtime, stream)
 
 
 def _current_stream(capsules: Any) -> Callable[[], int]:

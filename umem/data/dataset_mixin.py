@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 
-class Examples:
+class DatasetMixin:
     """A dataset by `get_example`, indexed as `chainer.dataset.DatasetMixin` is."""
 
     def __len__(self) -> int:

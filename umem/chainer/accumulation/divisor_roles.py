@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from math import inf, isclose
 from typing import NamedTuple
 
+from umem.chainer.accumulation.call_sites import Key
 from umem.chainer.accumulation.divisors import Scaling, Term
-from umem.chainer.accumulation.origins import is_of_parameters, shapes_beside
-from umem.chainer.accumulation.shares import Count
-from umem.chainer.accumulation.sites import Key
+from umem.chainer.accumulation.loss_shares import Count
+from umem.chainer.accumulation.node_origins import is_of_parameters, shapes_beside
 from umem.errors import AccumulationError
 
 NEAR = 1e-5
@@ -72,7 +72,7 @@ ReadingFor = Callable[[list[int]], LossReading]
 """Reads the loss of some samples of the batch, by going forward only; leaves no trace."""
 
 
-class Roles:
+class DivisorRoles:
     """Whether numbers, means and sums of one loss function go by the samples.
 
     Attributes:

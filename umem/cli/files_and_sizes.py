@@ -14,7 +14,7 @@ import click
 from umem import extras
 from umem.errors import FileError, SizeError
 from umem.files import check_target, reason, whole
-from umem.printable import quoted, shown
+from umem.printable import quoted, short
 from umem.trace.axes import StepSize
 from umem.trace.file import MAX_BYTES, MAX_EVENTS
 from umem.trace.trace import Trace
@@ -32,7 +32,7 @@ def refuse(paths: Sequence[Path], sources: Sequence[Path], *, force: bool) -> No
     for path in paths:
         if os.path.realpath(path) in seen:
             raise click.UsageError(
-                f"{shown(path)} is named twice; each file needs a name of its own"
+                f"{short(path)} is named twice; each file needs a name of its own"
             )
         seen.add(os.path.realpath(path))
         try:
@@ -40,9 +40,9 @@ def refuse(paths: Sequence[Path], sources: Sequence[Path], *, force: bool) -> No
         except FileError as error:
             raise click.ClickException(str(error)) from None
         except OSError as error:
-            raise click.ClickException(f"cannot write {shown(path)}: {reason(error)}") from None
+            raise click.ClickException(f"cannot write {short(path)}: {reason(error)}") from None
         if not path.parent.is_dir():
-            folder, name = shown(path.parent), shown(path.name)
+            folder, name = short(path.parent), short(path.name)
             raise click.ClickException(f"there is no folder {folder} to write {name} to")
 
 
@@ -56,7 +56,7 @@ def refuse_picture(path: Path | None) -> None:
         return
     if path.suffix.lower() != ".png":
         name = path.with_suffix(".png").name
-        raise click.UsageError(f"a picture is a PNG: name it {shown(name)}, not {shown(path.name)}")
+        raise click.UsageError(f"a picture is a PNG: name it {short(name)}, not {short(path.name)}")
     if not _has_matplotlib():
         raise click.ClickException(f"pictures need matplotlib; {extras.command('plot')}")
 
@@ -79,7 +79,7 @@ def write(path: Path, make: Callable[[IO[bytes]], None], *, force: bool) -> None
     except FileError as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
-        raise click.ClickException(f"cannot write {shown(path)}: {reason(error)}") from error
+        raise click.ClickException(f"cannot write {short(path)}: {reason(error)}") from error
 
 
 def say(text: str, *, err: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from umem.data.course import Course
+from umem.data.epoch_position import EpochPosition
 from umem.data.loading import Loaded, Loading
 from umem.data.store import MOST_AHEAD, ItemStore
 
@@ -13,18 +13,18 @@ LOOK_SECONDS = 0.5
 """So often the thread looks around itself; whoever asks for an item wakes it."""
 
 
-class Ahead:
+class PrefetchThread:
     """Deals with coming requests, position by position, in the process that made the cache.
 
     Workers fetch ahead themselves, as Chainer has them load batches that are not needed yet: where
     they ask, the thread rests. A forked process has none of it, and waits for nothing.
 
     Args:
-        store, course, loading: of the cache.
+        store, position, loading: of the cache.
     """
 
-    def __init__(self, store: ItemStore, course: Course, loading: Loading) -> None:
-        self._store, self._course, self._loading = store, course, loading
+    def __init__(self, store: ItemStore, position: EpochPosition, loading: Loading) -> None:
+        self._store, self._position, self._loading = store, position, loading
         self._pid = os.getpid()
         # For `with`, as that of a condition is Python, which a signal can end with the lock held.
         self._lock = threading.RLock()
@@ -88,7 +88,7 @@ class Ahead:
 
     def _next(self) -> tuple[int, int] | None:
         """The next position whose item is not in memory, and the item; None: nothing to do."""
-        store, course = self._store, self._course
+        store, position = self._store, self._position
         while True:
             with store.held() as head:
                 at = head["frontier"]
@@ -97,9 +97,9 @@ class Ahead:
                     return None
                 if at - head["at"] >= MOST_AHEAD:
                     return None
-                assert course.uses is not None
-                item = course.uses.item(at)
-                gone = store.pin(item, at, course.next_use(item, at))
+                assert position.uses is not None
+                item = position.uses.item(at)
+                gone = store.pin(item, at, position.next_use(item, at))
                 if gone is None:
                     with self._lock:
                         self._under_way = at
@@ -133,7 +133,7 @@ class Ahead:
                 return True
             if loaded is None:
                 return False
-            next_use = self._course.next_use(item, at)
+            next_use = self._position.next_use(item, at)
             gone = store.keep(item, loaded.data, next_use, at, is_ahead=True)
             if gone is None:
                 return False

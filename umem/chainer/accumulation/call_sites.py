@@ -27,7 +27,7 @@ Key = tuple[str, int]
 _NOWHERE = "", 0, 0, "an unknown place", 0
 
 
-class Site(NamedTuple):
+class CallSite(NamedTuple):
     """A call of a function.
 
     Attributes:
@@ -86,23 +86,23 @@ _DIVIDES: dict[Any, Callable[[Any, Any], float | None]] = {
 a local variable alone, which is read while they run."""
 
 
-class Sites:
+class CallSites:
     """Notes where the functions of one part's loss are called. For one thread.
 
     Args:
         before: those of another part, which know the same program.
     """
 
-    def __init__(self, before: Sites | None = None) -> None:
+    def __init__(self, before: CallSites | None = None) -> None:
         self._names: dict[tuple[tuple[int, int], ...], str] = before._names if before else {}
         self._codes: list[Any] = before._codes if before else []  # whose ids are in names
-        self._found: dict[int, Site] = {}
+        self._found: dict[int, CallSite] = {}
         self._passed: Counter[str] = Counter()
         self._order = 0
 
-    def of(self, func: Any) -> Site:
+    def of(self, func: Any) -> CallSite:
         """The call of a function that is on the tape."""
-        return self._found.get(id(func)) or Site(*_NOWHERE)
+        return self._found.get(id(func)) or CallSite(*_NOWHERE)
 
     def note(self, func: Any) -> None:
         """Note a call, from `Subscriber.apply`.
@@ -126,7 +126,7 @@ class Sites:
         if frame is None or frame.f_code.co_filename.startswith(_OURS):
             frame = last or sys._getframe(1)
         kind = self._kind(frame)
-        self._found[id(func)] = Site(
+        self._found[id(func)] = CallSite(
             kind, self._passed[kind], self._order, frame.f_code.co_filename, frame.f_lineno,
             operator in ("div", "rdiv"), is_chainers, count,
         )  # fmt: skip

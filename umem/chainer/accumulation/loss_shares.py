@@ -30,7 +30,7 @@ class Count(NamedTuple):
     is_free: bool = False
 
 
-class Shares:
+class LossShares:
     """The shares of one step's parts, while they come in.
 
     A total is known when the last part was seen. Until then shares go by a guess, that of the first

@@ -18,7 +18,7 @@ MOST_DOUBT = 100_000
 """In thousandths of a logarithm; an order that is another reaches it after some 100 requests."""
 
 
-class Course:
+class EpochPosition:
     """The positions of requests, for all processes together.
 
     Args:

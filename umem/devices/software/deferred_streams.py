@@ -80,7 +80,7 @@ def _is_covered(old: _Moved, new: _Moved) -> bool:
     return is_same and new.low <= old.low and old.high <= new.high
 
 
-class LateRuntime(HostRuntime):
+class DeferredRuntime(HostRuntime):
     """CuPy's runtime, whose streams run late.
 
     Args:
@@ -298,14 +298,14 @@ class LateRuntime(HostRuntime):
         super().eventDestroy(event)
 
 
-class LateDriver(HostDriver):
+class DeferredDriver(HostDriver):
     """CuPy's driver, whose kernels run late.
 
     Args:
         runtime: has the streams; the others are those of `HostDriver`.
     """
 
-    def __init__(self, runtime: LateRuntime, *others: Any) -> None:
+    def __init__(self, runtime: DeferredRuntime, *others: Any) -> None:
         super().__init__(runtime, *others)
         self._queue = runtime.queue
 
